@@ -229,33 +229,34 @@ class Engine:
             if self._spooling is not None and self._spooling.overtakes(sending.outgoing):
                 self._spooling.later(sending.outgoing, None, functools.partial(self._over, sending))
                 return
+        queue: MessageQueue | None = None
         try:
-            queue = self._choose(sending)
+            queue = chosen = self._choose(sending)
             if sending.finished:  # closed while a route was asked for
                 return
-            attempt = self._begin(sending, queue, "async")
+            attempt = self._begin(sending, chosen, "async")
 
             def done(outcome: Outcome) -> None:
                 try:
                     self._report(attempt, outcome)
                 except Exception:  # the request must not be stranded because the caller could not be notified
                     logger.exception("the outcome of an attempt could not be reported")
-                self._landed(sending, number, queue, outcome)
+                self._landed(sending, number, chosen, outcome)
 
             try:
                 if self.confirming is not None:
-                    self.confirming.begin(sending, queue)
+                    self.confirming.begin(sending, chosen)
             except RocketMQError as e:
                 done(e)
                 return
-            self._sender.send_async(queue, sending.request, self._share(sending), done)
+            self._sender.send_async(chosen, sending.request, self._share(sending), done)
         except RocketMQError as e:
             self._landed(sending, number, None, e)
         except Exception as e:  # whatever it is, it must become an outcome
             logger.exception("sending to %s failed", sending.outgoing.topic)
-            self._landed(sending, number, None, _unexpected(e, sending.outgoing))
+            self._landed(sending, number, queue, _unexpected(e, sending.outgoing))
         except BaseException:  # Ctrl-C is for the user, and the request has an outcome all the same
-            self._landed(sending, number, None, _interrupted(sending.outgoing))
+            self._landed(sending, number, queue, _interrupted(sending.outgoing))
             raise
 
     def _landed(self, sending: Sending, number: int, queue: MessageQueue | None, outcome: Outcome) -> None:

@@ -276,6 +276,27 @@ def test_a_look_is_at_the_master_that_was_sent_to(bench: Bench, blocking: bool) 
     assert [each.confirmed for each in ended] == [0, 0, 1]
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), KeyboardInterrupt()])
+def test_what_breaks_after_the_request_went_out_is_looked_up(bench: Bench, error: BaseException) -> None:
+    broker = Broker([])
+
+    def breaks(*given: Any) -> None:
+        broker.send_async = Broker.send_async.__get__(broker)  # type: ignore[method-assign]
+        broker.send_async(*given[:3], lambda outcome: None)
+        raise error
+
+    broker.send_async = breaks  # type: ignore[method-assign]
+    if isinstance(error, Exception):
+        (ended,) = run(bench, broker, [batch("x")], [q("a:0")])
+        assert (ended.confirmed, broker.stored) == (1, {"x": 1})
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            run(bench, broker, [batch("x")], [q("a:0")])
+        bench.time.advance(120.0)
+        assert broker.stored == {"x": 1}
+    assert broker.looks == [{q("a:0"): 0}]
+
+
 @pytest.mark.parametrize("stored", ["all", "none"])
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"])
 def test_a_delayed_message_that_is_not_there_yet_is_not_sent_again(bench: Bench, name: str, stored: str) -> None:

@@ -39,6 +39,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
+from rocketmq_spark.queues.environment import layout_text
 from rocketmq_spark.session.looks import look_tools, noted_ids
 from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
@@ -82,9 +83,10 @@ def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int
     topics, within = guarantee.topics(options), _within(options)
     made = notes.begin(folder, name, lambda: noted(options), within)
     ends = made.note.ends
-    if (ends.topics, made.note.within) != (topics, within):
+    before = within if made.note.within is None else made.note.within
+    if (ends.topics, before) != (topics, within):
         raise OptionError(
-            f"batch {name.number} was begun for {', '.join(ends.topics)}{made.note.within}, and the query now writes to "
+            f"batch {name.number} was begun for {', '.join(ends.topics)}{before}, and the query now writes to "
             f"{', '.join(topics)}{within}: the note is {folder.name}/{notes.ROOM}/{name.number}/{name.write}",
             remedy="Finish the batch with the old options, or take the query back with: rocketmq-spark checkpoint rewind",
         )
@@ -106,7 +108,8 @@ def _within(options: Options) -> str:
     """Where the topics are: the same names elsewhere are other topics, or other queues."""
     words = [f"namespace {options.namespace!r}"] if options.namespace else []
     if options.environment is not None:
-        how = [options.environment_mode, f"environments={options.environments}" if options.environments else ""]
+        layout = f"environments={layout_text(options.environments)}" if options.environments else ""
+        how = [options.environment_mode, layout]
         words.append(f"environment {options.environment!r} ({', '.join(filter(None, how))})")
     return f" in {', '.join(words)}" if words else ""
 
