@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.errors import BrokerError, DecodeError, LocalProtocolError, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import DecodeError, LocalProtocolError, RocketMQError, RouteNotFound
 from rocketmq_spark.grpc_proxy import facts
 from rocketmq_spark.grpc_proxy.answers import refused
 from rocketmq_spark.grpc_proxy.facts import ClientType, Code, Encoding, FilterType
@@ -102,6 +104,7 @@ class ProxyMember:
         self._streams: dict[str, Telemetry] = {}
         self._timer: Timer | None = None
         self._policy = policy(proto("Settings")())
+        self._keeps_order: dict[str, bool] = {}  # what each endpoint said at last
         self._places: dict[str, tuple[Sequence[Any], Deadline]] = {}
 
     @property
@@ -114,7 +117,7 @@ class ProxyMember:
             first = not self._streams
             if first:
                 self._streams = {
-                    one: Telemetry(self._proxy.at(one), self._settings, self._on_settings)
+                    one: Telemetry(self._proxy.at(one), self._settings, partial(self._on_settings, one))
                     for one in self._proxy.addresses
                 }
                 self._timer = Timer(f"rocketmq-{self._group}-heartbeat")
@@ -218,17 +221,18 @@ class ProxyMember:
         request = proto("HeartbeatRequest")(
             group=self._proxy.resource(self._group), client_type=ClientType.SIMPLE_CONSUMER
         )
-        refusing = self._each(facts.HEARTBEAT, request, Deadline.after(self._proxy.access.request_timeout_s))
+        self._each(facts.HEARTBEAT, request, Deadline.after(self._proxy.access.request_timeout_s))
         with self._lock:
-            streams = [self._streams[address] for address in refusing if address in self._streams]
-        for stream in streams:  # a Proxy that heard no heartbeat for two minutes forgets the settings, not the stream
-            stream.tell()
+            streams = list(self._streams.values())
+        for (
+            stream
+        ) in streams:  # a Proxy does not report that a group has changed, and forgets settings after two minutes
+            stream.repeat()
 
-    def _each(self, rpc: facts.Rpc, request: Any, deadline: Deadline) -> list[str]:
-        """Sends a request to every endpoint, to all at once so that one that hangs takes no time from the others, logs failures,
-        and returns the endpoints that answer and refuse it.
+    def _each(self, rpc: facts.Rpc, request: Any, deadline: Deadline) -> None:
+        """Sends a request to every endpoint, to all at once so that one that hangs takes no time from the others, and logs
+        failures.
         """
-        refusing = []
         answers: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         for address in self._proxy.addresses:
             try:
@@ -241,16 +245,15 @@ class ProxyMember:
                 if isinstance(answer, RocketMQError):
                     raise answer
                 checked(answer, address)
-            except BrokerError as e:
-                refusing.append(address)
-                logger.info("%s at %s: %s", rpc.name, address, e)
             except RocketMQError as e:
                 logger.info("%s at %s: %s", rpc.name, address, e)
-        return refusing
 
-    def _on_settings(self, settings: Any) -> None:
+    def _on_settings(self, address: str, settings: Any) -> None:
         if settings.HasField("backoff_policy"):
-            self._policy = policy(settings)
+            said = policy(settings)
+            with self._lock:
+                self._keeps_order[address] = said.ordered
+                self._policy = replace(said, ordered=all(self._keeps_order.values()))
 
     def _settings(self) -> Any:
         made = proto("Settings")(client_type=ClientType.SIMPLE_CONSUMER, user_agent=self._proxy.agent())

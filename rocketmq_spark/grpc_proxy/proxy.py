@@ -168,6 +168,12 @@ class Telemetry:
             self._version += 1
             self._put()
 
+    def repeat(self) -> None:
+        """Send the same settings again, to receive what the Proxy says of them now; not while an answer is awaited."""
+        with self._changed:
+            if not self._sent:
+                self._put()
+
     def wait(self, deadline: Deadline) -> RocketMQError | None:
         """Until the Proxy has the settings, or has refused them for good; the last error, if there was any, when it has not."""
         with self._changed:

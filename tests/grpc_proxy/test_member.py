@@ -220,6 +220,51 @@ def test_a_proxy_hears_whether_its_member_wants_the_order(ordered):
         member.close(Deadline.after(10))
 
 
+class Saying(Forgetful):
+    """A Proxy that says of every group whether its brokers keep the order."""
+
+    def __init__(self, ordered: bool) -> None:
+        super().__init__()
+        self.ordered = ordered
+        self.answers = 0
+
+    def telemetry(self, commands: Any, context: Any) -> Any:
+        for command in commands:
+            command.settings.subscription.fifo = self.ordered
+            command.settings.backoff_policy.max_attempts = 17
+            yield command
+            self.answers += 1
+
+    def again(self) -> None:
+        """Wait until it has said so again, and the member has heard what it said before."""
+        before = self.answers
+        eventually(lambda: self.answers > before + 1, 30)
+
+
+def test_a_member_notices_when_brokers_do_not_keep_the_order_any_more_and_when_they_do_again(monkeypatch):
+    """While its streams stand: a Proxy says nothing by itself, and goes by what it learns with each question."""
+    monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
+    one, two = Saying(ordered=True), Saying(ordered=True)
+    with (
+        serving({"Telemetry": one.telemetry, "Heartbeat": one.beat}) as first,
+        serving({"Telemetry": two.telemetry, "Heartbeat": two.beat}) as second,
+    ):
+        member = ProxyMember(client(first, second, connect_timeout_s=30.0), "g", bytes, ordered=True)
+        try:
+            member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+            assert member.policy().ordered
+            for proxy in (one, two):
+                proxy.ordered = False
+                eventually(lambda: not member.policy().ordered, 30)
+                one.again()
+                two.again()
+                assert not member.policy().ordered, "one of them is enough"
+                proxy.ordered = True
+                eventually(lambda: member.policy().ordered, 30)
+        finally:
+            member.close(Deadline.after(10))
+
+
 def test_a_subscription_that_is_repeated_after_a_failure_keeps_the_member_alive(monkeypatch):
     monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
     proxy = Forgetful(refuses=True)
@@ -238,8 +283,7 @@ def test_a_proxy_that_forgot_a_member_gets_its_settings_again(monkeypatch):
         member.subscribe({"t": NO_FILTER}, Deadline.after(30))
         proxy.wait_for_beat(known=True)
         proxy.known = False
-        proxy.wait_for_beat(known=False)
-        proxy.wait_for_beat(known=True)
+        eventually(lambda: proxy.known, 30)
 
 
 def test_an_endpoint_that_hangs_keeps_no_other_from_hearing_of_a_member(monkeypatch):
