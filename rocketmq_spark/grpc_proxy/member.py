@@ -23,7 +23,7 @@ from rocketmq_spark.grpc_proxy.answers import refused
 from rocketmq_spark.grpc_proxy.facts import ClientType, Code, Encoding, FilterType
 from rocketmq_spark.grpc_proxy.protos import get_ms, get_seconds, proto, set_seconds
 from rocketmq_spark.grpc_proxy.proxy import Proxy, Telemetry, checked
-from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
+from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.popped import GroupPolicy, PoppedMessage
 
 logger = logging.getLogger(__name__)
@@ -104,6 +104,7 @@ class ProxyMember:
         self._streams: dict[str, Telemetry] = {}
         self._timer: Timer | None = None
         self._policy = policy(proto("Settings")())
+        self._closed = False
         self._keeps_order: dict[str, bool] = {}  # what each endpoint said at last
         self._places: dict[str, tuple[Sequence[Any], Deadline]] = {}
 
@@ -114,19 +115,22 @@ class ProxyMember:
     def subscribe(self, filters: Mapping[str, Filter], deadline: Deadline) -> None:
         with self._lock:
             self._filters = dict(filters)
-            first = not self._streams
-            if first:
-                self._streams = {
-                    one: Telemetry(self._proxy.at(one), self._settings, partial(self._on_settings, one))
-                    for one in self._proxy.addresses
-                }
-                self._timer = Timer(f"rocketmq-{self._group}-heartbeat")
-                # Before the settings are known: the caller may repeat a call that fails, and heartbeats must not depend on it.
-                self._timer.every(HEARTBEAT_S, self._beat, HEARTBEAT_S)
+            if self._closed:  # a start that failed is repeated
+                self._proxy.open()
+                self._closed = False
+            begun = list(self._streams.values())
+            # Each by itself, and before the settings are known: a call that fails anywhere may be repeated, and does the rest.
+            if self._timer is None:
+                timer = Timer(f"rocketmq-{self._group}-heartbeat")
+                timer.every(HEARTBEAT_S, self._beat, HEARTBEAT_S)
+                self._timer = timer
+            for one in self._proxy.addresses:
+                if one not in self._streams:
+                    hear = partial(self._on_settings, one)
+                    self._streams[one] = Telemetry(self._proxy.at(one), self._settings, hear)
             streams = list(self._streams.values())
-        if not first:
-            for stream in streams:
-                stream.tell()
+        for stream in begun:
+            stream.tell()
         errors = [stream.wait(deadline) for stream in streams]
         if all(errors):
             raise next(error for error in errors if error is not None)
@@ -142,7 +146,9 @@ class ProxyMember:
     ) -> Sequence[PoppedMessage]:
         queues = self._queues(topic, deadline)
         queue = queues[place % len(queues)]
-        wanted = self._filters.get(topic, NO_FILTER)
+        wanted = self._filters.get(topic)
+        if wanted is None:  # left at this moment, by another thread
+            raise LocalProtocolError("the topic is not subscribed to", topic=topic)
         request = proto("ReceiveMessageRequest")(
             group=self._proxy.resource(self._group), message_queue=queue, batch_size=count, auto_renew=False
         )
@@ -205,6 +211,7 @@ class ProxyMember:
         with self._lock:
             streams, self._streams = list(self._streams.values()), {}
             timer, self._timer = self._timer, None
+            self._closed = True
         if timer is not None:
             timer.close(deadline.remaining())
         if streams:

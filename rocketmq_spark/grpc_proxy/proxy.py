@@ -58,13 +58,18 @@ class Proxy:
         self.client_id = f"{self.host}@{os.getpid()}@{next(_numbers)}@{uuid.uuid4().hex[:8]}"
         self.on_wire = access.on_wire
         self._endpoints = Endpoints(access.addresses)
+        self.open()
+        self._agent = proto("UA")(
+            language=Language.PYTHON, version=_version(), platform=platform.platform(), hostname=self.host
+        )
+
+    def open(self) -> None:
+        """Calls from now on are made, also after ``close``."""
+        access = self.access
         self._channels = {
             address: ProxyChannel(address, self._headers, access.connect_timeout_s, access.tls)
             for address in access.addresses
         }
-        self._agent = proto("UA")(
-            language=Language.PYTHON, version=_version(), platform=platform.platform(), hostname=self.host
-        )
 
     @property
     def addresses(self) -> tuple[str, ...]:

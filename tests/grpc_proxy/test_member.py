@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from rocketmq_spark.model import NO_FILTER, Message
 from rocketmq_spark.model.popped import PoppedMessage
 from rocketmq_spark.session.public import SimpleConsumer
 from tests.grpc_proxy.scripted import client, serving, status
+from tests.helpers import no_more_threads
 from tests.live.grpc.proxied import forgotten, new_topic, producer, stored_rows
 from tests.mockbroker import eventually
 from tests.witness import java_send
@@ -112,10 +114,12 @@ def giving(*bodies: bytes, end: Callable[[Any], Iterator[Any]] = lambda context:
             yield answer
         yield from end(context)
 
-    with serving({"QueryAssignment": assigned, "ReceiveMessage": give}) as address:
-        proxy = client(address)
-        yield ProxyMember(proxy, "g", lambda body: 100 * body)
-        proxy.close()
+    answers = {"QueryAssignment": assigned, "ReceiveMessage": give, "Telemetry": Forgetful().telemetry}
+    with serving(answers) as address:
+        member = ProxyMember(client(address, connect_timeout_s=30.0), "g", lambda body: 100 * body)
+        member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+        yield member
+        member.close(Deadline.after(10))
 
 
 def ids(member: ProxyMember, count: int) -> list[str]:
@@ -135,6 +139,14 @@ def test_what_an_answer_becomes_has_a_limit(monkeypatch):
         assert ids(member, 5) == ["0", "1", "2"]
         monkeypatch.setattr(grpc_member, "_MESSAGE_BYTES", 100)
         assert ids(member, 5) == ["0", "1", "2", "3", "4"], "what so many messages may have"
+
+
+def test_a_topic_that_is_not_subscribed_to_is_not_asked_for():
+    """By which filter it would be is known no more."""
+    with giving(b"x") as member:
+        member.subscribe({"u": NO_FILTER}, Deadline.after(30))
+        with pytest.raises(errors.LocalProtocolError, match="not subscribed"):
+            ids(member, 1)
 
 
 def breaks(context: Any) -> Iterator[Any]:
@@ -272,6 +284,41 @@ def test_a_subscription_that_is_repeated_after_a_failure_keeps_the_member_alive(
         with pytest.raises(errors.AccessDenied):
             member.subscribe({"t": NO_FILTER}, Deadline.after(30))
         eventually(lambda: proxy.known, 30)
+        member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+        proxy.wait_for_beat(known=True)
+
+
+@pytest.mark.parametrize("which", [None, 0, 1])
+def test_a_subscription_is_repeated_as_a_whole_after_a_moment_without_threads(monkeypatch, which):
+    """Where there was no thread for the heartbeats (None), or for the stream of an endpoint."""
+    monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
+    proxies = [Forgetful(), Forgetful()]
+    with contextlib.ExitStack() as stack:
+        addresses = [
+            stack.enter_context(serving({"Telemetry": proxy.telemetry, "Heartbeat": proxy.beat})) for proxy in proxies
+        ]
+        member = ProxyMember(client(*addresses, connect_timeout_s=30.0), "g", bytes)
+        stack.callback(lambda: member.close(Deadline.after(10)))
+        with monkeypatch.context() as exhausted:
+            no_more_threads(
+                exhausted, "rocketmq-g-heartbeat" if which is None else f"rocketmq-telemetry-{addresses[which]}"
+            )
+            with pytest.raises(RuntimeError):
+                member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+        member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+        for proxy in proxies:
+            proxy.wait_for_beat(known=True)
+
+
+def test_a_member_that_left_may_join_again(monkeypatch):
+    monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
+    proxy = Forgetful(refuses=True)
+    with proxy.member() as member:
+        with pytest.raises(errors.AccessDenied):
+            member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+        member.close(Deadline.after(10))
+        with pytest.raises(errors.ClosedError):
+            member.places("t", Deadline.after(10))
         member.subscribe({"t": NO_FILTER}, Deadline.after(30))
         proxy.wait_for_beat(known=True)
 
