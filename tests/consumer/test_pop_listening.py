@@ -150,6 +150,23 @@ def test_the_last_attempt_of_a_group_makes_a_dead_letter_and_the_next_goes_on(ca
     assert caplog.text.count("is a dead letter now, in topic %DLQ%g, after attempt 3") == 1
 
 
+def commits_later(context: Any) -> None:
+    context.auto_commit = False
+
+
+def test_a_listener_that_wants_to_commit_later_is_refused_and_tried_again_after_the_pause(caplog):
+    """None would then mean that the message is not done; 17 times at once, and it would be a dead letter."""
+    listens = Listens(A=commits_later)
+    listens.in_order().submit(listens.bench.lent(of("A", "a")))
+    listens.bench.time.run_due()
+    assert listens.got == [("A", 0)]
+    assert "over gRPC each message is acknowledged by itself" in caplog.text
+    listens.does["A"] = lambda context: setattr(context, "auto_commit", True)
+    listens.bench.time.advance(1.0)
+    assert listens.got == [("A", 0), ("A", 1)]
+    assert listens.bench.proxy.told == [("ack", "A")]
+
+
 def test_what_comes_while_a_group_waits_comes_behind_it():
     listens = Listens(A1=lambda context: context.suspend(5_000))
     listening = listens.in_order()

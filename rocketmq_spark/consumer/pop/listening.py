@@ -17,7 +17,7 @@ from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.pop.in_hand import InHand, InvisibleMessage, Settling
 from rocketmq_spark.consumer.push.workers import Workers
-from rocketmq_spark.consumer.result import Context, Listener, OrderedContext, Step, concurrent, ordered
+from rocketmq_spark.consumer.result import AcknowledgingContext, Context, Listener, Step, concurrent, ordered
 from rocketmq_spark.consumer.settings import PopSettings
 from rocketmq_spark.model.popped import GroupPolicy
 from rocketmq_spark.options.parsing import positive_duration
@@ -144,7 +144,7 @@ class InOrder:
 
     def _consume(self, lent: InvisibleMessage) -> float | None:
         """None: it is settled. Otherwise the pause before it comes again; less than 0: it could not be settled."""
-        message, context = lent.message, OrderedContext(lent.message.queue)
+        message, context = lent.message, AcknowledgingContext(lent.message.queue)
         outcome = attempt(self._listener, (message,), context)
         verdict = ordered(outcome, context, self._suspend_ms)
         done = verdict.step is Step.COMMIT
