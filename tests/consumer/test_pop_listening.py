@@ -112,6 +112,19 @@ def test_what_waited_for_too_long_goes_to_no_listener(kind):
     assert listens.bench.proxy.told == ([("ack", "B")] if kind == "in_any_order" else [])
 
 
+@pytest.mark.parametrize("kind", ["in_any_order", "in_order"])
+def test_what_waited_while_the_machine_slept_goes_to_no_listener(kind):
+    """Others had it meanwhile, and in order what is behind it, too."""
+    listens = Listens()
+    listening = getattr(listens, kind)()
+    lent = listens.bench.lent(of("A", "a"), of("B", "a"))
+    listens.bench.time.slept_ms += INVISIBLE_MS
+    listening.submit(lent)
+    listens.bench.time.run_due()
+    assert listens.got == []
+    assert listens.bench.in_hand.stats().cached == 0
+
+
 @pytest.mark.parametrize(
     ("level", "attempt", "seconds"),
     [(0, 1, 10.0), (0, 2, 30.0), (0, 9, 30.0), (1, 1, 1.0), (18, 1, 7200.0), (99, 1, 7200.0)],

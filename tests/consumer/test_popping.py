@@ -136,7 +136,7 @@ def test_while_many_wait_for_a_listener_nothing_is_asked_for():
     asks.proxy.put(of("B"))
     eventually(lambda: asks.threads() == 2, 60)
     assert (asks.proxy.waiting, asks.got) == (0, [])
-    asks.bench.in_hand.begin(full, asks.bench.timer.now_ms())
+    asks.bench.in_hand.begin(full, asks.bench.timer.lease_ms())
     eventually(lambda: asks.ids() == ["B"], 60)
     asks.popping.close()
     asks.proxy.close(Deadline.after(0))

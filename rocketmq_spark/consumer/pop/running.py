@@ -106,7 +106,7 @@ class Popping:
         found = self._port.receive(topic, at, self._settings.batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
         if not found or self._over(place):
             return  # what came too late is handed to others when its time is over
-        now_ms = self._timer.now_ms()
+        now_ms = self._timer.lease_ms()
         self._submit(self._in_hand.came(topic, found, now_ms + round(1000 * INVISIBLE_S), now_ms))
 
     def _over(self, place: Place) -> bool:
@@ -193,7 +193,7 @@ class PopRunning:
 
     def figures(self) -> dict[str, TopicFigures]:
         """What became of each topic's messages lately."""
-        return self._in_hand.figures(self._subscriptions.all(), self._renewals.now_ms())
+        return self._in_hand.figures(self._subscriptions.all(), self._renewals.lease_ms())
 
     def _listening_of(self, listener: Listener) -> Listening:
         port, in_hand, settling, workers = self._port, self._in_hand, self._settling, self._workers
