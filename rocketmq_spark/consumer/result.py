@@ -113,7 +113,7 @@ class OrderedContext:
 
     Args:
         queue: Where the messages lie.
-        auto_commit: Whether returning None finishes the messages. Otherwise only ``commit`` does.
+        auto_commit: Whether returning None finishes the messages. Otherwise only ``commit`` does. Always True over gRPC.
     """
 
     queue: MessageQueue
@@ -135,16 +135,16 @@ class OrderedContext:
         return Hold.ROLLBACK
 
 
-class AcknowledgedContext(OrderedContext):
-    """Goes with a message that a Proxy handed out, and that is acknowledged by itself: ``auto_commit`` stays as it is."""
+class AcknowledgingContext(OrderedContext):
+    """Of a message from a Proxy, which is acknowledged by itself: there is nothing that a later commit could finish."""
 
     __slots__ = ()
 
-    def __setattr__(self, name: str, value: object) -> None:
-        if name == "auto_commit" and value is not True:
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "auto_commit" and not value:
             raise OptionError(
-                f"auto_commit is set to {text_of(value)}; over gRPC each message is acknowledged by itself",
-                remedy="Return None when the message is done, and context.suspend() when it is not",
+                f"auto_commit is {text_of(value)}, but over gRPC each message is acknowledged by itself; expected True",
+                remedy="Return None for a message that is done, context.suspend() for one that is not",
             )
         super().__setattr__(name, value)
 

@@ -49,7 +49,7 @@ class InvisibleMessage:
 
 
 class InHand:
-    """Of one consumer; times are those of its timer, in ms."""
+    """Of one consumer; times are ``Timer.lease_ms``: the broker counts, too, while this machine sleeps."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -184,7 +184,7 @@ class Settling:
         """More time for what is in hand, but for what a listener has had for too long. A broker that hangs, or an endpoint,
         does not keep others from being extended.
         """
-        now_ms = self._timer.now_ms()
+        now_ms = self._timer.lease_ms()
         due: defaultdict[Hashable, list[InvisibleMessage]] = defaultdict(list)
         for lent in self._in_hand.all():
             if now_ms - lent.since_ms > 1000 * self._settings.consume_timeout_s and lent.caller is not None:
@@ -208,7 +208,7 @@ class Settling:
 
     def _renew(self, lent: InvisibleMessage) -> None:
         with lent.asking:
-            now_ms = self._timer.now_ms()
+            now_ms = self._timer.lease_ms()
             if lent.settled or self._closed:
                 return
             try:
