@@ -83,6 +83,8 @@ class Hooks:
 
 
 COMPRESSIONS = {"none": None, "zlib": codes.SysFlag.ZLIB, "lz4": codes.SysFlag.LZ4, "zstd": codes.SysFlag.ZSTD}
+# A Proxy that takes longer for a message cannot take a send of several that must go one after the other.
+_ONE_BY_ONE_S = 0.18
 _TEMPLATE_GROUPS = ("DEFAULT_PRODUCER", "DEFAULT_CONSUMER")
 
 
@@ -198,6 +200,15 @@ class ProducerSettings:
         return [(what, value, expected) for what, value, good, expected in checks if not good]
 
     @property
+    def most_one_by_one(self) -> int | None:
+        """How many messages of groups, or with priorities, go as one send. Over gRPC each of them is a request of its own, and
+        all of them must end within one attempt: else all are sent again.
+        """
+        if not self.proxied:
+            return None
+        return max(1, int((self.attempt_timeout_s or self.send_timeout_s) / _ONE_BY_ONE_S))
+
+    @property
     def retry_policy(self) -> RetryPolicy:
         return RetryPolicy(self.retries, self.pinned_retries, self.retry_codes, self.store_must_be_ok)
 
@@ -208,4 +219,5 @@ class ProducerSettings:
             shared.max_delay_ms if self.batch_max_delay_ms is None else self.batch_max_delay_ms,
             shared.total_max_bytes if self.total_batch_max_bytes is None else self.total_batch_max_bytes,
             min(shared.max_encoded_bytes, self.max_message_size),
+            max_of_queue=self.most_one_by_one,
         )

@@ -104,17 +104,18 @@ def test_equals_the_row_wise_encoding(made, data):
     assert items_of(encoder()(sliced)) == [expected(row) for row in made[start:]]
 
 
-@given(rows(), st.integers(1, 300))
-def test_chunks_are_whole_items_in_order(made, max_bytes):
+@given(rows(), st.integers(1, 300), st.none() | st.integers(1, 4))
+def test_chunks_are_whole_items_in_order(made, max_bytes, max_rows):
     encoded = encoder()(batch_of(made))
-    chunks = [(decode_batch(chunk.body), len(chunk.body), chunk.rows) for chunk in encoded.chunks(max_bytes)]
+    chunks = [(decode_batch(chunk.body), len(chunk.body), chunk.rows) for chunk in encoded.chunks(max_bytes, max_rows)]
     assert [bytes(item.body) for items, _, _ in chunks for item in items] == [row[0] for row in made]
     for items, size, count in chunks:
         assert len(items) == count > 0
         assert size <= max_bytes or count == 1
+        assert max_rows is None or count <= max_rows
     # None could have taken the first item of the next.
-    for (_, size, _), (after, _, _) in itertools.pairwise(chunks):
-        assert size + len(encode_batch(after[:1])) > max_bytes
+    for (_, size, count), (after, _, _) in itertools.pairwise(chunks):
+        assert count == max_rows or size + len(encode_batch(after[:1])) > max_bytes
 
 
 @given(rows(), st.data())

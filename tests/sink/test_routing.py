@@ -13,7 +13,6 @@ from rocketmq_spark.spark.sink.routing import (
     RoutingPlan,
     RowRange,
     candidates,
-    max_batch_rows,
     row_selector,
     selector_of,
 )
@@ -118,10 +117,3 @@ def test_batches_that_go_anywhere_are_narrowed():
     assert rooms(qs("r1@a:0 r2@b:0")) == qs("r1@a:0")
     with pytest.raises(SelectorError, match="no broker is in r1"):
         rooms(QUEUES["T"])
-
-
-def test_rows_of_message_groups_come_in_small_batches_over_grpc():
-    grpc = {"transport": "grpc", "proxyEndpoint": "x:2"}
-    assert max_batch_rows(options(topic="T", **grpc), KEYED) == 256
-    assert max_batch_rows(options(topic="T", **grpc), {}) is None
-    assert max_batch_rows(options(topic="T"), KEYED) is None

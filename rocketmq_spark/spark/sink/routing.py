@@ -31,8 +31,6 @@ from rocketmq_spark.queues.hash_columns import hash_codes
 from rocketmq_spark.queues.selection import Select, custom, in_rooms
 
 UNKNOWN, AMBIGUOUS = -1, -2
-# Of a message group one message is sent after the other, all of a batch within one attempt, also by a Proxy that takes long.
-_GROUPED_ROWS = 256
 
 
 class TopicRows(NamedTuple):
@@ -193,21 +191,12 @@ def selector_of(options: Options, columns: Mapping[str, str]) -> str | Callable[
 
     Over gRPC a sharding key makes a message group, whose order is kept by what goes one after the other.
     """
-    if _grouped(options, columns):
+    if options.transport == GRPC and "shardingkey" in columns:
         return "hash"
     if "queue_selector" not in options.given and "queueid" in columns:
         return "column"
     chosen: str | Callable[..., object] = options.queue_selector
     return chosen
-
-
-def max_batch_rows(options: Options, columns: Mapping[str, str]) -> int | None:
-    """How many rows a batch may have; None where its bytes alone count."""
-    return _GROUPED_ROWS if _grouped(options, columns) else None
-
-
-def _grouped(options: Options, columns: Mapping[str, str]) -> bool:
-    return options.transport == GRPC and "shardingkey" in columns
 
 
 def row_selector(options: Options, columns: Mapping[str, str]) -> RowSelector | None:
