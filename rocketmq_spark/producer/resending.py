@@ -80,9 +80,7 @@ class EngineResender:
         self._pumps = threading.Lock()  # held while a pump is to come
 
     def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
-        return _Run(
-            first, min(_RUN_BYTES, self._max_message_size), min(_RUN, self._settings.most_one_by_one or _RUN)
-        ).takes
+        return _Run(first, min(_RUN_BYTES, self._max_message_size), self._settings.most_one_by_one or _RUN).takes
 
     def joined(self, sends: Sequence[SpooledSend]) -> SpooledSend:
         run = _Run(sends[0], len(sends) * self._max_message_size)

@@ -83,8 +83,8 @@ class Hooks:
 
 
 COMPRESSIONS = {"none": None, "zlib": codes.SysFlag.ZLIB, "lz4": codes.SysFlag.LZ4, "zstd": codes.SysFlag.ZSTD}
-# A Proxy that takes longer for a message cannot take a send of several that must go one after the other.
-_ONE_BY_ONE_S = 0.18
+# An attempt of three seconds, a producer's and a spool's, is enough where a Proxy takes 180 ms for each.
+_MOST_ONE_BY_ONE = 16
 _TEMPLATE_GROUPS = ("DEFAULT_PRODUCER", "DEFAULT_CONSUMER")
 
 
@@ -204,9 +204,7 @@ class ProducerSettings:
         """How many messages of groups, or with priorities, go as one send. Over gRPC each of them is a request of its own, and
         all of them must end within one attempt: else all are sent again.
         """
-        if not self.proxied:
-            return None
-        return max(1, int((self.attempt_timeout_s or self.send_timeout_s) / _ONE_BY_ONE_S))
+        return _MOST_ONE_BY_ONE if self.proxied else None
 
     @property
     def retry_policy(self) -> RetryPolicy:

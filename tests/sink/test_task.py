@@ -341,7 +341,7 @@ def test_a_topic_that_does_not_exist_is_refused_with_the_nearest_name(topic: str
     assert writes.requests == []
 
 
-@pytest.mark.parametrize(("column", "batches"), [("shardingKey", 2), ("priority", 2), ("keys", 1)])
+@pytest.mark.parametrize(("column", "batches"), [("shardingKey", 7), ("priority", 7), ("keys", 1)])
 def test_over_grpc_rows_that_are_requests_of_their_own_have_small_batches(column: str, batches: int) -> None:
     """All requests of a batch must end within one attempt."""
     kinds = {"shardingKey": MessageType.FIFO, "priority": MessageType.PRIORITY, "keys": MessageType.NORMAL}
