@@ -12,7 +12,7 @@ import pytest
 from rocketmq_spark.consumer.pop.running import LOOK_S
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.running import ConsumerTools
-from rocketmq_spark.errors import ConnectionLost, OptionError
+from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import NO_FILTER, Filter
 from rocketmq_spark.model.popped import GroupPolicy
 from tests.consumer.pop import SETTINGS, FakeProxy, arrival, of
@@ -108,6 +108,27 @@ def test_of_two_threads_that_subscribe_at_once_the_proxy_hears_all(member):
     member.consumer.subscribe("u")
     second.join(60)
     assert member.proxy.filters[-1].keys() == {"t", "u", "v"}
+
+
+def test_a_subscription_that_waited_while_the_consumer_was_stopped_joins_no_more(member):
+    member.start()
+    running = member.consumer._running
+    second = threading.Thread(target=subscribes, args=(member, outcomes := []))
+    arrived = arrival(running, "_telling", second)
+    with running._telling:
+        second.start()
+        assert arrived.wait(60)
+        assert member.consumer.stop(30) == []
+    second.join(60)
+    assert [type(error) for error in outcomes] == [ClosedError]
+    assert member.proxy.closed
+
+
+def subscribes(member: Member, outcomes: list[Exception]) -> None:
+    try:
+        member.consumer.subscribe("u")
+    except RocketMQError as e:
+        outcomes.append(e)
 
 
 def test_a_listener_that_takes_long_keeps_its_message(member):

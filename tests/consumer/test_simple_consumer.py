@@ -158,6 +158,29 @@ def test_topics_that_two_threads_subscribe_to_at_once_are_both_received():
     assert [each[0] for each in member.asked] == ["t", "u"]
 
 
+@pytest.mark.parametrize("verb", ["subscribe", "unsubscribe"])
+def test_a_change_that_waited_while_the_consumer_was_closed_joins_no_more(verb):
+    member = Scripted(t=1, u=1)
+    consumer = BaseSimpleConsumer(member, "g")
+    consumer.subscribe("t")
+    outcomes: list[Exception] = []
+
+    def change() -> None:
+        try:
+            getattr(consumer, verb)("t")
+        except ClosedError as e:
+            outcomes.append(e)
+
+    second = threading.Thread(target=change)
+    arrived = arrival(consumer, "_changing", second)
+    with consumer._changing:
+        second.start()
+        assert arrived.wait(60)
+        consumer.close()
+    second.join(60)
+    assert len(outcomes) == len(member.told) == 1
+
+
 def test_what_becomes_of_a_message():
     member = Scripted(t=1)
     consumer = BaseSimpleConsumer(member, "g")

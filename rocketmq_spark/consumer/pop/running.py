@@ -23,7 +23,7 @@ from rocketmq_spark.consumer.push.running import HANGS_S, STATS_S, TIMEOUT_S, Co
 from rocketmq_spark.consumer.result import Listener
 from rocketmq_spark.consumer.settings import MAX_WAIT_S, PopSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
-from rocketmq_spark.errors import OptionError, RocketMQError
+from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError
 from rocketmq_spark.model.membership import ConsumerStats, TopicFigures
 from rocketmq_spark.model.popped import PoppedMessage
 from rocketmq_spark.ports import PopMember
@@ -59,6 +59,10 @@ class Popping:
         self._threads: dict[Place, threading.Thread] = {}
         self._wanted: set[Place] = set()
         self._closed = threading.Event()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
 
     def look(self) -> None:
         """Start missing pollers; obsolete ones end by themselves."""
@@ -203,6 +207,8 @@ class PopRunning:
 
     def _subscribe(self) -> None:
         with self._telling:
+            if self._popping.closed:  # meanwhile: it would join again
+                raise ClosedError("the consumer is closed")
             self._port.subscribe(self._subscriptions.all(), Deadline.after(START_S))
 
     def _check_order(self) -> None:

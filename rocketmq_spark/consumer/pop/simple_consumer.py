@@ -64,11 +64,12 @@ class BaseSimpleConsumer(Closing):
             OptionError: The filter is wrong.
             ConnectionLost: No endpoint of the Proxy answers.
         """
-        self._owner.check(self._closed)
+        self._owner.check(False)  # a fork waits for no lock
         if problem := topic_problem(topic):
             raise OptionError(f"topic is {topic!r}; expected the name of a topic ({problem})")
         added = {topic: filter_of(tags, sql)}
         with self._changing:
+            self._owner.check(self._closed)
             wanted = self._filters | added
             self._member.subscribe(wanted, Deadline.after(_START_S))
             self._filters = wanted
@@ -76,8 +77,9 @@ class BaseSimpleConsumer(Closing):
     @entry
     def unsubscribe(self, topic: str) -> None:
         """Receive no more messages of ``topic``, also when no endpoint of the Proxy answers, which raises ``ConnectionLost``."""
-        self._owner.check(self._closed)
+        self._owner.check(False)
         with self._changing:
+            self._owner.check(self._closed)
             self._filters = {known: each for known, each in self._filters.items() if known != topic}
             self._member.subscribe(self._filters, Deadline.after(_START_S))
 
