@@ -254,6 +254,8 @@ class ProxyMember:
                 checked(answer, address)
             except RocketMQError as e:
                 logger.info("%s at %s: %s", rpc.name, address, e)
+                with self._lock:
+                    self._keeps_order.pop(address, None)  # it gives no messages either
 
     def _on_settings(self, address: str, settings: Any) -> None:
         if settings.HasField("backoff_policy"):

@@ -86,6 +86,18 @@ def test_a_listener_that_hangs_keeps_its_message_from_nobody(caplog):
     assert "the listener has had message A for too long" in caplog.text
 
 
+def test_a_listener_that_hangs_keeps_its_message_where_it_is_ordered(caplog):
+    """A broker hands out nothing of a queue while what is behind the message is somebody's."""
+    bench = PopBench(replace(SETTINGS, consume_timeout_s=15.0, ordered=True))
+    hangs, _waits = bench.lent(of("A", "a"), of("B", "a"))
+    bench.in_hand.begin(hangs, bench.timer.lease_ms())
+    for _ in range(2):
+        bench.time.advance(10)
+        renewed(bench)
+    assert bench.proxy.told == [("change", "A", 30.0), ("change", "B", 30.0)] * 2
+    assert "the listener has had message A for too long: its queue waits" in caplog.text
+
+
 def test_what_is_settled_meanwhile_is_not_asked_for_again():
     bench = PopBench()
     (lent,) = bench.lent(of("A"))

@@ -277,6 +277,20 @@ def test_a_member_notices_when_brokers_do_not_keep_the_order_any_more_and_when_t
             member.close(Deadline.after(10))
 
 
+def test_what_an_endpoint_said_of_the_order_before_it_went_away_counts_no_more(monkeypatch):
+    monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
+    one, two = Saying(ordered=True), Saying(ordered=False)
+    with serving({"Telemetry": one.telemetry, "Heartbeat": one.beat}) as first:
+        with serving({"Telemetry": two.telemetry, "Heartbeat": two.beat}) as second:
+            member = ProxyMember(client(first, second, connect_timeout_s=30.0), "g", bytes, ordered=True)
+            member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+            assert not member.policy().ordered
+        try:
+            eventually(lambda: member.policy().ordered, 60)
+        finally:
+            member.close(Deadline.after(10))
+
+
 def test_a_subscription_that_is_repeated_after_a_failure_keeps_the_member_alive(monkeypatch):
     monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
     proxy = Forgetful(refuses=True)
