@@ -277,7 +277,10 @@ class DataLossError(RocketMQError):
 
 
 class UnprovedError(RocketMQError):
-    """Whether rows are stored already cannot be proved, so that none is sent (``deliveryGuarantee`` exactly-once)."""
+    """Whether rows or messages are stored already cannot be proved, so that none is sent again.
+
+    Only with ``deliveryGuarantee`` exactly-once, or ``confirmAmbiguous``.
+    """
 
     code = "ROCKETMQ_UNPROVED"
 

@@ -371,7 +371,7 @@ class PopMember(Protocol):
         """How the Proxy knows this consumer."""
 
     def subscribe(self, filters: Mapping[str, Filter], deadline: Deadline) -> None:
-        """Tell what the group wants of which topics, now and whenever a connection is made anew; the first call joins the group.
+        """Tell what the group wants of which topics, now and on each new connection; the first call, after ``close``, too, joins.
 
         Waits until a Proxy knows; raises ``RocketMQError`` when none does in time.
         """
@@ -385,7 +385,7 @@ class PopMember(Protocol):
     def receive(
         self, topic: str, place: int, count: int, invisible_s: float, wait_s: float, deadline: Deadline
     ) -> Sequence[PoppedMessage]:
-        """At most ``count`` messages of one place of the topic, taken in turn; none where ``wait_s`` seconds brought none."""
+        """At most ``count`` messages of one place of a subscribed topic, in turn; none where ``wait_s`` seconds brought none."""
 
     def ack(self, message: PoppedMessage, deadline: Deadline) -> None:
         """It is done. Raises ``NotFound`` when it is not this consumer's any more, since its time is over."""

@@ -1,6 +1,6 @@
 """Clusters that several test files share because starting one costs seconds: with users, with TLS, with slaves.
 
-Idle servers cost a tenth of a core each. So tests that share a cluster run one after the other (``fix_house`` sorts them),
+Idle servers cost a part of a core each. So tests that share a cluster run one after the other (``fix_house`` sorts them),
 and the cluster ends with the last of them; it is started again when another test wants it later.
 """
 
@@ -26,7 +26,7 @@ from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.localbroker import LocalBroker, cluster, distro, servers
 from rocketmq_spark.options import DEFAULT_GROUP
 from rocketmq_spark.wire.header import Command
-from tests.fix_house import SHARED
+from tests.fix_house import LASTING, is_over
 from tests.fix_proxy import FaultyProxy
 from tests.reading import feed
 
@@ -38,7 +38,7 @@ def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> Generator[None, object, object]:
     made = yield
-    if fixturedef.argname in SHARED:
+    if fixturedef.argname in LASTING:
         _running[fixturedef.argname] = (fixturedef, request)
     return made
 
@@ -46,8 +46,7 @@ def pytest_fixture_setup(
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
     yield
-    wanted = getattr(nextitem, "fixturenames", ())
-    for name in [name for name in _running if name not in wanted]:
+    for name in [name for name in _running if is_over(name, nextitem)]:
         fixture, request = _running.pop(name)
         fixture.finish(request)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import json
 import os
 import random
@@ -36,11 +39,15 @@ PROCESSES = {
 SPARK_PLACES = {"examples", "notebooks", "spark", "test_packaging.py", "test_play.py"}
 # Folders whose single tests take minutes: where files are shared out, they must not be what the last process ends with.
 LONG = {"kill", "chaos", "notebooks", "examples"}
+# Folders whose tests wait more than they work. They come first of all that runs in memory, and the others fill the end.
+WAITING = {"client", "consumer", "contracts", "fuzz"}
 # Clusters that tests share (fix_clusters), by the names of their fixtures, in the order in which their tests run.
 SHARED = ("secured", "encrypted", "elsewhere", "slaved", "one_broker", "two_brokers", "proxied")
 # What is started once for all tests that ask for it: where tests are shared out, they go to one process, whatever file they
 # stand in. The first that a test asks for decides; the rest goes file by file.
 SCOPES = ("spark", *SHARED)
+# What lasts for many tests and is ended with the last of them, since it would go on taking a part of the processor.
+LASTING = ("rocketmq", *SCOPES)
 # Fixtures that start servers, and those that start Spark.
 CLUSTERS = {
     *SHARED,
@@ -74,6 +81,7 @@ settings.load_profile("house")
 _seen = pytest.StashKey[Counter[str]]()
 _seed = pytest.StashKey[str]()
 _scopes = pytest.StashKey[str]()
+_past_brokers = pytest.StashKey[frozenset[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -134,6 +142,33 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByScope(config, log)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Processes that share the tests import different parts first, so that the assertions of a file are rewritten once.
+
+    What was collected stays until the end: the collector of garbage looks at it neither now nor with each full round.
+    """
+    gc.disable()
+    if worker := getattr(session.config, "workerinput", None):
+        _import_from(session.config, int(worker["workerid"].removeprefix("gw")) / worker["workercount"])
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _import_from(config: pytest.Config, part: float) -> None:
+    """Import the tests of the folders that were asked for, those after this part of them first."""
+    folders = [path for path in map(Path, config.args) if path.is_dir()]
+    files = [path.resolve() for folder in folders for path in sorted(folder.rglob("test_*.py"))]
+    begin = int(len(files) * part)
+    for file in files[begin:] + files[:begin]:
+        name = ".".join(file.relative_to(config.rootpath).with_suffix("").parts)
+        with contextlib.suppress(Exception):  # the collection imports it, too, and tells of it
+            importlib.import_module(name)
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Fixtures of one parameter only: ``pytest.param("real", marks=pytest.mark.needs("rocketmq"))``."""
     asked = [str(name) for mark in item.iter_markers("needs") for name in mark.args]
@@ -153,15 +188,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = getattr(item, "fixturenames", ())
         item.user_properties += [("needs", what) for name, what in NEEDS.items() if name in fixtures]
     items.sort(key=_weight)
-    worker = getattr(config, "workerinput", None)
-    if worker is None:
-        return
-    # A scope's place is that of its last test. Of a file tests keep their order: they may share what those before them leave.
-    scopes = {item.nodeid: scope_of(item) for item in items}
-    places = {scopes[item.nodeid]: -place for place, item in enumerate(items)}
-    items.sort(key=lambda item: (_when(item, scopes[item.nodeid]), places[scopes[item.nodeid]]))
-    if worker["scopes"]:
-        Path(worker["scopes"]).write_text(json.dumps(scopes))
+    if worker := getattr(config, "workerinput", None):
+        # A scope's place is that of its last test. Of a file tests keep their order: they may share what those before them leave.
+        scopes = {item.nodeid: scope_of(item) for item in items}
+        order: dict[str, tuple[int, int]] = {}
+        for place, item in enumerate(items):
+            scope = scopes[item.nodeid]
+            order[scope] = min(_turn(item, scope), order.get(scope, (4, 0))[0]), -place
+        items.sort(key=lambda item: order[scopes[item.nodeid]])
+        if worker["scopes"]:
+            Path(worker["scopes"]).write_text(json.dumps(scopes))
+    last = max(
+        (place for place, item in enumerate(items) if "rocketmq" in getattr(item, "fixturenames", ())), default=-1
+    )
+    config.stash[_past_brokers] = frozenset(item.nodeid for item in items[last + 1 :])
+
+
+def is_over(fixture: str, after: pytest.Item | None) -> bool:
+    """Whether a fixture of ``LASTING`` has served its last test in this process, when ``after`` is the next test."""
+    if fixture == "rocketmq" and after is not None:
+        return after.nodeid in after.config.stash[_past_brokers]
+    return fixture not in getattr(after, "fixturenames", ())
 
 
 def scope_of(item: pytest.Item) -> str:
@@ -170,9 +217,15 @@ def scope_of(item: pytest.Item) -> str:
     return next((name for name in SCOPES if name in fixtures), item.nodeid.partition("::")[0])
 
 
-def _when(item: pytest.Item, scope: str) -> int:
-    """The longest come first: they must not be what the last process ends with."""
-    return 0 if scope == "spark" else 1 if LONG.intersection(item.path.parts) else 2
+def _turn(item: pytest.Item, scope: str) -> int:
+    """The longest come first, and what runs in memory last: a long one must not be what the last process ends with."""
+    if scope == "spark":
+        return 0
+    if LONG.intersection(item.path.parts):
+        return 1
+    if marks_of(item) & {"live", "slow", "spark"}:
+        return 2
+    return 3 if WAITING.intersection(item.path.parts) else 4
 
 
 def marks_of(item: pytest.Item) -> set[str]:

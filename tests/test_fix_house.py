@@ -135,3 +135,44 @@ def test_tests_of_one_cluster_run_in_one_process_and_one_after_the_other(inner: 
     ((worker, _),) = Counter(worker for worker, _, name in ran if name == "cluster").items()
     names = [name for where, _, name in ran if where == worker]
     assert "cluster" * 4 in "".join(names)
+
+
+LASTING = """
+import pathlib
+import pytest
+
+def note(name):
+    with pathlib.Path("notes").open("a") as file:
+        file.write(name + " ")
+
+@pytest.fixture(scope="session")
+def rocketmq():
+    yield
+    note("broker-ends")
+
+@pytest.fixture(scope="session")
+def spark(rocketmq):
+    yield
+    note("spark-ends")
+
+@pytest.fixture(autouse=True)
+def noted(request):
+    yield
+    note(request.node.name)
+"""
+
+
+def test_a_broker_and_spark_end_with_the_last_test_that_wants_them(inner: pytest.Pytester) -> None:
+    inner.makeconftest(LASTING)
+    live = "def test_quick{0}(): pass\n\ndef test_live{0}(rocketmq): pass\n"
+    spark = "def test_spark{0}(spark): pass\n"
+    files = [f"test_{name}.py" for name in "abcd"]
+    inner.makepyfile(
+        test_a=live.format("_a"), test_b=spark.format("_b"), test_c=live.format("_c"), test_d="def test_quick_d(): pass"
+    )
+    run(inner, "-n1", "--dist=loadfile", "-p", "xdist", "-p", "tests.fix_clusters", *files)
+    *names, last = Path(str(inner.path), "notes").read_text().split()
+    assert names.index("spark-ends") == names.index("test_spark_b") + 1
+    live = [names.index("test_live_a"), names.index("test_live_c")]
+    assert names.index("broker-ends") == max(live) + 1
+    assert last == "test_quick_d"

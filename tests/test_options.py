@@ -105,6 +105,7 @@ SAMPLES = {
     "delivery_guarantee": ("Exactly-Once", "exactly-once", "at-most-once", "one of at-least-once, exactly-once"),
     "allowed_topics": ("orders, bills", ("orders", "bills"), ",", "at least one name"),
     "exactly_once_settle": ("20s", 20.0, "0", "above zero"),
+    "confirm_ambiguous": ("true", True, "perhaps", "true or false"),
     "on_send_failure": ("SPOOL", "spool", "drop", "one of fail, spool"),
     "spool_dir": ("/var/spool/orders", "/var/spool/orders", "", "not empty"),
     "spool_sync": ("Batch", "batch", "sometimes", "one of always, batch, never"),

@@ -59,6 +59,20 @@ def test_other_connection_options_get_a_client_of_their_own(different):
     assert session.client(parsed(**different)) is session.client(parsed(**different))
 
 
+def test_who_looks_what_is_stored_has_connections_that_forget_sooner_than_the_look_ends():
+    def of(role, **given):
+        made = session.client(options.parse({"nameServer": NOWHERE, **given}).for_role(role))
+        return made.calls.pool.dialling.unconfirmed_s
+
+    once = {"topic": "t", "deliveryGuarantee": "exactly-once"}
+    assert of("sink", topic="t") == 15.0
+    assert of("sink", **once) == 9.0
+    assert of("sink", **once, exactlyOnceSettle="4s") == 3.0
+    assert of("sink", **once, exactlyOnceSettle="60s") == 15.0
+    assert of("producer", confirmAmbiguous="true", exactlyOnceSettle="5s") == 4.0
+    assert of("sink", topic="t") == 15.0
+
+
 def test_another_secret_is_another_client():
     one, two = (session.client(parsed(accessKey="me", secretKey=secret)) for secret in ("one", "two"))
     assert one is not two

@@ -285,9 +285,10 @@ def _passing(error: RocketMQError) -> RocketMQError:
 def _log_state(answer: Command) -> LogState | NotSupported:
     fields = bodies.table(answer.body)
     try:
-        return LogState(*(int(fields[name]) for name in _OF_LOG))
+        end, behind, head_wait_ms = (int(fields[name]) for name in _OF_LOG)
     except (KeyError, ValueError) as e:
         return NotSupported(f"a broker does not report {', '.join(_OF_LOG)}: {e}")
+    return LogState(end, behind, head_wait_ms, answer.received_s)
 
 
 def from_0(bounds: QueueBounds) -> QueueBounds:

@@ -50,6 +50,8 @@ class _Answers:
         self.skip(0)
 
     def tell(self, i: int, answer: Command | RocketMQError) -> None:
+        if isinstance(answer, Command):
+            answer.received_s = Deadline.after(0).at
         self.outcomes[i] = answer
         self.skip(1)
 

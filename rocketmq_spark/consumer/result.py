@@ -113,7 +113,7 @@ class OrderedContext:
 
     Args:
         queue: Where the messages lie.
-        auto_commit: Whether returning None finishes the messages. Otherwise only ``commit`` does.
+        auto_commit: Whether returning None finishes the messages. Otherwise only ``commit`` does. Always True over gRPC.
     """
 
     queue: MessageQueue
@@ -133,6 +133,20 @@ class OrderedContext:
     def rollback(self) -> Hold:
         """To be returned with ``auto_commit=False``: all messages since the last commit come again."""
         return Hold.ROLLBACK
+
+
+class AcknowledgingContext(OrderedContext):
+    """Of a message from a Proxy, which is acknowledged by itself: there is nothing that a later commit could finish."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "auto_commit" and not value:
+            raise OptionError(
+                f"auto_commit is {text_of(value)}, but over gRPC each message is acknowledged by itself; expected True",
+                remedy="Return None for a message that is done, context.suspend() for one that is not",
+            )
+        super().__setattr__(name, value)
 
 
 class Verdict(NamedTuple):

@@ -10,18 +10,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.errors import BrokerError, DecodeError, LocalProtocolError, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import DecodeError, LocalProtocolError, RocketMQError, RouteNotFound
 from rocketmq_spark.grpc_proxy import facts
 from rocketmq_spark.grpc_proxy.answers import refused
 from rocketmq_spark.grpc_proxy.facts import ClientType, Code, Encoding, FilterType
 from rocketmq_spark.grpc_proxy.protos import get_ms, get_seconds, proto, set_seconds
 from rocketmq_spark.grpc_proxy.proxy import Proxy, Telemetry, checked
-from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
+from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.popped import GroupPolicy, PoppedMessage
 
 logger = logging.getLogger(__name__)
@@ -102,6 +104,8 @@ class ProxyMember:
         self._streams: dict[str, Telemetry] = {}
         self._timer: Timer | None = None
         self._policy = policy(proto("Settings")())
+        self._closed = False
+        self._keeps_order: dict[str, bool] = {}  # what each endpoint said at last
         self._places: dict[str, tuple[Sequence[Any], Deadline]] = {}
 
     @property
@@ -111,19 +115,22 @@ class ProxyMember:
     def subscribe(self, filters: Mapping[str, Filter], deadline: Deadline) -> None:
         with self._lock:
             self._filters = dict(filters)
-            first = not self._streams
-            if first:
-                self._streams = {
-                    one: Telemetry(self._proxy.at(one), self._settings, self._on_settings)
-                    for one in self._proxy.addresses
-                }
-                self._timer = Timer(f"rocketmq-{self._group}-heartbeat")
-                # Before the settings are known: the caller may repeat a call that fails, and heartbeats must not depend on it.
-                self._timer.every(HEARTBEAT_S, self._beat, HEARTBEAT_S)
+            if self._closed:  # a start that failed is repeated
+                self._proxy.open()
+                self._closed = False
+            begun = list(self._streams.values())
+            # Each by itself, and before the settings are known: a call that fails anywhere may be repeated, and does the rest.
+            if self._timer is None:
+                timer = Timer(f"rocketmq-{self._group}-heartbeat")
+                timer.every(HEARTBEAT_S, self._beat, HEARTBEAT_S)
+                self._timer = timer
+            for one in self._proxy.addresses:
+                if one not in self._streams:
+                    hear = partial(self._on_settings, one)
+                    self._streams[one] = Telemetry(self._proxy.at(one), self._settings, hear)
             streams = list(self._streams.values())
-        if not first:
-            for stream in streams:
-                stream.tell()
+        for stream in begun:
+            stream.tell()
         errors = [stream.wait(deadline) for stream in streams]
         if all(errors):
             raise next(error for error in errors if error is not None)
@@ -139,7 +146,9 @@ class ProxyMember:
     ) -> Sequence[PoppedMessage]:
         queues = self._queues(topic, deadline)
         queue = queues[place % len(queues)]
-        wanted = self._filters.get(topic, NO_FILTER)
+        wanted = self._filters.get(topic)
+        if wanted is None:  # left at this moment, by another thread
+            raise LocalProtocolError("the topic is not subscribed to", topic=topic)
         request = proto("ReceiveMessageRequest")(
             group=self._proxy.resource(self._group), message_queue=queue, batch_size=count, auto_renew=False
         )
@@ -202,6 +211,7 @@ class ProxyMember:
         with self._lock:
             streams, self._streams = list(self._streams.values()), {}
             timer, self._timer = self._timer, None
+            self._closed = True
         if timer is not None:
             timer.close(deadline.remaining())
         if streams:
@@ -218,17 +228,18 @@ class ProxyMember:
         request = proto("HeartbeatRequest")(
             group=self._proxy.resource(self._group), client_type=ClientType.SIMPLE_CONSUMER
         )
-        refusing = self._each(facts.HEARTBEAT, request, Deadline.after(self._proxy.access.request_timeout_s))
+        self._each(facts.HEARTBEAT, request, Deadline.after(self._proxy.access.request_timeout_s))
         with self._lock:
-            streams = [self._streams[address] for address in refusing if address in self._streams]
-        for stream in streams:  # a Proxy that heard no heartbeat for two minutes forgets the settings, not the stream
-            stream.tell()
+            streams = list(self._streams.values())
+        for (
+            stream
+        ) in streams:  # a Proxy does not report that a group has changed, and forgets settings after two minutes
+            stream.repeat()
 
-    def _each(self, rpc: facts.Rpc, request: Any, deadline: Deadline) -> list[str]:
-        """Sends a request to every endpoint, to all at once so that one that hangs takes no time from the others, logs failures,
-        and returns the endpoints that answer and refuse it.
+    def _each(self, rpc: facts.Rpc, request: Any, deadline: Deadline) -> None:
+        """Sends a request to every endpoint, to all at once so that one that hangs takes no time from the others, and logs
+        failures.
         """
-        refusing = []
         answers: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         for address in self._proxy.addresses:
             try:
@@ -241,16 +252,17 @@ class ProxyMember:
                 if isinstance(answer, RocketMQError):
                     raise answer
                 checked(answer, address)
-            except BrokerError as e:
-                refusing.append(address)
-                logger.info("%s at %s: %s", rpc.name, address, e)
             except RocketMQError as e:
                 logger.info("%s at %s: %s", rpc.name, address, e)
-        return refusing
+                with self._lock:
+                    self._keeps_order.pop(address, None)  # it gives no messages either
 
-    def _on_settings(self, settings: Any) -> None:
+    def _on_settings(self, address: str, settings: Any) -> None:
         if settings.HasField("backoff_policy"):
-            self._policy = policy(settings)
+            said = policy(settings)
+            with self._lock:
+                self._keeps_order[address] = said.ordered
+                self._policy = replace(said, ordered=all(self._keeps_order.values()))
 
     def _settings(self) -> Any:
         made = proto("Settings")(client_type=ClientType.SIMPLE_CONSUMER, user_agent=self._proxy.agent())

@@ -58,13 +58,18 @@ class Proxy:
         self.client_id = f"{self.host}@{os.getpid()}@{next(_numbers)}@{uuid.uuid4().hex[:8]}"
         self.on_wire = access.on_wire
         self._endpoints = Endpoints(access.addresses)
+        self.open()
+        self._agent = proto("UA")(
+            language=Language.PYTHON, version=_version(), platform=platform.platform(), hostname=self.host
+        )
+
+    def open(self) -> None:
+        """Calls from now on are made, also after ``close``."""
+        access = self.access
         self._channels = {
             address: ProxyChannel(address, self._headers, access.connect_timeout_s, access.tls)
             for address in access.addresses
         }
-        self._agent = proto("UA")(
-            language=Language.PYTHON, version=_version(), platform=platform.platform(), hostname=self.host
-        )
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -167,6 +172,12 @@ class Telemetry:
         with self._changed:
             self._version += 1
             self._put()
+
+    def repeat(self) -> None:
+        """Send the same settings again, to receive what the Proxy says of them now; not while an answer is awaited."""
+        with self._changed:
+            if not self._sent:
+                self._put()
 
     def wait(self, deadline: Deadline) -> RocketMQError | None:
         """Until the Proxy has the settings, or has refused them for good; the last error, if there was any, when it has not."""

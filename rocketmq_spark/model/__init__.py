@@ -10,6 +10,7 @@ from rocketmq_spark.model.pull import (
     PullRequest,
     PullStatus,
     QueueBounds,
+    QueueEnd,
 )
 from rocketmq_spark.model.route import MASTER_ID, BrokerData, QueueData, TopicRoute
 from rocketmq_spark.model.send import Resent, SendRequest, SendResult, SendStatus, SpooledSend, SpoolMetrics
@@ -28,6 +29,7 @@ __all__ = [
     "PullStatus",
     "QueueBounds",
     "QueueData",
+    "QueueEnd",
     "ReceivedMessage",
     "Resent",
     "SendRequest",

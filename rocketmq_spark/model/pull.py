@@ -24,6 +24,13 @@ class OffsetRange:
         return self.end - self.start
 
 
+class QueueEnd(NamedTuple):
+    """Where a queue ended, and the address of the master that said so: another copy may lack what that one stored."""
+
+    offset: int
+    master: str
+
+
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
     """A queue at its broker: first offset kept, next offset to be written, newest store time in ms (0 if none)."""
@@ -114,11 +121,14 @@ class PullAnswer:
 
 
 class LogState(NamedTuple):
-    """A broker's commit log: its end, how far its index is behind, and how long the first send in its queue waits."""
+    """A broker's commit log: its end, how far its index is behind, how long the first send in its queue waits, and when that
+    was known, by the monotonic clock.
+    """
 
     max_offset: int
     behind: int
     head_wait_ms: int
+    at_s: float
 
     @property
     def indexed(self) -> int:

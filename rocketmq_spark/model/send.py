@@ -32,7 +32,7 @@ class SendResult(NamedTuple):
         msg_id: The client's UNIQ_KEY; of a batch all of them, joined by commas.
         queue: Where it is stored; None for a SPOOLED message whose sender chose no queue.
         queue_offset: Offset of the (first) message; None for SPOOLED and for delayed messages, whose number belongs to an
-            internal topic.
+            internal topic, and for what was found stored without an answer (``confirmAmbiguous``).
         offset_msg_id: The id that the broker made; None where it does not return one.
         transaction_id: The id of its transaction; None outside of one.
         recall_handle: What ``Producer.recall`` takes back a timer message by; None for other messages.

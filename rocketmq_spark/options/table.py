@@ -74,15 +74,7 @@ def _row(
     aliases: tuple[str, ...] = (),
     raw: bool = False,
 ) -> Any:
-    row = {
-        "parse": parse,
-        "default": default,
-        "roles": roles,
-        "help": help,
-        "aliases": aliases,
-        "shown": shown,
-        "raw": raw,
-    }
+    row = dict(parse=parse, default=default, roles=roles, help=help, aliases=aliases, shown=shown, raw=raw)  # noqa: C408
     known = None if isinstance(default, ByRole) else default  # a role's default is set by ``for_role``
     return dataclasses.field(default_factory=lambda: known, metadata=row)
 
@@ -527,9 +519,16 @@ class Options:
     exactly_once_settle: float = _row(
         p.positive_duration,
         10.0,
-        ("sink",),
-        "for how long requests of an earlier attempt may still arrive, before a row counts as not stored: 4s at least",
+        ("sink", "producer"),
+        "for how long earlier requests may still arrive, before a row counts as not stored: above 2s, 4s in a sink",
         shown="10s",
+    )
+    confirm_ambiguous: bool = _row(
+        p.boolean,
+        False,
+        ("producer",),
+        "a send whose answer is lost is looked up at its broker before it is repeated (docs/exactly-once.md)",
+        shown="false",
     )
 
     # Consumers

@@ -112,6 +112,10 @@ class ProducerOptions(TypedDict, total=False):
     """Delays that the timers of brokers do not serve (longer than ``timerMaxDelaySec``, switched off, older than
     5.0): an error, or through the delay service, which must run (docs/delay.md).
     """
+    exactly_once_settle: float | str
+    """For how long earlier requests may still arrive, before a row counts as not stored: above 2s, 4s in a sink."""
+    confirm_ambiguous: bool | str
+    """A send whose answer is lost is looked up at its broker before it is repeated (docs/exactly-once.md)."""
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -511,4 +515,4 @@ class SinkOptions(TypedDict, total=False):
     allowed_topics: Sequence[str] | str
     """Topics that rows may name in column ``topic``; ``exactly-once`` needs them all."""
     exactly_once_settle: float | str
-    """For how long requests of an earlier attempt may still arrive, before a row counts as not stored: 4s at least."""
+    """For how long earlier requests may still arrive, before a row counts as not stored: above 2s, 4s in a sink."""

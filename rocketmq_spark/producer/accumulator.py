@@ -35,6 +35,7 @@ class BatchLimits:
     total_max_bytes: int = 32 * 1024 * 1024
     max_encoded_bytes: int = codes.MAX_BATCH_BYTES
     max_open: int = 1024
+    max_of_queue: int | None = None  # messages of one queue in a batch
 
     def __post_init__(self) -> None:
         problems = [
@@ -147,7 +148,8 @@ class Accumulator:
                 self._forget(batch)
                 return None
         self.held_bytes += len(entry.item)
-        if batch.body_bytes > limits.max_bytes:
+        full = key.queue is not None and len(batch.entries) == limits.max_of_queue
+        if full or batch.body_bytes > limits.max_bytes:
             self._close(batch)
         return batch
 

@@ -9,7 +9,7 @@ import enum
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from rocketmq_spark.base.clock import Deadline
@@ -26,7 +26,7 @@ from rocketmq_spark.errors import (
     SendFailed,
     UnprovedError,
 )
-from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
+from rocketmq_spark.model import MessageQueue, QueueEnd, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.attempts import OutOfTime
 from rocketmq_spark.producer.in_flight import Sending
 from rocketmq_spark.producer.outgoing import Outcome
@@ -39,13 +39,15 @@ logger = logging.getLogger(__name__)
 class StoredIds(Protocol):
     """Finds out which messages are stored, for a producer that does not repeat what may be stored."""
 
-    def end(self, queue: MessageQueue) -> int:
-        """Where a queue ended before anything was sent. Never asks."""
+    def end(self, queue: MessageQueue) -> QueueEnd:
+        """Where a queue ended at some time before now. Raises ``RocketMQError`` where that is not known, or cannot be asked."""
 
-    def among(self, since: Mapping[MessageQueue, int], ids: Collection[str], deadline: Deadline) -> set[str]:
+    def among(
+        self, since: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline
+    ) -> set[str]:
         """Which of ``ids`` are stored behind offsets of queues of one broker, when what is not there will not come any more.
 
-        Raises ``RocketMQError`` where that cannot be proved in time.
+        Raises ``RocketMQError`` where that cannot be proved in time, or ``master`` is not the broker's master any more.
         """
 
     def stop(self) -> None:
@@ -60,6 +62,8 @@ class EndKind(enum.Enum):
     AMBIGUOUS = "may be stored"
 
 
+# With one of these a message lies elsewhere until it is due.
+_DELAYS = frozenset((Property.DELAY, Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS))
 # Nothing left this process.
 _OURS = (LocalProtocolError, MessageRefused, OptionError, ClosedError, OutOfTime, RouteNotFound, BrokerNotFound)
 # Codes that a broker gives before it stores anything, whatever it says with them.
@@ -103,6 +107,10 @@ def end_of(outcome: SendResult | RocketMQError, chosen: bool = True) -> EndKind:
     return EndKind.AMBIGUOUS
 
 
+# Which ids are stored, or why that cannot be found out.
+Found = set[str] | RocketMQError
+
+
 class Confirmed(NamedTuple):
     """What a look found of a request: how many of its messages are stored, and a request of the others, if there are any."""
 
@@ -115,9 +123,9 @@ class Doubt(NamedTuple):
 
     request: SendRequest
     queue: MessageQueue
-    since: int
+    since: QueueEnd
     deadline: Deadline
-    done: Callable[[Confirmed | RocketMQError], None]
+    done: Callable[[Found], None]
 
 
 class Confirming:
@@ -128,13 +136,18 @@ class Confirming:
         self._timer = timer
         self._threads: dict[str, Timer] = {}
         self._lock = threading.Lock()
-        self._ends: dict[MessageQueue, int] = {}
+        self._ends: dict[tuple[MessageQueue, str], int] = {}
         self._waiting: dict[str, deque[Doubt]] = {}
         self._closed = False
 
-    def end(self, queue: MessageQueue) -> int:
-        """An offset before all that is sent to ``queue`` from now on."""
-        return self._ends.get(queue) or self._stored.end(queue)
+    def begin(self, sending: Sending, queue: MessageQueue) -> None:
+        """An attempt begins: note an offset before all that it sends. Raises ``RocketMQError`` where none is known."""
+        try:
+            end = self._stored.end(queue)
+        except RocketMQError as e:
+            e.unsent = True
+            raise
+        sending.since = QueueEnd(max(end.offset, self._ends.get((queue, end.master), 0)), end.master)
 
     def knows(
         self,
@@ -145,29 +158,38 @@ class Confirming:
     ) -> bool:
         """Whether the end of an attempt is known. If not it is looked up, and ``again`` gets it, once, on any thread."""
         if isinstance(outcome, SendResult):
-            self._landed(outcome)
+            self._landed(sending, outcome)
             return True
         number = sending.attempts.count
-        if queue is None or sending.looked == number or end_of(outcome) is not EndKind.AMBIGUOUS:
+        if queue is None or sending.since is None or sending.looked == number or _is_definite(outcome):
             return True
 
-        def done(found: Confirmed | RocketMQError) -> None:
+        def done(found: Found) -> None:
             sending.looked = number
-            if isinstance(found, RocketMQError):
-                again(queue, unproved(outcome, found))
-                return
-            sending.confirmed += found.stored
-            sending.rest = found.rest
-            again(queue, outcome if found.rest is not None else SendResult(SendStatus.SEND_OK, "", queue, None))
+            again(queue, _settled(sending, queue, outcome, found))
 
         return not self._later(Doubt(sending.request, queue, sending.since, sending.deadline, done))
 
-    def _landed(self, result: SendResult) -> None:
+    def known(self, sending: Sending, queue: MessageQueue | None, outcome: Outcome) -> Outcome:
+        """The end of an attempt on the calling thread, which looks it up where it is not known."""
+        if isinstance(outcome, SendResult):
+            self._landed(sending, outcome)
+            return outcome
+        if queue is None or sending.since is None or _is_definite(outcome):
+            return outcome
+        ids = frozenset(each for each, _ in _items(sending.request))
+        logger.info("what %s has stored of %d messages is looked up there", queue.broker_name, len(ids))
+        offset, master = sending.since
+        return _settled(sending, queue, outcome, self._found({queue: offset}, master, ids, sending.deadline))
+
+    def _landed(self, sending: Sending, result: SendResult) -> None:
         """What is sent later lies behind it."""
-        if result.queue is not None and result.queue_offset is not None:
-            with self._lock:
-                if result.queue_offset > self._ends.get(result.queue, -1):
-                    self._ends[result.queue] = result.queue_offset
+        if sending.since is None or result.queue is None or result.queue_offset is None:
+            return
+        key = result.queue, sending.since.master
+        with self._lock:
+            if result.queue_offset > self._ends.get(key, -1):
+                self._ends[key] = result.queue_offset
 
     def _later(self, doubt: Doubt) -> bool:
         """Whether there will be a look. None after ``close``: the request has its outcome, and the look's thread would stay."""
@@ -196,29 +218,53 @@ class Confirming:
             self._waiting[name] = deque()
         if not doubts:  # an earlier look took them
             return
+        for master in {doubt.since.master for doubt in doubts}:
+            self._look_at(master, [doubt for doubt in doubts if doubt.since.master == master])
+
+    def _look_at(self, master: str, doubts: Sequence[Doubt]) -> None:
         since: dict[MessageQueue, int] = {}
         for doubt in doubts:
-            since[doubt.queue] = min(doubt.since, since.get(doubt.queue, doubt.since))
-        ids = [each for doubt in doubts for each, _ in _items(doubt.request)]
-        deadline = Deadline(max(doubt.deadline.at for doubt in doubts))
-        found: set[str] | RocketMQError
+            since[doubt.queue] = min(doubt.since.offset, since.get(doubt.queue, doubt.since.offset))
+        ids = frozenset(each for doubt in doubts for each, _ in _items(doubt.request))
+        found = self._found(since, master, ids, Deadline(max(doubt.deadline.at for doubt in doubts)))
+        for doubt in doubts:
+            doubt.done(found)
+
+    def _found(self, since: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline) -> Found:
+        name = next(iter(since)).broker_name
         try:
-            found = self._stored.among(since, frozenset(ids), deadline)
+            found = self._stored.among(since, master, ids, deadline)
         except RocketMQError as e:
-            found = e
+            return e
         except Exception as e:
             logger.exception("what %s has could not be looked up", name)
-            found = SendFailed(f"looking up what is stored failed: {type(e).__name__}: {e}")
-        if not isinstance(found, RocketMQError):
-            logger.warning("%s has stored %d of %d messages whose end was not known", name, len(found), len(ids))
-        for doubt in doubts:
-            doubt.done(found if isinstance(found, RocketMQError) else without(doubt.request, found))
+            return SendFailed(f"looking up what is stored failed: {type(e).__name__}: {e}")
+        logger.warning("%s has stored %d of %d messages whose end was not known", name, len(found), len(ids))
+        return found
+
+
+def _is_definite(outcome: Outcome) -> bool:
+    return end_of(outcome) is not EndKind.AMBIGUOUS
+
+
+def _settled(sending: Sending, queue: MessageQueue, outcome: RocketMQError, found: Found) -> Outcome:
+    """What a look makes of the outcome of an attempt, and what is left to send of its request."""
+    if isinstance(found, RocketMQError):
+        return unproved(outcome, found)
+    request = sending.request
+    stored, sending.rest = without(request, found)
+    sending.confirmed += stored
+    if sending.rest is None:
+        return SendResult(SendStatus.SEND_OK, "", queue, None)
+    if not request.batch and not decode_properties(request.properties).keys().isdisjoint(_DELAYS):
+        return unproved(outcome, SendFailed("a delayed message is not in its topic before it is due"))
+    return outcome
 
 
 def unproved(error: RocketMQError, cause: RocketMQError) -> UnprovedError:
     """The error of a send whose end could not be found out: ``cause`` is why."""
     failed = UnprovedError(
-        f"a batch may be stored, and its broker did not say whether it is: {error.message}; {cause.message}",
+        f"what was sent may be stored, and its broker did not say whether it is: {error.message}; {cause.message}",
         error.addr,
         error.broker_code,
         error.topic,

@@ -208,10 +208,12 @@ class Engine:
             try:
                 queue = self._choose(sending)
                 attempt = self._begin(sending, queue, "sync")
-                outcome = _sent(self._sender, queue, sending.outgoing, self._share(sending))
+                outcome = _sent(self._sender, self.confirming, sending, queue, self._share(sending))
                 self._report(attempt, outcome)
             except RocketMQError as e:
                 outcome = e
+            if self.confirming is not None:
+                outcome = self.confirming.known(sending, queue, outcome)
             verdict = self._judge(sending, queue, outcome)
             if not isinstance(verdict, RetryAttempt):
                 return verdict if spooling is None else spooling.settled(sending.outgoing, verdict)
@@ -227,29 +229,34 @@ class Engine:
             if self._spooling is not None and self._spooling.overtakes(sending.outgoing):
                 self._spooling.later(sending.outgoing, None, functools.partial(self._over, sending))
                 return
+        queue: MessageQueue | None = None
         try:
-            queue = self._choose(sending)
+            queue = chosen = self._choose(sending)
             if sending.finished:  # closed while a route was asked for
                 return
-            attempt = self._begin(sending, queue, "async")
-            if self.confirming is not None:
-                sending.since = self.confirming.end(queue)
+            attempt = self._begin(sending, chosen, "async")
 
             def done(outcome: Outcome) -> None:
                 try:
                     self._report(attempt, outcome)
                 except Exception:  # the request must not be stranded because the caller could not be notified
                     logger.exception("the outcome of an attempt could not be reported")
-                self._landed(sending, number, queue, outcome)
+                self._landed(sending, number, chosen, outcome)
 
-            self._sender.send_async(queue, sending.request, self._share(sending), done)
+            try:
+                if self.confirming is not None:
+                    self.confirming.begin(sending, chosen)
+            except RocketMQError as e:
+                done(e)
+                return
+            self._sender.send_async(chosen, sending.request, self._share(sending), done)
         except RocketMQError as e:
             self._landed(sending, number, None, e)
         except Exception as e:  # whatever it is, it must become an outcome
             logger.exception("sending to %s failed", sending.outgoing.topic)
-            self._landed(sending, number, None, _unexpected(e, sending.outgoing))
+            self._landed(sending, number, queue, _unexpected(e, sending.outgoing))
         except BaseException:  # Ctrl-C is for the user, and the request has an outcome all the same
-            self._landed(sending, number, None, _interrupted(sending.outgoing))
+            self._landed(sending, number, queue, _interrupted(sending.outgoing))
             raise
 
     def _landed(self, sending: Sending, number: int, queue: MessageQueue | None, outcome: Outcome) -> None:
@@ -290,9 +297,9 @@ class Engine:
         return self._choice.queue(sending.outgoing, sending.attempts, sending.deadline, sending.refresh)
 
     def _share(self, sending: Sending) -> Deadline:
-        """The deadline of one attempt: the whole one for the last."""
+        """The deadline of one attempt: the whole one for the last, unless a look follows it."""
         max_s = self._settings.attempt_timeout_s
-        if max_s is not None and sending.attempts.more_possible:
+        if max_s is not None and (sending.attempts.more_possible or self.confirming is not None):
             return sending.deadline.within(max_s)
         return sending.deadline
 
@@ -318,6 +325,8 @@ class Engine:
 
     def _judge(self, sending: Sending, queue: MessageQueue | None, outcome: Outcome) -> Outcome | RetryAttempt:
         """Every attempt ends here: the final outcome, or another attempt."""
+        if sending.confirmed and isinstance(outcome, SendResult):  # of a part of it: where the other is, is not known
+            outcome = outcome._replace(queue_offset=None, offset_msg_id=None)
         brokers: Collection[str] = ()
         outgoing = sending.outgoing
         anywhere = outgoing.queue is None and outgoing.candidates is None
@@ -326,10 +335,14 @@ class Engine:
         return sending.attempts.judge(queue, outcome, brokers, sending.deadline.remaining())
 
 
-def _sent(sender: Sender, queue: MessageQueue, outgoing: Outgoing, deadline: Deadline) -> Outcome:
+def _sent(
+    sender: Sender, confirming: Confirming | None, sending: Sending, queue: MessageQueue, deadline: Deadline
+) -> Outcome:
     """One attempt on the calling thread."""
     try:
-        return sender.send(queue, outgoing.request, deadline)
+        if confirming is not None:
+            confirming.begin(sending, queue)
+        return sender.send(queue, sending.request, deadline)
     except RocketMQError as e:
         return e
 

@@ -31,7 +31,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
-from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
+from rocketmq_spark.model import MessageQueue, QueueEnd, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.attempts import Attempts, RetryAttempt
 from rocketmq_spark.producer.destination import OrderedQueues
 from rocketmq_spark.producer.outgoing import Outcome, Outgoing
@@ -238,8 +238,8 @@ def _call_each(called: Sequence[tuple[Callback, Outcome]]) -> None:
 class Sending:
     """A request under way. ``refresh`` when the route is to be asked for before the next attempt.
 
-    ``rest`` is what is left to send after ``confirmed`` messages of it were found stored; an attempt begins at ``since``, and
-    ``looked`` is the number of the last one whose end was looked up.
+    ``rest`` is what is left to send after ``confirmed`` messages of it were found stored; an attempt stores behind ``since``,
+    which is noted where its end may be looked up, and ``looked`` is the number of the last one whose end was looked up.
     """
 
     outgoing: Outgoing
@@ -249,7 +249,7 @@ class Sending:
     finished: bool = False
     rest: SendRequest | None = None
     confirmed: int = 0
-    since: int = 0
+    since: QueueEnd | None = None
     looked: int = -1
 
     @property

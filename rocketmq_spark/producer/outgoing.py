@@ -35,7 +35,7 @@ def with_ids(result: SendResult, ids: Sequence[str], batch_id: str | None = None
 def split(result: SendResult, count: int) -> list[SendResult]:
     """The result of each of ``count`` messages; the same one for all of a batch that is stored as one.
 
-    A Proxy reports neither offset ids nor queues.
+    A Proxy reports neither offset ids nor queues; of what was found stored without an answer no places are known.
 
     Raises ``SendFailed`` when the ids do not fit: the batch is stored, but which message is where is unknown.
     """
@@ -45,7 +45,9 @@ def split(result: SendResult, count: int) -> list[SendResult]:
     if result.status is SendStatus.SPOOLED:
         return [result._replace(msg_id=msg_id) for msg_id in ids]
     proxied = result.queue is not None and result.queue.queue_id < 0
-    offset_ids = [None] * len(ids) if proxied else (result.offset_msg_id or "").split(_SEPARATOR)
+    offset_ids = (
+        [None] * len(ids) if proxied or result.queue_offset is None else (result.offset_msg_id or "").split(_SEPARATOR)
+    )
     if len(ids) != count or len(offset_ids) != count:
         raise SendFailed(
             f"sendResult is illegal: {len(ids)} ids and {len(offset_ids)} offset ids for {count} messages; the batch "

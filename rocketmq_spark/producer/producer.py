@@ -24,6 +24,7 @@ from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer import batching, encoding, housekeeping
 from rocketmq_spark.producer.accumulator import MessageBatch
 from rocketmq_spark.producer.batching import AccumulatorMember
+from rocketmq_spark.producer.confirming import Confirming, StoredIds
 from rocketmq_spark.producer.destination import Destination, Destinations, Later
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine, Unsent
@@ -49,7 +50,8 @@ _ASKING = 1 / 3
 class BaseProducer(Closing):
     """Sends messages of one group. Open when made; ``close`` it, or use it as a context manager.
 
-    Producers with the same ``shared_as`` fill one accumulator together. Its ``spool`` is its own to close.
+    Producers with the same ``shared_as`` fill one accumulator together. Its ``spool`` is its own to close. With ``stored`` a
+    send without a certain end is looked up before it is repeated.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class BaseProducer(Closing):
         shared_as: str | None = None,
         make_timer: Callable[[str], Timer] = Timer,
         spool: Spool | None = None,
+        stored: StoredIds | None = None,
     ) -> None:
         name = f"rocketmq-{settings.group}-{next(_numbers)}"
         self.settings = settings
@@ -67,6 +70,8 @@ class BaseProducer(Closing):
         self._owner = Owner("producer")
         self._spool = spool
         self._engine = Engine(sender, settings, make_timer(f"{name}-send"), spool=spool)
+        if stored is not None:
+            self._engine.confirming = Confirming(stored, self._engine.timer)
         self._pending = Pending(make_timer(f"{name}-callback"))
         self._housekeeping_timer = make_timer(f"{name}-housekeeping")
         self._closing = threading.Lock()
@@ -141,7 +146,8 @@ class BaseProducer(Closing):
             MessageRefused: No broker would take this message.
             RouteNotFound: There is no such topic, or none of its brokers is up.
             SendFailed: No attempt succeeded; or the error of the only one, such as ``CallTimeout``: the message may have
-                been stored all the same.
+                been stored all the same, unless the producer has ``confirm_ambiguous``.
+            UnprovedError: With ``confirm_ambiguous``: the message may be stored, and its broker did not say whether it is.
             ClosedError: The producer was closed.
         """
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)

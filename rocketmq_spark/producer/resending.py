@@ -80,7 +80,7 @@ class EngineResender:
         self._pumps = threading.Lock()  # held while a pump is to come
 
     def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
-        return _Run(first, min(_RUN_BYTES, self._max_message_size)).takes
+        return _Run(first, min(_RUN_BYTES, self._max_message_size), self._settings.most_one_by_one or _RUN).takes
 
     def joined(self, sends: Sequence[SpooledSend]) -> SpooledSend:
         run = _Run(sends[0], len(sends) * self._max_message_size)
@@ -178,8 +178,9 @@ class _Run:
     so they have the same.
     """
 
-    def __init__(self, first: SpooledSend, max_bytes: int) -> None:
+    def __init__(self, first: SpooledSend, max_bytes: int, most: int = _RUN) -> None:
         self._first = first
+        self._most = most
         self._about = _about(first)
         self._sends: list[SpooledSend] = []
         self._items: list[bytes] = []
@@ -191,7 +192,7 @@ class _Run:
 
     def takes(self, send: SpooledSend) -> bool:
         about, first = _about(send), self._about
-        if first is None or about is None or len(self._sends) >= _RUN:
+        if first is None or about is None or len(self._sends) >= self._most:
             return False
         mine, other = self._first.request, send.request
         same = (

@@ -83,6 +83,8 @@ class Hooks:
 
 
 COMPRESSIONS = {"none": None, "zlib": codes.SysFlag.ZLIB, "lz4": codes.SysFlag.LZ4, "zstd": codes.SysFlag.ZSTD}
+# An attempt of three seconds, a producer's and a spool's, is enough where a Proxy takes 180 ms for each.
+_MOST_ONE_BY_ONE = 16
 _TEMPLATE_GROUPS = ("DEFAULT_PRODUCER", "DEFAULT_CONSUMER")
 
 
@@ -138,6 +140,7 @@ class ProducerSettings:
         return cls(
             group=options.group,
             send_timeout_s=options.send_timeout,
+            attempt_timeout_s=options.request_timeout if options.confirm_ambiguous else None,
             store_must_be_ok=options.require_store_ok == "ok",
             max_message_size=options.max_message_size,
             compress_above=options.compress_above,
@@ -197,6 +200,13 @@ class ProducerSettings:
         return [(what, value, expected) for what, value, good, expected in checks if not good]
 
     @property
+    def most_one_by_one(self) -> int | None:
+        """How many messages of groups, or with priorities, go as one send. Over gRPC each of them is a request of its own, and
+        all of them must end within one attempt: else all are sent again.
+        """
+        return _MOST_ONE_BY_ONE if self.proxied else None
+
+    @property
     def retry_policy(self) -> RetryPolicy:
         return RetryPolicy(self.retries, self.pinned_retries, self.retry_codes, self.store_must_be_ok)
 
@@ -207,4 +217,5 @@ class ProducerSettings:
             shared.max_delay_ms if self.batch_max_delay_ms is None else self.batch_max_delay_ms,
             shared.total_max_bytes if self.total_batch_max_bytes is None else self.total_batch_max_bytes,
             min(shared.max_encoded_bytes, self.max_message_size),
+            max_of_queue=self.most_one_by_one,
         )

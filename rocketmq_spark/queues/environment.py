@@ -285,6 +285,14 @@ def _warn_of_position(name: str) -> None:
     )
 
 
+def layout_text(environments: str) -> str:
+    """The option ``environments`` in one spelling, however its JSON was written."""
+    try:
+        return json.dumps(json.loads(environments), sort_keys=True)
+    except ValueError:
+        return environments
+
+
 def _number(value: object) -> int | None:
     if isinstance(value, bool):
         return None

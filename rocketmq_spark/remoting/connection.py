@@ -19,7 +19,15 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Flag
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
-from rocketmq_spark.remoting.endpoint import TICK_S, SocketChannel, TlsSettings, closed_by_peer, connect, mapped
+from rocketmq_spark.remoting.endpoint import (
+    TICK_S,
+    UNCONFIRMED_S,
+    SocketChannel,
+    TlsSettings,
+    closed_by_peer,
+    connect,
+    mapped,
+)
 from rocketmq_spark.remoting.protocol import Answered, Asked, Conversation, copy_of
 from rocketmq_spark.wire.header import Command
 
@@ -114,9 +122,10 @@ class Connection:
         tls: TlsSettings | None = None,
         on_request: OnRequest | None = None,
         max_frame: int = MAX_FRAME,
+        unconfirmed_s: float = UNCONFIRMED_S,
     ) -> None:
         self.address = address
-        self._channel = SocketChannel(connect(address, deadline, tls))
+        self._channel = SocketChannel(connect(address, deadline, tls, unconfirmed_s))
         self._on_request = on_request
         self._lock = threading.Lock()
         self._write_lock = threading.RLock()  # which knows its owner

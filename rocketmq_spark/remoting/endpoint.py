@@ -24,7 +24,7 @@ from rocketmq_spark.errors import CallTimeout, CertificateRefused, ConnectionLos
 
 # Bytes that the peer's machine has not confirmed for this long mean that the way there is gone. Without it the
 # operating system goes on trying for a quarter of an hour. Linux only; elsewhere the silence of the server shows it.
-UNCONFIRMED_MS = 15_000
+UNCONFIRMED_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,12 @@ def _stamp(path: str | None) -> tuple[int, int, int] | None:
     return None if status is None else (status.st_mtime_ns, status.st_size, status.st_ino)
 
 
-def connect(address: str, deadline: Deadline, tls: TlsSettings | None) -> socket.socket:
+def connect(
+    address: str, deadline: Deadline, tls: TlsSettings | None, unconfirmed_s: float = UNCONFIRMED_S
+) -> socket.socket:
     """A connected blocking socket, encrypted when ``tls`` is given.
+
+    On Linux what the peer's machine has not confirmed for ``unconfirmed_s`` is dropped, also when this process has died.
 
     Raises ``ConnectionLost``, ``CertificateRefused`` and ``CallTimeout``.
     """
@@ -109,7 +113,7 @@ def connect(address: str, deadline: Deadline, tls: TlsSettings | None) -> socket
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNCONFIRMED_MS)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * unconfirmed_s))
         if context:
             sock.settimeout(max(0.001, deadline.remaining()))
             sock = context.wrap_socket(sock, server_hostname=host)

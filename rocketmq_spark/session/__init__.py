@@ -35,7 +35,7 @@ from rocketmq_spark.ports import (
     RouteReader,
     Sender,
 )
-from rocketmq_spark.remoting.endpoint import TlsSettings
+from rocketmq_spark.remoting.endpoint import UNCONFIRMED_S, TlsSettings
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.session import proxied
 from rocketmq_spark.session.access import credentials, scope
@@ -87,6 +87,7 @@ def connection_key(options: Options) -> object:
         options.request_timeout,
         options.num_retries,
         options.retry_interval,
+        _unconfirmed_s(options),
     )
 
 
@@ -149,7 +150,13 @@ def pulls(options: Options) -> PullSource:
 
 
 def _dialling(options: Options) -> Dialling:
-    return Dialling(options.connect_timeout, _tls(options), options.address_map)
+    return Dialling(options.connect_timeout, _tls(options), options.address_map, _unconfirmed_s(options))
+
+
+def _unconfirmed_s(options: Options) -> float:
+    """For how long sent bytes may be under way: where it is looked up what is stored, less than such a look waits for them."""
+    looks = options.delivery_guarantee == "exactly-once" or options.confirm_ambiguous
+    return min(UNCONFIRMED_S, max(0.1, options.exactly_once_settle - 1.0)) if looks else UNCONFIRMED_S
 
 
 def _tls(options: Options) -> TlsSettings | None:

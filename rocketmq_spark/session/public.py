@@ -22,6 +22,7 @@ from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue, OffsetRange, PullRequest, ReceivedMessage
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.producer import producer as engine
+from rocketmq_spark.producer.confirming import StoredIds
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.session import member, pop_member, puller, sender
 from rocketmq_spark.session.access import scope
@@ -65,15 +66,30 @@ class Producer(engine.BaseProducer):
             raise OptionError("option 'group' is required: name the producer group")
         settings, spool = ProducerSettings.of(parsed), SpoolSettings.of(parsed)
         send = sender(parsed)
-        opened = None
+        stored, opened = _stored_ids(parsed), None
         if spool is not None:
             opened = resending(open_store(spool.folder, parsed, spool), send, settings)
         try:
-            super().__init__(send, settings, spool=opened)
+            super().__init__(send, settings, spool=opened, stored=stored)
         except BaseException:
             if opened is not None:
                 opened.close(Deadline.after(0))
             raise
+
+
+def _stored_ids(options: Options) -> StoredIds | None:
+    """What a producer looks up before it repeats a send; None for one that repeats at once."""
+    if not options.confirm_ambiguous:
+        if "exactly_once_settle" in options.given:
+            raise OptionError("option 'exactlyOnceSettle' means nothing without 'confirmAmbiguous'")
+        return None
+    if not extras.installed("pyarrow"):
+        raise OptionError(
+            "option 'confirmAmbiguous' needs pyarrow, which is not installed", remedy=extras.command(extras.ARROW)
+        )
+    from rocketmq_spark.session.looks import asked_ids
+
+    return asked_ids(options)
 
 
 class Consumer(group_consumer.BaseConsumer):

@@ -165,6 +165,10 @@ class Database:
                     f"the spool in {self.path} is damaged: its file CURRENT is gone, or names nothing", remedy=OPEN_IT
                 )
             path = self.path
+            if is_database(path) and not any(path.glob(f"*{LOG}")):  # each one has a log, be it empty
+                self.damage = "its log is gone"
+                if not read_only:
+                    raise Damaged(f"the spool in {path} is damaged: {self.damage}", remedy=OPEN_IT)
             if damaged := damaged_headers(path):
                 name, headers = next(iter(damaged.items()))
                 self.damage = f"{headers.problem} of {name}"
@@ -183,8 +187,9 @@ class Database:
             with contextlib.suppress(Exception):
                 found = rocks.Rdict(str(path), self._options(to_a_torn_end()), access_type=access)
                 logger.warning(
-                    "the log of the spool in %s ends within a write, which is lost. A power cut or a full disk does this to a "
-                    "write that was not acknowledged: %s", self.path, problem,
+                    "the log of the spool in %s ends within a write: that one is lost, with what was written behind it, an "
+                    "unknown number of records. A power cut or a full disk does this to writes that were not acknowledged: %s",
+                    self.path, problem,
                 )  # fmt: skip
                 return found
             if not read_only:

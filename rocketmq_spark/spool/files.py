@@ -153,14 +153,23 @@ _sync_file = getattr(os, "fdatasync", os.fsync)
 def damaged_headers(path: Path) -> dict[str, Headers]:
     """Of the logs and the manifest of a folder, those with headers that RocksDB must not read, by their names.
 
-    A manifest that ends within a record is one of them: RocksDB would leave out the table that it names, and delete it.
+    A manifest that ends within a record is one of them: RocksDB would leave out the table that it names, and delete it. So is
+    a log behind which another one goes on: what it lost would be a gap.
     """
     found = {}
-    for file in filter(None, (*sorted(path.glob(f"*{LOG}")), manifest(path))):
+    torn = None  # the file that may be
+    for file in filter(None, (manifest(path), *sorted(path.glob(f"*{LOG}"), key=_number, reverse=True))):
         with contextlib.suppress(FileNotFoundError):  # a living process goes on meanwhile
-            if (found_headers := headers(file.read_bytes(), file.suffix == LOG)).problem:
+            data = file.read_bytes()
+            if torn is None and file.suffix == LOG and data:
+                torn = file
+            if (found_headers := headers(data, file == torn)).problem:
                 found[file.name] = found_headers
     return found
+
+
+def _number(log: Path) -> int:
+    return int(log.stem) if log.stem.isdecimal() else 0
 
 
 def mirror(path: Path, into: Path, put: Callable[[Path, Path], object]) -> None:
@@ -209,7 +218,7 @@ class Wal:
             self._files[name] = os.open(self._path / name, os.O_RDONLY)
         for name in self._files.keys() - names:
             os.close(self._files.pop(name))
-        self._newest = self._files[max(names, key=lambda name: int(name.removesuffix(LOG)))]
+        self._newest = self._files[max(names, key=lambda name: _number(Path(name)))]
 
     def close(self) -> None:
         while self._files:

@@ -9,7 +9,6 @@ A process that ends leaves its folder as it is. RocksDB's lock says who lives: i
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -21,6 +20,7 @@ from pathlib import Path
 from rocketmq_spark.base import extras
 from rocketmq_spark.errors import OptionError, SpoolError, SpoolFull
 from rocketmq_spark.options import Options, option_name
+from rocketmq_spark.queues.environment import layout_text
 from rocketmq_spark.spool.database import Database, in_use, is_database
 from rocketmq_spark.spool.keys import RECORD, behind
 from rocketmq_spark.spool.records import SpoolOwner
@@ -73,16 +73,8 @@ def owner_of(options: Options, purpose: str = "") -> SpoolOwner:
     """Whose records a spool holds that is opened with these options."""
     environment = f"environment {options.environment!r} ({options.environment_mode})" if options.environment else ""
     if environment and options.environments is not None:
-        environment += f", of {_compact(options.environments)}"
+        environment += f", of {layout_text(options.environments)}"
     return SpoolOwner(tuple(sorted(options.cluster)), options.namespace or "", environment, purpose)
-
-
-def _compact(layout: str) -> str:
-    """However it was written down."""
-    try:
-        return json.dumps(json.loads(layout), sort_keys=True)
-    except ValueError:
-        return layout
 
 
 _PREFIX, _EMPTIED = "worker-", "emptied-"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Container, Iterator, Sequence
+from pathlib import Path
 
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.spool.changes import AtomicChange
@@ -77,11 +78,15 @@ def repair(db: Database, salvaged: Salvaged | None = None) -> None:
         change.deletes += [numbered(DEAD, sequence)] if sequence in dead else []
         change.deletes += [ordered(lanes[sequence], sequence)] if sequence in lanes else []
     stale = [key for key, value in db.scan(MARK, behind(MARK)) if Due.parse(value).sequence not in kept - dead]
-    missing = max(len(lost), before.depth + before.dead - len(kept))
-    if missing or (salvaged is not None and not salvaged.counted):
+    # Of what was over before and came back neither says how many are lost: places without a record, and older counts.
+    rebuilt = frozenset() if salvaged is None else salvaged.rebuilt
+    lost = [] if rebuilt & {PENDING, DEAD, ORDER} else lost
+    missing = max(len(lost), 0 if TOTALS in rebuilt else before.depth + before.dead - len(kept))
+    exact = salvaged is None or (salvaged.counted and RECORD not in rebuilt)
+    if missing or not exact:
         stale += [key for key, _ in db.scan(NOTE, behind(NOTE))]
     db.write(change.all_puts, change.deletes + stale + doubled, sync=True)
-    _say(db, len(kept), missing, lost, salvaged)
+    _say(db, len(kept), missing, lost, None if salvaged is None else salvaged.folder, exact)
 
 
 def _places(db: Database, dead: Container[int]) -> tuple[dict[int, Due], list[bytes]]:
@@ -107,9 +112,9 @@ def name_owner(db: Database, known: SpoolOwner | None, salvaged: Salvaged | None
         db.write([(key, owner.encode()) for key in OWNER], sync=True)
 
 
-def _say(db: Database, kept: int, missing: int, lost: Sequence[int], salvaged: Salvaged | None) -> None:
+def _say(db: Database, kept: int, missing: int, lost: Sequence[int], damaged_files: Path | None, exact: bool) -> None:
     how_many = str(missing)
-    if salvaged is not None and not salvaged.counted:
+    if not exact:
         how_many = f"at least {missing}" if missing else "an unknown number, perhaps none,"
     logger.error(
         "the spool in %s was repaired: %d records are there, %s are lost%s%s",
@@ -117,7 +122,7 @@ def _say(db: Database, kept: int, missing: int, lost: Sequence[int], salvaged: S
         kept,
         how_many,
         f", among them those with the numbers {', '.join(map(str, lost[:_NAMED]))}" if lost else "",
-        f"; the damaged files are kept in {salvaged.folder}" if salvaged else "",
+        f"; the damaged files are kept in {damaged_files}" if damaged_files else "",
     )
 
 

@@ -30,10 +30,13 @@ _ALL = (b"\0", b"\xff")
 
 
 class Salvaged(NamedTuple):
-    """Where the damaged files are, and whether what was counted before can be trusted."""
+    """Where the damaged files are, and whether what was counted before can be trusted. ``rebuilt`` are the areas of which a
+    rebuilt copy gave something: that may have been over before.
+    """
 
     folder: Path
     counted: bool
+    rebuilt: frozenset[bytes] = frozenset()
 
 
 def salvage(path: Path) -> Salvaged:
@@ -42,15 +45,14 @@ def salvage(path: Path) -> Salvaged:
         new = Database(path / _NEW)
         try:
             gaps, counted = _copy_readable(path, new)
-            if gaps:
-                _copy_rebuilt(path, new, gaps)
+            rebuilt = _copy_rebuilt(path, new, gaps) if gaps else frozenset()
         finally:
             new.close()
         (path / _NEW / "LOCK").unlink(missing_ok=True)
         (path / _LEAVING).mkdir()
         (path / _NEW).rename(path / WHOLE)
         sync_folder(path)
-        return Salvaged(_exchange(path), counted)
+        return Salvaged(_exchange(path), counted, rebuilt)
 
 
 def finish(path: Path) -> None:
@@ -79,7 +81,9 @@ def _copy_readable(path: Path, new: Database) -> tuple[list[tuple[bytes, bytes]]
         old.close()
 
 
-def _copy_rebuilt(path: Path, new: Database, gaps: list[tuple[bytes, bytes]]) -> None:
+def _copy_rebuilt(path: Path, new: Database, gaps: list[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """The areas of which it gave something."""
+    areas: set[bytes] = set()
     copy = path / _COPY
     copy.mkdir()
     mirror(path, copy, shutil.copyfile)
@@ -88,11 +92,11 @@ def _copy_rebuilt(path: Path, new: Database, gaps: list[tuple[bytes, bytes]]) ->
         rebuilt = Database(copy, read_only=True)
         try:
             for start, end in gaps:
-                for _ in _copied(rebuilt, new, start, end):
-                    pass
+                areas.update(key[:1] for key in _copied(rebuilt, new, start, end))
         finally:
             rebuilt.close()
     shutil.rmtree(copy)
+    return frozenset(areas)
 
 
 def _copied(old: Database, new: Database, start: bytes, end: bytes) -> Iterator[bytes]:

@@ -116,13 +116,13 @@ class Look:
 
     def _states(self, deadline: Deadline) -> Mapping[str, LogState | RocketMQError]:
         states = self._tools.offsets.log_states(self._names, deadline)
-        now = self._clock.now()
         for name, state in states.items():
             if isinstance(state, RocketMQError):
                 continue
-            if now - self._heard.get(name, -GAP_S) > GAP_S or name not in self._steady:
-                self._steady[name] = now
-            self._heard[name] = now
+            # By its own time: others may have kept the round waiting.
+            if name not in self._heard or state.at_s - self._heard[name] > GAP_S:
+                self._steady[name] = state.at_s
+            self._heard[name] = state.at_s
         return states
 
     def _settle(self) -> None:
@@ -130,11 +130,10 @@ class Look:
         waited_since = self._clock.now()
         while True:
             states = self._states(Deadline.after(self._tools.question_s))
-            now = self._clock.now()
-            unsettled = [name for name in self._names if not self._is_settled(name, states[name], now)]
+            unsettled = [name for name in self._names if not self._is_settled(name, states[name])]
             if not unsettled:
                 return
-            name = unsettled[0]
+            name, now = unsettled[0], self._clock.now()
             if now - max(waited_since, self._heard.get(name, waited_since)) > self._tools.timeout_s:
                 raise CallTimeout(
                     f"broker {name} does not answer, so that what is stored there cannot be proved",
@@ -148,12 +147,12 @@ class Look:
                 )
             self._clock.sleep(_POLL_S)
 
-    def _is_settled(self, name: str, state: LogState | RocketMQError, now: float) -> bool:
+    def _is_settled(self, name: str, state: LogState | RocketMQError) -> bool:
         if isinstance(state, RocketMQError):
             if not state.retriable:
                 raise state
             return False
-        over_s = now - self._steady[name] - self._tools.settle_s
+        over_s = state.at_s - self._steady[name] - self._tools.settle_s
         return over_s >= 0 and state.head_wait_ms <= 1000 * over_s
 
     def _patiently(self, ask: Callable[[], dict[MessageQueue, int] | None]) -> dict[MessageQueue, int]:

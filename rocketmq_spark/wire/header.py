@@ -97,7 +97,10 @@ _quote = json.encoder.encode_basestring
 
 @dataclass(slots=True)
 class Command:
-    """A request or response. The conversation sets ``opaque``; the caller sets everything else."""
+    """A request or response. The conversation sets ``opaque``; the caller sets everything else.
+
+    ``received_s`` is when an answer came, by the monotonic clock, where several were asked at once.
+    """
 
     code: int
     ext: dict[str, str] = field(default_factory=dict)
@@ -107,6 +110,7 @@ class Command:
     remark: str | None = None
     language: int = LanguageCode.PYTHON
     version: int = VERSION
+    received_s: float = field(default=0.0, compare=False)
 
     @property
     def is_response(self) -> bool:

@@ -17,7 +17,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.pop.in_hand import InHand, InvisibleMessage, Settling
 from rocketmq_spark.consumer.pop.simple_consumer import MIN_INVISIBLE_S, MIN_WAIT_S
 from rocketmq_spark.consumer.settings import PopSettings
-from rocketmq_spark.errors import ClosedError, NotFound, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import ClosedError, LocalProtocolError, NotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.popped import GroupPolicy, PoppedMessage
 from tests.consumer.group import ManualWorkers
@@ -59,6 +59,7 @@ class FakeProxy:
         if "subscribe" in self.failing:
             raise self.failing["subscribe"]
         self.filters.append(dict(filters))
+        self.closed = False
 
     def policy(self) -> GroupPolicy:
         return self.said
@@ -76,6 +77,8 @@ class FakeProxy:
         assert invisible_s >= MIN_INVISIBLE_S, "an error of the Proxy"
         assert wait_s >= MIN_WAIT_S, "an error of the Proxy"
         with self.changed:
+            if self.filters and topic not in self.filters[-1]:
+                raise LocalProtocolError("the topic is not subscribed to", topic=topic)
             if "receive" in self.failing:
                 raise self.failing.pop("receive")
             self.waiting += 1
@@ -133,6 +136,23 @@ class FakeProxy:
         return bool(self.lying[topic, place])
 
 
+def arrival(holder: Any, lock: str, who: threading.Thread) -> threading.Event:
+    """Set when ``who`` wants this lock."""
+    arrived, held = threading.Event(), getattr(holder, lock)
+
+    class Watched:
+        def __enter__(self) -> None:
+            if threading.current_thread() is who:
+                arrived.set()
+            held.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            held.release()
+
+    setattr(holder, lock, Watched())
+    return arrived
+
+
 @dataclass
 class PopBench:
     """The parts of a consumer without threads: work is done, and time passes, when the test says so."""
@@ -151,7 +171,7 @@ class PopBench:
     def lent(self, *messages: PoppedMessage) -> list[InvisibleMessage]:
         self.proxy.put(*messages)
         found = self.proxy.receive("t", 0, len(messages), INVISIBLE_MS / 1000, MIN_WAIT_S, Deadline.after(MIN_WAIT_S))
-        now_ms = self.timer.now_ms()
+        now_ms = self.timer.lease_ms()
         return self.in_hand.came("t", found, now_ms + INVISIBLE_MS, now_ms)
 
 

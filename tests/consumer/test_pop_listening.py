@@ -112,6 +112,19 @@ def test_what_waited_for_too_long_goes_to_no_listener(kind):
     assert listens.bench.proxy.told == ([("ack", "B")] if kind == "in_any_order" else [])
 
 
+@pytest.mark.parametrize("kind", ["in_any_order", "in_order"])
+def test_what_waited_while_the_machine_slept_goes_to_no_listener(kind):
+    """Others had it meanwhile, and in order what is behind it, too."""
+    listens = Listens()
+    listening = getattr(listens, kind)()
+    lent = listens.bench.lent(of("A", "a"), of("B", "a"))
+    listens.bench.time.slept_ms += INVISIBLE_MS
+    listening.submit(lent)
+    listens.bench.time.run_due()
+    assert listens.got == []
+    assert listens.bench.in_hand.stats().cached == 0
+
+
 @pytest.mark.parametrize(
     ("level", "attempt", "seconds"),
     [(0, 1, 10.0), (0, 2, 30.0), (0, 9, 30.0), (1, 1, 1.0), (18, 1, 7200.0), (99, 1, 7200.0)],
@@ -148,6 +161,23 @@ def test_the_last_attempt_of_a_group_makes_a_dead_letter_and_the_next_goes_on(ca
     assert listens.got == [("A1", 1), ("A1", 2), ("A2", 0)]
     assert listens.bench.proxy.told == [("dlq", "A1"), ("ack", "A2")]
     assert caplog.text.count("is a dead letter now, in topic %DLQ%g, after attempt 3") == 1
+
+
+def commits_later(context: Any) -> None:
+    context.auto_commit = False
+
+
+def test_a_listener_that_wants_to_commit_later_is_refused_and_tried_again_after_the_pause(caplog):
+    """None would then mean that the message is not done; 17 times at once, and it would be a dead letter."""
+    listens = Listens(A=commits_later)
+    listens.in_order().submit(listens.bench.lent(of("A", "a")))
+    listens.bench.time.run_due()
+    assert listens.got == [("A", 0)]
+    assert "over gRPC each message is acknowledged by itself" in caplog.text
+    listens.does["A"] = lambda context: setattr(context, "auto_commit", True)
+    listens.bench.time.advance(1.0)
+    assert listens.got == [("A", 0), ("A", 1)]
+    assert listens.bench.proxy.told == [("ack", "A")]
 
 
 def test_what_comes_while_a_group_waits_comes_behind_it():

@@ -12,10 +12,10 @@ import pytest
 from rocketmq_spark.consumer.pop.running import LOOK_S
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.running import ConsumerTools
-from rocketmq_spark.errors import ConnectionLost, OptionError
+from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import NO_FILTER, Filter
 from rocketmq_spark.model.popped import GroupPolicy
-from tests.consumer.pop import SETTINGS, FakeProxy, of
+from tests.consumer.pop import SETTINGS, FakeProxy, arrival, of
 from tests.helpers import RAISED, raising
 from tests.mockbroker import eventually
 from tests.producer.scripted import ManualTimer, Time
@@ -88,6 +88,49 @@ def test_what_is_wanted_may_change_while_it_runs(member):
     eventually(lambda: member.got == ["A"], 60)
 
 
+def test_of_two_threads_that_subscribe_at_once_the_proxy_hears_all(member):
+    member.proxy.counts |= {"u": 1, "v": 1}
+    member.start()
+    second = threading.Thread(target=member.consumer.subscribe, args=("v",))
+    arrived = arrival(member.consumer._running, "_telling", second)
+    tell = member.proxy.subscribe
+
+    def meanwhile(filters: Any, deadline: Any) -> None:
+        if threading.current_thread() is second:
+            tell(filters, deadline)
+            arrived.set()
+        else:
+            second.start()
+            assert arrived.wait(60)
+            tell(filters, deadline)
+
+    member.proxy.subscribe = meanwhile
+    member.consumer.subscribe("u")
+    second.join(60)
+    assert member.proxy.filters[-1].keys() == {"t", "u", "v"}
+
+
+def test_a_subscription_that_waited_while_the_consumer_was_stopped_joins_no_more(member):
+    member.start()
+    running = member.consumer._running
+    second = threading.Thread(target=subscribes, args=(member, outcomes := []))
+    arrived = arrival(running, "_telling", second)
+    with running._telling:
+        second.start()
+        assert arrived.wait(60)
+        assert member.consumer.stop(30) == []
+    second.join(60)
+    assert [type(error) for error in outcomes] == [ClosedError]
+    assert member.proxy.closed
+
+
+def subscribes(member: Member, outcomes: list[Exception]) -> None:
+    try:
+        member.consumer.subscribe("u")
+    except RocketMQError as e:
+        outcomes.append(e)
+
+
 def test_a_listener_that_takes_long_keeps_its_message(member):
     goes_on = member.held_up()
     member.time.advance(60)
@@ -153,6 +196,11 @@ def test_a_start_that_is_interrupted_leaves_again(error):
     with pytest.raises(type(error)):
         member.start()
     assert member.proxy.closed
+    del member.proxy.failing["subscribe"]
+    member.start()
+    member.proxy.put(of("A"))
+    eventually(lambda: member.got == ["A"], 60)
+    assert member.consumer.stop(30) == []
 
 
 def test_nobody_joins_where_no_proxy_answers():

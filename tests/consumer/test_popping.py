@@ -9,7 +9,9 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.pop.in_hand import InvisibleMessage
 from rocketmq_spark.consumer.pop.running import Popping
+from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import ConnectionLost
+from rocketmq_spark.model import NO_FILTER
 from tests.consumer.pop import SETTINGS, PopBench, of
 from tests.helpers import no_more_threads
 from tests.mockbroker import eventually
@@ -23,7 +25,18 @@ class Asks:
         self.bench = PopBench(settings, places=2)
         self.proxy = self.bench.proxy
         self.got: list[InvisibleMessage] = []
-        self.popping = Popping(self.proxy, settings, self.bench.in_hand, self.bench.timer, self._came)
+        self.subscriptions = Subscriptions("g", False, self.bench.timer.wall_ms)
+        self.popping = Popping(
+            self.proxy, settings, self.subscriptions, self.bench.in_hand, self.bench.timer, self._came
+        )
+
+    def look(self, *topics: str) -> None:
+        """A look while these are subscribed to."""
+        for topic in self.subscriptions.all():
+            self.subscriptions.remove(topic)
+        for topic in topics:
+            self.subscriptions.add(topic, NO_FILTER)
+        self.popping.look()
 
     def _came(self, lent: Sequence[InvisibleMessage]) -> None:
         self.got += lent
@@ -46,19 +59,19 @@ def asks() -> Iterator[Asks]:
 
 
 def test_every_broker_is_asked_and_what_comes_is_handed_on(asks):
-    asks.popping.look(["t"])
+    asks.look("t")
     eventually(lambda: asks.proxy.waiting == 2, 60)
     asks.proxy.put(of("A"), of("B"))
     asks.proxy.put(of("C"), place=1)
     eventually(lambda: asks.ids() == ["A", "B", "C"], 60)
-    asks.popping.look(["t"])
+    asks.look("t")
     assert asks.threads() == 2
     assert asks.bench.in_hand.stats().cached == 3
 
 
 def test_an_error_is_said_and_the_broker_asked_again(asks, caplog):
     asks.proxy.failing["receive"] = ConnectionLost("away")
-    asks.popping.look(["t"])
+    asks.look("t")
     asks.proxy.put(of("A"))
     eventually(lambda: asks.ids() == ["A"], 60)
     assert "no messages of t for now: " in caplog.text
@@ -66,11 +79,11 @@ def test_an_error_is_said_and_the_broker_asked_again(asks, caplog):
 
 def test_a_thread_that_ends_is_started_again_by_the_next_look(asks, caplog):
     asks.proxy.failing["receive"] = SystemExit("a bug")
-    asks.popping.look(["t"])
+    asks.look("t")
     eventually(lambda: asks.threads() == asks.proxy.waiting == 1, 60)
     assert "-pop-t-" in caplog.text
     assert "failed: SystemExit: a bug" in caplog.text
-    asks.popping.look(["t"])
+    asks.look("t")
     eventually(lambda: asks.threads() == asks.proxy.waiting == 2, 60)
 
 
@@ -78,27 +91,38 @@ def test_a_thread_that_cannot_be_started_is_started_by_the_next_look(asks, monke
     with monkeypatch.context() as patch:
         no_more_threads(patch, "rocketmq-g-pop-t-1")
         with pytest.raises(RuntimeError):
-            asks.popping.look(["t"])
-    asks.popping.look(["t"])
+            asks.look("t")
+    asks.look("t")
     eventually(lambda: asks.threads() == asks.proxy.waiting == 2, 60)
 
 
 def test_a_topic_that_is_not_there_is_waited_for_and_known_ones_outlive_an_error(asks):
-    asks.popping.look(["u"])
+    asks.look("u")
     assert asks.threads() == 0
     asks.proxy.counts["u"] = 1
-    asks.popping.look(["u"])
+    asks.look("u")
     eventually(lambda: asks.proxy.waiting == 1, 60)
     asks.proxy.failing["places"] = ConnectionLost("away")
-    asks.popping.look(["u"])
+    asks.look("u")
     asks.proxy.put(replace(of("A"), topic="u"))
     eventually(lambda: asks.ids() == ["A"], 60)
 
 
 def test_what_is_not_wanted_any_more_goes_to_no_listener(asks):
-    asks.popping.look(["t"])
+    asks.look("t")
     eventually(lambda: asks.proxy.waiting == 2, 60)
-    asks.popping.look([])
+    asks.look()
+    asks.proxy.put(of("A"))
+    asks.proxy.put(of("B"), place=1)
+    eventually(lambda: asks.threads() == 0, 60)
+    assert asks.got == []
+
+
+def test_a_topic_is_asked_for_no_more_from_the_moment_it_is_left(asks):
+    """Not when the next look comes, before which a Proxy hears of it: the question would be for all of the topic."""
+    asks.look("t")
+    eventually(lambda: asks.proxy.waiting == 2, 60)
+    asks.subscriptions.remove("t")
     asks.proxy.put(of("A"))
     asks.proxy.put(of("B"), place=1)
     eventually(lambda: asks.threads() == 0, 60)
@@ -108,11 +132,11 @@ def test_what_is_not_wanted_any_more_goes_to_no_listener(asks):
 def test_while_many_wait_for_a_listener_nothing_is_asked_for():
     asks = Asks(threads=1)
     (full,) = asks.bench.lent(of("A"))
-    asks.popping.look(["t"])
+    asks.look("t")
     asks.proxy.put(of("B"))
     eventually(lambda: asks.threads() == 2, 60)
     assert (asks.proxy.waiting, asks.got) == (0, [])
-    asks.bench.in_hand.begin(full, asks.bench.timer.now_ms())
+    asks.bench.in_hand.begin(full, asks.bench.timer.lease_ms())
     eventually(lambda: asks.ids() == ["B"], 60)
     asks.popping.close()
     asks.proxy.close(Deadline.after(0))

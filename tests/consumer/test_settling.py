@@ -49,7 +49,7 @@ def test_what_stays_in_hand_gets_more_time_before_it_needs_it():
         bench.time.advance(10)
         renewed(bench)
     assert bench.proxy.told == [("change", "A", 30.0)] * 5
-    assert bench.in_hand.begin(lent, bench.timer.now_ms() + 29_999)
+    assert bench.in_hand.begin(lent, bench.timer.lease_ms() + 29_999)
 
 
 def test_a_proxy_that_is_away_for_a_moment_is_asked_again():
@@ -62,7 +62,7 @@ def test_a_proxy_that_is_away_for_a_moment_is_asked_again():
     bench.time.advance(10)
     renewed(bench)
     assert bench.proxy.told == [("change", "A", 30.0)]
-    assert bench.in_hand.begin(lent, bench.timer.now_ms() + 29_999)
+    assert bench.in_hand.begin(lent, bench.timer.lease_ms() + 29_999)
 
 
 def test_what_is_somebody_elses_already_goes_to_no_listener(caplog):
@@ -72,18 +72,30 @@ def test_what_is_somebody_elses_already_goes_to_no_listener(caplog):
     bench.time.advance(10)
     renewed(bench)
     assert "message A is not ours any more" in caplog.text
-    assert not bench.in_hand.begin(lent, bench.timer.now_ms())
+    assert not bench.in_hand.begin(lent, bench.timer.lease_ms())
 
 
 def test_a_listener_that_hangs_keeps_its_message_from_nobody(caplog):
     bench = PopBench(replace(SETTINGS, consume_timeout_s=15.0))
     hangs, _waits = bench.lent(of("A"), of("B"))
-    bench.in_hand.begin(hangs, bench.timer.now_ms())
+    bench.in_hand.begin(hangs, bench.timer.lease_ms())
     for _ in range(2):
         bench.time.advance(10)
         renewed(bench)
     assert bench.proxy.told == [("change", "A", 30.0), ("change", "B", 30.0), ("change", "B", 30.0)]
     assert "the listener has had message A for too long" in caplog.text
+
+
+def test_a_listener_that_hangs_keeps_its_message_where_it_is_ordered(caplog):
+    """A broker hands out nothing of a queue while what is behind the message is somebody's."""
+    bench = PopBench(replace(SETTINGS, consume_timeout_s=15.0, ordered=True))
+    hangs, _waits = bench.lent(of("A", "a"), of("B", "a"))
+    bench.in_hand.begin(hangs, bench.timer.lease_ms())
+    for _ in range(2):
+        bench.time.advance(10)
+        renewed(bench)
+    assert bench.proxy.told == [("change", "A", 30.0), ("change", "B", 30.0)] * 2
+    assert "the listener has had message A for too long: its queue waits" in caplog.text
 
 
 def test_what_is_settled_meanwhile_is_not_asked_for_again():
@@ -120,7 +132,7 @@ def test_an_endpoint_that_hangs_keeps_no_other_from_being_asked():
         bench.settling.renew()
         eventually(lambda n=n: bench.proxy.told == [("change", "B", 30.0)] * n, 60)
         eventually(lambda: len(bench.settling._renewing) == 1, 60)
-    assert bench.in_hand.begin(other, bench.timer.now_ms() + 29_999)
+    assert bench.in_hand.begin(other, bench.timer.lease_ms() + 29_999)
     held.set()
     eventually(lambda: not bench.settling._renewing, 60)
-    assert not bench.in_hand.begin(hangs, bench.timer.now_ms())
+    assert not bench.in_hand.begin(hangs, bench.timer.lease_ms())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from rocketmq_spark.consumer.pop.simple_consumer import MIN_WAIT_S, BaseSimpleCo
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter
 from rocketmq_spark.model.popped import GroupPolicy, PoppedMessage
+from tests.consumer.pop import arrival
 from tests.helpers import raising
 from tests.test_popped import popped
 
@@ -98,6 +100,85 @@ def test_a_subscription_that_no_proxy_heard_of_is_none():
         consumer.subscribe("t")
     with pytest.raises(OptionError, match=r"expected subscribe\(\)"):
         consumer.receive()
+
+
+def test_a_topic_that_is_left_is_not_asked_for_though_no_proxy_heard_of_it():
+    member = Scripted(t=1, u=1)
+    consumer = BaseSimpleConsumer(member, "g")
+    consumer.subscribe("t")
+    consumer.subscribe("u")
+    member.error = ConnectionLost("away")
+    with pytest.raises(ConnectionLost):
+        consumer.unsubscribe("t")
+    consumer.receive(wait=0)
+    assert [each[0] for each in member.asked] == ["u"]
+
+
+@pytest.mark.parametrize("left", [["t"], ["t", "u"]])
+def test_a_topic_that_another_thread_leaves_while_messages_are_waited_for_is_asked_for_no_more(left):
+    member = Scripted(t=1, u=1)
+    consumer = BaseSimpleConsumer(member, "g")
+    consumer.subscribe("t")
+    consumer.subscribe("u")
+    ask = member.receive
+
+    def leaving(topic: str, *args: Any) -> Sequence[PoppedMessage]:
+        for each in left:
+            consumer.unsubscribe(each)
+        if len(member.asked) == 2:
+            consumer.close()
+        return ask(topic, *args)
+
+    member.receive = leaving
+    assert consumer.receive(wait="1m") == []
+    assert [each[0] for each in member.asked] == ["t", "u", "u"][: 1 if len(left) == 2 else 3]
+
+
+def test_topics_that_two_threads_subscribe_to_at_once_are_both_received():
+    member = Scripted(t=1, u=1)
+    consumer = BaseSimpleConsumer(member, "g")
+    second = threading.Thread(target=consumer.subscribe, args=("u",))
+    arrived = arrival(consumer, "_changing", second)
+    tell = member.subscribe
+
+    def meanwhile(filters: Mapping[str, Filter], deadline: Deadline) -> None:
+        if threading.current_thread() is second:
+            arrived.set()
+        else:
+            second.start()
+            assert arrived.wait(60)
+        tell(filters, deadline)
+
+    member.subscribe = meanwhile
+    consumer.subscribe("t")
+    second.join(60)
+    assert member.told[-1] == {"t": NO_FILTER, "u": NO_FILTER}
+    consumer.receive(wait=0)
+    consumer.receive(wait=0)
+    assert [each[0] for each in member.asked] == ["t", "u"]
+
+
+@pytest.mark.parametrize("verb", ["subscribe", "unsubscribe"])
+def test_a_change_that_waited_while_the_consumer_was_closed_joins_no_more(verb):
+    member = Scripted(t=1, u=1)
+    consumer = BaseSimpleConsumer(member, "g")
+    consumer.subscribe("t")
+    outcomes: list[Exception] = []
+
+    def change() -> None:
+        try:
+            getattr(consumer, verb)("t")
+        except ClosedError as e:
+            outcomes.append(e)
+
+    second = threading.Thread(target=change)
+    arrived = arrival(consumer, "_changing", second)
+    with consumer._changing:
+        second.start()
+        assert arrived.wait(60)
+        consumer.close()
+    second.join(60)
+    assert len(outcomes) == len(member.told) == 1
 
 
 def test_what_becomes_of_a_message():

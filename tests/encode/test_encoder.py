@@ -104,17 +104,18 @@ def test_equals_the_row_wise_encoding(made, data):
     assert items_of(encoder()(sliced)) == [expected(row) for row in made[start:]]
 
 
-@given(rows(), st.integers(1, 300))
-def test_chunks_are_whole_items_in_order(made, max_bytes):
+@given(rows(), st.integers(1, 300), st.none() | st.integers(1, 4))
+def test_chunks_are_whole_items_in_order(made, max_bytes, max_rows):
     encoded = encoder()(batch_of(made))
-    chunks = [(decode_batch(chunk.body), len(chunk.body), chunk.rows) for chunk in encoded.chunks(max_bytes)]
+    chunks = [(decode_batch(chunk.body), len(chunk.body), chunk.rows) for chunk in encoded.chunks(max_bytes, max_rows)]
     assert [bytes(item.body) for items, _, _ in chunks for item in items] == [row[0] for row in made]
     for items, size, count in chunks:
         assert len(items) == count > 0
         assert size <= max_bytes or count == 1
+        assert max_rows is None or count <= max_rows
     # None could have taken the first item of the next.
-    for (_, size, _), (after, _, _) in itertools.pairwise(chunks):
-        assert size + len(encode_batch(after[:1])) > max_bytes
+    for (_, size, count), (after, _, _) in itertools.pairwise(chunks):
+        assert count == max_rows or size + len(encode_batch(after[:1])) > max_bytes
 
 
 @given(rows(), st.data())
@@ -310,6 +311,14 @@ def test_11_26_a_chunk_is_filled_to_its_last_byte():
     assert [chunk.rows for chunk in encoded.chunks(2 * size)] == [2, 2]
     assert [chunk.rows for chunk in encoded.chunks(2 * size - 1)] == [1] * 4
     assert [chunk.rows for chunk in encoded.chunks(2 * size + 1)] == [2, 2]
+
+
+def test_a_chunk_has_no_more_rows_than_it_may():
+    encoded = encoder()(batch_of([FINE] * 7))
+    size = len(body_of(encoded)) // 7
+    assert [chunk.rows for chunk in encoded.chunks(1 << 20, 3)] == [3, 3, 1]
+    assert [chunk.rows for chunk in encoded.chunks(2 * size, 3)] == [2, 2, 2, 1]
+    assert b"".join(bytes(chunk.body) for chunk in encoded.chunks(1 << 20, 3)) == body_of(encoded)
 
 
 def test_nothing_is_an_empty_batch():

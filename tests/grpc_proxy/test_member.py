@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from rocketmq_spark.model import NO_FILTER, Message
 from rocketmq_spark.model.popped import PoppedMessage
 from rocketmq_spark.session.public import SimpleConsumer
 from tests.grpc_proxy.scripted import client, serving, status
+from tests.helpers import no_more_threads
 from tests.live.grpc.proxied import forgotten, new_topic, producer, stored_rows
 from tests.mockbroker import eventually
 from tests.witness import java_send
@@ -112,10 +114,12 @@ def giving(*bodies: bytes, end: Callable[[Any], Iterator[Any]] = lambda context:
             yield answer
         yield from end(context)
 
-    with serving({"QueryAssignment": assigned, "ReceiveMessage": give}) as address:
-        proxy = client(address)
-        yield ProxyMember(proxy, "g", lambda body: 100 * body)
-        proxy.close()
+    answers = {"QueryAssignment": assigned, "ReceiveMessage": give, "Telemetry": Forgetful().telemetry}
+    with serving(answers) as address:
+        member = ProxyMember(client(address, connect_timeout_s=30.0), "g", lambda body: 100 * body)
+        member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+        yield member
+        member.close(Deadline.after(10))
 
 
 def ids(member: ProxyMember, count: int) -> list[str]:
@@ -135,6 +139,14 @@ def test_what_an_answer_becomes_has_a_limit(monkeypatch):
         assert ids(member, 5) == ["0", "1", "2"]
         monkeypatch.setattr(grpc_member, "_MESSAGE_BYTES", 100)
         assert ids(member, 5) == ["0", "1", "2", "3", "4"], "what so many messages may have"
+
+
+def test_a_topic_that_is_not_subscribed_to_is_not_asked_for():
+    """By which filter it would be is known no more."""
+    with giving(b"x") as member:
+        member.subscribe({"u": NO_FILTER}, Deadline.after(30))
+        with pytest.raises(errors.LocalProtocolError, match="not subscribed"):
+            ids(member, 1)
 
 
 def breaks(context: Any) -> Iterator[Any]:
@@ -220,6 +232,65 @@ def test_a_proxy_hears_whether_its_member_wants_the_order(ordered):
         member.close(Deadline.after(10))
 
 
+class Saying(Forgetful):
+    """A Proxy that says of every group whether its brokers keep the order."""
+
+    def __init__(self, ordered: bool) -> None:
+        super().__init__()
+        self.ordered = ordered
+        self.answers = 0
+
+    def telemetry(self, commands: Any, context: Any) -> Any:
+        for command in commands:
+            command.settings.subscription.fifo = self.ordered
+            command.settings.backoff_policy.max_attempts = 17
+            yield command
+            self.answers += 1
+
+    def again(self) -> None:
+        """Wait until it has said so again, and the member has heard what it said before."""
+        before = self.answers
+        eventually(lambda: self.answers > before + 1, 30)
+
+
+def test_a_member_notices_when_brokers_do_not_keep_the_order_any_more_and_when_they_do_again(monkeypatch):
+    """While its streams stand: a Proxy says nothing by itself, and goes by what it learns with each question."""
+    monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
+    one, two = Saying(ordered=True), Saying(ordered=True)
+    with (
+        serving({"Telemetry": one.telemetry, "Heartbeat": one.beat}) as first,
+        serving({"Telemetry": two.telemetry, "Heartbeat": two.beat}) as second,
+    ):
+        member = ProxyMember(client(first, second, connect_timeout_s=30.0), "g", bytes, ordered=True)
+        try:
+            member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+            assert member.policy().ordered
+            for proxy in (one, two):
+                proxy.ordered = False
+                eventually(lambda: not member.policy().ordered, 30)
+                one.again()
+                two.again()
+                assert not member.policy().ordered, "one of them is enough"
+                proxy.ordered = True
+                eventually(lambda: member.policy().ordered, 30)
+        finally:
+            member.close(Deadline.after(10))
+
+
+def test_what_an_endpoint_said_of_the_order_before_it_went_away_counts_no_more(monkeypatch):
+    monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
+    one, two = Saying(ordered=True), Saying(ordered=False)
+    with serving({"Telemetry": one.telemetry, "Heartbeat": one.beat}) as first:
+        with serving({"Telemetry": two.telemetry, "Heartbeat": two.beat}) as second:
+            member = ProxyMember(client(first, second, connect_timeout_s=30.0), "g", bytes, ordered=True)
+            member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+            assert not member.policy().ordered
+        try:
+            eventually(lambda: member.policy().ordered, 60)
+        finally:
+            member.close(Deadline.after(10))
+
+
 def test_a_subscription_that_is_repeated_after_a_failure_keeps_the_member_alive(monkeypatch):
     monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
     proxy = Forgetful(refuses=True)
@@ -231,6 +302,41 @@ def test_a_subscription_that_is_repeated_after_a_failure_keeps_the_member_alive(
         proxy.wait_for_beat(known=True)
 
 
+@pytest.mark.parametrize("which", [None, 0, 1])
+def test_a_subscription_is_repeated_as_a_whole_after_a_moment_without_threads(monkeypatch, which):
+    """Where there was no thread for the heartbeats (None), or for the stream of an endpoint."""
+    monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
+    proxies = [Forgetful(), Forgetful()]
+    with contextlib.ExitStack() as stack:
+        addresses = [
+            stack.enter_context(serving({"Telemetry": proxy.telemetry, "Heartbeat": proxy.beat})) for proxy in proxies
+        ]
+        member = ProxyMember(client(*addresses, connect_timeout_s=30.0), "g", bytes)
+        stack.callback(lambda: member.close(Deadline.after(10)))
+        with monkeypatch.context() as exhausted:
+            no_more_threads(
+                exhausted, "rocketmq-g-heartbeat" if which is None else f"rocketmq-telemetry-{addresses[which]}"
+            )
+            with pytest.raises(RuntimeError):
+                member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+        member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+        for proxy in proxies:
+            proxy.wait_for_beat(known=True)
+
+
+def test_a_member_that_left_may_join_again(monkeypatch):
+    monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
+    proxy = Forgetful(refuses=True)
+    with proxy.member() as member:
+        with pytest.raises(errors.AccessDenied):
+            member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+        member.close(Deadline.after(10))
+        with pytest.raises(errors.ClosedError):
+            member.places("t", Deadline.after(10))
+        member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+        proxy.wait_for_beat(known=True)
+
+
 def test_a_proxy_that_forgot_a_member_gets_its_settings_again(monkeypatch):
     monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
     proxy = Forgetful()
@@ -238,8 +344,7 @@ def test_a_proxy_that_forgot_a_member_gets_its_settings_again(monkeypatch):
         member.subscribe({"t": NO_FILTER}, Deadline.after(30))
         proxy.wait_for_beat(known=True)
         proxy.known = False
-        proxy.wait_for_beat(known=False)
-        proxy.wait_for_beat(known=True)
+        eventually(lambda: proxy.known, 30)
 
 
 def test_an_endpoint_that_hangs_keeps_no_other_from_hearing_of_a_member(monkeypatch):

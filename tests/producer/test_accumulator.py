@@ -81,6 +81,15 @@ def test_2_8_an_explicit_queue_is_part_of_the_key() -> None:
     assert [len(batch.entries) for batch in accumulator.take(10)] == [1, 2, 1]
 
 
+def test_what_is_sent_one_by_one_has_few_in_a_batch() -> None:
+    accumulator = Accumulator(BatchLimits(max_of_queue=3))
+    for queue in (None, q("a:0")):
+        for _ in range(7):
+            accumulator.add(key(queue=queue), entry(), None, 0)
+    assert [len(batch.entries) for batch in accumulator.take(0)] == [3, 3]
+    assert [len(batch.entries) for batch in accumulator.take(10)] == [7, 1]
+
+
 def test_2_9_the_number_of_open_batches_is_bounded() -> None:
     accumulator = Accumulator(BatchLimits(max_open=100))
     taken = [accumulator.add(key(tag=f"tag-{i}"), entry(), None, 0) is not None for i in range(10_000)]

@@ -184,6 +184,15 @@ def test_2_8_messages_for_a_queue_are_batched_for_that_queue(bench: Bench) -> No
     }  # fmt: skip
 
 
+def test_over_grpc_messages_of_groups_have_small_batches(bench: Bench) -> None:
+    producer = bench.producer(auto_batch=True, proxied=True)
+    for i in range(40):
+        producer.send_async(message(f"{i}"), selector="hash", arg="a group")
+        producer.send_async(message(f"{i}"))
+    bench.time.advance(0.01)
+    assert sorted(map(len, sent(bench))) == [8, 16, 16, 40]
+
+
 def test_2_9_ten_thousand_tags_do_not_take_more_memory_than_allowed(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True, max_async_messages=100_000)
     for i in range(10_000):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,10 +28,10 @@ from rocketmq_spark.errors import (
     UnprovedError,
     error_for,
 )
-from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
+from rocketmq_spark.model import MessageQueue, QueueEnd, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.confirming import Confirming, EndKind, end_of, without
 from rocketmq_spark.producer.engine import Engine
-from rocketmq_spark.producer.outgoing import Ended, Outgoing
+from rocketmq_spark.producer.outgoing import Ended, Outgoing, split, with_ids
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch, encode_item
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
@@ -128,6 +129,8 @@ class Broker:
         self.followers = ""
         self.offsets: Counter[MessageQueue] = Counter()
         self.queues = qs("a:0-1 b:0-1")
+        self.master = "10.0.0.1:10911"
+        self.away: set[str] = set()  # brokers that are not asked where their queues end
         self.late: Callable[[Callable[[], None]], None] | None = None  # what has its answer come later
         self.breaks: Exception | None = None
         self.stopped = 0
@@ -161,10 +164,23 @@ class Broker:
             return
         done(SendResult(SendStatus.SEND_OK, "", queue, first) if says == "ok" else ambiguous[says])
 
-    def end(self, queue: MessageQueue) -> int:
-        return 0
+    def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
+        outcomes: list[Outcome] = []
+        self.send_async(queue, request, deadline, outcomes.append)
+        (outcome,) = outcomes
+        if isinstance(outcome, RocketMQError):
+            raise outcome
+        return outcome
 
-    def among(self, since: Mapping[MessageQueue, int], ids: Collection[str], deadline: Deadline) -> set[str]:
+    def end(self, queue: MessageQueue) -> QueueEnd:
+        if queue.broker_name in self.away:
+            raise CallTimeout("the broker does not say where its queues end")
+        return QueueEnd(0, self.master)
+
+    def among(
+        self, since: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline
+    ) -> set[str]:
+        assert master == self.master
         self.looks.append(dict(since))
         if self.breaks is not None:
             raise self.breaks
@@ -176,7 +192,9 @@ class Broker:
         self.stopped += 1
 
 
-def run(bench: Bench, broker: Broker, requests: Sequence[SendRequest], pinned: Sequence[Any]) -> list[Ended]:
+def run(
+    bench: Bench, broker: Broker, requests: Sequence[SendRequest], pinned: Sequence[Any], blocking: bool = False
+) -> list[Ended]:
     ended: list[Ended] = []
     settings = ProducerSettings(
         group="g", retries=None, pinned_retries=None, send_timeout_s=60.0, max_in_flight=None,
@@ -186,7 +204,12 @@ def run(bench: Bench, broker: Broker, requests: Sequence[SendRequest], pinned: S
     engine.confirming = Confirming(broker, engine.timer)
     broker.late = lambda answer: engine.timer.later(1.0, answer)
     for request, queue in zip(requests, pinned, strict=True):
-        engine.submit(Outgoing("T", request, 60.0, queue, ordered=queue is not None, done=ended.append))
+        outgoing = Outgoing("T", request, 60.0, queue, ordered=queue is not None, done=ended.append)
+        if not blocking:
+            engine.submit(outgoing)
+            continue
+        with contextlib.suppress(RocketMQError):
+            engine.send(outgoing)
     bench.time.advance(120.0)
     engine.close(Deadline.after(0))
     return ended
@@ -199,16 +222,16 @@ _scripts = st.lists(
 _queues = st.lists(st.sampled_from([None, q("a:0"), q("b:1")]), min_size=1, max_size=4)
 
 
-@given(_scripts, _queues, st.integers(1, 4), st.booleans())
+@given(_scripts, _queues, st.integers(1, 4), st.booleans(), st.booleans())
 def test_whatever_brokers_do_nothing_is_stored_twice_and_nothing_is_lost(
-    script: list[tuple[str, str]], pinned: list[Any], size: int, fails: bool
+    script: list[tuple[str, str]], pinned: list[Any], size: int, fails: bool, blocking: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patched:
         bench, broker = Bench(patched), Broker(script)
         broker.fails = fails
         names = itertools.count()
         requests = [batch(*(f"m{next(names)}" for _ in range(size))) for _ in pinned]
-        ended = run(bench, broker, requests, pinned)
+        ended = run(bench, broker, requests, pinned, blocking)
     assert len(ended) == len(requests)
     assert all(count == 1 for count in broker.stored.values())
     for each in ended:
@@ -218,6 +241,75 @@ def test_whatever_brokers_do_nothing_is_stored_twice_and_nothing_is_lost(
             assert 0 <= each.confirmed <= len(mine)
         else:
             assert fails or ("none", "1") in script or ("some", "1") in script  # which is doubted a few times only
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_nothing_goes_to_a_queue_whose_end_is_not_known(bench: Bench, blocking: bool) -> None:
+    broker = Broker([])
+    broker.away = {"a"}
+    ended = run(bench, broker, [batch(f"m{i}") for i in range(4)], [None] * 4, blocking)
+    assert {queue.broker_name for queue, _, _ in broker.places} == {"b"}
+    assert all(isinstance(each.outcome, SendResult) for each in ended)
+    assert broker.looks == []
+    broker.away = {"a", "b"}
+    for each in run(bench, broker, [batch("z")], [q("a:0")], blocking):
+        assert isinstance(each.outcome, RocketMQError)
+        cause = each.outcome if isinstance(each.outcome, CallTimeout) else each.outcome.__cause__
+        assert isinstance(cause, CallTimeout)
+        assert cause.unsent
+    assert broker.looks == []
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_look_is_at_the_master_that_was_sent_to(bench: Bench, blocking: bool) -> None:
+    """Where the end of a queue is known of another master, what was acknowledged before says nothing of it."""
+    broker = Broker([("all", "ok"), ("all", "ok"), ("all", "timeout")])
+    masters = iter(["10.0.0.1:10911", "10.0.0.1:10911", "10.0.0.2:10911"])
+
+    def end(queue: MessageQueue) -> QueueEnd:
+        broker.master = next(masters)
+        return QueueEnd(0, broker.master)
+
+    broker.end = end  # type: ignore[method-assign]
+    ended = run(bench, broker, [batch("x"), batch("y"), batch("z")], [q("a:0")] * 3, blocking)
+    assert broker.looks == [{q("a:0"): 0}]
+    assert [each.confirmed for each in ended] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), KeyboardInterrupt()])
+def test_what_breaks_after_the_request_went_out_is_looked_up(bench: Bench, error: BaseException) -> None:
+    broker = Broker([])
+
+    def breaks(*given: Any) -> None:
+        broker.send_async = Broker.send_async.__get__(broker)  # type: ignore[method-assign]
+        broker.send_async(*given[:3], lambda outcome: None)
+        raise error
+
+    broker.send_async = breaks  # type: ignore[method-assign]
+    if isinstance(error, Exception):
+        (ended,) = run(bench, broker, [batch("x")], [q("a:0")])
+        assert (ended.confirmed, broker.stored) == (1, {"x": 1})
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            run(bench, broker, [batch("x")], [q("a:0")])
+        bench.time.advance(120.0)
+        assert broker.stored == {"x": 1}
+    assert broker.looks == [{q("a:0"): 0}]
+
+
+@pytest.mark.parametrize("stored", ["all", "none"])
+@pytest.mark.parametrize("name", ["DELAY", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"])
+def test_a_delayed_message_that_is_not_there_yet_is_not_sent_again(bench: Bench, name: str, stored: str) -> None:
+    broker = Broker([(stored, "timeout")])
+    request = SendRequest("g", b"body", encode_properties({"UNIQ_KEY": "s", name: "3"}))
+    (ended,) = run(bench, broker, [request], [None])
+    if stored == "all":  # it was due
+        assert (isinstance(ended.outcome, SendResult), ended.confirmed) == (True, 1)
+    else:
+        assert isinstance(ended.outcome, UnprovedError)
+        assert "not in its topic before it is due" in ended.outcome.message
+    assert broker.script == []
+    assert sum(broker.stored.values()) == (stored == "all")
 
 
 def test_a_look_begins_behind_what_was_acknowledged_before(bench: Bench) -> None:
@@ -243,9 +335,9 @@ def test_a_look_after_another_attempt_begins_where_that_attempt_began(bench: Ben
     broker = Broker([("none", "refused"), ("all", "timeout")])
     asked: list[MessageQueue] = []
 
-    def end(queue: MessageQueue) -> int:
+    def end(queue: MessageQueue) -> QueueEnd:
         asked.append(queue)
-        return 50 if queue == asked[0] else 3
+        return QueueEnd(50 if queue == asked[0] else 3, broker.master)
 
     broker.end = end  # type: ignore[method-assign]
     broker.offsets = Counter(dict.fromkeys(broker.queues, 3))
@@ -310,3 +402,18 @@ def test_what_cannot_be_looked_up_is_not_sent_again(bench: Bench) -> None:
     assert isinstance(ended.outcome, UnprovedError)
     assert "may be stored, and its broker did not say" in ended.outcome.message
     assert not broker.stored
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_where_a_batch_lies_is_not_known_when_a_part_of_it_was_found(bench: Bench, blocking: bool) -> None:
+    """The broker's answer is of the rest only."""
+    broker = Broker([("some", "timeout"), ("all", "ok")])
+    (ended,) = run(bench, broker, [batch("x", "y")], [q("a:0")], blocking)
+    assert (broker.stored, ended.confirmed) == ({"x": 1, "y": 1}, 1)
+    result = ended.outcome
+    assert isinstance(result, SendResult)
+    assert (result.queue, result.queue_offset, result.offset_msg_id) == (q("a:0"), None, None)
+    assert [(each.msg_id, each.queue_offset) for each in split(with_ids(result, ["x", "y"]), 2)] == [
+        ("x", None),
+        ("y", None),
+    ]

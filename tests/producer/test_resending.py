@@ -308,6 +308,13 @@ def test_a_batch_has_bounds(resender: EngineResender) -> None:
     assert sum(takes(large) for _ in range(10)) == 3
 
 
+def test_over_grpc_where_each_of_a_lane_is_a_request_few_go_as_one(bench: Bench) -> None:
+    """Else a Proxy that takes 12 ms for each would be sent the same 256 again and again, and never all in time."""
+    resender = EngineResender(bench.sender, ProducerSettings(group="g", proxied=True), ManualTimer(bench.time))
+    takes = resender.joins(single(b"a"))
+    assert sum(takes(single(b"b")) for _ in range(1000)) == 15
+
+
 def test_it_has_its_thread_before_it_takes_anything(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     made = EngineResender(bench.sender, ProducerSettings(group="g"), Timer("x"), contextlib.nullcontext)
     found: list[Resent] = []

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +28,7 @@ from rocketmq_spark.remoting.connection import Connection
 from rocketmq_spark.remoting.endpoint import TlsSettings, parse_address
 from rocketmq_spark.wire.header import Command
 from tests.fix_clusters import certificates
+from tests.helpers import awaited
 from tests.mockbroker import PING, MockBroker, never, ok, ping
 
 
@@ -182,3 +186,51 @@ def test_rotated_tls_files_are_read_again(tmp_path: Path) -> None:
         assert endpoint.ssl_context(tls) is not good
         cert.unlink()
         connect_to(broker.address, tls)
+
+
+DIES = """
+import os, signal, sys
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.remoting.endpoint import connect
+
+sock = connect(sys.argv[1], Deadline.after(30), None, 1.0)
+sock.setblocking(False)
+sent = 0
+try:
+    while True:
+        sent += sock.send(bytes(1 << 16))
+except BlockingIOError:
+    print(sent, sock.getsockname()[1], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def left_in_the_kernel(port: int) -> bool:
+    """Whether the system still has a socket with that port here and something to send."""
+    with open("/proc/net/tcp") as table:
+        rows = [line.split() for line in table.readlines()[1:]]
+    return any(int(row[1].rpartition(":")[2], 16) == port and int(row[4].partition(":")[0], 16) for row in rows)
+
+
+@pytest.mark.parametrize("linux", [sys.platform] if sys.platform == "linux" else [])
+def test_what_a_dead_process_left_unsent_is_dropped(linux: str) -> None:
+    """Its peer stands still, and would get it when it goes on: long after somebody looked whether it is there."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        command = [sys.executable, "-c", DIES, address]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child, server.accept()[0] as peer:
+            assert child.stdout is not None
+            sent, port = map(int, child.stdout.readline().split())
+            assert child.wait(60) == -signal.SIGKILL
+            assert left_in_the_kernel(port)
+            awaited(lambda: not left_in_the_kernel(port))
+            got = 0
+            while True:
+                try:
+                    data = peer.recv(1 << 20)
+                except ConnectionResetError:
+                    break
+                if not data:
+                    break
+                got += len(data)
+    assert got < sent

@@ -80,7 +80,7 @@ def test_idle_connections_are_closed_but_not_those_that_wait(
 def test_a_dead_address_is_dialled_once_for_all_who_wait(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     dialled, go = [], threading.Event()
 
-    def connection(*_: object) -> None:
+    def connection(*_: object, **how: object) -> None:
         dialled.append(1)
         go.wait(60)
         raise ConnectionLost("refused", "h:1")
@@ -113,7 +113,7 @@ def test_a_dead_address_is_dialled_once_for_all_who_wait(pool: Pool, monkeypatch
 def test_who_waits_for_another_s_dialling_keeps_its_own_deadline(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
-    def connection(*_: object) -> None:
+    def connection(*_: object, **how: object) -> None:
         go.wait(60)
         raise ConnectionLost("refused", "h:1")
 
@@ -200,6 +200,15 @@ def test_addresses_are_mapped(broker: MockBroker) -> None:
     pool.close()
 
 
+@pytest.mark.parametrize("option", [socket.TCP_USER_TIMEOUT] if hasattr(socket, "TCP_USER_TIMEOUT") else [])
+def test_the_system_drops_what_is_not_confirmed_in_time(broker: MockBroker, option: int) -> None:
+    for seconds in (15.0, 3.0):
+        pool = Pool(Dialling(unconfirmed_s=seconds) if seconds < 15 else Dialling())
+        sock = pool.get(broker.address, soon())._channel._sock
+        assert sock.getsockopt(socket.IPPROTO_TCP, option) == 1000 * seconds
+        pool.close()
+
+
 def test_a_retired_connection_ends_after_its_last_answer(broker: MockBroker, pool: Pool) -> None:
     held = mb.Held()
     broker.on(PING, held)
@@ -231,8 +240,8 @@ def test_a_connection_that_is_made_while_the_pool_closes_is_closed_too(
 ) -> None:
     made, real = [], pool_module.Connection
 
-    def connection(*args: object) -> object:
-        made.append(real(*args))  # type: ignore[arg-type]
+    def connection(*args: object, **how: object) -> object:
+        made.append(real(*args, **how))  # type: ignore[arg-type]
         pool.close()
         return made[0]
 

@@ -14,7 +14,8 @@ from rocketmq_spark.errors import (
     OptionError,
 )
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spark.sink import checks, guarantee, once
+from rocketmq_spark.session.looks import noted_ids
+from rocketmq_spark.spark.sink import checks, guarantee
 from rocketmq_spark.spark.sink.writers import RocketMQStreamWriter
 from rocketmq_spark.stored.ends import QueueEnds
 from tests.live.writes import frame, sink_options
@@ -91,10 +92,10 @@ def test_a_look_ends_with_its_task() -> None:
     """It would wait for its broker, on a thread of a worker that goes on with other tasks."""
     queue = MessageQueue("t", "a", 0)
     options = sink_options("127.0.0.1:1", topic="t", deliveryGuarantee="exactly-once")
-    looking = once.SinkStoredIds(options, QueueEnds({queue: 0}, {"a": "127.0.0.1:1"}))
+    looking = noted_ids(options, QueueEnds({queue: 0}, {"a": "127.0.0.1:1"}))
     looking.stop()
-    with pytest.raises(ClosedError, match="the task ended"):
-        looking.among({queue: 0}, {"id"}, Deadline.after(20))
+    with pytest.raises(ClosedError, match="the producer was closed"):
+        looking.among({queue: 0}, "127.0.0.1:1", {"id"}, Deadline.after(20))
 
 
 def test_a_stream_must_say_where_its_checkpoint_is() -> None:

@@ -104,14 +104,6 @@ def test_old_notes_that_cannot_be_removed_do_not_hold_up_a_batch(
     assert not notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS).before
 
 
-def test_the_other_writes_of_a_batch_are_known(folder: Folder) -> None:
-    name = notes.batch_name(folder, "one")
-    notes.begin(folder, name, lambda: ENDS)
-    assert notes.others(folder, name) == []
-    assert [note.name.write for note in notes.others(folder, name._replace(write="two"))] == ["one"]
-    assert notes.others(folder, name._replace(write="two", epoch=1)) == []
-
-
 def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:
     folder = checkpoint_folder(str(tmp_path))
     with pytest.raises(OptionError, match="is no checkpoint of a query"):

@@ -275,6 +275,22 @@ def test_a_batch_is_finished_where_it_was_begun(
     assert sink.plan(sink.options(topic=topic)).begun
 
 
+def test_a_layout_of_environments_may_be_spelled_otherwise(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
+    layout = {"prod": {"broker-a": [0]}, "dev": {"broker-a": [1]}}
+    given = {"topic": make_topic(queues=2), "environment": "dev"}
+    assert not sink.plan(sink.options(**given, environments=json.dumps(layout))).begun
+    other = json.dumps(dict(reversed(layout.items())), indent=1)
+    assert sink.plan(sink.options(**given, environments=other)).begun
+    layout["dev"]["broker-a"], layout["prod"]["broker-a"] = [0], [1]
+    with pytest.raises(OptionError, match="was begun for "):
+        sink.plan(sink.options(**given, environments=json.dumps(layout)))
+    (note,) = (sink.path / "rocketmq" / "0").iterdir()
+    value = json.loads(note.read_bytes())
+    del value["within"]  # as an earlier version wrote it, which is no word about where
+    note.write_text(json.dumps(value))
+    assert sink.plan(sink.options(**given, environments=other)).begun
+
+
 def test_too_many_ids_are_read_again_by_the_tasks(
     rocketmq: LocalBroker, make_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:

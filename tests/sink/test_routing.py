@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import OptionError, SelectorError
 from rocketmq_spark.queues.selection import select
-from rocketmq_spark.spark.sink.routing import Router, RoutingPlan, RowRange, candidates, row_selector, selector_of
+from rocketmq_spark.spark.sink.routing import (
+    Router,
+    RoutingPlan,
+    RowRange,
+    candidates,
+    row_selector,
+    selector_of,
+)
 from tests.live.writes import frame, sink_options
 from tests.queues import qs
 

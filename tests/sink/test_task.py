@@ -7,16 +7,21 @@ import random
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
+import pyarrow as pa
 import pytest
 
+from rocketmq_spark import options
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response, SysFlag
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.errors import MessageRefused, OptionError, RouteNotFound, SelectorError
+from rocketmq_spark.grpc_proxy.facts import MessageType
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.producer.outgoing import Outcome
 from rocketmq_spark.queues.selection import by_hash
+from rocketmq_spark.spark.sink.task import TaskWriter
+from tests.grpc_proxy.scripted import acknowledge, route, serving
 from tests.helpers import stored, total
 from tests.live.producer.recording import RecordingSender
 from tests.live.writes import Make, Writes, bodies, by_queue, frame, numbered, writes
@@ -334,6 +339,18 @@ def test_a_topic_that_does_not_exist_is_refused_with_the_nearest_name(topic: str
     with pytest.raises(RouteNotFound, match=f"Did you mean .*{topic}"):
         writes(frame(body=["x", "y"], topic=[topic, f"{topic}s"]), sendTimeout="5s")
     assert writes.requests == []
+
+
+@pytest.mark.parametrize(("column", "batches"), [("shardingKey", 7), ("priority", 7), ("keys", 1)])
+def test_over_grpc_rows_that_are_requests_of_their_own_have_small_batches(column: str, batches: int) -> None:
+    """All requests of a batch must end within one attempt."""
+    kinds = {"shardingKey": MessageType.FIFO, "priority": MessageType.PRIORITY, "keys": MessageType.NORMAL}
+    values = {"shardingKey": ["one group"] * 100, "priority": [1] * 100, "keys": [["a"]] * 100}
+    rows = pa.RecordBatch.from_pydict({"body": [b"x"] * 100, column: values[column]})
+    with serving({"SendMessage": acknowledge, "QueryRoute": route(kinds[column])}) as address:
+        given = options.parse({"transport": "grpc", "proxyEndpoint": address, "topic": "t"}).for_role("sink")
+        done = TaskWriter(given, {"body": "body", column.lower(): column}).write([rows])
+    assert (done.rows, done.batches) == (100, batches)
 
 
 def test_what_travels_alone_has_less_room_for_properties(topic: str, writes: Writes) -> None:

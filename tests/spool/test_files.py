@@ -75,3 +75,17 @@ def test_a_damaged_head_is_found_and_mirrored_as_it_was_written(tmp_path: Path) 
     assert (tmp_path / "mirror" / "CURRENT").is_symlink()
     log.write_bytes(data)
     db.close()
+
+
+@pytest.mark.parametrize(("last", "is_damaged"), [(b"", False), (b"more", True)])
+def test_a_torn_end_behind_which_another_log_goes_on_is_damage(tmp_path: Path, last: bytes, is_damaged: bool) -> None:
+    """RocksDB goes on with the next one, and what was lost before that is a gap. An empty one is that of a start."""
+    db = Database(tmp_path / "db")
+    db.write([(b"key", b"value")])
+    (log,) = (tmp_path / "db").glob("*.log")
+    data = log.read_bytes()
+    log.write_bytes(data[:-3])
+    (tmp_path / "db" / "1000003.log").write_bytes(data if last else b"")
+    assert list(damaged_headers(tmp_path / "db")) == ([log.name] if is_damaged else [])
+    log.write_bytes(data)
+    db.close()

@@ -76,7 +76,7 @@ def test_g2_10_a_torn_end_of_the_log_is_what_a_kill_leaves_and_no_damage(
     (log,) = (path for path in tmp_path.glob("*.log") if path.stat().st_size > 1000)
     log.write_bytes(log.read_bytes().rstrip(b"\0")[:-50])
     assert sorted(drained(tmp_path)) == list(range(COUNT - 1))
-    assert "ends within a write, which is lost" in caplog.text
+    assert "ends within a write: that one is lost, with what was written behind it, an unknown number" in caplog.text
     assert "damaged" not in caplog.text
 
 
@@ -138,6 +138,24 @@ def test_what_points_nowhere_is_dropped_and_named_and_what_was_forgotten_is_due(
     assert again._db.get(ordered(b"l", 4)) is None
     assert len(list(again._db.scan(PENDING, behind(PENDING)))) == 3
     again.close()
+
+
+@pytest.mark.parametrize("area", [RECORD, PENDING, TOTALS])
+def test_what_was_over_and_came_back_from_a_rebuilt_copy_does_not_stand_for_what_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, area: bytes
+) -> None:
+    """One record is lost, and one that was over is there again; a place or a count that was over says nothing of what is lost."""
+    store = Store(tmp_path)
+    store.add([(record(b"%d" % i), i) for i in range(1, 4)], {b"note": b"all before is stored"})
+    before = {key: store._db.get(key) or b"" for key in (numbered(RECORD, 1), Due(1, 1).key, TOTALS)}
+    store.settle([(work, Done()) for work in store.take(1, 1)], 1)
+    lost = [numbered(RECORD, 2), Due(2, 2).key] if area == RECORD else []
+    store._db.write([(key, value) for key, value in before.items() if key[:1] == area], lost)
+    repair(store._db, Salvaged(tmp_path / "damaged-1", area != TOTALS, frozenset({area})))
+    kept, how_many = (2, "an unknown number, perhaps none,") if area != PENDING else (2, "0")
+    assert f"{kept} records are there, {how_many} are lost; the damaged files" in caplog.text
+    assert bool(store.notes()) == (area == PENDING), "else what it lost is not read again"
+    store.close()
 
 
 def test_a_record_has_one_place_whatever_comes_back(tmp_path: Path) -> None:

@@ -206,6 +206,22 @@ def test_a_manifest_that_was_cut_within_a_record_leaves_no_table_out(
         assert "records are there, an unknown number, perhaps none, are lost" in caplog.text
 
 
+def test_a_log_that_has_gone_is_damage(whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """RocksDB begins a new one without a word."""
+    path = shutil.copytree(whole, tmp_path / "store")
+    for log in path.glob("*.log"):
+        log.unlink()
+    reading = SpoolReading(path)
+    assert (sum(1 for _ in reading.entries()), reading.is_damaged) == (2 * COUNT, True)
+    reading.close()
+    assert Counter(drained(path)) == dict.fromkeys(range(COUNT), 2)
+    assert "is damaged: its log is gone" in caplog.text
+    assert f"{2 * COUNT} records are there, an unknown number, perhaps none, are lost" in caplog.text
+    caplog.clear()
+    assert drained(path) == []
+    assert not caplog.text
+
+
 @pytest.mark.parametrize(
     "content", [b"", bytes(16), b"MANIFEST-00002\0\n", b"MANIFEST-\n", b"\xff" * 16, b"MANIFEST-999999\n"]
 )

@@ -67,7 +67,18 @@ class Brokers:
 
     def state(self, name: str) -> LogState:
         size = 10 * sum(len(ids) for queue, ids in self.queues.items() if queue.broker_name == name)
-        return LogState(size, 10 * self.unindexed.get(name, 0), self.head_wait_ms)
+        return LogState(size, 10 * self.unindexed.get(name, 0), self.head_wait_ms, self.now)
+
+    def is_slow_once(self, name: str, answered: Callable[[float], object] = float) -> None:
+        """The next answer of a broker takes 1.4 s, for which the round waits."""
+
+        def answer() -> LogState:
+            del self.states[name]
+            self.sleep(1.4)
+            answered(self.now)
+            return self.state(name)
+
+        self.states[name] = answer
 
     def confirms_late(self, name: str, deadline: Deadline) -> bool:
         return self.late
@@ -145,7 +156,7 @@ def test_where_copies_must_confirm_the_index_has_nothing_left(scripted: Brokers)
     scripted.late = True
     scripted.queues[A] += ["a2", "a3"]
     scripted.unindexed["a"] = 1
-    scripted.states["a"] = lambda: LogState(log[0], 10, 0)
+    scripted.states["a"] = lambda: LogState(log[0], 10, 0, scripted.now)
 
     def indexed() -> None:
         scripted.unindexed.clear()
@@ -171,6 +182,19 @@ def test_a_broker_that_stood_still_begins_its_settle_time_anew(scripted: Brokers
     assert scripted.now >= 108.0 + SETTLE_S
 
 
+def test_a_broker_is_heard_when_it_answers_and_not_when_the_slowest_does(scripted: Brokers) -> None:
+    """One stands still from its answer on, for which another keeps the round waiting, until late in the next round."""
+    since, thawed = scripted.noted(), []
+
+    def freeze() -> None:
+        scripted.is_slow_once("b", thawed.append)
+        scripted.events[scripted.now + 1.3] = lambda: scripted.is_slow_once("a", thawed.append)
+
+    scripted.events[104.0] = freeze
+    assert scripted.look(since) == []
+    assert scripted.now >= thawed[-1] + SETTLE_S
+
+
 def test_a_send_that_waits_in_the_broker_since_before_the_look_is_waited_for(scripted: Brokers) -> None:
     since = scripted.noted()
     scripted.head_wait_ms = 30_000
@@ -193,6 +217,21 @@ def test_a_send_that_came_within_the_settle_time_and_waits_in_the_broker_is_wait
         return scripted.state("a")._replace(head_wait_ms=int(1000 * waited_s))
 
     scripted.states["a"] = waits
+    scripted.events[stored_at] = lambda: scripted.queues[A].append("late")
+    assert scripted.look(since) == ["late"]
+
+
+def test_what_a_broker_says_of_its_sends_counts_when_it_says_so(scripted: Brokers) -> None:
+    """The settle time is over for the slowest of the round, and was not for the one that answered first."""
+    since = scripted.noted()
+    came_at, stored_at = 100.0 + SETTLE_S - 0.8, 117.0
+
+    def waits() -> LogState:
+        waited_s = scripted.now - came_at if came_at <= scripted.now < stored_at else 0.0
+        return scripted.state("a")._replace(head_wait_ms=int(1000 * waited_s))
+
+    scripted.states["a"] = waits
+    scripted.events[100.0 + SETTLE_S - 0.1] = lambda: scripted.is_slow_once("b")
     scripted.events[stored_at] = lambda: scripted.queues[A].append("late")
     assert scripted.look(since) == ["late"]
 
@@ -273,7 +312,7 @@ def expired(scripted: Brokers) -> None:
 
 def queue_gone(scripted: Brokers) -> None:
     del scripted.queues[B]
-    scripted.states["b"] = lambda: LogState(10, 0, 0)
+    scripted.states["b"] = lambda: LogState(10, 0, 0, scripted.now)
 
 
 @pytest.mark.parametrize(

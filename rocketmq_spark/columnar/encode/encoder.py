@@ -57,8 +57,8 @@ class Encoded:
     def slice(self, start: int, end: int) -> Encoded:
         return Encoded(self.items.slice(start, end - start))
 
-    def chunks(self, max_bytes: int) -> Iterator[Chunk]:
-        """Cut into batches of at most ``max_bytes``; a larger single item makes a batch of its own.
+    def chunks(self, max_bytes: int, max_rows: int | None = None) -> Iterator[Chunk]:
+        """Cut into batches of at most ``max_bytes`` and ``max_rows``; a larger single item makes a batch of its own.
 
         One that is less than half of the buffer is a copy: who waits for a queue keeps its bytes, and not all the others.
         """
@@ -67,6 +67,7 @@ class Encoded:
         while start < rows:
             limit = int(offsets[start]) + max_bytes
             end = max(start + 1, int(np.searchsorted(offsets, limit, side="right")) - 1)
+            end = end if max_rows is None else min(end, start + max_rows)
             body = data[int(offsets[start]) : int(offsets[end])]
             yield Chunk(body if 2 * len(body) >= len(data) else arrow.copied(body), end - start)
             start = end

@@ -49,7 +49,7 @@ class InvisibleMessage:
 
 
 class InHand:
-    """Of one consumer; times are those of its timer, in ms."""
+    """Of one consumer; times are ``Timer.lease_ms``: the broker counts, too, while this machine sleeps."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -181,15 +181,18 @@ class Settling:
         return True
 
     def renew(self) -> None:
-        """More time for what is in hand, but for what a listener has had for too long. A broker that hangs, or an endpoint,
-        does not keep others from being extended.
+        """More time for what is in hand, but for what a listener has had for too long: where it is ordered, its queue waits. A
+        broker that hangs, or an endpoint, does not keep others from being extended.
         """
-        now_ms = self._timer.now_ms()
+        now_ms = self._timer.lease_ms()
         due: defaultdict[Hashable, list[InvisibleMessage]] = defaultdict(list)
         for lent in self._in_hand.all():
             if now_ms - lent.since_ms > 1000 * self._settings.consume_timeout_s and lent.caller is not None:
-                logger.warning("the listener has had message %s for too long: others may get it", lent.message.msg_id)
-            elif lent.until_ms - now_ms <= 1000 * (INVISIBLE_S - LOOK_S):
+                outcome = "its queue waits" if self._settings.ordered else "others may get it"
+                logger.warning("the listener has had message %s for too long: %s", lent.message.msg_id, outcome)
+                if not self._settings.ordered:
+                    continue
+            if lent.until_ms - now_ms <= 1000 * (INVISIBLE_S - LOOK_S):
                 due[lent.message.endpoint, lent.message.queue.broker_name].append(lent)
         for way in due.keys() - self._renewing:
             self._renewing.add(way)
@@ -208,7 +211,7 @@ class Settling:
 
     def _renew(self, lent: InvisibleMessage) -> None:
         with lent.asking:
-            now_ms = self._timer.now_ms()
+            now_ms = self._timer.lease_ms()
             if lent.settled or self._closed:
                 return
             try:

@@ -17,7 +17,7 @@ from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.pop.in_hand import InHand, InvisibleMessage, Settling
 from rocketmq_spark.consumer.push.workers import Workers
-from rocketmq_spark.consumer.result import Context, Listener, OrderedContext, Step, concurrent, ordered
+from rocketmq_spark.consumer.result import AcknowledgingContext, Context, Listener, Step, concurrent, ordered
 from rocketmq_spark.consumer.settings import PopSettings
 from rocketmq_spark.model.popped import GroupPolicy
 from rocketmq_spark.options.parsing import positive_duration
@@ -56,7 +56,7 @@ class InAnyOrder:
         """Nothing is tried again here."""
 
     def _consume(self, lent: InvisibleMessage) -> None:
-        if not self._in_hand.begin(lent, self._timer.now_ms()):
+        if not self._in_hand.begin(lent, self._timer.lease_ms()):
             return
         context = Context(lent.message.queue)
         outcome = attempt(self._listener, (lent.message,), context)
@@ -69,7 +69,7 @@ class InAnyOrder:
         message, verdict = lent.message, concurrent(outcome, context, 1)
         if verdict.why:
             _complain(lent, verdict.why, outcome)
-        self._in_hand.called(lent, bool(verdict.done), self._timer.now_ms())
+        self._in_hand.called(lent, bool(verdict.done), self._timer.lease_ms())
         if verdict.done:
             self._settling.done(lent)
         elif verdict.level < 0:
@@ -127,7 +127,7 @@ class InOrder:
         with self._lock:
             self._paused.discard(key)
         while (lent := self._first(key)) is not None:
-            if not self._in_hand.begin(lent, self._timer.now_ms()):
+            if not self._in_hand.begin(lent, self._timer.lease_ms()):
                 self._drop(key)  # it comes again, and those behind it behind it
                 continue
             again_s = attempt(self._consume, lent)
@@ -144,16 +144,16 @@ class InOrder:
 
     def _consume(self, lent: InvisibleMessage) -> float | None:
         """None: it is settled. Otherwise the pause before it comes again; less than 0: it could not be settled."""
-        message, context = lent.message, OrderedContext(lent.message.queue)
+        message, context = lent.message, AcknowledgingContext(lent.message.queue)
         outcome = attempt(self._listener, (message,), context)
         verdict = ordered(outcome, context, self._suspend_ms)
         done = verdict.step is Step.COMMIT
         if verdict.why:
             _complain(lent, verdict.why, outcome)
-        self._in_hand.called(lent, done, self._timer.now_ms())
+        self._in_hand.called(lent, done, self._timer.lease_ms())
         if not done and message.delivery_attempt < self._port.policy().max_attempts:
             message.delivery_attempt += 1
-            self._in_hand.waits(lent, self._timer.now_ms())
+            self._in_hand.waits(lent, self._timer.lease_ms())
             return verdict.pause_ms / 1000
         settled = self._settling.done(lent) if done else self._settling.dead(lent)
         return None if settled else -1.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from rocketmq_spark.base.clock import Deadline
@@ -23,7 +23,7 @@ from rocketmq_spark.consumer.push.running import HANGS_S, STATS_S, TIMEOUT_S, Co
 from rocketmq_spark.consumer.result import Listener
 from rocketmq_spark.consumer.settings import MAX_WAIT_S, PopSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
-from rocketmq_spark.errors import OptionError, RocketMQError
+from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError
 from rocketmq_spark.model.membership import ConsumerStats, TopicFigures
 from rocketmq_spark.model.popped import PoppedMessage
 from rocketmq_spark.ports import PopMember
@@ -44,12 +44,14 @@ class Popping:
         self,
         port: PopMember,
         settings: PopSettings,
+        subscriptions: Subscriptions,
         in_hand: InHand,
         timer: Timer,
         submit: Callable[[Sequence[InvisibleMessage]], None],
     ) -> None:
         self._port = port
         self._settings = settings
+        self._subscriptions = subscriptions
         self._in_hand = in_hand
         self._timer = timer
         self._submit = submit
@@ -58,9 +60,13 @@ class Popping:
         self._wanted: set[Place] = set()
         self._closed = threading.Event()
 
-    def look(self, topics: Collection[str]) -> None:
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
+    def look(self) -> None:
         """Start missing pollers; obsolete ones end by themselves."""
-        wanted = {(topic, place) for topic in topics for place in range(self._places(topic))}
+        wanted = {(topic, place) for topic in self._subscriptions.all() for place in range(self._places(topic))}
         with self._lock:
             self._wanted = wanted
             for place in sorted(wanted - self._threads.keys()):
@@ -104,11 +110,12 @@ class Popping:
         found = self._port.receive(topic, at, self._settings.batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
         if not found or self._over(place):
             return  # what came too late is handed to others when its time is over
-        now_ms = self._timer.now_ms()
+        now_ms = self._timer.lease_ms()
         self._submit(self._in_hand.came(topic, found, now_ms + round(1000 * INVISIBLE_S), now_ms))
 
     def _over(self, place: Place) -> bool:
-        return self._closed.is_set() or place not in self._wanted or not keeps_order(self._settings, self._port)
+        wanted = place in self._wanted and self._subscriptions.get(place[0]) is not None  # the latter changes at once
+        return self._closed.is_set() or not wanted or not keeps_order(self._settings, self._port)
 
     def _places(self, topic: str) -> int:
         try:
@@ -148,14 +155,15 @@ class PopRunning:
         self._in_hand = InHand()
         self._settling = Settling(port, settings, self._in_hand, self._renewals)
         self._listening = self._listening_of(listener)
-        self._popping = Popping(port, settings, self._in_hand, self._renewals, self._listening.submit)
+        self._popping = Popping(port, settings, subscriptions, self._in_hand, self._renewals, self._listening.submit)
+        self._telling = threading.RLock()  # held while the Proxy hears of a change, so that it hears of the newest last
 
     def begin(self) -> None:
         """Join the group and ask for messages.
 
         Raises ``RocketMQError`` where no Proxy answers, ``OptionError`` where an order is wanted that the group does not keep.
         """
-        self._port.subscribe(self._subscriptions.all(), Deadline.after(START_S))
+        self._subscribe()
         self._check_order()
         self._looks.every(LOOK_S, self._look, 0.0)
         self._renewals.every(RENEW_S, self._settling.renew, RENEW_S)
@@ -163,7 +171,7 @@ class PopRunning:
 
     def changed(self) -> None:
         """The subscriptions are other ones."""
-        self._port.subscribe(self._subscriptions.all(), Deadline.after(START_S))
+        self._subscribe()
         self._looks.later(0.0, self._look)
 
     def end(self, deadline: Deadline) -> list[PoppedMessage]:
@@ -189,13 +197,19 @@ class PopRunning:
 
     def figures(self) -> dict[str, TopicFigures]:
         """What became of each topic's messages lately."""
-        return self._in_hand.figures(self._subscriptions.all(), self._renewals.now_ms())
+        return self._in_hand.figures(self._subscriptions.all(), self._renewals.lease_ms())
 
     def _listening_of(self, listener: Listener) -> Listening:
         port, in_hand, settling, workers = self._port, self._in_hand, self._settling, self._workers
         if not self._settings.ordered:
             return InAnyOrder(listener, port, in_hand, settling, workers, self._renewals)
         return InOrder(listener, port, self._settings, in_hand, settling, (workers, self._looks))
+
+    def _subscribe(self) -> None:
+        with self._telling:
+            if self._popping.closed:  # meanwhile: it would join again
+                raise ClosedError("the consumer is closed")
+            self._port.subscribe(self._subscriptions.all(), Deadline.after(START_S))
 
     def _check_order(self) -> None:
         if not keeps_order(self._settings, self._port):
@@ -214,7 +228,7 @@ class PopRunning:
                 self._settings.group,
             )
             return
-        self._popping.look(self._subscriptions.all())
+        self._popping.look()
 
     def _log_stats(self) -> None:
         logger.info("group %s: %s", self._settings.group, self.stats())

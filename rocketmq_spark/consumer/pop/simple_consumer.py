@@ -43,6 +43,9 @@ class BaseSimpleConsumer(Closing):
         self._owner = Owner("consumer")
         self._lock = threading.Lock()
         self._filters: dict[str, Filter] = {}
+        self._changing = (
+            threading.RLock()
+        )  # held while the Proxy hears of a change: none is made of what another one replaces
         self._turn = 0
         self._closed = self._left = False
 
@@ -61,20 +64,24 @@ class BaseSimpleConsumer(Closing):
             OptionError: The filter is wrong.
             ConnectionLost: No endpoint of the Proxy answers.
         """
-        self._owner.check(self._closed)
+        self._owner.check(False)  # a fork waits for no lock
         if problem := topic_problem(topic):
             raise OptionError(f"topic is {topic!r}; expected the name of a topic ({problem})")
-        wanted = {**self._filters, topic: filter_of(tags, sql)}
-        self._member.subscribe(wanted, Deadline.after(_START_S))
-        self._filters = wanted
+        added = {topic: filter_of(tags, sql)}
+        with self._changing:
+            self._owner.check(self._closed)
+            wanted = self._filters | added
+            self._member.subscribe(wanted, Deadline.after(_START_S))
+            self._filters = wanted
 
     @entry
     def unsubscribe(self, topic: str) -> None:
-        """Receive no more messages of ``topic``."""
-        self._owner.check(self._closed)
-        wanted = {known: each for known, each in self._filters.items() if known != topic}
-        self._member.subscribe(wanted, Deadline.after(_START_S))
-        self._filters = wanted
+        """Receive no more messages of ``topic``, also when no endpoint of the Proxy answers, which raises ``ConnectionLost``."""
+        self._owner.check(False)
+        with self._changing:
+            self._owner.check(self._closed)
+            self._filters = {known: each for known, each in self._filters.items() if known != topic}
+            self._member.subscribe(self._filters, Deadline.after(_START_S))
 
     @entry
     def receive(
@@ -103,8 +110,7 @@ class BaseSimpleConsumer(Closing):
         if not self._filters:
             raise OptionError("the consumer has no subscription; expected subscribe() before receive()")
         invisible_s, end = _invisible("invisible", invisible, MIN_INVISIBLE_S), Deadline.after(_seconds("wait", wait))
-        places = self._places()
-        while True:
+        while places := self._places():
             with self._lock:
                 topic, place = places[self._turn % len(places)]
                 self._turn += 1
@@ -114,6 +120,7 @@ class BaseSimpleConsumer(Closing):
             found = self._member.receive(topic, place, max_messages, invisible_s, wait_s, deadline)
             if found or end.expired or self._closed:
                 return found
+        return []  # the last topic was left meanwhile
 
     @entry
     def ack(self, message: PoppedMessage) -> None:

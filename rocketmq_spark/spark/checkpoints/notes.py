@@ -30,11 +30,13 @@ _OFFSETS_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class BatchNote:
-    """What a batch is, and where the queues ended before it. ``within`` is the namespace and environment of its topics."""
+    """What a batch is, and where the queues ended before it. ``within`` is the namespace and environment of its topics; None
+    where an earlier version did not note it.
+    """
 
     name: BatchName
     ends: QueueEnds
-    within: str = ""
+    within: str | None = ""
 
     def to_bytes(self) -> bytes:
         name = self.name
@@ -60,7 +62,7 @@ class BatchNote:
                 name = BatchName(
                     value["query"], value["epoch"], value["batch"], bytes.fromhex(value["offsets"]), value["write"]
                 )
-                return cls(name, QueueEnds.from_json(value), str(value.get("within", "")))
+                return cls(name, QueueEnds.from_json(value), value.get("within"))
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
         raise OptionError(
@@ -151,20 +153,6 @@ def standing(folder: Folder, write: str) -> str:
     note = BatchNote.from_bytes(content) if content is not None else None
     state = "finished" if folder.read_bytes(f"commits/{name.number}") is not None else "begun"
     return f"batch {name.number} is {state}, {'with' if note is not None and note.name == name else 'without'} a note"
-
-
-def others(folder: Folder, name: BatchName) -> list[BatchNote]:
-    """Notes of other writes of the same batch."""
-    found = []
-    for path in folder.files(f"{ROOM}/{name.number}"):
-        write = path.rpartition("/")[2]
-        if write == name.write or write.startswith("."):
-            continue
-        content = folder.read_bytes(path)
-        note = BatchNote.from_bytes(content) if content is not None else None
-        if note is not None and note.name == name._replace(write=note.name.write):
-            found.append(note)
-    return found
 
 
 def epoch(folder: Folder) -> int:

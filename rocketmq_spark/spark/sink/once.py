@@ -6,9 +6,7 @@ content, leaves out what is stored, and looks for itself when it is not the firs
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -17,12 +15,11 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from rocketmq_spark import session
 from rocketmq_spark.base import process
-from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.columnar.encode.content import (
     ROW_BYTES,
@@ -34,7 +31,6 @@ from rocketmq_spark.columnar.encode.content import (
 from rocketmq_spark.columnar.encode.properties import MESSAGE_ID
 from rocketmq_spark.errors import (
     BrokerNotFound,
-    ClosedError,
     MessageRefused,
     OptionError,
     RocketMQError,
@@ -43,13 +39,15 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
+from rocketmq_spark.queues.environment import layout_text
+from rocketmq_spark.session.looks import look_tools, noted_ids
 from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
 from rocketmq_spark.spark.sink import checks, guarantee
 from rocketmq_spark.spark.sink.report import Tally
 from rocketmq_spark.stored.ends import Enough, QueueEnds, ends_now
-from rocketmq_spark.stored.ids import ScopedHashes, ids_of
-from rocketmq_spark.stored.look import Look, LookTools
+from rocketmq_spark.stored.ids import ScopedHashes
+from rocketmq_spark.stored.look import Look
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +56,6 @@ Bytes = npt.NDArray[np.uint8]
 MAX_IDS = 1_000_000
 SINK = "sink"
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
-_PULL_BATCH = 1024
 _CHECKED = "topics checked for exactly-once"
 
 
@@ -86,9 +83,10 @@ def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int
     topics, within = guarantee.topics(options), _within(options)
     made = notes.begin(folder, name, lambda: noted(options), within)
     ends = made.note.ends
-    if (ends.topics, made.note.within) != (topics, within):
+    before = within if made.note.within is None else made.note.within
+    if (ends.topics, before) != (topics, within):
         raise OptionError(
-            f"batch {name.number} was begun for {', '.join(ends.topics)}{made.note.within}, and the query now writes to "
+            f"batch {name.number} was begun for {', '.join(ends.topics)}{before}, and the query now writes to "
             f"{', '.join(topics)}{within}: the note is {folder.name}/{notes.ROOM}/{name.number}/{name.write}",
             remedy="Finish the batch with the old options, or take the query back with: rocketmq-spark checkpoint rewind",
         )
@@ -110,7 +108,8 @@ def _within(options: Options) -> str:
     """Where the topics are: the same names elsewhere are other topics, or other queues."""
     words = [f"namespace {options.namespace!r}"] if options.namespace else []
     if options.environment is not None:
-        how = [options.environment_mode, f"environments={options.environments}" if options.environments else ""]
+        layout = f"environments={layout_text(options.environments)}" if options.environments else ""
+        how = [options.environment_mode, layout]
         words.append(f"environment {options.environment!r} ({', '.join(filter(None, how))})")
     return f" in {', '.join(words)}" if words else ""
 
@@ -173,24 +172,10 @@ def _check(options: Options, ends: QueueEnds) -> bool:
     return True
 
 
-def tools(options: Options, timeout_s: float | None = None) -> LookTools:
-    reads = dataclasses.replace(
-        options, pull_batch_size=_PULL_BATCH, read_from="master", read_deadline=options.send_timeout
-    )
-    return LookTools(
-        session.routes(options),
-        session.offsets(options),
-        ids_of(lambda: session.puller(reads)),
-        options.send_timeout if timeout_s is None else timeout_s,
-        options.exactly_once_settle,
-        options.request_timeout,
-    )
-
-
 def _found(options: Options, name: BatchName, ends: QueueEnds) -> tuple[ScopedHashes, dict[MessageQueue, int]]:
     """What is stored of a batch, and how far that was looked for."""
     hashes = ScopedHashes(name.digest(), MAX_IDS)
-    until = Look(tools(options), ends).run(hashes)
+    until = Look(look_tools(options), ends).run(hashes)
     logger.warning(
         "batch %d was begun before: %d of its rows are stored already, and will not be sent again",
         name.number,
@@ -213,7 +198,7 @@ class TaskOnce:
         else:
             self._found = len((plan.found or {}).get(partition, b"")) // ROW_BYTES
         self.ids = ContentIds(scope, Timer("rocketmq-ids").wall_ms)
-        self.stored = SinkStoredIds(options, plan.ends)
+        self.stored = noted_ids(options, plan.ends)
 
     @property
     def repeats(self) -> bool:
@@ -250,7 +235,7 @@ class TaskOnce:
 def _stored_rows(options: Options, plan: OncePlan, partition: int, attempt: int) -> StoredRows | None:
     if attempt:
         hashes = ScopedHashes(plan.name.scope(partition))
-        Look(tools(options), plan.ends).run(hashes)
+        Look(look_tools(options), plan.ends).run(hashes)
         logger.warning(
             "attempt %d of partition %d: %d of its rows are stored already", attempt, partition, hashes.count
         )
@@ -261,7 +246,7 @@ def _stored_rows(options: Options, plan: OncePlan, partition: int, attempt: int)
         return StoredRows(np.frombuffer(plan.found.get(partition, b""), np.uint8).reshape(-1, ROW_BYTES))
     assert plan.until is not None
     hashes = ScopedHashes(plan.name.scope(partition))
-    for ids in tools(options).read(plan.ends.ranges(plan.until)):
+    for ids in look_tools(options).read(plan.ends.ranges(plan.until)):
         hashes(ids)
     return StoredRows(cast(Bytes, hashes.rows()))
 
@@ -335,35 +320,3 @@ class NotedSender:
                 remedy="Start the brokers that the topic had then",
             )
         return known[1]
-
-
-class SinkStoredIds:
-    """Implements ``producer.confirming.StoredIds`` for one task."""
-
-    def __init__(self, options: Options, ends: QueueEnds) -> None:
-        self._options = options
-        self._ends = ends
-        self._stopped = threading.Event()
-
-    def end(self, queue: MessageQueue) -> int:
-        return self._ends.queues.get(queue, 0)
-
-    def among(self, since: Mapping[MessageQueue, int], ids: Collection[str], deadline: Deadline) -> set[str]:
-        (name,) = {queue.broker_name for queue in since}
-        wanted, found = pa.array(sorted(ids), pa.string()), set[str]()
-
-        def take(stored: pa.Array) -> None:
-            found.update(stored.filter(pc.is_in(stored, wanted)).to_pylist())
-
-        asked = dataclasses.replace(
-            tools(self._options, max(1.0, deadline.remaining())), clock=Clock(sleep=self._sleep)
-        )
-        Look(asked, self._ends.of_broker(name, since)).run(take)
-        return found
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def _sleep(self, seconds: float) -> None:
-        if self._stopped.wait(seconds):
-            raise ClosedError("the task ended")

@@ -151,6 +151,7 @@ class TaskWriter:
         self._topics = self._engine.topics
         self._outcomes: queues.SimpleQueue[tuple[int, Ended]] = queues.SimpleQueue()
         self._batch_bytes = min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
+        self._batch_rows = self._settings.most_one_by_one if {"shardingkey", "priority"} & self._names.keys() else None
         ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms) if once is None else once.ids
         self._encoder = Encoder(self._names, options.max_message_size, ids, self._batch_bytes)
         self._whole = BatchTopicPlan(options, self._names, self._sender, self._engine.timer.wall_ms)
@@ -252,7 +253,7 @@ class TaskWriter:
     def _send(self, share: routing.RowRange, encoded: Encoded, rows: Rows, delayed: bool = False) -> None:
         """Brokers ignore delays inside a batch. There is no order among delayed rows."""
         max_bytes, at = 0 if delayed else self._batch_bytes, 0
-        for chunk in encoded.chunks(max_bytes):
+        for chunk in encoded.chunks(max_bytes, self._batch_rows):
             now_ms, place = self._engine.timer.wall_ms(), Destination(share.queue)
             if len(chunk.body) <= max_bytes:
                 topic, said = share.topic, self._whole.properties(share.topic, rows[at : at + chunk.rows])

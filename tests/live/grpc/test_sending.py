@@ -141,6 +141,14 @@ def test_rows_of_a_group_keep_their_order(proxied):
     assert found == expected
 
 
+def test_rows_of_a_group_go_in_batches_that_a_slow_proxy_takes_in_time(proxied):
+    """All of a batch must be there within one attempt, one row after the other: else all of it is sent again."""
+    topic = new_topic(proxied, "FIFO")
+    written = write(proxied, frame(body=numbered(600), shardingKey=["one"] * 600), topic=topic)
+    assert (written.rows, written.batches) == (600, 38)
+    assert len(stored_rows(proxied, topic, 600)) == 600
+
+
 def test_rows_that_are_delayed_travel_alone(proxied):
     topic = new_topic(proxied, "DELAY")
     written = write(proxied, frame(body=numbered(30), delayMs=[1000] * 30), topic=topic)

@@ -14,10 +14,11 @@ from rocketmq_spark import Message, Producer, session
 from rocketmq_spark.base.codes import Request, Response, SysFlag
 from rocketmq_spark.errors import MessageRefused, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.model import SendStatus
+from rocketmq_spark.model import MessageQueue, SendStatus
 from rocketmq_spark.wire.messages import decode_batch
 from tests.live.producer.recording import RecordingSender
-from tests.mockbroker import Call, Command, MockBroker, never, ok, refuse, route
+from tests.mockbroker import Call, Command, MockBroker, close, never, ok, refuse, route
+from tests.source.scripted import stats
 
 STORED = ok(msgId="x", queueId="0", queueOffset="0")
 Make = Callable[..., tuple[Producer, RecordingSender]]
@@ -199,6 +200,28 @@ def test_require_store_ok__asks_again_when_a_message_is_stored_less_safely(
     producer, sender = made(scripted.address, **given)
     assert producer.send(Message("t", b"x")).status is SendStatus.FLUSH_DISK_TIMEOUT
     assert len(sender.sends) == attempts
+
+
+def test_confirm_ambiguous__and_exactly_once_settle_look_what_is_stored_before_a_message_is_sent_again(
+    scripted: MockBroker, made: Make
+) -> None:
+    """The first connection breaks instead of an answer, and the queue is as empty as before."""
+    state = b'{"table":{"commitLogMaxOffset":"7","dispatchBehindBytes":"0","sendThreadPoolQueueHeadWaitTimeMills":"0"}}'
+    scripted.on(Request.GET_BROKER_RUNTIME_INFO, ok(state))
+    scripted.on(Request.GET_BROKER_CONFIG, ok(b"brokerName=broker-a\n"))
+    scripted.on(Request.GET_TOPIC_STATS_INFO, stats({MessageQueue("t", "broker-a", 0): (0, 5)}))
+    asked = []
+    for options in ({}, {"confirmAmbiguous": "true", "exactlyOnceSettle": "2100ms"}, {"exactlyOnceSettle": "4100ms"}):
+        before = len(scripted.seen(Request.SEND_MESSAGE_V2)), len(scripted.seen(Request.GET_BROKER_RUNTIME_INFO))
+        scripted.on(Request.SEND_MESSAGE_V2, [close, STORED])
+        confirming = {"confirmAmbiguous": "true", "sendTimeout": "30s"} if options else {}
+        producer, _ = made(scripted.address, **{**confirming, **options})
+        assert producer.send(Message("t", b"x")).status is SendStatus.SEND_OK
+        assert len(scripted.seen(Request.SEND_MESSAGE_V2)) - before[0] == 2
+        asked.append(len(scripted.seen(Request.GET_BROKER_RUNTIME_INFO)) - before[1])
+    # Twice a second for as long as a request may still arrive.
+    assert asked[0] == 0
+    assert 4 < asked[1] < asked[2]
 
 
 def test_long_delay__sends_what_timers_do_not_serve_as_an_envelope(scripted: MockBroker, made: Make) -> None:

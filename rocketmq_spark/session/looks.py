@@ -1,0 +1,63 @@
+"""Looks at what brokers have stored: for the exactly-once sink, and for producers that do not repeat what may be stored."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from rocketmq_spark.base.clock import Clock
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.options import Options, transport
+from rocketmq_spark.session import offsets, puller, routes
+from rocketmq_spark.stored.ends import QueueEnds
+from rocketmq_spark.stored.ids import ids_of
+from rocketmq_spark.stored.look import GAP_S, LookTools
+from rocketmq_spark.stored.sends import AskedStoredIds, NotedStoredIds
+
+_PULL_BATCH = 1024
+
+
+def look_tools(options: Options, timeout_s: float | None = None, clock: Clock | None = None) -> LookTools:
+    """What a look with these options asks, and how long it waits: for the send timeout unless it is given."""
+    reads = dataclasses.replace(
+        options, pull_batch_size=_PULL_BATCH, read_from="master", read_deadline=options.send_timeout
+    )
+    return LookTools(
+        routes(options),
+        offsets(options),
+        ids_of(lambda: puller(reads)),
+        options.send_timeout if timeout_s is None else timeout_s,
+        options.exactly_once_settle,
+        options.request_timeout,
+        clock or Clock(),
+    )
+
+
+def noted_ids(options: Options, ends: QueueEnds) -> NotedStoredIds:
+    """For a task whose planner noted where queues end."""
+    return NotedStoredIds(lambda timeout_s, clock: look_tools(options, timeout_s, clock), ends)
+
+
+def asked_ids(options: Options) -> AskedStoredIds:
+    """For a producer with option ``confirmAmbiguous``. Raises ``OptionError`` for what it cannot be combined with."""
+    if problems := list(_problems(options)):
+        raise OptionError.of(problems)
+    return AskedStoredIds(lambda timeout_s, clock: look_tools(options, timeout_s, clock))
+
+
+def _problems(options: Options) -> Iterator[str]:
+    if options.transport == transport.GRPC:
+        yield "option 'confirmAmbiguous' is true, but 'transport' is 'grpc': a Proxy does not say what brokers have stored"
+    if options.on_send_failure == "spool":
+        yield "option 'confirmAmbiguous' is true, but 'onSendFailure' is 'spool': what is spooled is sent later, without a look"
+    if options.require_store_ok == "ok":
+        yield "option 'confirmAmbiguous' is true, but 'requireStoreOk' is 'ok': what is stored and not flushed is sent again"
+    settle_s, send_s = options.exactly_once_settle, options.send_timeout
+    if settle_s <= GAP_S:
+        yield f"option 'exactlyOnceSettle' is {settle_s:g} s; expected more than {GAP_S:g} s, for which a broker may stand still"
+    needed_s = options.request_timeout + settle_s
+    if send_s <= needed_s:
+        yield (
+            f"option 'sendTimeout' is {send_s:g} s; with 'confirmAmbiguous' expected more than {needed_s:g} s, for one attempt "
+            "('requestTimeout') and a look at what is stored ('exactlyOnceSettle')"
+        )

@@ -1,0 +1,90 @@
+"""Where queues end, as a producer asks for it: seldom, and of the master that is there now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.errors import BrokerNotFound, CallTimeout, RocketMQError, UnprovedError, error_for
+from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, QueueData, QueueEnd, TopicRoute
+from rocketmq_spark.stored.look import LookTools
+from rocketmq_spark.stored.sends import NOTED_S, AskedStoredIds
+
+A0, A1, B0 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)
+
+
+class Brokers:
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.ends = {A0: 5, A1: 7, B0: 9}
+        self.masters = {"a": "a:1", "b": "b:1"}
+        self.asked: list[set[MessageQueue]] = []
+        self.fails: Callable[[], RocketMQError] | None = None
+        self.ids = AskedStoredIds(self.tools, Clock(lambda: self.now))
+
+    def tools(self, timeout_s: float, clock: Clock) -> LookTools:
+        return LookTools(self, self, lambda ranges: iter(()), timeout_s, 10.0, clock=clock)  # type: ignore[arg-type]
+
+    def get(self, topic: str, max_age_s: float, deadline: Deadline) -> TopicRoute:
+        brokers = {name: BrokerData("c", name, {0: address}) for name, address in self.masters.items()}
+        return TopicRoute("t", tuple(QueueData(name, 2 if name == "a" else 1, 2, 6) for name in "ab"), brokers)
+
+    def address(self, name: str, read_from: str = "master") -> str:
+        if name not in self.masters:
+            raise BrokerNotFound(f"no {name}")
+        return self.masters[name]
+
+    def bounds(self, queues: Iterable[MessageQueue], deadline: Deadline) -> dict[MessageQueue, QueueBounds]:
+        self.asked.append(set(queues))
+        if self.fails is not None:
+            raise self.fails()
+        return {queue: QueueBounds(0, self.ends[queue], 0) for queue in self.asked[-1] if queue in self.ends}
+
+
+@pytest.fixture
+def scripted() -> Brokers:
+    return Brokers()
+
+
+def test_one_question_tells_of_all_queues_of_a_broker_for_a_minute(scripted: Brokers) -> None:
+    assert scripted.ids.end(A0) == QueueEnd(5, "a:1")
+    scripted.ends[A0] = 6
+    scripted.now += NOTED_S - 1
+    assert scripted.ids.end(A1) == QueueEnd(7, "a:1")
+    assert scripted.ids.end(A0) == QueueEnd(5, "a:1")
+    assert scripted.asked == [{A0, A1}]
+    assert scripted.ids.end(B0) == QueueEnd(9, "b:1")
+    scripted.now += 2
+    assert scripted.ids.end(A0) == QueueEnd(6, "a:1")
+    assert scripted.asked == [{A0, A1}, {B0}, {A0, A1}]
+
+
+def test_another_master_is_asked_for_itself(scripted: Brokers) -> None:
+    assert scripted.ids.end(A0) == QueueEnd(5, "a:1")
+    scripted.masters["a"], scripted.ends[A0] = "a:2", 3
+    assert scripted.ids.end(A0) == QueueEnd(3, "a:2")
+
+
+def test_a_broker_that_does_not_say_is_asked_again_after_some_seconds(scripted: Brokers) -> None:
+    scripted.fails = lambda: CallTimeout("no answer")
+    for _ in range(3):
+        with pytest.raises(CallTimeout):
+            scripted.ids.end(A0)
+    assert len(scripted.asked) == 1
+    scripted.fails = None
+    scripted.now += 6
+    assert scripted.ids.end(A0) == QueueEnd(5, "a:1")
+
+
+def test_a_topic_that_the_send_makes_begins_at_its_beginning(scripted: Brokers) -> None:
+    scripted.fails = lambda: error_for(17)("no such topic", "a:1", 17)
+    assert scripted.ids.end(A0) == QueueEnd(0, "a:1")
+
+
+def test_a_queue_that_nobody_can_read_is_refused(scripted: Brokers) -> None:
+    del scripted.ends[A1]
+    with pytest.raises(UnprovedError, match="does not report where"):
+        scripted.ids.end(A1)
+    assert scripted.ids.end(B0) == QueueEnd(9, "b:1")
