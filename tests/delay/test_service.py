@@ -11,7 +11,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import service
 from rocketmq_spark.errors import AccessDenied, CallTimeout, SpoolError
-from rocketmq_spark.model import Resent
+from rocketmq_spark.model import MessageQueue, Resent
 from rocketmq_spark.wire.envelope import Envelope, cancelling
 from tests.delay.nodes import QUEUES, START_MS, Node, World, envelope
 
@@ -217,6 +217,28 @@ def test_3_j_g2_8_the_nodes_own_clock_decides_and_may_be_put(world: World, step_
     world.time.advance(1)
     node.turn(ONE)
     assert node.sends.bodies == [b"m"]
+
+
+def test_what_failed_while_the_clock_was_ahead_is_not_sent_early_when_its_broker_answers(world: World) -> None:
+    node = world.node("a")
+    for _ in range(2):
+        node.turn(*QUEUES)
+    world.topic.put(envelope("m", 1000))
+    node.turn(*QUEUES)
+    answer, node.sends.answer = node.sends.answer, lambda send: Resent(None, "down", passing=True)
+    node.step_ms = 3_600_000
+    node.turn(*QUEUES)
+    assert node.sends.bodies == [b"m"]
+    node.step_ms, node.sends.answer = 0, answer
+    assert node.service._spool is not None
+    node.service._spool.answered(MessageQueue("orders", "broker-a", 0))
+    node.turn(*QUEUES)
+    world.time.advance(998)
+    node.turn(*QUEUES)
+    assert node.sends.bodies == [b"m"], "it is early"
+    world.time.advance(3)
+    node.turn(*QUEUES)
+    assert node.sends.bodies == [b"m", b"m"]
 
 
 def test_3_k_what_cannot_be_sent_is_tried_again_as_the_spool_does(world: World) -> None:
