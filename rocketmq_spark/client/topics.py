@@ -134,13 +134,16 @@ def longest_timers(calls: Calls, topic: str, masters: Mapping[str, str], deadlin
     asked = [
         (address, rpc.GET_MAX_OFFSET.request(topic=wire, queueId=0, bname=name)) for name, address in masters.items()
     ]
-    answers = dict(zip(masters, calls.exchange_each(asked, deadline), strict=True))
+    answers = dict(zip(masters, calls.exchange_each(asked, _of_two(deadline)), strict=True))
     versions = {name: answer.version for name, answer in answers.items() if not isinstance(answer, RocketMQError)}
     found = dict.fromkeys(versions, 0)
     able = [name for name, version in versions.items() if version >= FIRST_WITH_TIMERS]
     configs = [(masters[name], rpc.GET_BROKER_CONFIG.request(bname=name)) for name in able]
     for name, config in zip(able, calls.exchange_each(configs, deadline), strict=True):
-        found[name] = _longest_timer(config)
+        if isinstance(config, Command):
+            found[name] = _longest_timer(config)
+        else:
+            del found[name]
     return found
 
 
@@ -151,7 +154,7 @@ def consumed(calls: Calls, topic: str, masters: Sequence[str], deadline: Deadlin
     """
     wire = calls.on_wire(topic)
     by_broker = calls.exchange_each(
-        [(address, rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=wire)) for address in masters], deadline
+        [(address, rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=wire)) for address in masters], _of_two(deadline)
     )
     answers = [_success(answer, address, topic) for answer, address in zip(by_broker, masters, strict=True)]
     groups = [
@@ -160,22 +163,26 @@ def consumed(calls: Calls, topic: str, masters: Sequence[str], deadline: Deadlin
         if isinstance(answer, Command)
         for group in bodies.group_list(answer.body)
     ]
-    for members in calls.exchange_each(groups, deadline):
+    of_groups = calls.exchange_each(groups, deadline)
+    for members in of_groups:
         if isinstance(members, RocketMQError) or members.code != Response.SUCCESS:
             continue  # no member of the group is online
         if wire in bodies.group_filters(members.body):
             return True
-    for answer in answers:
+    for answer in (*answers, *of_groups):
         if isinstance(answer, RocketMQError):
             raise answer
     return False
 
 
-def _longest_timer(config: Command | RocketMQError) -> int:
-    """In ms, 0 with timers switched off; RocketMQ's default where the broker does not tell its configuration."""
-    answer: dict[str, str] = {}
-    if isinstance(config, Command) and config.code == Response.SUCCESS:
-        answer = bodies.read_config(config.body)
+def _of_two(deadline: Deadline) -> Deadline:
+    """Of the first of two questions: who is silent leaves the others time for the second one."""
+    return deadline.within(deadline.remaining() / 2)
+
+
+def _longest_timer(config: Command) -> int:
+    """In ms, 0 with timers switched off; RocketMQ's default where the broker may not tell its configuration."""
+    answer = bodies.read_config(config.body) if config.code == Response.SUCCESS else {}
     if answer.get("timerWheelEnable", "true") != "true":
         return 0
     return 1000 * int(answer.get("timerMaxDelaySec", TIMER_MAX_DELAY_S))

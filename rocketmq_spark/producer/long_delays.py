@@ -32,34 +32,32 @@ _NOBODY = "Start what delays them: rocketmq-spark delay serve, or the Spark job 
 
 
 class Timers:
-    """What the timers of brokers do, as they said it; ``known`` may be shared by all that use the same cluster."""
+    """What the timers of brokers do, as they said it; ``known`` may be shared by all that use the same cluster.
 
-    def __init__(self, sender: Sender, known: MutableMapping[str, tuple[int | None, Deadline]]) -> None:
+    One that is silent is asked again after ``silent_s`` seconds.
+    """
+
+    def __init__(
+        self, sender: Sender, known: MutableMapping[str, tuple[int | None, Deadline]], silent_s: float = SILENT_S
+    ) -> None:
         self._sender = sender
         self._known = known
+        self._silent_s = silent_s
 
-    def longest_ms(
-        self, topic: str, brokers: Collection[str], deadline: Deadline, insist: bool = False
-    ) -> dict[str, int]:
-        """By broker, 0 for none. One that is silent does what it said before. If it never said it, it is left out, and asked
-        again after a while; with ``insist`` each time.
-        """
-        due = [name for name in brokers if self._is_due(name, insist)]
+    def longest_ms(self, topic: str, brokers: Collection[str], deadline: Deadline) -> dict[str, int]:
+        """By broker, 0 for none. One that is silent does what it said before. If it never said it, it is left out."""
+        due = [name for name in brokers if self._known.get(name, _UNKNOWN)[1].expired]
         if due:
             timers = self._sender.timers(topic, sorted(due), deadline)
             for name in due:
                 if name not in timers:
                     logger.info("broker %s does not say what its timers do", name)
                 # One without is asked again each time: it is refused, and may have been updated.
-                rest_s = SILENT_S if name not in timers else TIMERS_S if timers[name] else 0.0
+                rest_s = self._silent_s if name not in timers else TIMERS_S if timers[name] else 0.0
                 before, _ = self._known.get(name, _UNKNOWN)
                 self._known[name] = timers.get(name, before), Deadline.after(rest_s)
         found = {name: self._known[name][0] for name in brokers}
         return {name: longest for name, longest in found.items() if longest is not None}
-
-    def _is_due(self, name: str, insist: bool) -> bool:
-        longest, rest = self._known.get(name, _UNKNOWN)
-        return rest.expired or (insist and longest is None)
 
 
 class LongDelays:
@@ -122,7 +120,7 @@ class LongDelays:
         due_ms = now_ms + int(delay) if delay is not None else int(moment or 0)
         if due_ms <= now_ms:
             return None
-        longest = self._timers.longest_ms(topic, brokers, deadline, insist)
+        longest = self._timers.longest_ms(topic, brokers, deadline)
         without = sorted(name for name, ms in longest.items() if not ms)
         if without and self._settings.long_delay == "error":
             raise no_timers(f"a delay of {(due_ms - now_ms) / 1000:g} s", without, topic)

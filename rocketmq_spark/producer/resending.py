@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 # Java's send timeout: who sends to a producer's is not kept waiting by a long one of a sink.
 TRY_S = 3.0
+# So long a broker that did not say what its timers do is not asked for other messages: they wait one after the other.
+SILENT_S = 1.0
 # So long what is to be written together is gathered.
 GATHER_S = 0.002
 # What of a lane goes as one. All of a batch have one birth: none becomes older or younger than by so much.
@@ -75,7 +77,7 @@ class EngineResender:
         self._timer = timer
         self._asking = timer.beside("timers")
         self._settings = settings
-        self._long_delays = LongDelays(sender, Timers(sender, {}), settings, timer.wall_ms)
+        self._long_delays = LongDelays(sender, Timers(sender, {}, SILENT_S), settings, timer.wall_ms)
         self._gathers = together is not None
         self._pumps = threading.Lock()  # held while a pump is to come
 

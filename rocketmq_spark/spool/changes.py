@@ -59,6 +59,16 @@ class AtomicChange:
         self.pend(due, state)
         self.mark(record, due)
 
+    def hasten(self, pending: Due, now_ms: int, state: RecordState, data: bytes | None) -> None:
+        """A pending record is due now; one whose ``data`` say when it was due at first not before that: the clock by which it had
+        been may have been ahead.
+        """
+        if isinstance(record := decoded(data), Record):
+            self.move(record, pending, Due(max(now_ms, record.first_due_ms or 0), pending.sequence), state)
+        else:
+            self.deletes.append(pending.key)
+            self.pend(Due(now_ms, pending.sequence), state)
+
     def remark(self, data: bytes | None, due: Due) -> None:
         """The same of a record as it is stored, if it can be read."""
         if isinstance(record := decoded(data), Record):

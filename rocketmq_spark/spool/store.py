@@ -204,12 +204,13 @@ class Store:
             self._moved = {sequence: due for sequence, due in self._moved.items() if sequence not in ended}
 
     def hasten(self, targets: Collection[str] | None, start: Due | None, limit: int, now_ms: int) -> Due | None:
-        """Let what waits for ``targets``, or for anything, fall due now: looks at ``limit`` records from ``start`` on.
+        """Let what waits for ``targets``, or for anything, fall due now, or when it was due at first: looks at ``limit`` records
+        from ``start`` on.
 
         Gives where to go on, None when it has seen all.
         """
         with self._ready:
-            change, goes_on = AtomicChange(self.totals), None
+            change, goes_on, marked = AtomicChange(self.totals), None, self._marks.used
             first = start or Due(now_ms + 1, 0)
             for seen, (key, value) in enumerate(self._db.scan(first.key, behind(PENDING))):
                 due = Due.parse(key)
@@ -218,10 +219,7 @@ class Store:
                     break
                 state = RecordState.decode(value)
                 if (targets is None or state.target in targets) and due.sequence not in self._leased:
-                    change.deletes.append(key)
-                    change.pend(Due(now_ms, due.sequence), state)
-                    if self._marks.used:
-                        change.remark(self._db.get(numbered(RECORD, due.sequence)), Due(now_ms, due.sequence))
+                    change.hasten(due, now_ms, state, self._db.get(numbered(RECORD, due.sequence)) if marked else None)
             if change.puts:
                 self._write(change)
             return goes_on

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.errors import AccessDenied
+from rocketmq_spark.errors import AccessDenied, CallTimeout
 from rocketmq_spark.wire.header import Command
 from tests import mockbroker as mb
 from tests.client.conftest import Parts
@@ -43,6 +45,36 @@ def test_3_35_what_timers_do_is_what_the_broker_is_configured_to(
     broker.on(Request.GET_MAX_OFFSET, ok(offset=1))
     broker.on(Request.GET_BROKER_CONFIG, config)
     assert parts.sender.timers("t", ["broker-a"], parts.soon) == {"broker-a": longest_ms}
+
+
+def slowly(answer: Command) -> Callable[[mb.Call], None]:
+    """It takes a moment, in which a deadline that is over is seen to be."""
+    return lambda call: threading.Timer(0.5, call.answer, [answer]).start()
+
+
+def test_a_broker_that_hangs_leaves_time_to_ask_the_others(broker: MockBroker, parts: Parts) -> None:
+    """Who has timers is asked for more, and else was taken for one with RocketMQ's defaults; so it is with who consumes."""
+    with MockBroker({Request.GET_MAX_OFFSET: mb.never, Request.QUERY_TOPIC_CONSUME_BY_WHO: mb.never}) as hangs:
+        broker.on(ROUTE, route(1, {"broker-a": broker.address, "b": hangs.address}))
+        parts.routes.get("t")
+        broker.on(Request.GET_MAX_OFFSET, ok(offset=1))
+        broker.on(Request.GET_BROKER_CONFIG, slowly(ok(b"timerWheelEnable=false\n")))
+        assert parts.sender.timers("t", ["broker-a", "b"], parts.soon.within(2)) == {"broker-a": 0}
+        broker.on(Request.QUERY_TOPIC_CONSUME_BY_WHO, ok(b'{"groupList":["g"]}'))
+        broker.on(Request.GET_CONSUMER_CONNECTION_LIST, slowly(ok(b'{"subscriptionTable":{"t":{"subString":"*"}}}')))
+        assert parts.sender.consumed("t", parts.soon.within(2))
+
+
+def test_no_answer_to_the_second_question_is_none(broker: MockBroker, parts: Parts) -> None:
+    broker.on(ROUTE, route(1, {"broker-a": broker.address}))
+    parts.routes.get("t")
+    broker.on(Request.GET_MAX_OFFSET, ok(offset=1))
+    broker.on(Request.GET_BROKER_CONFIG, mb.never)
+    assert parts.sender.timers("t", ["broker-a"], parts.soon.within(0.1)) == {}
+    broker.on(Request.QUERY_TOPIC_CONSUME_BY_WHO, ok(b'{"groupList":["g"]}'))
+    broker.on(Request.GET_CONSUMER_CONNECTION_LIST, mb.never)
+    with pytest.raises(CallTimeout):
+        parts.sender.consumed("t", parts.soon.within(0.1))
 
 
 def test_whether_a_topic_is_consumed(broker: MockBroker, parts: Parts) -> None:

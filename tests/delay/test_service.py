@@ -11,7 +11,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import service
 from rocketmq_spark.errors import AccessDenied, CallTimeout, SpoolError
-from rocketmq_spark.model import Resent
+from rocketmq_spark.model import MessageQueue, Resent
 from rocketmq_spark.wire.envelope import Envelope, cancelling
 from tests.delay.nodes import QUEUES, START_MS, Node, World, envelope
 
@@ -217,6 +217,35 @@ def test_3_j_g2_8_the_nodes_own_clock_decides_and_may_be_put(world: World, step_
     world.time.advance(1)
     node.turn(ONE)
     assert node.sends.bodies == [b"m"]
+
+
+def test_what_failed_while_the_clock_was_ahead_is_not_sent_early_when_its_broker_answers(world: World) -> None:
+    node, answers = world.node("a"), []
+    world.topic.put(envelope("away since", 5))
+    world.topic.put(envelope("m", 1000))
+    node.sends.answer = lambda send: answers[0] if answers else DOWN
+    for _ in range(3):
+        node.turn(ONE)
+        world.time.advance(2)
+    node.turn(ONE)
+    assert node.sends.bodies == [b"away since"]
+    node.step_ms = 1_200_000
+    node.turn(ONE)
+    assert b"m" in node.sends.bodies
+    node.step_ms = 0
+    answers.append(Resent(ONE))
+    assert node.service._spool is not None
+    node.sends.sent.clear()
+    node.service._spool.answered(MessageQueue("orders", "broker-a", 0))
+    for _ in range(3):
+        node.turn(ONE)
+    assert node.sends.bodies == [b"away since"]
+    world.time.advance(993)
+    node.turn(ONE)
+    assert node.sends.bodies == [b"away since"], "it is early"
+    world.time.advance(2)
+    node.turn(ONE)
+    assert node.sends.bodies == [b"away since", b"m"]
 
 
 def test_3_k_what_cannot_be_sent_is_tried_again_as_the_spool_does(world: World) -> None:

@@ -16,7 +16,7 @@ from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError, Ro
 from rocketmq_spark.model import MessageQueue, Resent, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
 from rocketmq_spark.producer.long_delays import TIMERS_S
-from rocketmq_spark.producer.resending import EngineResender
+from rocketmq_spark.producer.resending import SILENT_S, EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.queues.environment import Environment
@@ -215,6 +215,23 @@ def test_without_the_service_it_waits_for_who_says_what_timers_do(
     bench.time.advance(10_000)
     assert delayed(bench, resender, b"x").queue is not None, "it is due"
     assert len(bench.sender.seen("timers")) == calls
+
+
+def test_a_broker_that_does_not_say_what_its_timers_do_is_asked_once_for_all_that_wait(
+    bench: Bench, resender: EngineResender
+) -> None:
+    """Each question takes all the time that it has, and those for other brokers wait behind it."""
+    bench.sender.longest_timers = {"b": 259_200_000}
+    text = encode_properties({Property.UNIQ_KEY: "ID", Property.TIMER_DELIVER_MS: str(DUE_MS)})
+    found: list[Resent] = []
+    for _ in range(2):
+        for queue in (*qs("a:0-1") * 10, q("b:0")):
+            resender.resend(SpooledSend("T", SendRequest("g", b"x", text), queue, ("ID",)), found.append)
+        bench.time.run_due()
+        bench.time.advance(SILENT_S)
+    assert [names for what, names in bench.sender.events if what == "timers"] == [["a"], ["b"], ["a"]]
+    assert [each.queue for each in found].count(None) == 40
+    assert [each.queue for each in found].count(q("b:0")) == 2
 
 
 def test_whatever_goes_wrong_with_a_delay_is_an_outcome(
