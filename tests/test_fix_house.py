@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from tests.fix_house import TIMER_SLACK_NS
 
 TESTS = """
 import pytest
@@ -176,3 +180,10 @@ def test_a_broker_and_spark_end_with_the_last_test_that_wants_them(inner: pytest
     live = [names.index("test_live_a"), names.index("test_live_c")]
     assert names.index("broker-ends") == max(live) + 1
     assert last == "test_quick_d"
+
+
+def test_timers_of_processes_that_tests_start_may_be_late() -> None:
+    if sys.platform != "linux":
+        return
+    said = subprocess.run(["cat", "/proc/self/timerslack_ns"], capture_output=True, check=True).stdout
+    assert int(said) == TIMER_SLACK_NS
