@@ -57,12 +57,12 @@ ORDER = {
     " members cluster __main__",
     "pull": "verdict fetched missing requests replica reader puller reading",
     "delay": "release stream waiting service node",
-    "spark": "checkpoints explained monitoring sink source tuning source.offsets monitoring.progress"
+    "spark": "checkpoints explained monitoring sink source tuning source.offsets"
     " source.pushdown source.planner source.decisions source.account source.starting_offsets"
     " source.filters source.recreation source.catalog source.waiting source.commit monitoring.listener"
     " source.tasks source.stream source.readers checkpoints.entries checkpoints.notes checkpoints.rewind sink.columns"
     " sink.report sink.routing sink.guarantee sink.checks sink.once sink.task sink.writers datasource sink.foreach"
-    " monitoring.metrics",
+    " monitoring.progress monitoring.metrics",
     "grpc_proxy": "facts protos answers channel outgoing proxy sender member",
     "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
     " decode.answers decode.unpack decode.properties decode.rows decode.careful decode.decoder"

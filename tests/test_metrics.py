@@ -16,7 +16,7 @@ from rocketmq_spark.spark.sink.report import AtBroker, Written
 
 ROOT = Path(__file__).parents[1]
 DASHBOARD = json.loads((ROOT / "conf" / "grafana-dashboard.json").read_text("utf-8"))
-WRITER = SimpleNamespace(total=Written(7, 700, 2, 1, {"broker-a": AtBroker(7, 700, 2, 1)}, 3))
+WRITER = SimpleNamespace(total=Written(7, 700, 2, 1, {"broker-a": AtBroker(7, 700, 2, 1)}, 3, 11, 2, 4))
 
 
 def told(batch=0, rows=5, sink_rows=-1, **more):
@@ -89,9 +89,19 @@ def test_the_counts_of_a_writer():
         "sink_batches_total": 2,
         "sink_retries_total": 1,
         "sink_spooled_total": 3,
+        "sink_already_stored_total": 11,
+        "sink_confirmed_total": 2,
+        "sink_unmatched_total": 4,
     }
     assert (found["sink_broker_rows_total", "broker-a"], found["sink_broker_failures_total", "broker-a"]) == (7, 1)
     assert line["sink"]["brokers"]["broker-a"]["failures"] == 1
+    assert [line["sink"][name] for name in ("rows", "sent", "already_stored", "confirmed", "unmatched")] == [
+        7,
+        5,
+        11,
+        2,
+        4,
+    ]
 
 
 def test_prometheus_text():

@@ -30,12 +30,13 @@ def test_a_query_tells_how_far_it_is_behind_and_what_it_wrote(spark, rocketmq, m
         chart = LagChart(query, every_s=0.05)
         query.processAllAvailable()
         wait_until(query, lambda: lines.exists() and '"batchId":4' in lines.read_text())
-        told = progress(query)
+        told = progress(query, writer)
         chart.stop()
     finally:
         query.stop()
         spark.streams.removeListener(listener)
     assert (told["lag"], told["behindMs"], told["queues"], told["brokersAway"], told["losses"]) == (0, 0, 2, [], {})
+    assert (told["sink"]["sent"], told["sink"]["already_stored"]) == (40, 0)
     found = [json.loads(line) for line in lines.read_text().splitlines()]
     batches = {line["batchId"]: line for line in found if line["rows"]}
     assert [batches[number]["lag"] for number in range(5)] == [32, 24, 16, 8, 0]

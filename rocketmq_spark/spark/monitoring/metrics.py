@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +26,7 @@ from pyspark.sql.streaming.listener import (
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.pull.verdict import Cause
-from rocketmq_spark.spark.monitoring.progress import of_progress
+from rocketmq_spark.spark.monitoring.progress import of_progress, sink_counts
 
 if TYPE_CHECKING:
     from rocketmq_spark.spark.sink.foreach import ForeachBatchWriter
@@ -75,10 +74,25 @@ METRICS = (
     Metric("rocketmq_spark_sink_batches_total", "counter", "Requests that carried them (foreach_batch_writer)"),
     Metric("rocketmq_spark_sink_retries_total", "counter", "Attempts that were repeated (foreach_batch_writer)"),
     Metric("rocketmq_spark_sink_spooled_total", "counter", "Rows that a spool has instead (foreach_batch_writer)"),
+    Metric(
+        "rocketmq_spark_sink_already_stored_total",
+        "counter",
+        "Rows that an attempt before had stored, which were not sent again (foreach_batch_writer, exactly-once)",
+    ),
+    Metric(
+        "rocketmq_spark_sink_confirmed_total",
+        "counter",
+        "Rows without an acknowledgement that were found stored (foreach_batch_writer, exactly-once)",
+    ),
+    Metric(
+        "rocketmq_spark_sink_unmatched_total",
+        "counter",
+        "Messages of attempts before that match no row of the repeat (foreach_batch_writer, exactly-once)",
+    ),
     Metric("rocketmq_spark_sink_broker_rows_total", "counter", "Rows acknowledged, by broker (foreach_batch_writer)"),
     Metric("rocketmq_spark_sink_broker_failures_total", "counter", "Failed attempts, by broker (foreach_batch_writer)"),
 )
-_SINK_COUNTS = ("bytes", "batches", "retries", "spooled")
+_SINK_COUNTS = ("bytes", "batches", "retries", "spooled", "already_stored", "confirmed", "unmatched")
 
 Sample = tuple[str, Mapping[str, str], float]
 
@@ -108,8 +122,7 @@ class QueryFigures:
             self._batch = self._last["batchId"]
             self._batches += 1
             self._sink_rows += self._last["sinkRows"] or 0
-        sink = asdict(self._writer.total) if self._writer is not None else None
-        return {"query": self.query, **self._last, **({"sink": sink} if sink else {})}
+        return {"query": self.query, **self._last, **sink_counts(self._writer)}
 
     def samples(self) -> Iterator[Sample]:
         """What is known now: name, labels beside the query's, value."""

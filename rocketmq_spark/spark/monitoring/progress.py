@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from rocketmq_spark.spark.sink.foreach import ForeachBatchWriter
+
 _SUMS = ("lag", "queues", "queuesAway")
 
 
-def progress(query: StreamingQuery) -> dict[str, Any] | None:
+def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) -> dict[str, Any] | None:
     """What the last progress of ``query`` says of its rocketmq sources; None before there is one.
 
     ``lag``: messages (with gaps, offsets) behind the end of the batch; ``behindMs``: since when the first of them has been
@@ -24,12 +27,29 @@ def progress(query: StreamingQuery) -> dict[str, Any] | None:
 
     All this is of the end of the last batch, ``ageMs`` ago. ``underWay`` is whether the next one is being executed now: where
     it stays so and ``ageMs`` grows, the batch is large, or waits for a broker.
+
+    ``sink`` is there with ``writer``, the ``foreach_batch_writer`` of the query: what it wrote in all its batches. ``rows`` are
+    those it ``sent`` and those it ``confirmed``; ``already_stored`` rows were stored by an attempt before, and ``unmatched``
+    messages of such attempts match no row of the repeat.
+
+    Args:
+        query: A query of this session.
+        writer: The function that ``foreachBatch`` of the query was given.
+
+    Returns:
+        The figures by name.
     """
     last = query.lastProgress
     if last is None:
         return None
     latest = json.loads(last.json)
-    return {**of_progress(latest), "underWay": _executes(query.status), "ageMs": _age_ms(latest, datetime.now(UTC))}
+    age = _age_ms(latest, datetime.now(UTC))
+    return {**of_progress(latest), "underWay": _executes(query.status), "ageMs": age, **sink_counts(writer)}
+
+
+def sink_counts(writer: ForeachBatchWriter | None) -> dict[str, Any]:
+    """What a writer of micro-batches wrote in all, as ``sink``; nothing without one."""
+    return {} if writer is None else {"sink": {"sent": writer.total.sent, **asdict(writer.total)}}
 
 
 def _executes(status: Mapping[str, Any]) -> bool:
