@@ -20,6 +20,7 @@ from benchmarks import (
     memory,
     planning,
     read,
+    restart,
     spark,
     targets,
     workload,
@@ -30,7 +31,7 @@ from benchmarks.kafka import KafkaNode, connector_jars
 
 SECTIONS = ("codec", "read", "write", "grpc", "consume", "idle", "latency", "planning", "memory")
 # Takes long, and is asked for by name.
-MORE = ("growth",)
+MORE = ("growth", "restart")
 QUICK = ("codec", "read", "write", "consume")
 
 
@@ -68,6 +69,10 @@ def main() -> None:
     if "growth" in wanted:
         session = spark.plain_session((), spark.FAST, growth.SLOTS)
         growth.run(session, options, found)
+        session.stop()
+    if "restart" in wanted:
+        session = spark.plain_session((), spark.FAST)
+        restart.run(session, options, found)
         session.stop()
     results = list(targets.verdicts(found))
     harness.show(targets.table([v for v in results if v.value is not None or not options.sections]))

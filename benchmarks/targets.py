@@ -186,6 +186,14 @@ TARGETS: Sequence[Target] = (
     ),
     Target("planning 10,000 queues, warm routes", (1.0,), figure("planning", "warm", "seconds"), True, "s"),
     Target("planning 10,000 queues, cold routes", (5.0,), figure("planning", "cold", "seconds"), True, "s"),
+    Target(
+        "restart with a million rows that are stored, beyond settling", (10.0,),
+        figure("restart", "a million rows", "beyond settling"), True, "s",
+    ),
+    Target(
+        "restart with 1,024 queues on 8 brokers, beyond settling", (2.0,),
+        figure("restart", "1,024 queues", "beyond settling"), True, "s",
+    ),
     Target("idle polling of a core", (0.02,), figure("planning", "idle", "of a core"), at_most=True),
     Target("idle member of a group, 0 queues", (1.0,), figure("idle", "0 queues", "cpu"), True, "% of a core"),
     Target(

@@ -37,6 +37,27 @@ SIZE = 100
 # Eight batches of 1 MiB: one for each queue.
 ONCE = Namespace(messages=30_000, repeats=1)
 
+WRITE = f"""
+    from argparse import Namespace
+    from benchmarks import harness, java, spark, write
+    from tests import witness
+
+    harness.SIZES, harness.WARM_UP, java.WARM_UP_S, java.jvm = ({SIZE},), False, 0.0, witness.quick_java
+    found = {{}}
+    write.run(spark.session(), None, Namespace(messages=30_000, repeats=1), found)
+    report(list(found["write {SIZE}"]))
+"""
+
+RESTART = """
+    from argparse import Namespace
+    from benchmarks import restart, spark
+
+    restart.BROKERS, restart.QUEUES, restart.SETTLE_S = 2, 16, 4.0
+    found = {}
+    restart.run(spark.plain_session((), spark.FAST), Namespace(messages=2_000), found)
+    report(found["restart"])
+"""
+
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny():
@@ -138,18 +159,18 @@ def test_11_29_read(brokers, spark, capsys):
 
 
 @soak
-def test_11_29_write(brokers, spark, capsys):
-    ceiling.register(spark)
-    found = figures(lambda found: write.run(spark, None, ONCE, found), capsys)
+def test_11_29_write(run_script):
+    """In a context that exactly-once can be used with."""
     assert {
         targets.WRITE,
+        targets.ONCE,
         targets.WRITE_WHOLE,
         targets.HASH,
         targets.DROP,
         targets.PRODUCER,
         *targets.JAVA_BATCH,
         targets.JAVA_WHOLE,
-    } <= found[f"write {SIZE}"].keys()
+    } <= set(run_script(WRITE).report)
 
 
 @soak
@@ -200,3 +221,11 @@ def test_11_29_growth(brokers, spark, capsys):
     found = figures(lambda found: growth.run(spark, few, found), capsys)
     assert found["growth"].keys() == {"tasks 3", "size 1,048,576", "brokers 2"}
     assert all(value > 0 for name, value in found["growth"]["tasks 3"].items() if name.endswith(("wall", "MiB")))
+
+
+@soak
+def test_restart(run_script):
+    """In a context that exactly-once can be used with."""
+    found = run_script(RESTART).report
+    assert found.keys() == {"a million rows", "16 queues"}
+    assert found["a million rows"]["messages read"] >= 2_000
