@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -11,7 +13,6 @@ from rocketmq_spark.base import codes, process
 from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.producer import long_delays
 from rocketmq_spark.spark.sink import checks
 from tests.live.writes import TYPES, sink_options
 
@@ -229,7 +230,7 @@ def test_11_23_a_broker_that_hangs_is_asked_again_after_a_while(use, monkeypatch
     del client.versions["b"]
     for _ in range(3):
         assert timers(client, {"a", "b"}) == [["a", "b"]]
-    monkeypatch.setattr(long_delays, "SILENT_S", 0.0)
+    monkeypatch.setattr(checks, "Timers", functools.partial(checks.Timers, silent_s=0.0))
     process.kept(checks._ASKED).clear()
     timers(client, {"a", "b"})
     client.versions["b"] = OLD
