@@ -27,9 +27,9 @@ from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.session import spools
 from rocketmq_spark.spool import sends
-from rocketmq_spark.spool.records import Record
+from rocketmq_spark.spool.records import Done, Record
 from rocketmq_spark.spool.spool import SendSpool
-from rocketmq_spark.spool.store import Done, Store
+from rocketmq_spark.spool.store import Store
 
 BODY = os.urandom(256)
 PROPERTIES = "UNIQ_KEY\x01" + "0" * 32 + "\x02WAIT\x01true\x02"

@@ -1,5 +1,5 @@
-"""Writes the tables of docs/options.md, errors.md and metrics.md from those of the code (their heads are kept), and the types of
-keywords."""
+"""Writes the tables of docs/options.md, errors.md and metrics.md from those of the code (their heads are kept), the types of
+keywords, and the configuration files that docker-compose.yml mounts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from options_page import errors_markdown, markdown, typed_keywords
 
+from rocketmq_spark.localbroker.servers import write_compose_files
 from rocketmq_spark.spark.monitoring import metrics
 
 HERE = Path(__file__).parent
@@ -21,3 +22,4 @@ if __name__ == "__main__":
         page.write_text(page.read_text("utf-8").partition(heading)[0] + text, "utf-8")
     types = HERE.parent / "rocketmq_spark" / "options" / "typed.py"
     types.write_text(typed_keywords(), "utf-8")
+    write_compose_files(HERE.parent / "conf")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.localbroker import LocalBroker
     from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
     from rocketmq_spark.model.membership import ConsumerStats
-    from rocketmq_spark.model.popped import PoppedMessage
+    from rocketmq_spark.model.message import PoppedMessage
     from rocketmq_spark.session.public import Consumer, Producer, PullConsumer, SimpleConsumer
     from rocketmq_spark.spark.datasource import register
     from rocketmq_spark.spark.explained import explain
@@ -39,7 +39,7 @@ _HOMES = {
     "MessageQueue": "model",
     "MetricsListener": "spark.monitoring.metrics",
     "OrderedContext": "consumer.result",
-    "PoppedMessage": "model.popped",
+    "PoppedMessage": "model.message",
     "Producer": "session.public",
     "PullConsumer": "session.public",
     "ReceivedMessage": "model",

@@ -28,7 +28,7 @@ from rocketmq_spark.model import (
     TopicRoute,
 )
 from rocketmq_spark.model.membership import Asked, Membership
-from rocketmq_spark.model.popped import GroupPolicy, PoppedMessage
+from rocketmq_spark.model.message import GroupPolicy, PoppedMessage
 
 
 class Sender(Protocol):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark import options
+from rocketmq_spark.client.credentials import credentials_of
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.session import access
+from rocketmq_spark.queues.environment import scope_of
 
 SERVER = {"nameServer": "n:1"}
 
@@ -16,20 +17,20 @@ def parsed(**given: object) -> options.Options:
 
 
 def test_who_signs_comes_from_the_options_or_a_file(tmp_path):
-    assert access.credentials(parsed()) is None
-    assert access.credentials(parsed()) is None
-    keys = access.credentials(parsed(accessKey="a", secretKey="s", securityToken="t"))
+    assert credentials_of(parsed()) is None
+    assert credentials_of(parsed()) is None
+    keys = credentials_of(parsed(accessKey="a", secretKey="s", securityToken="t"))
     assert (keys.access_key, keys.secret_key, keys.security_token) == ("a", "s", "t")
     file = tmp_path / "keys"
     file.write_text("accessKey=b\nsecretKey=c\n")
-    assert access.credentials(parsed(credentialsFile=str(file))).current().access_key == "b"
+    assert credentials_of(parsed(credentialsFile=str(file))).current().access_key == "b"
 
 
 def test_a_provider_that_fails_names_its_option():
     with pytest.raises(OptionError, match="credentialsProvider"):
-        access.credentials(parsed(credentialsProvider="no.such:module"))
+        credentials_of(parsed(credentialsProvider="no.such:module"))
 
 
 def test_names_stand_in_a_namespace_and_an_environment():
-    assert access.scope(parsed(namespace="ns")).on_wire("t") == "ns%t"
-    assert access.scope(parsed(environment="dev", environmentMode="suffix")).on_wire("t") == "t_dev"
+    assert scope_of(parsed(namespace="ns")).on_wire("t") == "ns%t"
+    assert scope_of(parsed(environment="dev", environmentMode="suffix")).on_wire("t") == "t_dev"

@@ -48,13 +48,12 @@ RANKS = """
 ORDER = {
     "producer": "accumulator attempts faults outgoing settings topics spooling encoding destination in_flight confirming"
     " long_delays batching engine housekeeping resending producer",
-    "consumer": "pop pull push subscriptions process_queue rebalance push.flow result push.held push.offset_store"
+    "consumer": "pop pull push subscriptions process_queue rebalance result push.held push.offset_store"
     " push.workers settings push.concurrent pull.assigned ahead push.backlog push.pulling push.orderly"
-    " push.ownership push.differing push.rebalancing push.answers push.running pop.in_hand pop.listening"
-    " pop.running push.consumer pull.polls pull.positions pull.subscribed pull.upkeep pull.pull_consumer"
+    " push.ownership push.rebalancing push.answers push.running pop.in_hand pop.listening"
+    " pop.running push.consumer pull.polls pull.positions pull.upkeep pull.pull_consumer"
     " pop.simple_consumer",
-    "localbroker": "java archive natives config guard ivy distro loopback process leftovers servers registration site"
-    " members cluster __main__",
+    "localbroker": "java guard ivy distro loopback process servers site members cluster",
     "pull": "verdict fetched missing requests replica reader puller reading",
     "delay": "release stream waiting service node",
     "spark": "checkpoints explained monitoring sink source tuning source.offsets"
@@ -65,20 +64,20 @@ ORDER = {
     " monitoring.progress monitoring.metrics",
     "grpc_proxy": "facts protos answers channel outgoing proxy sender member",
     "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
-    " decode.answers decode.unpack decode.properties decode.rows decode.careful decode.decoder"
+    " decode.answers decode.properties decode.rows decode.careful decode.decoder"
     " encode.properties encode.batch encode.content encode.encoder encode.proxy_request",
     "stored": "ends ids look sends",
     "base": "codes extras lifecycle process java threads clock timer retry",
     "client": "credentials calls route topics questions broker instance sender admin groups pulls member",
-    "spool": "keys records schedule sends changes files database lanes salvage mending store folders redelivery spool",
+    "spool": "records schedule sends changes files database lanes mending store folders redelivery spool",
     "options": "kafka_names parsing transport table typed callables",
     "cli": "output command background connection positions broker topic produce reading tail lag_view lag"
     " offsets checkpoint dlq spool delay environment doctor doctor.findings doctor.servers doctor.proxies"
     " doctor.command demo demo.feed demo.stage demo.view demo.play app",
     "queues": "environment consistent_hash hash_columns selection allocation",
     "remoting": "protocol endpoint connection bulk pool",
-    "session": "access proxied spools looks public",
-    "model": "lag membership message popped route pull send",
+    "session": "proxied spools looks public",
+    "model": "lag membership message route pull send",
     "wire": "header properties identifiers loose_json names compression rpc messages envelope bodies member_bodies",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.model.popped import PoppedMessage
+from rocketmq_spark.model.message import PoppedMessage
 
 
 def popped(attempt: int = 1, msg_id: str = "ID", topic: str = "t", group: str | None = None) -> PoppedMessage:

@@ -221,15 +221,14 @@ def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilte
     from rocketmq_spark.cli import reading
     from rocketmq_spark.cli.positions import near_groups
     from rocketmq_spark.errors import RouteNotFound
-    from rocketmq_spark.queues.environment import environment_of
-    from rocketmq_spark.session import access
+    from rocketmq_spark.queues.environment import environment_of, scope_of
     from rocketmq_spark.wire.names import dlq_topic, normal_topic
 
     def lost(part: OffsetRange, cause: Cause) -> None:
         output.note(f"{part.size} messages of {part.queue} from offset {part.start} are gone: {cause.value}")
 
     options = target.options()
-    environment, scope = environment_of(options), access.scope(options)
+    environment, scope = environment_of(options), scope_of(options)
     own = environment.group(group) if environment is not None else group
     topic = dlq_topic(own)
     reader = reading.TopicReader(options, topic, lost)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.errors import LocalProtocolError, OptionError, RocketMQError
+from rocketmq_spark.options import Options
+from rocketmq_spark.options.callables import resolve
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command
 
@@ -107,3 +109,17 @@ def from_file(path: Path) -> Credentials:
     if not access or not secret:
         raise OptionError(f"option 'credentialsFile' is {str(path)!r}; expected lines accessKey=… and secretKey=…")
     return Credentials(access, secret, values.get("securityToken"))
+
+
+def credentials_of(options: Options) -> Credentials | RotatingCredentials | None:
+    """Keys from the options, or from a file or function that is asked again now and then."""
+    if options.credentials_provider is not None:
+        provider = resolve(options.credentials_provider, "credentialsProvider")
+        return RotatingCredentials(lambda: from_provider(provider()))
+    if options.credentials_file is not None:
+        path = Path(options.credentials_file).expanduser()
+        return RotatingCredentials(lambda: from_file(path))
+    if options.access_key is None or options.secret_key is None:
+        return None
+    token = options.security_token
+    return Credentials(options.access_key, options.secret_key.reveal(), token.reveal() if token else None)

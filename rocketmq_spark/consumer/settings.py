@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rocketmq_spark.consumer.push.flow import Thresholds
+from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.rebalance import WAIT_S, Allocate, ConsumeFrom
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options

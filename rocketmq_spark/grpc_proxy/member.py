@@ -24,7 +24,7 @@ from rocketmq_spark.grpc_proxy.facts import ClientType, Code, Encoding, FilterTy
 from rocketmq_spark.grpc_proxy.protos import get_ms, get_seconds, proto, set_seconds
 from rocketmq_spark.grpc_proxy.proxy import Proxy, Telemetry, checked
 from rocketmq_spark.model import Filter, MessageQueue
-from rocketmq_spark.model.popped import GroupPolicy, PoppedMessage
+from rocketmq_spark.model.message import GroupPolicy, PoppedMessage
 
 logger = logging.getLogger(__name__)
 

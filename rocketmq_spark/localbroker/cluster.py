@@ -19,11 +19,11 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.lifecycle import Closing
 from rocketmq_spark.client.admin import Admin, batch_attributes, shown_queues
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import config, distro, leftovers, loopback, natives, servers
+from rocketmq_spark.localbroker import distro, loopback, servers
 from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.localbroker.members import Members, ServerParts
 from rocketmq_spark.localbroker.servers import PROXY, BrokerSpec
-from rocketmq_spark.localbroker.site import Site
+from rocketmq_spark.localbroker.site import Site, claim
 
 # RocketMQ refuses messages above this share of the disk; no setting raises it. And a server whose mapped files the disk
 # cannot hold is killed by the operating system, so some room must be left.
@@ -82,10 +82,10 @@ class LocalBroker(Closing):
             BrokerSpec(name, broker_id) for name in servers.broker_names(brokers) for broker_id in range(slaves + 1)
         ]
         self._name_servers = servers.name_server_names(name_servers)
-        self._conf = config.checked(conf or {})
+        self._conf = servers.checked(conf or {})
         self._given_data = Path(data).expanduser().absolute() if data is not None else None
         self._with_proxy = isinstance(proxy, Mapping) or proxy
-        self._proxy_conf = config.checked(proxy if isinstance(proxy, Mapping) else {})
+        self._proxy_conf = servers.checked(proxy if isinstance(proxy, Mapping) else {})
         self._keep = keep or data is not None
         self._ports = dict(ports or {})
         self._heap_mb = heap_mb
@@ -112,16 +112,16 @@ class LocalBroker(Closing):
             core = tuple(distro.fetch(["core"], self._quiet))
             more = distro.fetch(["tls-test", "proxy"], self._quiet) if self._with_proxy else []
             cache = distro.cache_folder()
-            jvm = (*natives.flags(core, cache / "natives"), *self._jvm)
+            jvm = (*distro.flags(core, cache / "natives"), *self._jvm)
             make = ServerParts(core, (*core, *more), self._proxy_conf, self._conf, self._heap_mb, jvm)
             with distro.writing_to(self._given_data or cache):
-                claim = leftovers.claim(cache / "run", self._given_data, self._keep)
-                site = Site(claim, java, cache / "archives", self._ports)
+                claimed = claim(cache / "run", self._given_data, self._keep)
+                site = Site(claimed, java, cache / "archives", self._ports)
             self._members = Members(site, make, self._name_servers, self._specs)
             atexit.register(self.close)
             try:
-                with distro.writing_to(claim.data):
-                    _refuse_full_disk(claim.data)
+                with distro.writing_to(claimed.data):
+                    _refuse_full_disk(claimed.data)
                     self._members.bring_up_all(Deadline.after(self._start_timeout_s), self._with_proxy)
             except BaseException:
                 self.close()
@@ -248,13 +248,13 @@ class LocalBroker(Closing):
         or fields of the proxy's rmq-proxy.json.
         """
         with self._lock, distro.writing_to(self.data):
-            _running(self).restart(broker, config.checked(conf or {}), Deadline.after(self._start_timeout_s))
+            _running(self).restart(broker, servers.checked(conf or {}), Deadline.after(self._start_timeout_s))
 
     def add_broker(self, conf: Mapping[str, object] | None = None) -> str:
         """One more broker without slaves, ``conf`` its broker.conf lines; gives its name when it is registered."""
         with self._lock, distro.writing_to(self.data):
             spec = BrokerSpec(servers.broker_names(len(self.brokers) + 1)[-1], 0)
-            _running(self).bring_up(spec, Deadline.after(self._start_timeout_s), config.checked(conf or {}))
+            _running(self).bring_up(spec, Deadline.after(self._start_timeout_s), servers.checked(conf or {}))
             self._specs.append(spec)
             return spec.name
 

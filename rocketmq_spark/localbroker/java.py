@@ -1,15 +1,26 @@
-"""Which Java runs the servers and Ivy: JAVA_HOME first, then PATH; 17 or newer, as PySpark itself needs.
+"""Which Java runs the servers and Ivy, and the class-data archive with which its later starts are a third shorter.
 
-The version is read from the ``release`` file beside the installation, since asking ``java -version`` costs a tenth
-of a second at every start; only a Java without that file is asked.
+JAVA_HOME first, then PATH; 17 or newer, as PySpark itself needs. The version is read from the ``release`` file beside the
+installation, since asking ``java -version`` costs a tenth of a second at every start; only a Java without that file is asked.
+
+While there is no archive, the servers note the classes they load; when they are up, a background JVM of lowest priority
+makes it from these notes. It is only ever an extra: a failure here leaves starts as they were, and a JVM that finds the
+archive unfit ignores it. The key holds the JVM and each jar with size and time, since the JVM compares those.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
+import logging
 import os
 import re
 import shutil
 import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,3 +90,108 @@ def _major(identity: str) -> int | None:
     """``JAVA_VERSION="17.0.15"``, ``version "1.8.0_402"``, ``version "21"``."""
     match = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', identity)
     return int(match[1]) if match else None
+
+
+_LOG = logging.getLogger(__name__)
+_KEPT = 6
+# No dump takes as long.
+_LEFT_S = 3600
+CLASS_LIST = "classes.lst"
+_NUMBER = re.compile(r" id: \d+.*$")
+
+Spawn = Callable[[list[str], Path], "subprocess.Popen[bytes]"]
+
+
+class Archive:
+    """The archive of one class path under one JVM."""
+
+    def __init__(self, folder: Path, java: Java, jars: Sequence[Path]) -> None:
+        self._java = java
+        self._class_path = os.pathsep.join(map(str, jars))
+        stamps = [f"{jar} {jar.stat().st_size} {jar.stat().st_mtime_ns}" for jar in jars]
+        key = hashlib.sha256("\n".join([java.identity, *stamps]).encode()).hexdigest()[:16]
+        self.path = folder / f"{key}.jsa"
+        self._dump: subprocess.Popen[bytes] | None = None
+        self._stopped = threading.Event()
+
+    def flags(self, home: Path) -> list[str]:
+        """For a server at ``home``: use the archive, or note the classes for it."""
+        if self.path.exists():
+            with contextlib.suppress(OSError):
+                os.utime(self.path)
+            return [f"-XX:SharedArchiveFile={self.path}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
+        return [f"-XX:DumpLoadedClassList={home / CLASS_LIST}"]
+
+    def discard(self) -> bool:
+        """Remove it, in case it is to blame for a failed start; whether there was one."""
+        try:
+            self.path.unlink()
+        except OSError:
+            return False
+        return True
+
+    def make_from(self, homes: Sequence[Path], spawn: Spawn) -> None:
+        """Make the archive in the background unless it is there or another process is at it."""
+        if not self.path.exists() and self._dump is None:
+            threading.Thread(target=self._make, args=(homes, spawn), name="class-data archive", daemon=True).start()
+
+    def stop(self) -> None:
+        """Give up a dump that is under way."""
+        self._stopped.set()
+        if self._dump is not None:
+            self._dump.kill()
+            self._dump.wait()
+
+    def _make(self, homes: Sequence[Path], spawn: Spawn) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.with_suffix(".lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.utime(lock.name)
+                if not self.path.exists():
+                    self._run(homes, spawn)
+        except BlockingIOError:
+            _LOG.debug("another process makes the class-data archive")
+        except (OSError, ValueError) as e:
+            _LOG.debug("no class-data archive: %s", e)
+
+    def _run(self, homes: Sequence[Path], spawn: Spawn) -> None:
+        """Under the lock, so leftovers of a dump that was killed are ours to overwrite."""
+        part, classes = self.path.with_suffix(".part"), self.path.with_suffix(".classes")
+        classes.write_text("\n".join(_loaded_classes(homes)) + "\n")
+        command = [
+            *([nice, "-n", "19"] if (nice := shutil.which("nice")) else []),
+            str(self._java.path), "-Xshare:dump", f"-XX:SharedClassListFile={classes}",
+            f"-XX:SharedArchiveFile={part}", "-XX:+UseSerialGC", "-Xmx256m", "-cp", self._class_path,
+        ]  # fmt: skip
+        with spawn(command, self.path.with_suffix(".log")) as dump:
+            self._dump = dump
+            if self._stopped.is_set():
+                dump.kill()
+        if dump.returncode == 0:
+            os.replace(part, self.path)
+            self._prune()
+        for path in (part, classes, self.path.with_suffix(".log")):
+            path.unlink(missing_ok=True)
+
+    def _prune(self) -> None:
+        """Without archives that others came after, and without what is left of dumps whose process was killed."""
+        archives = sorted(self.path.parent.glob("*.jsa"), key=lambda p: p.stat().st_mtime, reverse=True)
+        for path in archives[_KEPT:]:
+            path.unlink(missing_ok=True)
+        kept, old = {path.stem for path in archives[:_KEPT]}, time.time() - _LEFT_S
+        for path in self.path.parent.iterdir():
+            if path.stem not in kept and path.stat().st_mtime < old:
+                path.unlink(missing_ok=True)
+
+
+def _loaded_classes(homes: Sequence[Path]) -> dict[str, None]:
+    """The lines of all servers' lists, each once; a list may still be growing, so its last line may be half a line.
+
+    Newer JVMs number the classes. The numbers of two lists contradict each other and are not needed.
+    """
+    lines: dict[str, None] = {}
+    for home in homes:
+        text = (home / CLASS_LIST).read_text(encoding="utf-8", errors="replace")
+        lines.update(dict.fromkeys(_NUMBER.sub("", line) for line in text.splitlines()[:-1] if line[:1] != "#"))
+    return lines

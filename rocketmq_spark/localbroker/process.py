@@ -22,8 +22,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import loopback
-from rocketmq_spark.localbroker.archive import Archive
-from rocketmq_spark.localbroker.java import Java
+from rocketmq_spark.localbroker.java import Archive, Java
 
 _PAUSE_S = 0.01
 _TAIL_LINES = 8

@@ -1,16 +1,104 @@
-"""The three kinds of server: what each needs in its folder, what it runs, which ports it takes."""
+"""The three kinds of server: their configuration files, what each needs in its folder, what it runs, which ports it takes.
+
+The templates in this package make ``conf/`` for people with Docker, too (``make docs``). There the three containers share
+one network, so 127.0.0.1 with RocketMQ's usual ports is right inside and outside alike.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
+import string
 import struct
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
-from rocketmq_spark.localbroker import config, loopback
+from rocketmq_spark.errors import LocalBrokerError
+from rocketmq_spark.localbroker import loopback
 from rocketmq_spark.localbroker.process import Program
+
+# Lines of broker.conf, and fields of rmq-proxy.json, that the cluster itself decides; another value would break what it promises.
+OURS = frozenset(
+    {"brokerName", "brokerId", "brokerRole", "listenPort", "namesrvAddr", "storePathRootDir", "storePathCommitLog"}
+    | {"remotingListenPort", "grpcServerPort", "proxyMode"}
+)
+
+
+def template(name: str) -> str:
+    return resources.files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def render(name: str, values: Mapping[str, object]) -> str:
+    """A template with its ``$names`` filled in."""
+    return string.Template(template(name)).substitute(values)
+
+
+def with_lines(text: str, conf: Mapping[str, object]) -> str:
+    """``key=value`` text with the lines of ``conf`` in place of, or after, its own."""
+    left = {key: _value(value) for key, value in conf.items()}
+    lines = []
+    for line in text.splitlines():
+        key = line.partition("=")[0].strip()
+        lines.append(f"{key}={left.pop(key)}" if key in left else line)
+    return "\n".join([*lines, *(f"{key}={value}" for key, value in left.items())]) + "\n"
+
+
+def with_fields(text: str, conf: Mapping[str, object]) -> str:
+    """A JSON object with the fields of ``conf`` in place of, or after, its own."""
+    return json.dumps(json.loads(text) | dict(conf), indent=2) + "\n"
+
+
+def change(home: Path, conf: Mapping[str, object]) -> None:
+    """Lines of the broker.conf, or fields of the rmq-proxy.json, in a server's folder."""
+    for name, changed in (("broker.conf", with_lines), ("rmq-proxy.json", with_fields)):
+        if (path := home / name).exists():
+            path.write_text(changed(path.read_text(encoding="utf-8"), conf), encoding="utf-8")
+            return
+    raise LocalBrokerError(f"{home.name} takes no conf", remedy="Give it to a broker or to the proxy")
+
+
+def checked(conf: Mapping[str, object]) -> dict[str, object]:
+    """``conf`` unless it sets a line that is not the user's to set."""
+    for key, value in conf.items():
+        if key in OURS:
+            raise LocalBrokerError(
+                f"conf must not set {key}: LocalBroker decides it",
+                remedy="Use brokers=, slaves=, ports= or data= instead",
+            )
+        if "\n" in str(value):
+            raise LocalBrokerError(f"The value of {key} in conf has a line break")
+    return dict(conf)
+
+
+def _value(value: object) -> str:
+    # Java properties: a backslash escapes, so a literal one is doubled.
+    return str(value).lower() if isinstance(value, bool) else str(value).replace("\\", "\\\\")
+
+
+def compose_files() -> dict[str, str]:
+    """The files of ``conf/`` by name."""
+    everywhere = {"bind": "0.0.0.0", "name_server": "127.0.0.1:9876"}
+    broker = {
+        "broker_name": "broker-a",
+        "broker_id": 0,
+        "role": "ASYNC_MASTER",
+        "store": "/home/rocketmq/store",
+    }
+    return {
+        "namesrv.conf": render("namesrv.conf", {**everywhere, "port": 9876}),
+        "broker.conf": render("broker.conf", {**everywhere, **broker, "port": 10911}),
+        "rmq-proxy.json": render("rmq-proxy.json", {**everywhere, "port": 8080, "grpc_port": 8081}),
+    }
+
+
+def write_compose_files(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, text in compose_files().items():
+        (folder / name).write_text(text, encoding="utf-8")
+
 
 NAME_SERVER = "namesrv"
 PROXY = "proxy"
@@ -53,7 +141,7 @@ def name_server_names(count: int) -> list[str]:
 def name_server(data: Path, jars: tuple[Path, ...], name: str, port: int) -> Program:
     home = _home(data, name)
     conf = home / "namesrv.conf"
-    conf.write_text(config.render(conf.name, {"port": port, "bind": loopback.HOST}), encoding="utf-8")
+    conf.write_text(render(conf.name, {"port": port, "bind": loopback.HOST}), encoding="utf-8")
     main, arguments = "org.apache.rocketmq.namesrv.NamesrvStartup", ("-c", str(conf))
     return Program(name, home, (port,), main, arguments, jars, _NAME_SERVER_HEAP_MB, _flags(home))
 
@@ -77,7 +165,7 @@ def broker(
         "name_server": name_server,
         "store": home / "store",
     }
-    path.write_text(config.with_lines(config.render(path.name, values), conf), encoding="utf-8")
+    path.write_text(with_lines(render(path.name, values), conf), encoding="utf-8")
     _read_timers_from_now(home / "store")
     ports = tuple(port + distance for distance in loopback.BROKER_PORTS)
     main, arguments = "org.apache.rocketmq.broker.BrokerStartup", ("-c", str(path))
@@ -91,7 +179,7 @@ def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str, conf:
     values = {"port": port, "grpc_port": port + 1, "name_server": name_server}
     tls = "tlsCertPath" in conf
     fields = {**({"tlsTestModeEnable": False} if tls else {}), **conf}
-    path.write_text(config.with_fields(config.render(path.name, values), fields), encoding="utf-8")
+    path.write_text(with_fields(render(path.name, values), fields), encoding="utf-8")
     main, arguments = "org.apache.rocketmq.proxy.ProxyStartup", ("-pc", str(path))
     flags = (*_flags(home), *_ENFORCED) if tls else _flags(home)
     return Program(PROXY, home, (port, port + 1), main, arguments, jars, _PROXY_HEAP_MB, flags)
@@ -101,7 +189,7 @@ def _home(data: Path, name: str) -> Path:
     home = data / name
     shutil.rmtree(home / _TEMPORARY, ignore_errors=True)
     (home / _TEMPORARY).mkdir(parents=True)
-    (home / "logback.xml").write_text(config.template("logback.xml"), encoding="utf-8")
+    (home / "logback.xml").write_text(template("logback.xml"), encoding="utf-8")
     return home
 
 

@@ -26,6 +26,8 @@ from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX
 from rocketmq_spark.base.java import string_order
 from rocketmq_spark.errors import BrokerNotFound, OptionError
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.options import Options
+from rocketmq_spark.wire.names import Scope
 
 _LAYOUT = 'a count, or JSON such as {"dev1": [0, 1], "dev2": {"broker-a": [2]}}'
 ANY_BROKER = ""
@@ -274,6 +276,11 @@ def suffix_of(choice: EnvironmentChoice) -> str:
             "'environment'",
         )
     return choice.environment
+
+
+def scope_of(options: Options) -> Scope:
+    """How names stand on the wire: what lies outside a namespace, or an environment with topics of its own, is not seen."""
+    return Scope(options.namespace or "", suffix_of(options))
 
 
 @functools.cache

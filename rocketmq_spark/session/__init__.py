@@ -16,6 +16,7 @@ from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.credentials import credentials_of
 from rocketmq_spark.client.groups import RemotingCommitter
 from rocketmq_spark.client.instance import Groups, Instance
 from rocketmq_spark.client.member import RemotingMember
@@ -35,10 +36,10 @@ from rocketmq_spark.ports import (
     RouteReader,
     Sender,
 )
+from rocketmq_spark.queues.environment import scope_of
 from rocketmq_spark.remoting.endpoint import UNCONFIRMED_S, TlsSettings
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.session import proxied
-from rocketmq_spark.session.access import credentials, scope
 
 if TYPE_CHECKING:
     from rocketmq_spark.pull.puller import Puller
@@ -81,7 +82,7 @@ def connection_key(options: Options) -> object:
         options.name_server,
         tuple(sorted(options.address_map.items())),
         (options.access_key, options.secret_key, options.security_token),
-        (options.credentials_file, options.credentials_provider, scope(options)),
+        (options.credentials_file, options.credentials_provider, scope_of(options)),
         _tls(options),
         options.connect_timeout,
         options.request_timeout,
@@ -94,7 +95,7 @@ def connection_key(options: Options) -> object:
 def _wire(options: Options) -> Client:
     groups = Groups()
     pool = Pool(_dialling(options), groups.asked)
-    calls = Calls(pool, options.request_timeout, credentials(options), scope(options))
+    calls = Calls(pool, options.request_timeout, credentials_of(options), scope_of(options))
     routes = Routes(NameServers(calls, options.name_server))
     instance = Instance(groups, calls, routes)
     questions, admin = BrokerQuestions(calls, routes), Admin(options.name_server, calls)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from rocketmq_spark.base import extras, process
 from rocketmq_spark.base.codes import SysFlag
+from rocketmq_spark.client.credentials import credentials_of
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import SendRequest
 from rocketmq_spark.options import Options
-from rocketmq_spark.session.access import credentials, scope
+from rocketmq_spark.queues.environment import scope_of
 from rocketmq_spark.wire.compression import decompress
 from rocketmq_spark.wire.messages import BatchItem, decode_batch
 from rocketmq_spark.wire.properties import decode_properties
@@ -40,7 +41,7 @@ def _proxy(options: Options) -> Proxy:
             remedy=extras.command(extras.GRPC),
         ) from e
 
-    signer = credentials(options)
+    signer = credentials_of(options)
 
     def keys() -> Keys | None:
         now = None if signer is None else signer.current()
@@ -49,7 +50,7 @@ def _proxy(options: Options) -> Proxy:
     tls = Tls(options.tls_ca_file, options.tls_cert_file, options.tls_key_file, options.tls_server_name)
     access = Access(
         options.proxy_endpoint,
-        scope(options).on_wire,
+        scope_of(options).on_wire,
         keys,
         tls if options.tls else None,
         options.connect_timeout,
@@ -62,7 +63,7 @@ def _key(options: Options) -> object:
     return (
         options.proxy_endpoint,
         (options.access_key, options.secret_key, options.security_token),
-        (options.credentials_file, options.credentials_provider, scope(options)),
+        (options.credentials_file, options.credentials_provider, scope_of(options)),
         (options.tls, options.tls_ca_file, options.tls_cert_file, options.tls_key_file, options.tls_server_name),
         options.connect_timeout,
         options.request_timeout,

@@ -24,8 +24,8 @@ from rocketmq_spark.options import Options, transport
 from rocketmq_spark.producer import producer as engine
 from rocketmq_spark.producer.confirming import StoredIds
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.queues.environment import scope_of
 from rocketmq_spark.session import member, pop_member, puller, sender
-from rocketmq_spark.session.access import scope
 from rocketmq_spark.session.spools import open_store, resending
 from rocketmq_spark.spool.folders import SpoolSettings
 
@@ -117,7 +117,7 @@ class Consumer(group_consumer.BaseConsumer):
             pop = PopSettings.of(parsed)
             super().__init__(pop_member(parsed), pop)
             return
-        settings = ConsumerSettings.of(parsed, scope(parsed).on_wire)
+        settings = ConsumerSettings.of(parsed, scope_of(parsed).on_wire)
         super().__init__(member(parsed), settings, ConsumerTools(read_ahead=_read_ahead(parsed, settings.group)))
 
 
@@ -140,7 +140,7 @@ class PullConsumer(pull_consumer.BasePullConsumer):
         parsed = _parsed("pull consumer", name_server, group, options)
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
-        settings = PullConsumerSettings.of(parsed, scope(parsed).on_wire)
+        settings = PullConsumerSettings.of(parsed, scope_of(parsed).on_wire)
         super().__init__(member(parsed), settings, _arrow, read_ahead=_read_ahead(parsed, settings.group))
 
 
@@ -182,7 +182,7 @@ def _read_ahead(options: Options, group: str) -> ReadAhead | None:
     """How a consumer reads ahead; None where numpy is not installed, which that needs: 13 MiB, loaded by the first backlog."""
     if not extras.installed("numpy"):
         return None
-    inside = scope(options)
+    inside = scope_of(options)
 
     @cache
     def runs() -> Callable[[Sequence[OffsetRange], int, int], PlainRun]:

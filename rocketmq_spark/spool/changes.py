@@ -13,8 +13,21 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from rocketmq_spark.errors import RocketMQError, SpoolError
-from rocketmq_spark.spool.keys import DEAD, LAST, NOTE, RECORD, TOTALS, Due, marked, numbered, ordered
-from rocketmq_spark.spool.records import Record, RecordState, Totals, decoded
+from rocketmq_spark.spool.records import (
+    DEAD,
+    LAST,
+    NOTE,
+    RECORD,
+    TOTALS,
+    Due,
+    Record,
+    RecordState,
+    Totals,
+    decoded,
+    marked,
+    numbered,
+    ordered,
+)
 
 _NEVER = Due(LAST, LAST)
 

@@ -22,10 +22,9 @@ from rocketmq_spark.errors import OptionError, SpoolError, SpoolFull
 from rocketmq_spark.options import Options, option_name
 from rocketmq_spark.queues.environment import layout_text
 from rocketmq_spark.spool.database import Database, in_use, is_database
-from rocketmq_spark.spool.keys import RECORD, behind
-from rocketmq_spark.spool.records import SpoolOwner
-from rocketmq_spark.spool.salvage import DAMAGED, held
-from rocketmq_spark.spool.store import Done, Store
+from rocketmq_spark.spool.mending import DAMAGED, held
+from rocketmq_spark.spool.records import RECORD, Done, SpoolOwner, behind
+from rocketmq_spark.spool.store import Store
 
 logger = logging.getLogger(__name__)
 

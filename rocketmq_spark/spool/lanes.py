@@ -18,14 +18,17 @@ from typing import NamedTuple
 
 from rocketmq_spark.spool.changes import AtomicChange
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.keys import (
+from rocketmq_spark.spool.records import (
     LAST,
     MARK,
     ORDER,
     RECORD,
     Due,
+    Record,
+    RecordState,
     behind,
     behind_space,
+    decoded,
     lane_of,
     marked,
     numbered,
@@ -33,7 +36,6 @@ from rocketmq_spark.spool.keys import (
     place_of,
     sequence_of,
 )
-from rocketmq_spark.spool.records import Record, RecordState, decoded
 
 # Says of one record after the other whether it goes with the first of its lane and those that it took.
 Joins = Callable[[Record], Callable[[Record], bool]]

@@ -1,4 +1,19 @@
-"""What the store's values look like: versioned binary envelopes. Pure; ``DecodeError`` says what cannot be read.
+"""What a store keeps: its keys, and what their values look like. Pure.
+
+A key is one byte for the area, then numbers of fixed width, so that the order of bytes is that of numbers. What is stored has
+a number (its *sequence*), which it keeps. Areas:
+
+* ``r`` records by sequence: what was stored, never changed.
+* ``p`` pending by due time and sequence: when a record is due, and how it fared so far.
+* ``o`` order by lane and sequence: the records of a lane, of which only the first is pending.
+* ``d`` dead by sequence: records that were given up.
+* ``i`` marks by space and place: which record is found there, and when it is due.
+* ``n`` notes by name: what a user of the store writes down beside records.
+* ``m`` the totals, ``e`` and ``z`` whose records these are.
+
+Seed 003 has ``expireTime:retryCount:typeName:uuid`` as text, whose order ends in 2286 and whose parts a name can break.
+
+Values are versioned binary envelopes; ``DecodeError`` says what cannot be read.
 
 A ``Record`` is what was stored and never changes; it carries a checksum of its own, so that one that was damaged is found
 and named. A ``RecordState`` is how it fared. ``Totals`` are counted in every write, so that a start need not count.
@@ -14,7 +29,79 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rocketmq_spark.errors import DecodeError
-from rocketmq_spark.spool.keys import OWNER
+
+RECORD, PENDING, ORDER, DEAD = b"r", b"p", b"o", b"d"
+MARK, NOTE = b"i", b"n"
+TOTALS = b"m"
+# Twice, at both ends: without it the destination of records is unknown.
+OWNER = (b"e", b"z")
+
+_DUE = struct.Struct(">cQQ")
+_NUMBERED = struct.Struct(">cQ")
+_LANE = _MARK = struct.Struct(">cH")
+_SEQUENCE = struct.Struct(">Q")
+LAST = 2**64 - 1
+
+
+class Due(NamedTuple):
+    """When a record is due, in ms since 1970, and its sequence."""
+
+    due_ms: int
+    sequence: int
+
+    @property
+    def key(self) -> bytes:
+        return _DUE.pack(PENDING, self.due_ms, self.sequence)
+
+    @classmethod
+    def parse(cls, key: bytes) -> Due:
+        _, due_ms, sequence = _DUE.unpack(key)
+        return cls(due_ms, sequence)
+
+
+def numbered(area: bytes, sequence: int) -> bytes:
+    """The key of a record, or of a dead one."""
+    return _NUMBERED.pack(area, sequence)
+
+
+def sequence_of(key: bytes) -> int:
+    """The sequence that any key but the totals' ends with."""
+    number: int = _SEQUENCE.unpack(key[-_SEQUENCE.size :])[0]
+    return number
+
+
+def ordered(lane: bytes, sequence: int) -> bytes:
+    """The key of a record in its lane. The lane's length stands first, so that no lane begins with another one."""
+    return _LANE.pack(ORDER, len(lane)) + lane + _SEQUENCE.pack(sequence)
+
+
+def lane_of(key: bytes) -> bytes:
+    """The lane of such a key."""
+    return key[_LANE.size : -_SEQUENCE.size]
+
+
+def marked(space: bytes, place: bytes = b"") -> bytes:
+    """The key of a mark, or where its space begins."""
+    return _MARK.pack(MARK, len(space)) + space + place
+
+
+def behind_space(space: bytes) -> bytes:
+    """Where a space ends."""
+    number = int.from_bytes(space) + 1
+    if number >> 8 * len(space):
+        return _MARK.pack(MARK, len(space) + 1)
+    return _MARK.pack(MARK, len(space)) + number.to_bytes(len(space))
+
+
+def place_of(key: bytes) -> bytes:
+    """The place of a mark in its space."""
+    return key[_MARK.size + _MARK.unpack_from(key)[1] :]
+
+
+def behind(area: bytes) -> bytes:
+    """Where an area ends."""
+    return bytes((area[0] + 1,))
+
 
 # The space of marks that begin with when a record was due at first (ms since 1970).
 IDENTITY = b"id"
@@ -24,7 +111,6 @@ MARKED = 2  # of a record: marks stand before its payload
 _HEAD = struct.Struct(">BI")  # version, checksum of the rest
 _REST = struct.Struct(">QHHH")  # stored at, lengths of kind, target and lane
 _LENGTH = struct.Struct(">H")
-_DUE = struct.Struct(">Q")
 _STATE = struct.Struct(">BHQH")  # version, tries, since when, length of the target
 _TOTALS = struct.Struct(">B7Q")
 
@@ -53,7 +139,7 @@ class Record:
     @property
     def first_due_ms(self) -> int | None:
         """When it was due at first, if its identity says so: a store that lost its due time still knows."""
-        places = (place for space, place in self.marks if space == IDENTITY and len(place) >= _DUE.size)
+        places = (place for space, place in self.marks if space == IDENTITY and len(place) >= _SEQUENCE.size)
         return next(map(due_of, places), None)
 
     @property
@@ -121,6 +207,26 @@ class RecordState(NamedTuple):
             return cls(tries, since_ms, data[_STATE.size : at].decode(), data[at:].decode(errors="replace"))
         except (struct.error, UnicodeDecodeError) as e:
             raise DecodeError(f"a state of {len(data)} bytes cannot be read: {e}") from e
+
+
+class Done(NamedTuple):
+    """It is over."""
+
+
+class RetryLater(NamedTuple):
+    """It failed, and is due once more."""
+
+    due_ms: int
+    reason: str
+
+
+class Dead(NamedTuple):
+    """It is given up, and kept among the dead."""
+
+    reason: str
+
+
+Verdict = Done | RetryLater | Dead
 
 
 @dataclass(slots=True)
@@ -228,7 +334,7 @@ LOST_OWNER = SpoolOwner(purpose="an owner that a damaged block named")
 
 def due_of(identity: bytes) -> int:
     """When the record with this identity was due at first, in ms since 1970."""
-    due_ms: int = _DUE.unpack_from(identity)[0]
+    due_ms: int = _SEQUENCE.unpack_from(identity)[0]
     return due_ms
 
 

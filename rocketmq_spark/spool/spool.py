@@ -22,8 +22,21 @@ from rocketmq_spark.model import MessageQueue, Resent, SpooledSend, SpoolMetrics
 from rocketmq_spark.ports import Resender
 from rocketmq_spark.spool import sends
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.keys import DEAD, PENDING, RECORD, TOTALS, Due, behind, numbered, sequence_of
-from rocketmq_spark.spool.records import Record, RecordState, SpoolOwner, Totals, decoded
+from rocketmq_spark.spool.records import (
+    DEAD,
+    PENDING,
+    RECORD,
+    TOTALS,
+    Due,
+    Record,
+    RecordState,
+    SpoolOwner,
+    Totals,
+    behind,
+    decoded,
+    numbered,
+    sequence_of,
+)
 from rocketmq_spark.spool.redelivery import MAX_OUT, PAGE, Handled, Redelivery
 from rocketmq_spark.spool.schedule import Schedule, SteadyClock
 from rocketmq_spark.spool.store import Store

@@ -15,41 +15,37 @@ import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, SpoolError
 from rocketmq_spark.spool import mending
 from rocketmq_spark.spool.changes import AtomicChange, GroupCommit, Ticket
 from rocketmq_spark.spool.database import Damaged, Database
 from rocketmq_spark.spool.files import full
-from rocketmq_spark.spool.keys import NOTE, OWNER, PENDING, RECORD, TOTALS, Due, behind, numbered
 from rocketmq_spark.spool.lanes import Joins, Marks, Turns, Work, followers, lane_with, lanes, leave
-from rocketmq_spark.spool.records import Record, RecordState, SpoolOwner, Totals, decoded
-from rocketmq_spark.spool.salvage import Salvaged, finish, salvage
+from rocketmq_spark.spool.mending import Salvaged, finish, salvage
+from rocketmq_spark.spool.records import (
+    NOTE,
+    OWNER,
+    PENDING,
+    RECORD,
+    TOTALS,
+    Dead,
+    Done,
+    Due,
+    Record,
+    RecordState,
+    RetryLater,
+    SpoolOwner,
+    Totals,
+    Verdict,
+    behind,
+    decoded,
+    numbered,
+)
 
 logger = logging.getLogger(__name__)
 
 REVIVED_AT_ONCE, REVIVED_BYTES = 1000, 8 << 20
-
-
-class Done(NamedTuple):
-    """It is over."""
-
-
-class RetryLater(NamedTuple):
-    """It failed, and is due once more."""
-
-    due_ms: int
-    reason: str
-
-
-class Dead(NamedTuple):
-    """It is given up, and kept among the dead."""
-
-    reason: str
-
-
-Verdict = Done | RetryLater | Dead
 
 
 class Store:

@@ -19,7 +19,7 @@ from rocketmq_spark.consumer.pop.simple_consumer import MIN_INVISIBLE_S, MIN_WAI
 from rocketmq_spark.consumer.settings import PopSettings
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, NotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Filter, MessageQueue
-from rocketmq_spark.model.popped import GroupPolicy, PoppedMessage
+from rocketmq_spark.model.message import GroupPolicy, PoppedMessage
 from tests.consumer.group import ManualWorkers
 from tests.producer.scripted import ManualTimer, Time
 from tests.test_popped import popped

@@ -14,12 +14,11 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer import ahead
 from rocketmq_spark.consumer.ahead import ReadAhead
-from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
 from rocketmq_spark.consumer.pull.assigned import Ask
 from rocketmq_spark.consumer.push import backlog
 from rocketmq_spark.consumer.push.backlog import Backlog
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.consumer.push.flow import Thresholds
 from rocketmq_spark.consumer.push.held import MemberState
 from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.consumer.settings import ConsumerSettings

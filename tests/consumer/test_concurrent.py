@@ -12,9 +12,8 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
 from rocketmq_spark.consumer.push.concurrent import Concurrent
-from rocketmq_spark.consumer.push.flow import Thresholds
 from rocketmq_spark.consumer.push.held import MemberState
 from rocketmq_spark.consumer.push.workers import Workers
 from rocketmq_spark.consumer.settings import ConsumerSettings

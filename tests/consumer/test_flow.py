@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.push import flow
-from rocketmq_spark.consumer.push.flow import Next, Thresholds, after, divided, full
+from rocketmq_spark.consumer import process_queue
+from rocketmq_spark.consumer.process_queue import Next, ProcessQueue, Thresholds, after, divided, full
 from rocketmq_spark.errors import BrokerBusy, CallTimeout
 from rocketmq_spark.model import PullAnswer, PullStatus
 from tests.consumer.messages import QUEUE, message, messages
@@ -54,7 +53,7 @@ def answer(status: PullStatus, next_offset: int, *at: int) -> PullAnswer:
         (answer(PullStatus.NO_NEW_MSG, 10), Next(10, finished=10)),
         (answer(PullStatus.NO_MATCHED_MSG, 42), Next(42, finished=42)),
         (answer(PullStatus.OFFSET_ILLEGAL, 40), Next(10, repair=40)),
-        (BrokerBusy("busy", broker_code=Response.FLOW_CONTROL), Next(10, flow.BUSY_S)),
+        (BrokerBusy("busy", broker_code=Response.FLOW_CONTROL), Next(10, process_queue.BUSY_S)),
         (BrokerBusy("busy", broker_code=Response.SYSTEM_BUSY), Next(10, 1.5)),
         (CallTimeout("late"), Next(10, 1.5)),
     ],

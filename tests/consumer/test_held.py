@@ -3,8 +3,7 @@ from __future__ import annotations
 import random
 import threading
 
-from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.push.flow import Thresholds
+from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
 from rocketmq_spark.consumer.push.held import MemberState
 from rocketmq_spark.model.membership import ConsumerStats
 from tests.consumer.messages import messages

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.push.flow import Thresholds
+from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.push.held import MemberState
 from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, FileOffsets, LocalOffsets
 from rocketmq_spark.errors import CallTimeout

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.push import orderly
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.consumer.push.flow import Thresholds
 from rocketmq_spark.errors import CallTimeout, RemoteProtocolError
 from tests.consumer.group import GroupBench
 from tests.helpers import raising

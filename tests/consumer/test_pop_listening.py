@@ -8,7 +8,7 @@ import pytest
 from rocketmq_spark.consumer.pop.listening import InAnyOrder, InOrder, pause_s
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model.membership import ConsumerStats
-from rocketmq_spark.model.popped import GroupPolicy
+from rocketmq_spark.model.message import GroupPolicy
 from tests.consumer.pop import INVISIBLE_MS, PopBench, of
 from tests.helpers import raising
 

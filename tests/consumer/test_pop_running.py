@@ -14,7 +14,7 @@ from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import NO_FILTER, Filter
-from rocketmq_spark.model.popped import GroupPolicy
+from rocketmq_spark.model.message import GroupPolicy
 from tests.consumer.pop import SETTINGS, FakeProxy, arrival, of
 from tests.helpers import RAISED, raising
 from tests.mockbroker import eventually

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.consumer.push.flow import Thresholds
+from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
 from rocketmq_spark.errors import RouteNotFound
 from tests.consumer.group import GroupBench

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rocketmq_spark.base.codes import SysFlag
-from rocketmq_spark.consumer.push.flow import Thresholds
+from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.push.held import MemberState
 from rocketmq_spark.consumer.push.workers import SendBack
 from rocketmq_spark.errors import CallTimeout, ConnectionLost

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import options
-from rocketmq_spark.consumer.push.flow import Thresholds
+from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
 from rocketmq_spark.consumer.settings import ConsumerSettings, PullConsumerSettings
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.session.access import scope
+from rocketmq_spark.queues.environment import scope_of
 from tests.harness import in_one_test
 from tests.queues import qs, read
 
@@ -114,7 +114,7 @@ def test_4_13_members_in_a_namespace_or_environment_share_queues_as_javas_do(cas
     queues = qs("broker-a:0-3 broker-b:0-3", case["topic"])
     for kind, role in ((ConsumerSettings, "consumer"), (PullConsumerSettings, "pull consumer")):
         parsed = options.parse(given).for_role(role)
-        on_wire = scope(parsed).on_wire
+        on_wire = scope_of(parsed).on_wire
         assert on_wire(case["topic"]) == case["wire"]
         allocate = kind.of(parsed, on_wire).allocate
         for member, expected in case["result"].items():
@@ -126,7 +126,7 @@ def test_4_13_members_in_a_namespace_or_environment_share_queues_as_javas_do(cas
 def test_groups_of_one_name_in_two_namespaces_have_two_names_for_their_files() -> None:
     def named(**given: str) -> str | None:
         parsed = options.parse({**SERVER, **given}).for_role("consumer")
-        return ConsumerSettings.of(parsed, scope(parsed).on_wire).wire_group
+        return ConsumerSettings.of(parsed, scope_of(parsed).on_wire).wire_group
 
     suffix = {"environment": "dev", "environmentMode": "suffix"}
     assert named() == "g"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import ConnectionLost, NotFound
 from rocketmq_spark.model.membership import ConsumerStats
-from rocketmq_spark.model.popped import PoppedMessage
+from rocketmq_spark.model.message import PoppedMessage
 from tests.consumer.pop import SETTINGS, PopBench, of
 from tests.mockbroker import eventually
 

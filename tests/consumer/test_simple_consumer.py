@@ -13,7 +13,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.pop.simple_consumer import MIN_WAIT_S, BaseSimpleConsumer
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter
-from rocketmq_spark.model.popped import GroupPolicy, PoppedMessage
+from rocketmq_spark.model.message import GroupPolicy, PoppedMessage
 from tests.consumer.pop import arrival
 from tests.helpers import raising
 from tests.test_popped import popped

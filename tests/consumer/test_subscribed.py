@@ -6,7 +6,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.consumer.pull.positions import Positions
-from rocketmq_spark.consumer.pull.subscribed import Subscribed
+from rocketmq_spark.consumer.pull.upkeep import Subscribed
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.consumer.settings import PullConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions

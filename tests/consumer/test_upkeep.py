@@ -14,8 +14,7 @@ from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.consumer.pull import upkeep
 from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.pull.positions import Positions
-from rocketmq_spark.consumer.pull.subscribed import Subscribed
-from rocketmq_spark.consumer.pull.upkeep import Upkeep
+from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.consumer.settings import PullConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions

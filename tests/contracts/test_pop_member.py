@@ -13,7 +13,7 @@ from rocketmq_spark.consumer.pop.simple_consumer import MIN_INVISIBLE_S, MIN_WAI
 from rocketmq_spark.errors import NotFound, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import NO_FILTER, Message
-from rocketmq_spark.model.popped import PoppedMessage
+from rocketmq_spark.model.message import PoppedMessage
 from rocketmq_spark.ports import PopMember
 from tests.consumer.pop import FakeProxy
 from tests.helpers import awaited

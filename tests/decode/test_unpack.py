@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from rocketmq_spark.base.codes import SysFlag
-from rocketmq_spark.columnar.decode import stored_messages, unpack
+from rocketmq_spark.columnar.decode import decoder, stored_messages
 from rocketmq_spark.columnar.decode.careful import Careful
 from rocketmq_spark.columnar.decode.decoder import Decoder
 from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL
@@ -25,7 +25,7 @@ def zeros(size: int, offset: int, kind: int = SysFlag.ZSTD) -> bytes:
 
 def sizes(fetched, rows: slice, portion: int | None) -> list[list[int | None]]:
     found = stored_messages.locate(fetched.buffer, fetched.pieces)
-    return [[None if b is None else len(b) for b in part.bodies] for part in unpack.parts(found, rows, portion)]
+    return [[None if b is None else len(b) for b in part.bodies] for part in decoder.parts(found, rows, portion)]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_is_bad_is_told_by_its_place_in_the_part():
     bad = stored(b"x", sys_flag=SysFlag.COMPRESSED, queue_offset=2)
     fetched = one(zeros(50, 0), zeros(50, 1), bad, stored(b"plain", queue_offset=3))
     found = stored_messages.locate(fetched.buffer, fetched.pieces)
-    first, second = unpack.parts(found, slice(0, 4), 100)
+    first, second = decoder.parts(found, slice(0, 4), 100)
     assert (first.begin, second.begin, second.bodies) == (0, 2, [None, b"plain"])
     assert list(second.reasons) == [0]
     assert "zlib" in second.reasons[0]
@@ -79,5 +79,5 @@ def test_compressed_inner_batches_come_in_many_batches():
 def test_the_columns_tell_what_is_bad():
     arrays = [pa.array([1, 2]), pa.nulls(2, pa.string()), pa.array([b"x", None], pa.binary())]
     columns = [next(c for c in FULL if c.name == "sysFlag"), DECODE_ERROR, BASIC[4]]
-    checked = unpack.with_errors(arrays, columns, {1: "why"}, np.array([1, 3], np.int32))
+    checked = decoder.with_errors(arrays, columns, {1: "why"}, np.array([1, 3], np.int32))
     assert [array.to_pylist() for array in checked] == [[1, 3], [None, "why"], [b"x", None]]

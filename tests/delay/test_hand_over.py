@@ -10,7 +10,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import service
 from rocketmq_spark.delay.release import noted
 from rocketmq_spark.model import MessageQueue, Resent
-from rocketmq_spark.spool.keys import TOTALS
+from rocketmq_spark.spool.records import TOTALS
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 from tests.delay.nodes import QUEUES, Node, World, envelope
 

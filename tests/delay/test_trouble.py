@@ -11,7 +11,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, RocketMQError, SpoolError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, Resent
 from rocketmq_spark.spool.database import Damaged
-from rocketmq_spark.spool.keys import PENDING, RECORD, behind
+from rocketmq_spark.spool.records import PENDING, RECORD, behind
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import cancelling
 from tests.delay.nodes import OTHER, QUEUES, START_MS, World, envelope

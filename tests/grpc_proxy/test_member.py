@@ -21,7 +21,7 @@ from rocketmq_spark.grpc_proxy.facts import Code, Encoding
 from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.model import NO_FILTER, Message
-from rocketmq_spark.model.popped import PoppedMessage
+from rocketmq_spark.model.message import PoppedMessage
 from rocketmq_spark.session.public import SimpleConsumer
 from tests.grpc_proxy.scripted import client, serving, status
 from tests.helpers import no_more_threads

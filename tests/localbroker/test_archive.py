@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.localbroker import distro
-from rocketmq_spark.localbroker.archive import CLASS_LIST, Archive
-from rocketmq_spark.localbroker.java import Java, find_java
+from rocketmq_spark.localbroker.java import CLASS_LIST, Archive, Java, find_java
 from rocketmq_spark.localbroker.process import spawn
 
 CLASSES = "# note\njava/lang/Object id: 0\njava/lang/String id: 1\norg/apache/commons/cli/Option id: 7\norg/apac"

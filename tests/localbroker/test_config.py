@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import config
+from rocketmq_spark.localbroker import servers
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -21,34 +21,34 @@ def test_conf_folder_is_what_the_templates_make() -> None:
     """And Grafana's dashboard, of which ``tests/test_metrics`` thinks."""
     found = {p.name: p.read_text() for p in CONF.iterdir()}
     assert found.pop("grafana-dashboard.json")
-    assert found == config.compose_files()
+    assert found == servers.compose_files()
 
 
 def test_write_compose_files(tmp_path: Path) -> None:
-    config.write_compose_files(tmp_path / "conf")
+    servers.write_compose_files(tmp_path / "conf")
     assert {p.name for p in (tmp_path / "conf").iterdir()} == {"namesrv.conf", "broker.conf", "rmq-proxy.json"}
 
 
 def test_no_line_has_a_trailing_comment() -> None:
     for name in ("broker.conf", "namesrv.conf"):
-        assert not [v for v in _lines(config.compose_files()[name]).values() if "#" in v]
+        assert not [v for v in _lines(servers.compose_files()[name]).values() if "#" in v]
 
 
 def test_a_queue_file_holds_whole_entries() -> None:
-    assert int(_lines(config.compose_files()["broker.conf"])["mappedFileSizeConsumeQueue"]) % 20 == 0
+    assert int(_lines(servers.compose_files()["broker.conf"])["mappedFileSizeConsumeQueue"]) % 20 == 0
 
 
 def test_proxy_configuration_is_json() -> None:
-    assert json.loads(config.compose_files()["rmq-proxy.json"])["proxyMode"] == "CLUSTER"
+    assert json.loads(servers.compose_files()["rmq-proxy.json"])["proxyMode"] == "CLUSTER"
 
 
 def test_user_lines_replace_and_add() -> None:
-    text = config.with_lines("# note\na=1\nb=2\n", {"b": True, "c": 3, "d": "x\\y"})
+    text = servers.with_lines("# note\na=1\nb=2\n", {"b": True, "c": 3, "d": "x\\y"})
     assert text == "# note\na=1\nb=true\nc=3\nd=x\\\\y\n"
 
 
 def test_fields_replace_and_add() -> None:
-    made = config.with_fields('{"a": 1, "b": 2}', {"b": True, "c": "x"})
+    made = servers.with_fields('{"a": 1, "b": 2}', {"b": True, "c": "x"})
     assert json.loads(made) == {"a": 1, "b": True, "c": "x"}
 
 
@@ -57,20 +57,20 @@ def test_what_a_server_has_is_changed(tmp_path: Path) -> None:
         home = tmp_path / name.partition(".")[0]
         home.mkdir()
         (home / name).write_text(text)
-        config.change(home, {"a": 2})
+        servers.change(home, {"a": 2})
     assert (tmp_path / "broker" / "broker.conf").read_text() == "a=2\n"
     assert json.loads((tmp_path / "rmq-proxy" / "rmq-proxy.json").read_text()) == {"a": 2}
     (tmp_path / "namesrv").mkdir()
     with pytest.raises(LocalBrokerError, match="namesrv takes no conf"):
-        config.change(tmp_path / "namesrv", {"a": 2})
+        servers.change(tmp_path / "namesrv", {"a": 2})
 
 
-@pytest.mark.parametrize("key", sorted(config.OURS))
+@pytest.mark.parametrize("key", sorted(servers.OURS))
 def test_lines_that_the_cluster_decides_are_refused(key: str) -> None:
     with pytest.raises(LocalBrokerError, match=rf"conf must not set {key}: LocalBroker decides it"):
-        config.checked({key: "x"})
+        servers.checked({key: "x"})
 
 
 def test_a_value_is_one_line() -> None:
     with pytest.raises(LocalBrokerError, match="The value of a in conf has a line break"):
-        config.checked({"a": "1\nbrokerRole=SLAVE"})
+        servers.checked({"a": "1\nbrokerRole=SLAVE"})

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker.leftovers import TEMPORARY, claim
 from rocketmq_spark.localbroker.process import MARK
+from rocketmq_spark.localbroker.site import TEMPORARY, claim
 
 
 @pytest.fixture

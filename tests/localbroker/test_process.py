@@ -15,8 +15,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker.archive import Archive
-from rocketmq_spark.localbroker.java import find_java
+from rocketmq_spark.localbroker.java import Archive, find_java
 from rocketmq_spark.localbroker.process import Program, Server, explain, spawn
 from tests.helpers import awaited
 from tests.localbroker.processes import alive

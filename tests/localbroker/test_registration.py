@@ -10,8 +10,8 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.localbroker.members import _NUDGE_EVERY_S, Registration
 from rocketmq_spark.localbroker.process import Server
-from rocketmq_spark.localbroker.registration import _NUDGE_EVERY_S, Registration
 from rocketmq_spark.localbroker.servers import BrokerSpec
 
 SPEC = BrokerSpec("broker-a", 0)

@@ -10,10 +10,10 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import distro, leftovers, loopback, servers
+from rocketmq_spark.localbroker import distro, loopback, servers
 from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.localbroker.process import Program, Server
-from rocketmq_spark.localbroker.site import Site
+from rocketmq_spark.localbroker.site import Site, claim
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def make_site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
     made: list[Site] = []
 
     def make(wished: Mapping[str, int] | None = None) -> Site:
-        claim = leftovers.claim(tmp_path / "run", tmp_path / f"data-{len(made)}", keep=True)
-        made.append(Site(claim, find_java(), tmp_path / "archives", wished or {}))
+        claimed = claim(tmp_path / "run", tmp_path / f"data-{len(made)}", keep=True)
+        made.append(Site(claimed, find_java(), tmp_path / "archives", wished or {}))
         return made[-1]
 
     yield make

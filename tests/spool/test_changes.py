@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rocketmq_spark.spool.changes import AtomicChange
-from rocketmq_spark.spool.keys import TOTALS, Due
-from rocketmq_spark.spool.records import Record, RecordState, Totals
+from rocketmq_spark.spool.records import TOTALS, Due, Record, RecordState, Totals
 from tests.spool.bench import record
 
 

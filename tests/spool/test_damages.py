@@ -17,8 +17,8 @@ import pytest
 
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.mending import dead_ones
-from rocketmq_spark.spool.records import IDENTITY, Record
-from rocketmq_spark.spool.store import Dead, Done, RetryLater, Store, Work
+from rocketmq_spark.spool.records import IDENTITY, Dead, Done, Record, RetryLater
+from rocketmq_spark.spool.store import Store, Work
 from tests.spool.bench import record
 from tests.spool.damages import damage
 

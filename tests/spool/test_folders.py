@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.spool.folders import adopt, claim, spools
-from rocketmq_spark.spool.store import Done, Store
+from rocketmq_spark.spool.records import Done
+from rocketmq_spark.spool.store import Store
 from tests.spool.bench import record
 
 ROOT = Path(__file__).parents[2]

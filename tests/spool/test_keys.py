@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.spool.keys import LAST, ORDER, PENDING, Due, behind, lane_of, numbered, ordered, sequence_of
+from rocketmq_spark.spool.records import LAST, ORDER, PENDING, Due, behind, lane_of, numbered, ordered, sequence_of
 
 numbers = st.integers(0, LAST)
 dues = st.builds(Due, numbers, numbers)

@@ -9,9 +9,8 @@ import pytest
 
 from rocketmq_spark.spool.changes import AtomicChange
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.keys import LAST, RECORD, Due, numbered, ordered
 from rocketmq_spark.spool.lanes import Runs, followers, lane_with, lanes, leave
-from rocketmq_spark.spool.records import Record, Totals
+from rocketmq_spark.spool.records import LAST, RECORD, Due, Record, Totals, numbered, ordered
 from tests.spool.bench import record
 
 

@@ -10,9 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.spool import mending
-from rocketmq_spark.spool.keys import MARK, RECORD, Due, behind, behind_space, marked, numbered, place_of
-from rocketmq_spark.spool.records import Record
-from rocketmq_spark.spool.store import Dead, Done, RetryLater, Store
+from rocketmq_spark.spool.records import (
+    MARK,
+    RECORD,
+    Dead,
+    Done,
+    Due,
+    Record,
+    RetryLater,
+    behind,
+    behind_space,
+    marked,
+    numbered,
+    place_of,
+)
+from rocketmq_spark.spool.store import Store
 from tests.spool.bench import BASE_MS
 
 

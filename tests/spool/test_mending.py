@@ -10,12 +10,28 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.errors import SpoolError
-from rocketmq_spark.spool.keys import ORDER, OWNER, PENDING, RECORD, TOTALS, Due, behind, numbered, ordered
 from rocketmq_spark.spool.lanes import lane_with
-from rocketmq_spark.spool.mending import repair
-from rocketmq_spark.spool.records import IDENTITY, Record, SpoolOwner, Totals
-from rocketmq_spark.spool.salvage import Salvaged
-from rocketmq_spark.spool.store import Dead, Done, RetryLater, Store, Verdict
+from rocketmq_spark.spool.mending import Salvaged, repair
+from rocketmq_spark.spool.records import (
+    IDENTITY,
+    ORDER,
+    OWNER,
+    PENDING,
+    RECORD,
+    TOTALS,
+    Dead,
+    Done,
+    Due,
+    Record,
+    RetryLater,
+    SpoolOwner,
+    Totals,
+    Verdict,
+    behind,
+    numbered,
+    ordered,
+)
+from rocketmq_spark.spool.store import Store
 from tests.spool.bench import record
 
 COUNT = 300

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.errors import SpoolError
-from rocketmq_spark.spool.keys import RECORD, numbered
+from rocketmq_spark.spool.records import RECORD, Dead, numbered
 from rocketmq_spark.spool.spool import SpoolReading
-from rocketmq_spark.spool.store import Dead, Store
+from rocketmq_spark.spool.store import Store
 from tests.spool.bench import record
 
 

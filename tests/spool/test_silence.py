@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.spool.keys import PENDING, Due, behind
-from rocketmq_spark.spool.records import Record, RecordState
+from rocketmq_spark.spool.records import PENDING, Due, Record, RecordState, behind
 from rocketmq_spark.spool.redelivery import MAX_OUT, Handled
 from rocketmq_spark.spool.schedule import FORGOTTEN_MS, UnreachableTargets
 from tests.producer.scripted import ManualTimer

@@ -29,8 +29,7 @@ from typing import Any, NamedTuple
 import pyspark
 
 from rocketmq_spark.localbroker import distro
-from rocketmq_spark.localbroker.archive import Archive
-from rocketmq_spark.localbroker.java import find_java
+from rocketmq_spark.localbroker.java import Archive, find_java
 from tests.helpers import indexed
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.java")))

@@ -1,12 +1,11 @@
-"""Fetched or polled answers to Arrow record batches.
-
-Fetched answers to one Arrow record batch, without a Python step per message.
+"""Fetched or polled answers to Arrow record batches, without a Python step per message.
 
 ``stored_messages`` finds the messages, ``inner`` those within messages, ``properties`` takes their property strings apart,
-``slices`` copies values; this module puts the columns together. What does not look as producers and brokers make it goes
+``arrow`` copies values; this module puts the columns together. What does not look as producers and brokers make it goes
 through the careful path (``careful``), which gives the same batch from objects.
 
-Answers that a consumer polled as one batch, through the decoder that Spark's tasks use.
+Compressed bodies are unpacked a portion at a time: a few kilobytes may become megabytes, and no message says how many. So
+rows are decompressed one by one and a portion is cut when it is full.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.decode import answers, careful, inner, property_columns, stored_messages, unpack
+from rocketmq_spark.columnar.decode import answers, careful, inner, property_columns, stored_messages
 from rocketmq_spark.columnar.decode import properties as props
 from rocketmq_spark.columnar.decode.answers import OnBeyond, OnHoles
 from rocketmq_spark.columnar.decode.rows import Located
@@ -32,12 +32,61 @@ from rocketmq_spark.columnar.decode.stored_messages import Malformed, StoredMess
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from rocketmq_spark.pull.fetched import Fetched, Piece
-from rocketmq_spark.wire import messages
+from rocketmq_spark.wire import compression, messages
 from rocketmq_spark.wire.properties import parse_subscription
 
 # Plain numbers: an enumeration costs a microsecond an operation.
 _INNER = int(codes.SysFlag.INNER_BATCH)
 _COMPRESSED = int(codes.SysFlag.COMPRESSED)
+
+
+@dataclass(slots=True)
+class UnpackedPart:
+    """Bodies of the rows from ``begin`` on, None where one cannot be had, with the reason by its place in the part."""
+
+    begin: int
+    bodies: list[bytes | None] = field(default_factory=list)
+    reasons: dict[int, str] = field(default_factory=dict)
+
+
+def parts(messages: StoredMessages, rows: slice, portion_bytes: int | None) -> Iterator[UnpackedPart]:
+    """The bodies of ``rows``, in parts that are cut as soon as they have ``portion_bytes``; always one."""
+    starts, ends, flags = messages.body_start[rows], messages.body_end[rows], messages.sys_flags[rows]
+    packed = (((flags & _COMPRESSED) != 0) & (ends > starts)).tolist()
+    part, size, made = UnpackedPart(rows.start), 0, False
+    stored = arrow.binary(messages.buffer, starts, ends).to_pylist()
+    for body, is_packed, flag in zip(stored, packed, flags.tolist(), strict=True):
+        if is_packed:
+            try:
+                body = compression.decompress(body, flag)
+            except DecodeError as e:
+                part.reasons[len(part.bodies)] = e.message
+                body = None
+        part.bodies.append(body)
+        size += len(body or b"")
+        if portion_bytes and size >= portion_bytes:
+            yield part
+            part, size, made = UnpackedPart(part.begin + len(part.bodies)), 0, True
+    if part.bodies or not made:
+        yield part
+
+
+def with_errors(
+    arrays: Sequence[pa.Array], columns: Sequence[Column], reasons: Mapping[int, str], flags: npt.NDArray[np.int32]
+) -> list[pa.Array]:
+    """The columns with the reasons where they belong, and with the flags that bad messages are stored with."""
+    made = []
+    for array, column in zip(arrays, columns, strict=True):
+        name = column.name.lower() if column.property is None else ""
+        values: Mapping[int, object] = {}
+        if name == "decodeerror":
+            values = reasons
+        elif name == "sysflag":
+            values = {row: int(flags[row]) for row in reasons}
+        if values:
+            array = pa.array([values.get(i, value) for i, value in enumerate(array.to_pylist())], array.type)
+        made.append(array)
+    return made
 
 
 @dataclass(frozen=True)
@@ -160,7 +209,7 @@ class Decoder:
         portion_bytes: int | None,
     ) -> Iterator[pa.RecordBatch]:
         """Rows with compressed bodies, cut again by what the bodies become. A bad one spoils no other row."""
-        for part in unpack.parts(messages, rows, portion_bytes):
+        for part in parts(messages, rows, portion_bytes):
             mine = slice(part.begin, part.begin + len(part.bodies))
             keep = np.ones(len(part.bodies), bool) if exact is None else arrow.truth(exact[mine])
             reasons = {row: why for row, why in part.reasons.items() if keep[row]}
@@ -172,7 +221,7 @@ class Decoder:
                 keep[list(reasons)] = False
             columns = [pa.array(part.bodies, pa.binary()) if array is None else array[mine] for array in arrays]
             if reasons:
-                columns = unpack.with_errors(columns, self.columns, reasons, messages.sys_flags[mine])
+                columns = with_errors(columns, self.columns, reasons, messages.sys_flags[mine])
             batch = pa.RecordBatch.from_arrays(columns, schema=arrow_schema(self.columns))
             yield batch if keep.all() else batch.filter(pa.array(keep))
 

@@ -25,7 +25,7 @@ from rocketmq_spark.consumer.push.held import ConsumerFigures
 from rocketmq_spark.consumer.settings import PopSettings
 from rocketmq_spark.errors import ClosedError, NotFound, RocketMQError
 from rocketmq_spark.model.membership import ConsumerStats, TopicFigures
-from rocketmq_spark.model.popped import PoppedMessage
+from rocketmq_spark.model.message import PoppedMessage
 from rocketmq_spark.ports import PopMember
 from rocketmq_spark.wire.names import dlq_topic
 

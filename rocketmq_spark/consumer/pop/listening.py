@@ -19,7 +19,7 @@ from rocketmq_spark.consumer.pop.in_hand import InHand, InvisibleMessage, Settli
 from rocketmq_spark.consumer.push.workers import Workers
 from rocketmq_spark.consumer.result import AcknowledgingContext, Context, Listener, Step, concurrent, ordered
 from rocketmq_spark.consumer.settings import PopSettings
-from rocketmq_spark.model.popped import GroupPolicy
+from rocketmq_spark.model.message import GroupPolicy
 from rocketmq_spark.options.parsing import positive_duration
 from rocketmq_spark.ports import PopMember
 

@@ -25,7 +25,7 @@ from rocketmq_spark.consumer.settings import MAX_WAIT_S, PopSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError
 from rocketmq_spark.model.membership import ConsumerStats, TopicFigures
-from rocketmq_spark.model.popped import PoppedMessage
+from rocketmq_spark.model.message import PoppedMessage
 from rocketmq_spark.ports import PopMember
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from rocketmq_spark.consumer.settings import MAX_MESSAGES, MAX_WAIT_S
 from rocketmq_spark.consumer.subscriptions import filter_of
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import Filter
-from rocketmq_spark.model.popped import PoppedMessage
+from rocketmq_spark.model.message import PoppedMessage
 from rocketmq_spark.options.parsing import duration, text
 from rocketmq_spark.ports import PopMember
 from rocketmq_spark.wire.names import group_problem, topic_problem

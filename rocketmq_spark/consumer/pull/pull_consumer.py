@@ -18,8 +18,7 @@ from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.pull.positions import Positions, PullAnswers, check_offset
-from rocketmq_spark.consumer.pull.subscribed import Subscribed
-from rocketmq_spark.consumer.pull.upkeep import Upkeep
+from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
 from rocketmq_spark.consumer.settings import PullConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions, filter_of
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OptionError, RocketMQError

@@ -22,7 +22,7 @@ from rocketmq_spark.consumer.subscriptions import Subscriptions, filter_of
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats
-from rocketmq_spark.model.popped import PoppedMessage
+from rocketmq_spark.model.message import PoppedMessage
 from rocketmq_spark.ports import GroupMember, PopMember
 
 

@@ -24,8 +24,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.push.flow import Thresholds
+from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.membership import ConsumerStats, TopicFigures
 

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.push.flow import full
+from rocketmq_spark.consumer.process_queue import ProcessQueue, full
 from rocketmq_spark.consumer.push.held import MemberState
 from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers
 from rocketmq_spark.consumer.result import (

@@ -19,8 +19,7 @@ from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer import rebalance
-from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.push.flow import divided
+from rocketmq_spark.consumer.process_queue import ProcessQueue, divided
 from rocketmq_spark.consumer.push.held import MemberState
 from rocketmq_spark.consumer.push.ownership import Ownership
 from rocketmq_spark.consumer.settings import ConsumerSettings

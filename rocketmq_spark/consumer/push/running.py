@@ -2,6 +2,10 @@
 
 Four threads beside those of the listener: pulls (which never wait), rebalances, the storing of offsets with other upkeep, and
 locks. A broker that hangs holds up nothing but what is asked of it.
+
+The upkeep looks for members of the group that do not want the same, which raises no error anywhere. Brokers keep one
+subscription for a group, that of the member that spoke last, and filter the messages of all members by it; queues are shared
+among all, whether they want the topic or not. What one member alone wants is lost or lies unread.
 """
 
 from __future__ import annotations
@@ -9,14 +13,14 @@ from __future__ import annotations
 import itertools
 import logging
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.push import differing
 from rocketmq_spark.consumer.push.answers import Answers
 from rocketmq_spark.consumer.push.backlog import Backlog
 from rocketmq_spark.consumer.push.concurrent import Concurrent
@@ -31,11 +35,70 @@ from rocketmq_spark.consumer.result import Listener
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import OptionError, RocketMQError
-from rocketmq_spark.model import ReceivedMessage
+from rocketmq_spark.model import Filter, ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats, Membership, TopicFigures
 from rocketmq_spark.ports import GroupMember
+from rocketmq_spark.wire.properties import parse_subscription
 
 logger = logging.getLogger(__name__)
+
+# Heartbeats come every 30 s, so that each member is the last one to have spoken at some of the looks.
+LOOK_S = 20.0
+
+
+class SubscriptionConflicts:
+    """Looks what brokers take the group to want. A difference at two looks is logged once: a change takes a moment."""
+
+    def __init__(self, port: GroupMember, group: str, subscriptions: Subscriptions) -> None:
+        self._port = port
+        self._group = group
+        self._subscriptions = subscriptions
+        self._last: tuple[str, ...] = ()
+        self._logged: set[tuple[str, ...]] = set()
+
+    def look(self, deadline: Deadline) -> None:
+        mine = self._subscriptions.all()
+        topic = next((topic for topic in mine if not topic.startswith(RETRY_PREFIX)), None)
+        if topic is None:
+            return
+        try:
+            found = differences(mine, self._port.filters(self._group, topic, deadline))
+        except RocketMQError as e:
+            logger.debug("what group %s wants is not known: %s", self._group, e)
+            return
+        if found and found == self._last and found not in self._logged:
+            self._logged.add(found)
+            logger.warning(
+                "members of group %s do not want the same: %s. Brokers keep one subscription for all of them, so messages "
+                "are lost to some: let all members subscribe to the same, or give them groups of their own",
+                self._group,
+                "; ".join(found),
+            )
+        self._last = found
+
+
+def differences(mine: Mapping[str, Filter], theirs: Mapping[str, Filter]) -> tuple[str, ...]:
+    """Sentences for people; the order of tags means nothing."""
+    found = []
+    for topic in sorted(mine.keys() | theirs.keys()):
+        here, there = mine.get(topic), theirs.get(topic)
+        if here is None or there is None or _meaning(here) != _meaning(there):
+            found.append(f"topic {topic} is {_shown(here)} here and {_shown(there)} elsewhere")
+    return tuple(found)
+
+
+def _meaning(wanted: Filter) -> object:
+    if wanted.kind != "TAG":
+        return wanted.kind, wanted.expression
+    try:
+        return wanted.kind, parse_subscription(wanted.expression).tags
+    except ValueError:
+        return wanted.kind, wanted.expression
+
+
+def _shown(wanted: Filter | None) -> str:
+    return "not subscribed to" if wanted is None else f"subscribed to with {wanted.expression!r}"
+
 
 TIMEOUT_S = 3.0
 FIRST_PERSIST_S = 10.0
@@ -88,7 +151,7 @@ class RunningConsumer:
         self._pulling.consuming = self._consuming
         if make.read_ahead is not None and settings.reads_ahead:
             self._pulling.read_ahead(Backlog(settings, self.held, self._pulls, make.read_ahead))
-        self._differing = differing.SubscriptionConflicts(port, settings.group, subscriptions)
+        self._differing = SubscriptionConflicts(port, settings.group, subscriptions)
         self._leave: Callable[[Deadline], None] | None = None
 
     def begin(self) -> None:
@@ -105,7 +168,7 @@ class RunningConsumer:
         self.rebalancing.wake()
         self._upkeep.every(self._settings.persist_interval_s, self._persist, FIRST_PERSIST_S)
         self._upkeep.every(STATS_S, self._log_stats, STATS_S)
-        self._upkeep.every(differing.LOOK_S, self._look_at_others, differing.LOOK_S)
+        self._upkeep.every(LOOK_S, self._look_at_others, LOOK_S)
         if isinstance(self._consuming, Concurrent):
             timeout_s = self._settings.consume_timeout_s
             self._upkeep.every(timeout_s, self._consuming.clean, timeout_s)

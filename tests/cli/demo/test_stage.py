@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.cli.demo import stage as stage_module
 from rocketmq_spark.cli.demo.stage import one_ctrl_c, stage
-from rocketmq_spark.localbroker import leftovers
+from rocketmq_spark.localbroker import site
 
 
 def test_a_cluster_that_exists_gets_two_new_topics(rocketmq, own_cache, as_found):
@@ -43,7 +43,7 @@ def test_a_folder_is_used_again_empty_but_not_while_a_broker_runs_on_its_data(tm
     assert free() == first == tmp_path / "run-1"
     assert not (first / "checkpoint").exists()
     (first / "broker").mkdir()
-    claim = leftovers.claim(tmp_path / "claims", first / "broker", keep=True)
+    claim = site.claim(tmp_path / "claims", first / "broker", keep=True)
     assert free() == tmp_path / "run-2"
     assert (first / "broker").exists()
     claim.release(delete=False)

@@ -17,7 +17,7 @@ from typing import Any
 from rocketmq_spark import Consumer
 from rocketmq_spark.consumer.pop import in_hand, running, simple_consumer
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.model.popped import PoppedMessage
+from rocketmq_spark.model.message import PoppedMessage
 from rocketmq_spark.session.public import SimpleConsumer
 
 POISON = b"poison"
