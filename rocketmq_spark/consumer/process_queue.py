@@ -203,7 +203,7 @@ BUSY_S = 0.02
 PAUSED_S = 1.0
 FIRST_PULL_S = 0.5  # after a rebalance, since 5.0.0: a queue that is handed over is given up by then
 SUSPEND_S = 15.0  # what brokers may take until they answer "nothing new"
-TIMEOUT_S = 30.0
+PULL_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ def full(queue: ProcessQueue, thresholds: Thresholds) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
+class NextPull:
     """What an answer leads to.
 
     ``messages`` are to be cached and consumed; ``finished`` is an offset up to which nothing is left to do, to be noted if
@@ -252,14 +252,14 @@ class Next:
     repair: int | None = None
 
 
-def after(offset: int, answer: PullAnswer | RocketMQError, interval_s: float, error_s: float) -> Next:
+def next_pull(offset: int, answer: PullAnswer | RocketMQError, interval_s: float, error_s: float) -> NextPull:
     """What ``answer`` to the pull at ``offset`` leads to; pauses are ``pullInterval`` and the one after errors."""
     if isinstance(answer, RocketMQError):
-        return Next(offset, BUSY_S if answer.broker_code == Response.FLOW_CONTROL else error_s)
+        return NextPull(offset, BUSY_S if answer.broker_code == Response.FLOW_CONTROL else error_s)
     if answer.status is PullStatus.OFFSET_ILLEGAL:
-        return Next(offset, repair=answer.next_offset)
+        return NextPull(offset, repair=answer.next_offset)
     if answer.status is not PullStatus.FOUND:
-        return Next(answer.next_offset, finished=answer.next_offset)
+        return NextPull(answer.next_offset, finished=answer.next_offset)
     if not answer.messages:  # a tag's hash matched, its text did not
-        return Next(answer.next_offset, finished=answer.next_offset)
-    return Next(answer.next_offset, interval_s, answer.messages)
+        return NextPull(answer.next_offset, finished=answer.next_offset)
+    return NextPull(answer.next_offset, interval_s, answer.messages)

@@ -112,7 +112,7 @@ class LocalBroker(Closing):
             core = tuple(distro.fetch(["core"], self._quiet))
             more = distro.fetch(["tls-test", "proxy"], self._quiet) if self._with_proxy else []
             cache = distro.cache_folder()
-            jvm = (*distro.flags(core, cache / "natives"), *self._jvm)
+            jvm = (*distro.native_flags(core, cache / "natives"), *self._jvm)
             make = ServerParts(core, (*core, *more), self._proxy_conf, self._conf, self._heap_mb, jvm)
             with distro.writing_to(self._given_data or cache):
                 claimed = claim(cache / "run", self._given_data, self._keep)

@@ -211,9 +211,9 @@ def _say(quiet: bool, text: str) -> None:
 
 
 _LOG = logging.getLogger(__name__)
-_JAR = "rocketmq-rocksdb-"
+_NATIVE_JAR = "rocketmq-rocksdb-"
 # By what ``platform`` says of a machine; the names are those under which RocksDB's loader asks the JVM for them.
-_FILES = {
+_NATIVE_FILES = {
     ("Linux", "x86_64"): "librocksdbjni-linux64.so",
     ("Linux", "aarch64"): "librocksdbjni-linux-aarch64.so",
     ("Darwin", "x86_64"): "librocksdbjni-osx-x86_64.jnilib",
@@ -221,10 +221,10 @@ _FILES = {
 }
 
 
-def flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
+def native_flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
     """JVM flags with which a broker finds the file in ``folder``; the file is put there if it is missing."""
-    name = _FILES.get((platform.system(), platform.machine()))
-    jar = next((jar for jar in jars if jar.name.startswith(_JAR)), None)
+    name = _NATIVE_FILES.get((platform.system(), platform.machine()))
+    jar = next((jar for jar in jars if jar.name.startswith(_NATIVE_JAR)), None)
     if name is None or jar is None:
         return ()
     target = folder / jar.stem / name

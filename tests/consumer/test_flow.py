@@ -4,7 +4,7 @@ import pytest
 
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.consumer import process_queue
-from rocketmq_spark.consumer.process_queue import Next, ProcessQueue, Thresholds, after, divided, full
+from rocketmq_spark.consumer.process_queue import NextPull, ProcessQueue, Thresholds, divided, full, next_pull
 from rocketmq_spark.errors import BrokerBusy, CallTimeout
 from rocketmq_spark.model import PullAnswer, PullStatus
 from tests.consumer.messages import QUEUE, message, messages
@@ -48,15 +48,15 @@ def answer(status: PullStatus, next_offset: int, *at: int) -> PullAnswer:
 @pytest.mark.parametrize(
     ("came", "then"),
     [
-        (answer(PullStatus.FOUND, 12, 10, 11), Next(12, 0.3, messages(10, 11))),
-        (answer(PullStatus.FOUND, 12), Next(12, finished=12)),
-        (answer(PullStatus.NO_NEW_MSG, 10), Next(10, finished=10)),
-        (answer(PullStatus.NO_MATCHED_MSG, 42), Next(42, finished=42)),
-        (answer(PullStatus.OFFSET_ILLEGAL, 40), Next(10, repair=40)),
-        (BrokerBusy("busy", broker_code=Response.FLOW_CONTROL), Next(10, process_queue.BUSY_S)),
-        (BrokerBusy("busy", broker_code=Response.SYSTEM_BUSY), Next(10, 1.5)),
-        (CallTimeout("late"), Next(10, 1.5)),
+        (answer(PullStatus.FOUND, 12, 10, 11), NextPull(12, 0.3, messages(10, 11))),
+        (answer(PullStatus.FOUND, 12), NextPull(12, finished=12)),
+        (answer(PullStatus.NO_NEW_MSG, 10), NextPull(10, finished=10)),
+        (answer(PullStatus.NO_MATCHED_MSG, 42), NextPull(42, finished=42)),
+        (answer(PullStatus.OFFSET_ILLEGAL, 40), NextPull(10, repair=40)),
+        (BrokerBusy("busy", broker_code=Response.FLOW_CONTROL), NextPull(10, process_queue.BUSY_S)),
+        (BrokerBusy("busy", broker_code=Response.SYSTEM_BUSY), NextPull(10, 1.5)),
+        (CallTimeout("late"), NextPull(10, 1.5)),
     ],
 )
-def test_1_14_the_answer_says_where_the_next_pull_goes_on(came: object, then: Next) -> None:
-    assert after(10, came, 0.3, 1.5) == then  # type: ignore[arg-type]
+def test_1_14_the_answer_says_where_the_next_pull_goes_on(came: object, then: NextPull) -> None:
+    assert next_pull(10, came, 0.3, 1.5) == then  # type: ignore[arg-type]

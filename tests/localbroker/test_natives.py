@@ -30,21 +30,21 @@ def jar(tmp_path: Path) -> Path:
 
 def test_unpacked_once(tmp_path: Path, jar: Path) -> None:
     wanted = (f"-Djava.library.path={tmp_path / 'natives' / 'rocketmq-rocksdb-1.0.6'}",)
-    assert distro.flags([tmp_path / "other.jar", jar], tmp_path / "natives") == wanted
+    assert distro.native_flags([tmp_path / "other.jar", jar], tmp_path / "natives") == wanted
     [file] = (tmp_path / "natives" / "rocketmq-rocksdb-1.0.6").iterdir()
     assert (file.name, file.read_bytes()) == (CODE, b"code")
     file.write_bytes(b"as it was")
-    assert distro.flags([jar], tmp_path / "natives") == wanted
+    assert distro.native_flags([jar], tmp_path / "natives") == wanted
     assert file.read_bytes() == b"as it was"
 
 
 def test_brokers_unpack_it_themselves_where_this_cannot(
     tmp_path: Path, jar: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert distro.flags([tmp_path / "other.jar"], tmp_path / "natives") == ()
+    assert distro.native_flags([tmp_path / "other.jar"], tmp_path / "natives") == ()
     (tmp_path / "file").write_text("in the way")
-    assert distro.flags([jar], tmp_path / "file") == ()
+    assert distro.native_flags([jar], tmp_path / "file") == ()
     jar.write_bytes(b"no archive")
-    assert distro.flags([jar], tmp_path / "natives") == ()
+    assert distro.native_flags([jar], tmp_path / "natives") == ()
     monkeypatch.setattr(platform, "machine", lambda: "s390x")
-    assert distro.flags([jar], tmp_path / "natives") == ()
+    assert distro.native_flags([jar], tmp_path / "natives") == ()

@@ -14,8 +14,16 @@ from typing import Protocol
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.consumer import process_queue
-from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.process_queue import (
+    FIRST_PULL_S,
+    FULL_S,
+    PULL_TIMEOUT_S,
+    SUSPEND_S,
+    NextPull,
+    ProcessQueue,
+    full,
+    next_pull,
+)
 from rocketmq_spark.consumer.push.backlog import Backlog
 from rocketmq_spark.consumer.push.held import MemberState
 from rocketmq_spark.consumer.settings import ConsumerSettings
@@ -69,7 +77,7 @@ class Pulling:
         backlog.plain = lambda queue: (wanted := self._subscribed(queue.topic)) is not None and not wanted.filter
         self._backlog = backlog
 
-    def begin(self, queue: ProcessQueue, offset: int, in_s: float = process_queue.FIRST_PULL_S) -> None:
+    def begin(self, queue: ProcessQueue, offset: int, in_s: float = FIRST_PULL_S) -> None:
         """Pull ``queue`` from ``offset`` on, until it is dropped."""
         self._timer.later(in_s, partial(self._pull, queue, offset))
 
@@ -91,15 +99,15 @@ class Pulling:
         if self._backlog is not None and self._backlog.take(queue, offset):
             return
         request = self._request(queue.queue, offset, wanted)
-        self._port.pull(request, Deadline.after(process_queue.TIMEOUT_S), partial(self._came, queue, offset, wanted))
+        self._port.pull(request, Deadline.after(PULL_TIMEOUT_S), partial(self._came, queue, offset, wanted))
 
     def _wait_s(self, queue: ProcessQueue) -> float:
         """How long the queue is not to be pulled; 0 if it is."""
         with self._held.lock:
-            why = process_queue.full(queue, self._held.thresholds_of(queue.queue.topic))
+            why = full(queue, self._held.thresholds_of(queue.queue.topic))
         if why:
             logger.debug("%s is not pulled now: %s", queue.queue, why)
-            return process_queue.FULL_S
+            return FULL_S
         if self.consuming is None or not self.consuming.ready(queue):
             return self._settings.pull_delay_on_error_s
         return 0.0
@@ -114,7 +122,7 @@ class Pulling:
             filter=wanted.filter,
             post_filter=self._settings.post_subscription_when_pull,
             version_ms=wanted.version_ms,
-            suspend_s=process_queue.SUSPEND_S,
+            suspend_s=SUSPEND_S,
             commit_offset=finished or None,
             broker_id=self._replicas.get(queue, MASTER_ID),
             max_bytes=self._settings.pull_batch_size_in_bytes,
@@ -144,7 +152,7 @@ class Pulling:
             if not reset and (now is None or now.since_ms != wanted.since_ms):
                 self._pull(queue, offset)  # the answer may have passed over what is wanted now
                 return
-        then = process_queue.after(offset, answer, self._settings.pull_interval_s, self._settings.pull_delay_on_error_s)
+        then = next_pull(offset, answer, self._settings.pull_interval_s, self._settings.pull_delay_on_error_s)
         if then.repair is not None:
             why = "is reset by its broker" if reset else "is not to be had"
             logger.warning("offset %d of %s %s; it goes on at %d", offset, queue.queue, why, then.repair)
@@ -171,7 +179,7 @@ class Pulling:
             self._complaints.add(complaint)
         logger.log(level, "group %s: a pull of %s at %d failed: %s", self._settings.group, queue, offset, error)
 
-    def _note(self, queue: ProcessQueue, answer: PullAnswer | RocketMQError, then: process_queue.Next) -> None:
+    def _note(self, queue: ProcessQueue, answer: PullAnswer | RocketMQError, then: NextPull) -> None:
         with self._held.lock:
             if isinstance(answer, PullAnswer):
                 self._held.ends[queue.queue] = answer.max_offset
