@@ -72,7 +72,7 @@ def main() -> None:
         session.stop()
     if "restart" in wanted:
         session = spark.plain_session((), spark.FAST)
-        restart.run(session, options, found)
+        restart.run(session, found)
         session.stop()
     results = list(targets.verdicts(found))
     harness.show(targets.table([v for v in results if v.value is not None or not options.sections]))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -24,8 +24,8 @@ from benchmarks.harness import Found
 from rocketmq_spark import LocalBroker, foreach_batch_writer
 from rocketmq_spark.options import parse
 from rocketmq_spark.session.looks import look_tools
-from rocketmq_spark.spark.sink.foreach import ForeachBatchWriter
 from rocketmq_spark.spark.sink.once import noted
+from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.stored.look import Look
 
 ROWS, SIZE, OTHERS_PER_S = 1_000_000, 100, 50_000
@@ -35,10 +35,10 @@ _DIED = "as if the driver had died here"
 _BATCH = 2_000  # messages of others that go as one
 
 
-def run(session: SparkSession, options: Any, found: Found) -> None:
+def run(session: SparkSession, found: Found) -> None:
     found["restart"] = {}
     with workload.broker() as broker:
-        found["restart"]["a million rows"] = _batch(session, broker, min(ROWS, options.messages))
+        found["restart"][f"{ROWS:,} rows"] = _batch(session, broker)
     with workload.broker(brokers=BROKERS) as broker:
         found["restart"][f"{QUEUES:,} queues"] = _queues(broker)
     table = Table(title=f"A look at what is stored, seconds; brokers settle in {SETTLE_S:g} s of it")
@@ -50,41 +50,32 @@ def run(session: SparkSession, options: Any, found: Found) -> None:
     harness.show(table)
 
 
-def _batch(session: SparkSession, broker: LocalBroker, count: int) -> dict[str, float]:
+def _batch(session: SparkSession, broker: LocalBroker) -> dict[str, float]:
     topic = "restart-rows"
     broker.create_topic(topic, queues=workload.QUEUES)
-    rows = spark.rows(session, count, SIZE)
+    rows = spark.rows(session, ROWS, SIZE)
     with tempfile.TemporaryDirectory() as folder, _others(broker, topic):
         begin = workload.visible(broker, topic)
         first = _written(session, broker, topic, rows, folder, fail=True)
         again = _written(session, broker, topic, rows, folder, fail=False)
         seen = workload.visible(broker, topic) - begin
-    harness.expect("first write", first.report[0], count)
-    harness.expect("repeat", again.report[1], count)
+    harness.expect("first write", first.report.sent, ROWS)
+    harness.expect("repeat", again.report.already_stored, ROWS)
     beyond = again.seconds - SETTLE_S
     return {"first": first.seconds, "repeat": again.seconds, "beyond settling": beyond, "messages read": float(seen)}
 
 
-class _Write:
-    """One run of the batch: how long the writer took, and how many rows it sent and found."""
+class _Run(NamedTuple):
+    """How long the writer took for the batch, and what it reports."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.report = (0, 0)
-
-    def time(self, writer: ForeachBatchWriter, rows: DataFrame, number: int) -> None:
-        begin = time.perf_counter()
-        writer(rows, number)
-        self.seconds = time.perf_counter() - begin
-        assert writer.last_report is not None
-        self.report = writer.last_report.sent, writer.last_report.already_stored
+    seconds: float
+    report: Written
 
 
-def _written(
-    session: SparkSession, broker: LocalBroker, topic: str, rows: DataFrame, folder: str, fail: bool
-) -> _Write:
+def _written(session: SparkSession, broker: LocalBroker, topic: str, rows: DataFrame, folder: str, fail: bool) -> _Run:
     """With ``fail`` the batch ends after its rows, and before Spark notes that."""
-    done, checkpoint = _Write(), str(Path(folder, "checkpoint"))
+    runs: list[_Run] = []
+    checkpoint = str(Path(folder, "checkpoint"))
     writer = foreach_batch_writer(
         broker.name_server, topic=topic, checkpoint_location=checkpoint,
         delivery_guarantee="exactly-once", exactly_once_settle=round(SETTLE_S * 1000),
@@ -92,7 +83,10 @@ def _written(
 
     def write(_: DataFrame, number: int) -> None:
         if number == 0:  # the restart has one more
-            done.time(writer, rows, number)
+            begin = time.perf_counter()
+            writer(rows, number)
+            assert writer.last_report is not None
+            runs.append(_Run(time.perf_counter() - begin, writer.last_report))
         if fail:
             raise RuntimeError(_DIED)
 
@@ -103,7 +97,8 @@ def _written(
     except StreamingQueryException as e:
         if not fail or _DIED not in str(e):
             raise
-    return done
+    (run,) = runs
+    return run
 
 
 @contextlib.contextmanager

@@ -188,7 +188,7 @@ TARGETS: Sequence[Target] = (
     Target("planning 10,000 queues, cold routes", (5.0,), figure("planning", "cold", "seconds"), True, "s"),
     Target(
         "restart with a million rows that are stored, beyond settling", (10.0,),
-        figure("restart", "a million rows", "beyond settling"), True, "s",
+        figure("restart", "1,000,000 rows", "beyond settling"), True, "s",
     ),
     Target(
         "restart with 1,024 queues on 8 brokers, beyond settling", (2.0,),
