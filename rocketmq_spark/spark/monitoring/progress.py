@@ -37,7 +37,7 @@ def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) ->
         writer: The function that ``foreachBatch`` of the query was given.
 
     Returns:
-        The figures by name.
+        The figures by name; None before there is a progress.
     """
     last = query.lastProgress
     if last is None:
