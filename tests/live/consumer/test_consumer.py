@@ -11,7 +11,7 @@ import pytest
 from rocketmq_spark import options, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import DLQ_PREFIX
-from rocketmq_spark.consumer import process_queue
+from rocketmq_spark.consumer.push import pulling
 from rocketmq_spark.model import MessageQueue
 from tests.live.consumer.members import Members
 from tests.mockbroker import eventually
@@ -76,8 +76,8 @@ def test_1_31_a_message_that_comes_while_the_broker_holds_the_pull_is_there_at_o
 
     One time for all turns: what comes late comes late in each of them.
     """
-    monkeypatch.setattr(process_queue, "SUSPEND_S", 250.0)
-    monkeypatch.setattr(process_queue, "TIMEOUT_S", 300.0)
+    monkeypatch.setattr(pulling, "SUSPEND_S", 250.0)
+    monkeypatch.setattr(pulling, "PULL_TIMEOUT_S", 300.0)
     members.start()
     deadline = Deadline.after(60)
     for turn in range(1, 7):

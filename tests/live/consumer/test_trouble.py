@@ -13,7 +13,7 @@ import pytest
 
 from rocketmq_spark import Message, Producer
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer import process_queue
+from rocketmq_spark.consumer.push import pulling
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from tests.helpers import killed
@@ -85,7 +85,7 @@ def test_4_8_a_broker_that_hangs_holds_up_no_queue_of_the_others_and_all_are_kep
 ) -> None:
     """No pull is given up before the test is, and there is one time for all turns: what is held up is so in each of them."""
     caplog.set_level("INFO")
-    monkeypatch.setattr(process_queue, "TIMEOUT_S", 5 * LONGER_S)
+    monkeypatch.setattr(pulling, "PULL_TIMEOUT_S", 5 * LONGER_S)
     consumer = of_pair.start(rebalance_interval_s=1.0)
     eventually(lambda: of_pair.owned(consumer) == 2 * QUEUES, 60)
     first = of_pair.sent_to("broker-a") | of_pair.sent_to("broker-b")
