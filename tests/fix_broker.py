@@ -1,19 +1,115 @@
-"""A real cluster for our own tests: the plug-in for users with shorter names."""
+"""A real cluster for our own tests: the plug-in for users with shorter names, one for all processes that share the tests.
+
+Each broker costs seconds to start, more until its code is compiled, and a part of a core while it does nothing. So the
+process that wants it first starts it, the others ask and fill it from outside, and the first ends it when all are done.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import fcntl
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from rocketmq_spark.client.admin import Admin
 from rocketmq_spark.localbroker import LocalBroker, distro
 from tests.witness import JavaPeer
+
+USERS = "rocketmq.users"  # a file that is locked by each process that uses the broker
+
+_started = pytest.StashKey[tuple[contextlib.ExitStack, Path]]()
+
+
+@dataclass(frozen=True, slots=True)
+class ElsewhereServer:
+    """A server that another process started: nobody here can end it."""
+
+    address: str
+    pid: int
+    home: str
+
+    def log(self) -> str:
+        return "".join(path.read_text(errors="replace") for path in sorted(Path(self.home).glob("*.log")))
+
+
+class ElsewhereBroker(LocalBroker):
+    """A cluster that another process runs: it is asked and given topics here, and neither started nor broken."""
+
+    def __init__(self, name_server: str, data: str, servers: dict[str, list[Any]]) -> None:
+        super().__init__(brokers=len(servers) - 1, quiet=True)
+        known = {name: ElsewhereServer(*facts) for name, facts in servers.items()}
+        self._members = SimpleNamespace(  # type: ignore[assignment]
+            name_server=name_server,
+            registration=SimpleNamespace(admin=Admin(name_server)),
+            site=SimpleNamespace(data=Path(data), servers=known),
+            server=known.__getitem__,
+        )
+
+    def start(self) -> None:
+        """It runs."""
+
+    def close(self) -> None:
+        self.admin.close()
+
+
+def facts_of(mq: LocalBroker) -> dict[str, Any]:
+    """What ``ElsewhereBroker`` needs to know."""
+    servers = {name: [mq.address(name), mq.pid(name), str(mq.data / name)] for name in ("namesrv", *mq.brokers)}
+    return {"name_server": mq.name_server, "data": str(mq.data), "servers": servers}
+
+
+@pytest.fixture(scope="session")
+def rocketmq(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[LocalBroker]:
+    """A name server and a broker, shared by all tests of all processes: use topics and groups of your own."""
+    if not hasattr(request.config, "workerinput"):
+        with LocalBroker() as mq:
+            yield mq
+        return
+    folder = tmp_path_factory.getbasetemp().parent
+    state = folder / "rocketmq.json"
+    with (folder / USERS).open("a") as users:
+        with _locked(folder / "rocketmq.starts"):
+            fcntl.flock(users, fcntl.LOCK_SH)  # until it is closed
+            if not state.exists():
+                _start_for_all(request.config, state)
+        with ElsewhereBroker(**json.loads(state.read_text())) as mq:
+            yield mq
+
+
+def _start_for_all(config: pytest.Config, state: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        mq = stack.enter_context(LocalBroker())
+        part = state.with_suffix(".part")
+        part.write_text(json.dumps(facts_of(mq)))
+        part.replace(state)
+        stack.callback(state.unlink)
+        config.stash[_started] = stack.pop_all(), state.with_name(USERS)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """The process that started the broker for all has no test left. It waits until no other uses it."""
+    if _started in session.config.stash:
+        stack, users = session.config.stash[_started]
+        with _locked(users), stack:
+            pass
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")
 def broker_cluster(rocketmq: LocalBroker) -> LocalBroker:
-    """One broker for the session. Tests that break brokers start a LocalBroker of their own."""
+    """The same. Tests that break brokers start a LocalBroker of their own."""
     return rocketmq
 
 

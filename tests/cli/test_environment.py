@@ -66,7 +66,7 @@ def test_who_writes_and_reads_each_queue(rocketmq: LocalBroker, make_topic: Call
     assert max(map(len, text.stdout.splitlines())) <= 80
 
 
-def test_3_2_with_a_suffix_the_topic_is_the_environment_s(rocketmq: LocalBroker, as_found: None, run: Run) -> None:
+def test_3_2_with_a_suffix_the_topic_is_the_environment_s(rocketmq: LocalBroker, run: Run) -> None:
     plain = f"t{uuid.uuid4().hex[:8]}"
     options = ("--environment", "dev", "-o", "environmentMode=suffix")
     assert run("topic", "create", plain, "--queues", "1", *options).exit_code == 0

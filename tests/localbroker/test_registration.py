@@ -18,15 +18,15 @@ SPEC = BrokerSpec("broker-a", 0)
 
 
 @pytest.fixture
-def registration(broker_cluster: LocalBroker) -> Iterator[Registration]:
-    registration = Registration([broker_cluster._members.server("namesrv")], {})
+def registration(one_broker: LocalBroker) -> Iterator[Registration]:
+    registration = Registration([one_broker._members.server("namesrv")], {})
     yield registration
     registration.close()
 
 
 @pytest.fixture
-def server(broker_cluster: LocalBroker) -> Server:
-    return broker_cluster._members.server("broker-a")
+def server(one_broker: LocalBroker) -> Server:
+    return one_broker._members.server("broker-a")
 
 
 def test_shown_and_not_shown(registration: Registration, server: Server) -> None:
@@ -43,8 +43,8 @@ def test_a_name_server_that_is_away_shows_nothing(server: Server, pid: int | Non
     registration.close()
 
 
-def test_all_that_run_must_show_a_broker(broker_cluster: LocalBroker, server: Server) -> None:
-    servers = [broker_cluster._members.server("namesrv"), SimpleNamespace(address="127.0.0.1:1", pid=1)]
+def test_all_that_run_must_show_a_broker(one_broker: LocalBroker, server: Server) -> None:
+    servers = [one_broker._members.server("namesrv"), SimpleNamespace(address="127.0.0.1:1", pid=1)]
     registration = Registration(servers, {})
     assert not registration.shows(SPEC, server)
     assert not registration.hides(SPEC, server)
