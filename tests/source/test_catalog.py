@@ -8,6 +8,7 @@ import pytest
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
+from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import (
     CallTimeout,
@@ -33,11 +34,11 @@ STATS = (
 GONE = refuse(Response.TOPIC_NOT_EXIST, "topic[t] not exist")
 
 
-def catalog(name_server, **given):
+def catalog(name_server, clock=None, **given):
     made = {"nameServer": name_server, "routeRefresh": 0, "numRetries": 0, "requestTimeout": "1s", **given}
     if not made.keys() & {"subscribePattern", "assign"}:
         made.setdefault("subscribe", "t")
-    return OffsetCache(options_table.parse(made).for_role("stream source"))
+    return OffsetCache(options_table.parse(made).for_role("stream source"), clock)
 
 
 @pytest.fixture
@@ -125,11 +126,10 @@ def test_one_sweep_serves_several_questions(scripted):
     assert len(scripted.seen(Request.GET_TOPIC_STATS_INFO)) == 1
 
 
-def test_a_view_is_waited_for_until_it_is_due_and_not_too_long(scripted, monkeypatch):
-    one = catalog(scripted.address)
+def test_a_view_is_waited_for_until_it_is_due_and_not_too_long(scripted):
+    slept: list[float] = []
+    one = catalog(scripted.address, Clock(now=lambda: 100.0, sleep=slept.append))
     one.sweep()
-    slept = []
-    monkeypatch.setattr("time.sleep", slept.append)
     one._rest_s = 60.0
     one.rest(0.1)
     one._took_s = 0.2
@@ -140,9 +140,7 @@ def test_a_view_is_waited_for_until_it_is_due_and_not_too_long(scripted, monkeyp
     one.rest(0.1)
     one._swept_at = float("-inf")
     one.rest(0.1)
-    assert slept[:3] == [0.1, 0.2, 0.25]
-    assert 0 <= slept[3] <= 0.05
-    assert slept[4] == 0
+    assert slept == [0.1, 0.2, 0.25, pytest.approx(0.05), 0]
 
 
 def test_a_quiet_topic_is_asked_less_often(scripted):

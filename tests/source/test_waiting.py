@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.spark.source.decisions import QueuesView
@@ -21,6 +21,7 @@ class OffsetCache:
     """Gives one answer after the other; the last one again and again."""
 
     read_deadline_s = 60.0
+    clock = Clock()
 
     def __init__(self, *answers, known=()):
         self.answers, self.known, self.waited, self.routed = list(answers), known, [], 0

@@ -8,12 +8,11 @@ brokers do not know any more, a queue that its broker does not read any more.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
 from rocketmq_spark import session
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.retry import Retry, Trouble
 from rocketmq_spark.errors import BrokerNotFound, NotSupported, OptionError, RocketMQError, RouteNotFound, TopicNotFound
 from rocketmq_spark.model import BrokerData, MessageQueue, TopicRoute
@@ -56,8 +55,9 @@ def check_filter(options: Options, queues: Iterable[MessageQueue]) -> None:
 class OffsetCache:
     """Queues and bounds of what the options subscribe to."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, clock: Clock | None = None) -> None:
         self._options = options
+        self.clock = clock or Clock()
         self.read_deadline_s = options.read_deadline
         self.known_routes: dict[str, TopicRoute] = {}  # as they were last known
         self._swept_at = 0.0
@@ -74,7 +74,7 @@ class OffsetCache:
         self._said: set[tuple[object, ...]] = set()
         self._doubt = False
         self._routes_due = 0.0
-        self._unread = Unread(lambda: self.offsets, options.request_timeout, self.waits)
+        self._unread = Unread(lambda: self.offsets, options.request_timeout, self.waits, self.clock)
 
     def expect(self, begin: Offsets, to_read: Iterable[MessageQueue] | None = None) -> None:
         """What positions know: a topic of theirs that is missing was there, and may be known to be deleted. So is one of the
@@ -124,8 +124,8 @@ class OffsetCache:
             return tuple(dict.fromkeys(queue.topic for queue in self._options.assign))
         if self._options.subscribe_pattern is None:
             return self._options.subscribe
-        if time.monotonic() - self._matched[0] > self._options.route_refresh or not self._matched[1]:
-            self._matched = (time.monotonic(), _matching(self.routes, self._options))
+        if self.clock.now() - self._matched[0] > self._options.route_refresh or not self._matched[1]:
+            self._matched = (self.clock.now(), _matching(self.routes, self._options))
         return filters.with_known(self._options, self._matched[1], self._had)
 
     def sweep(self) -> QueuesView:
@@ -174,9 +174,9 @@ class OffsetCache:
 
         One that hangs does not delay what others have, unless ``patient``.
         """
-        if time.monotonic() - self._swept_at < self._rest_s:
+        if self.clock.now() - self._swept_at < self._rest_s:
             return self._view
-        begun, waits = time.monotonic(), self.trouble.tries
+        begun, waits = self.clock.now(), self.trouble.tries
         routes, deleted = self._routed(self.topics_or_last())
         deadline = Deadline.after(self._options.request_timeout)
         view = self._looked(routes, deadline, tolerant=True, grace_s=None if patient else _GRACE_S)
@@ -185,14 +185,14 @@ class OffsetCache:
             self.trouble.clear()
             self._said.clear()
         # Time spent on who does not answer says nothing about how long asking takes.
-        took_s = time.monotonic() - begun if quiet and not view.silent else 0.0
+        took_s = self.clock.now() - begun if quiet and not view.silent else 0.0
         return self._note(replace(view, deleted=frozenset(deleted)), took_s)
 
     def _routed(self, topics: Iterable[str]) -> tuple[dict[str, TopicRoute], set[str]]:
         """Routes, as they were where no name server answers, and the topics that were deleted."""
         deleted = set()
         routes = {}
-        now = time.monotonic()
+        now = self.clock.now()
         resting = now < self._routes_due
         age = float("inf") if resting else 0.0 if self._doubt else self._options.route_refresh
         if not resting:
@@ -210,7 +210,7 @@ class OffsetCache:
             except RocketMQError as e:
                 self.waits(e)
                 age = float("inf")
-                self._routes_due = time.monotonic() + max(_ROUTES_PAUSE_S, 5 * (time.monotonic() - now))
+                self._routes_due = self.clock.now() + max(_ROUTES_PAUSE_S, 5 * (self.clock.now() - now))
                 if topic in self.known_routes:
                     routes[topic] = self.known_routes[topic]
         return routes, deleted
@@ -224,25 +224,25 @@ class OffsetCache:
 
         A quarter of a second at most where it took so long to ask them.
         """
-        due_s = self._swept_at + self._rest_s - time.monotonic()
-        time.sleep(max(0.0, min(due_s, max(max_s, min(self._took_s, _LONGEST_REST_S)))))
+        due_s = self._swept_at + self._rest_s - self.clock.now()
+        self.clock.sleep(max(0.0, min(due_s, max(max_s, min(self._took_s, _LONGEST_REST_S)))))
 
     def topics_or_last(self) -> tuple[str, ...]:
         """The topics, or those of the last answer while the name server gives none."""
-        if time.monotonic() < self._routes_due:
-            self._matched = (time.monotonic(), self._matched[1])
+        if self.clock.now() < self._routes_due:
+            self._matched = (self.clock.now(), self._matched[1])
         try:
             return self.topics()
         except RocketMQError as e:
             self.waits(e)
-            self._routes_due = time.monotonic() + _ROUTES_PAUSE_S
+            self._routes_due = self.clock.now() + _ROUTES_PAUSE_S
             return filters.with_known(self._options, self._matched[1], self._had)
 
     def waits(self, error: RocketMQError) -> None:
         """Note an error that time may heal, and ask for routes anew; raise any other. Logged once until all is well."""
         if not error.retriable:
             raise error
-        self.trouble.note(error, time.monotonic())
+        self.trouble.note(error, self.clock.now())
         said = type(error), error.addr, error.topic
         logger.log(logging.DEBUG if said in self._said else logging.WARNING, "the source waits: %s", error)
         self._said.add(said)
@@ -336,7 +336,7 @@ class OffsetCache:
         quiet = view.bounds == self._view.bounds
         longest = max(_LONGEST_REST_S, min(_LONGEST_OF_ALL_S, _REST_PER_SWEEP * took_s))
         self._rest_s = min(longest, max(self._rest_s * 2, 5 * took_s)) if quiet else _SHORTEST_REST_S
-        self._swept_at, self._took_s = time.monotonic(), took_s
+        self._swept_at, self._took_s = self.clock.now(), took_s
         self._view = view
         return view
 

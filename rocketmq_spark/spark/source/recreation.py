@@ -17,12 +17,11 @@ Queues that their living broker does not read any more: the topic was narrowed, 
 from __future__ import annotations
 
 import enum
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from rocketmq_spark.base.clock import Deadline, epoch_ms
+from rocketmq_spark.base.clock import Clock, Deadline, epoch_ms
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, QueueBounds, TopicRoute
 from rocketmq_spark.ports import OffsetReader
@@ -247,9 +246,14 @@ class Unread:
     """Asks brokers where such queues end, at most once a second. ``waits`` receives failures."""
 
     def __init__(
-        self, reader: Callable[[], OffsetReader], timeout_s: float, waits: Callable[[RocketMQError], None]
+        self,
+        reader: Callable[[], OffsetReader],
+        timeout_s: float,
+        waits: Callable[[RocketMQError], None],
+        clock: Clock,
     ) -> None:
         self._reader = reader
+        self._clock = clock
         self._timeout_s = timeout_s
         self._waits = waits
         self._answers: dict[Share, _Answer] = {}
@@ -276,7 +280,7 @@ class Unread:
         return found
 
     def _of(self, one: Share, queues: set[MessageQueue], route: TopicRoute) -> Mapping[MessageQueue, int]:
-        by, now = (route, self._reader().connection(one[1])), time.monotonic()
+        by, now = (route, self._reader().connection(one[1])), self._clock.now()
         signs = self._answers.get(one, _Answer())
         if signs.by == by and queues <= signs.about and now < signs.until:
             return signs.ends
@@ -286,10 +290,10 @@ class Unread:
         try:
             ends = self._ask(*one, sorted(about))
         except RocketMQError as e:
-            self._due[one[1]] = time.monotonic() + 5 * (time.monotonic() - now)
+            self._due[one[1]] = self._clock.now() + 5 * (self._clock.now() - now)
             self._waits(e)
             return {}
-        self._answers[one] = _Answer(time.monotonic() + _FRESH_S, by, about, ends)
+        self._answers[one] = _Answer(self._clock.now() + _FRESH_S, by, about, ends)
         return ends
 
     def _ask(self, topic: str, broker_name: str, queues: list[MessageQueue]) -> dict[MessageQueue, int]:

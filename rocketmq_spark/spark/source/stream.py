@@ -43,7 +43,7 @@ class Stream:
     def __init__(self, options: Options, clock: Clock | None = None) -> None:
         self._options = options
         self._clock = clock or Clock()
-        self._catalog = OffsetCache(options)
+        self._catalog = OffsetCache(options, self._clock)
         self._group_offsets = GroupOffsets(options)
         self._admission = Admission(options.max_trigger_delay, self._clock.now())
         self._absence = Absence()

@@ -8,7 +8,6 @@ A start that reaches no server at all is another matter: it fails after ``numRet
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -39,11 +38,11 @@ def patiently(catalog: OffsetCache, ask: Callable[[], T], deadline: Deadline | N
         try:
             return ask()
         except RocketMQError as e:
-            trouble.note(e, time.monotonic())
+            trouble.note(e, catalog.clock.now())
             if not e.retriable or (isinstance(e, RouteNotFound) and not catalog.knew(e.topic)):
                 raise
             if deadline.expired:
-                trouble.give_up(e, time.monotonic())
+                trouble.give_up(e, catalog.clock.now())
             catalog.waits(e)
         deadline.pause(_PAUSE_S)
         catalog.reroute()
