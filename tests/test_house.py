@@ -130,7 +130,7 @@ OUTSIDE = {
     "time": "base.clock base.timer base.retry remoting.endpoint remoting.connection remoting.pool client.credentials"
     " client.route client.topics"
     " delay.node delay.stream grpc_proxy.proxy grpc_proxy.sender client.instance client.sender spool.spool"
-    " consumer.pull.positions spark.source.catalog spark.source.recreation spark.source.waiting"
+    " consumer.pull.positions"
     " localbroker cli spark.monitoring.metrics",
     "asyncio": "",
     "multiprocessing": "",

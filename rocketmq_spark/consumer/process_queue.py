@@ -202,8 +202,6 @@ FULL_S = 0.05
 BUSY_S = 0.02
 PAUSED_S = 1.0
 FIRST_PULL_S = 0.5  # after a rebalance, since 5.0.0: a queue that is handed over is given up by then
-SUSPEND_S = 15.0  # what brokers may take until they answer "nothing new"
-PULL_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)

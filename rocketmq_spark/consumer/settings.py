@@ -1,10 +1,7 @@
-"""The settings of the three kinds of consumers; defaults are Java's unless it says why not.
+"""The settings of a consumer of any kind: with a listener, one that is polled, or one whose messages a Proxy hands out.
 
-The settings of one consumer; defaults and ranges are those of ``DefaultMQPushConsumer``.
-
-The settings of one ``PullConsumer``; names and defaults are those of ``DefaultLitePullConsumer`` unless it says why not.
-
-The settings of one consumer with a listener whose messages come from a Proxy (POP).
+Defaults and ranges are those of ``DefaultMQPushConsumer``, of ``DefaultLitePullConsumer`` for a pull consumer, unless it
+says why not.
 """
 
 from __future__ import annotations
@@ -18,13 +15,16 @@ from typing import Any
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.rebalance import WAIT_S, Allocate, ConsumeFrom
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.options import Options
+from rocketmq_spark.options import Options, transport
 from rocketmq_spark.queues.allocation import allocate
 from rocketmq_spark.queues.environment import Environment, check_chosen, environment_of
 from rocketmq_spark.wire.names import group_problem
 
 MAX_RECONSUME_TIMES = 16
 ORDERLY_MAX_RECONSUME_TIMES = (1 << 31) - 1  # for ever
+MAX_PULL_BATCH = 1024
+# What a broker hands out at once, and for how long a question for which there is nothing yet waits at a Proxy.
+MAX_MESSAGES, MAX_WAIT_S = 32, 20.0
 
 _Range = tuple[str, float, float, float]
 OnWire = Callable[[str], str]  # a topic or group as brokers know it
@@ -32,18 +32,27 @@ OnWire = Callable[[str], str]  # a topic or group as brokers know it
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConsumerSettings:
-    """Settings of one push consumer. ``max_tries`` None: 16 repetitions of a failed message, endless ones where ``ordered``.
+    """Settings of one consumer; times in seconds. Each kind uses those that it needs.
 
-    ``topic_count`` and ``topic_bytes`` bound what is cached of a whole topic instead of each queue. ``offsets_folder`` is
-    where a broadcasting member keeps its offsets, under ``wire_group``: groups of one name in two namespaces are two.
+    ``popped``: a Proxy hands the messages out. ``max_tries`` None: 16 repetitions of a failed message, endless ones where
+    ``ordered``. ``topic_count`` and ``topic_bytes`` bound what is cached of a whole topic instead of each queue.
+    ``offsets_folder`` is where a broadcasting member keeps its offsets, under ``wire_group``: groups of one name in two
+    namespaces are two. ``consume_timeout_s`` is how long a listener may take; with ``popped`` it then does not keep the
+    message from others any more.
+
+    ``pull_suspend_s`` is what brokers may take until they answer "nothing new".
+
+    Java's pull consumer asks for 10 messages a pull; 32 is what a broker gives at most unless it is configured otherwise.
     """
 
     group: str
+    popped: bool = False
     wire_group: str | None = None
     environment: Environment | None = None
     clustering: bool = True
     ordered: bool = False
     auto_commit: bool = True
+    auto_commit_interval_s: float = 5.0
     consume_from: ConsumeFrom = field(default_factory=ConsumeFrom)
     allocate: Allocate = field(default=partial(allocate, "averagely"))
     threads: int = 20
@@ -52,6 +61,10 @@ class ConsumerSettings:
     pull_batch_size_in_bytes: int = 256 * 1024
     pull_interval_s: float = 0.0
     pull_delay_on_error_s: float = 1.0
+    pull_delay_when_busy_s: float = 0.02
+    pull_suspend_s: float = 15.0
+    pull_timeout_s: float = 30.0
+    request_timeout_s: float = 3.0
     thresholds: Thresholds = field(default_factory=Thresholds)
     topic_count: int | None = None
     topic_bytes: int | None = None
@@ -60,6 +73,7 @@ class ConsumerSettings:
     consume_timeout_s: float = 900.0
     persist_interval_s: float = 5.0
     rebalance_interval_s: float = WAIT_S
+    route_refresh_s: float = 30.0
     post_subscription_when_pull: bool = False
     heartbeat_s: float = 30.0
     offsets_folder: Path = field(default_factory=lambda: Path.home() / ".rocketmq_offsets")
@@ -71,10 +85,12 @@ class ConsumerSettings:
         environment, group = isolated(options)
         return cls(
             group=group,
+            popped=options.transport == transport.GRPC,
             environment=environment,
             clustering=options.model == "clustering",
             ordered=options.ordered,
             auto_commit=options.auto_commit,
+            auto_commit_interval_s=options.auto_commit_interval,
             consume_from=ConsumeFrom.of(options.consume_from_where),
             allocate=allocation(options, on_wire),
             wire_group=on_wire(group),
@@ -84,6 +100,7 @@ class ConsumerSettings:
             pull_batch_size_in_bytes=options.pull_batch_size_in_bytes,
             pull_interval_s=options.pull_interval,
             pull_delay_on_error_s=options.pull_time_delay_when_exception,
+            request_timeout_s=options.request_timeout,
             thresholds=Thresholds(
                 options.pull_threshold_for_queue,
                 options.pull_threshold_size_for_queue,
@@ -108,8 +125,8 @@ class ConsumerSettings:
 
     @property
     def retry_topic(self) -> bool:
-        """Whether what failed comes through a topic that the consumer subscribes to."""
-        return self.clustering
+        """Whether what failed comes through a topic that the consumer subscribes to. Of popped messages the Proxy does that."""
+        return self.clustering and not self.popped
 
     @property
     def max_reconsume_times(self) -> int:
@@ -132,7 +149,7 @@ class ConsumerSettings:
         return (
             ("consumeThreadMin", self.threads, 1, 1000),
             ("consumeMessageBatchMaxSize", self.consume_batch_max_size, 1, 1024),
-            ("pullBatchSize", self.pull_batch_size, 1, 1024),
+            ("pullBatchSize", self.pull_batch_size, 1, MAX_MESSAGES if self.popped else MAX_PULL_BATCH),
             ("pullInterval", self.pull_interval_s, 0, 65.535),
         )
 
@@ -169,106 +186,3 @@ def allocation(options: Options, on_wire: OnWire = str) -> Allocate:
         config["onWire"] = on_wire
     known = {name: value for name, value in config.items() if value is not None}
     return partial(allocate, strategy, **known)
-
-
-_MAX_PULL_BATCH = 1024
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PullConsumerSettings:
-    """Settings of one pull consumer.
-
-    Java asks for 10 messages a pull; 32 is what a broker gives at most unless it is configured otherwise.
-    """
-
-    group: str
-    environment: Environment | None = None
-    allocate: Allocate = field(default=partial(allocate, "averagely"))
-    consume_from: ConsumeFrom = field(default_factory=ConsumeFrom)
-    pull_batch_size: int = 32
-    max_waiting: int = 1000
-    max_bytes: int = 100 << 20
-    auto_commit: bool = True
-    auto_commit_interval_s: float = 5.0
-    suspend_s: float = 15.0
-    pull_timeout_s: float = 30.0
-    request_timeout_s: float = 3.0
-    retry_s: float = 1.0
-    busy_retry_s: float = 0.02
-    route_refresh_s: float = 30.0
-
-    @classmethod
-    def of(cls, options: Options, on_wire: OnWire = str) -> PullConsumerSettings:
-        """Those of a pull consumer with these options, whose names stand ``on_wire`` in a namespace or environment."""
-        environment, group = isolated(options)
-        return cls(
-            group=group,
-            environment=environment,
-            allocate=allocation(options, on_wire),
-            consume_from=ConsumeFrom.of(options.consume_from_where),
-            pull_batch_size=options.pull_batch_size,
-            max_waiting=options.pull_threshold_for_queue,
-            max_bytes=options.pull_threshold_size_for_queue,
-            auto_commit=options.auto_commit,
-            auto_commit_interval_s=options.auto_commit_interval,
-            request_timeout_s=options.request_timeout,
-        )
-
-    def __post_init__(self) -> None:
-        problems = group_problems(self.group)
-        if not 1 <= self.pull_batch_size <= _MAX_PULL_BATCH:
-            problems.append(
-                f"option 'pullBatchSize' is {self.pull_batch_size}; expected a whole number from 1 to {_MAX_PULL_BATCH}"
-            )
-        if problems:
-            raise OptionError.of(problems)
-
-
-# What a broker hands out at once, and for how long a question for which there is nothing yet waits at a Proxy.
-MAX_MESSAGES, MAX_WAIT_S = 32, 20.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PopSettings:
-    """Settings of one consumer over gRPC; times in seconds.
-
-    ``threads`` call the listener, and as many messages may wait for them before no more are asked for. A listener that has a
-    message for longer than ``consume_timeout_s`` does not keep it from others any more.
-    """
-
-    group: str
-    ordered: bool = False
-    threads: int = 20
-    batch_size: int = MAX_MESSAGES
-    suspend_time_s: float = 1.0
-    consume_timeout_s: float = 900.0
-    error_pause_s: float = 1.0
-    request_timeout_s: float = 3.0
-
-    @classmethod
-    def of(cls, options: Options) -> PopSettings:
-        """Those of a consumer with these options."""
-        return cls(
-            group=options.group,
-            ordered=options.ordered,
-            threads=options.consume_thread_min,
-            batch_size=options.pull_batch_size,
-            suspend_time_s=options.suspend_current_queue_time,
-            consume_timeout_s=options.consume_timeout,
-            error_pause_s=options.pull_time_delay_when_exception,
-            request_timeout_s=options.request_timeout,
-        )
-
-    @property
-    def retry_topic(self) -> bool:
-        """Whether what failed comes through a topic that the consumer subscribes to: the Proxy sees to that."""
-        return False
-
-    def __post_init__(self) -> None:
-        problems = group_problems(self.group)
-        if not 1 <= self.batch_size <= MAX_MESSAGES:
-            problems.append(
-                f"option 'pullBatchSize' is {self.batch_size}; expected 1 to {MAX_MESSAGES}, which is what a Proxy hands out"
-            )
-        if problems:
-            raise OptionError.of(problems)

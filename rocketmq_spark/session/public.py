@@ -17,7 +17,7 @@ from rocketmq_spark.consumer.pull import pull_consumer
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.push import consumer as group_consumer
 from rocketmq_spark.consumer.push.running import ConsumerTools
-from rocketmq_spark.consumer.settings import ConsumerSettings, PopSettings, PullConsumerSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue, OffsetRange, PullRequest, ReceivedMessage
 from rocketmq_spark.options import Options, transport
@@ -113,11 +113,10 @@ class Consumer(group_consumer.BaseConsumer):
         parsed = _parsed("consumer", name_server, group, options)
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
-        if parsed.transport == transport.GRPC:
-            pop = PopSettings.of(parsed)
-            super().__init__(pop_member(parsed), pop)
-            return
         settings = ConsumerSettings.of(parsed, scope_of(parsed).on_wire)
+        if settings.popped:
+            super().__init__(pop_member(parsed), settings)
+            return
         super().__init__(member(parsed), settings, ConsumerTools(read_ahead=_read_ahead(parsed, settings.group)))
 
 
@@ -140,7 +139,7 @@ class PullConsumer(pull_consumer.BasePullConsumer):
         parsed = _parsed("pull consumer", name_server, group, options)
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
-        settings = PullConsumerSettings.of(parsed, scope_of(parsed).on_wire)
+        settings = ConsumerSettings.of(parsed, scope_of(parsed).on_wire)
         super().__init__(member(parsed), settings, _arrow, read_ahead=_read_ahead(parsed, settings.group))
 
 

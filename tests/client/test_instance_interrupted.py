@@ -18,7 +18,7 @@ from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.push import consumer, running
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.running import ConsumerTools
-from rocketmq_spark.consumer.settings import ConsumerSettings, PullConsumerSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.wire.bodies import GroupMembership
 from tests.client.conftest import Parts
 from tests.helpers import no_more_threads, raising
@@ -127,7 +127,7 @@ def test_a_start_that_ctrl_c_interrupts_leaves_the_group(parts: Parts) -> None:
 def test_a_pull_consumer_that_ctrl_c_interrupts_leaves_the_group_when_it_is_closed(parts: Parts, verb: str) -> None:
     def made() -> BasePullConsumer:
         one = BasePullConsumer(
-            parts.member, PullConsumerSettings(group="g"), print, make_timer=lambda name: ManualTimer(Time())
+            parts.member, ConsumerSettings(group="g"), print, make_timer=lambda name: ManualTimer(Time())
         )
         if verb == "close":
             one.subscribe("t")

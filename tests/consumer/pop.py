@@ -16,7 +16,7 @@ from typing import Any
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.pop.in_hand import InHand, InvisibleMessage, Settling
 from rocketmq_spark.consumer.pop.simple_consumer import MIN_INVISIBLE_S, MIN_WAIT_S
-from rocketmq_spark.consumer.settings import PopSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, NotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.message import GroupPolicy, PoppedMessage
@@ -24,7 +24,7 @@ from tests.consumer.group import ManualWorkers
 from tests.producer.scripted import ManualTimer, Time
 from tests.test_popped import popped
 
-SETTINGS = PopSettings(group="g")
+SETTINGS = ConsumerSettings(group="g", popped=True)
 INVISIBLE_MS = 30_000
 _LOOK_S = 0.02
 _numbers = itertools.count()
@@ -157,7 +157,7 @@ def arrival(holder: Any, lock: str, who: threading.Thread) -> threading.Event:
 class PopBench:
     """The parts of a consumer without threads: work is done, and time passes, when the test says so."""
 
-    settings: PopSettings = SETTINGS
+    settings: ConsumerSettings = SETTINGS
     places: int = 1
 
     def __post_init__(self) -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.consumer.ahead import ReadAhead
+from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
-from rocketmq_spark.consumer.settings import PullConsumerSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from tests.consumer.fake_member import FakeMember, as_rows, bodies, message
@@ -39,10 +40,10 @@ def consumer(fake: FakeMember, reads: Reads) -> Iterator[BasePullConsumer]:
 
 
 def made(fake: FakeMember, reads: Reads, **settings: Any) -> BasePullConsumer:
-    wanted = PullConsumerSettings(
+    wanted = ConsumerSettings(
         group="g",
         consume_from=ConsumeFrom(Where.EARLIEST),
-        **{"pull_batch_size": COUNT, "max_waiting": 40, **settings},
+        **{"pull_batch_size": COUNT, "thresholds": Thresholds(40), **settings},
     )
     how = ReadAhead(reads.begin, lambda queue, start, stored: [message(queue, start + i) for i in range(len(stored))])
     return BasePullConsumer(fake, wanted, as_rows, Clock(), how)  # type: ignore[arg-type]

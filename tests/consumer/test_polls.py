@@ -7,7 +7,7 @@ import threading
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.rebalance import Start
-from rocketmq_spark.consumer.settings import PullConsumerSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import MessageQueue
@@ -19,7 +19,7 @@ QUEUES = [MessageQueue("t", "b", i) for i in range(4)]
 
 def polls(fake: FakeMember, **settings: float) -> Polls:
     subscriptions = Subscriptions("g", False, lambda: 1)
-    return Polls(fake, PullConsumerSettings(group="g", **settings), subscriptions, Clock())  # type: ignore[arg-type]
+    return Polls(fake, ConsumerSettings(group="g", **settings), subscriptions, Clock())  # type: ignore[arg-type]
 
 
 def test_messages_that_come_on_many_threads_are_each_given_once() -> None:
@@ -43,7 +43,7 @@ def test_messages_that_come_on_many_threads_are_each_given_once() -> None:
 def test_a_failed_pull_is_made_again_while_somebody_waits() -> None:
     fake = FakeMember(QUEUES[:1], high=1)
     fake.errors = [ConnectionLost("gone")]
-    one = polls(fake, retry_s=0.05)
+    one = polls(fake, pull_delay_on_error_s=0.05)
     one.assign({QUEUES[0]: Start(0)})
     assert len(one.wait(Deadline.after(WAIT_S), 1)) == 1
 

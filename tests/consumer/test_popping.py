@@ -21,7 +21,7 @@ class Asks:
     """Asks a Proxy in memory, on threads of its own, and keeps what comes."""
 
     def __init__(self, threads: int = 20) -> None:
-        settings = replace(SETTINGS, threads=threads, error_pause_s=0.01)
+        settings = replace(SETTINGS, threads=threads, pull_delay_on_error_s=0.01)
         self.bench = PopBench(settings, places=2)
         self.proxy = self.bench.proxy
         self.got: list[InvisibleMessage] = []

@@ -6,7 +6,7 @@ import pytest
 
 from rocketmq_spark.consumer.pull.positions import Positions
 from rocketmq_spark.consumer.rebalance import Start
-from rocketmq_spark.consumer.settings import PullConsumerSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OffsetError, ServerFault
 from rocketmq_spark.model import MessageQueue
 from tests.consumer.fake_member import FakeMember
@@ -23,7 +23,7 @@ def fake() -> FakeMember:
 
 @pytest.fixture
 def positions(fake: FakeMember) -> Positions:
-    return Positions(fake, PullConsumerSettings(group="g"))  # type: ignore[arg-type]
+    return Positions(fake, ConsumerSettings(group="g"))  # type: ignore[arg-type]
 
 
 def test_4_24_a_queue_begins_at_its_stored_offset_or_its_end(fake: FakeMember, positions: Positions) -> None:

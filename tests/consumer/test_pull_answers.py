@@ -10,7 +10,7 @@ from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.pull.positions import PullAnswers
 from rocketmq_spark.consumer.rebalance import Start
-from rocketmq_spark.consumer.settings import PullConsumerSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.model import NO_FILTER, MessageQueue
 from rocketmq_spark.model.membership import (
@@ -33,7 +33,7 @@ class Asked:
     def __init__(self) -> None:
         self.fake = FakeMember([A, B, OTHER])
         subscriptions = Subscriptions("g", False, lambda: 1)
-        self.polls = Polls(self.fake, PullConsumerSettings(group="g"), subscriptions, Clock())  # type: ignore[arg-type]
+        self.polls = Polls(self.fake, ConsumerSettings(group="g"), subscriptions, Clock())  # type: ignore[arg-type]
         self.looks = 0
         self.stored: list[dict[MessageQueue, int]] = []
         self.answers = PullAnswers(self.polls, lambda: MEMBERSHIP, self.look, lambda o: self.stored.append(dict(o)))

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
-from rocketmq_spark.consumer.settings import PullConsumerSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,
@@ -218,7 +219,7 @@ def test_pausing(fake: FakeMember, consumer: BasePullConsumer) -> None:
 
 def test_a_queue_is_pulled_ahead_as_far_as_the_threshold(fake: FakeMember) -> None:
     fake.add(A, 1000)
-    with made(fake, max_waiting=50, pull_batch_size=20) as consumer:
+    with made(fake, thresholds=Thresholds(50), pull_batch_size=20) as consumer:
         consumer.assign([A])
         assert [request.offset for request in fake.pulls] == [0, 20, 40]
 
@@ -256,7 +257,7 @@ def test_rows_that_cannot_be_made_come_again(fake: FakeMember) -> None:
 
     with BasePullConsumer(
         fake,
-        PullConsumerSettings(group="g", consume_from=ConsumeFrom(Where.EARLIEST)),
+        ConsumerSettings(group="g", consume_from=ConsumeFrom(Where.EARLIEST)),
         rows,
         Hand().clock,  # type: ignore[arg-type]
     ) as consumer:
@@ -276,7 +277,7 @@ def test_what_came_before_rows_that_cannot_be_made_is_given_first(fake: FakeMemb
             raise DecodeError("bad")
         return made, left
 
-    settings = PullConsumerSettings(group="g", consume_from=ConsumeFrom(Where.EARLIEST), pull_batch_size=4)
+    settings = ConsumerSettings(group="g", consume_from=ConsumeFrom(Where.EARLIEST), pull_batch_size=4)
     with BasePullConsumer(fake, settings, rows, Hand().clock) as consumer:  # type: ignore[arg-type]
         consumer.assign([A])
         found: list[int] = []

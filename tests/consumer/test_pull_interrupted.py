@@ -15,10 +15,11 @@ import pytest
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.ahead import ReadAhead
+from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
-from rocketmq_spark.consumer.settings import PullConsumerSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OffsetError, OptionError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, PullAnswer, PullStatus
 from rocketmq_spark.model.membership import ResetOffsets
@@ -72,8 +73,8 @@ def test_what_was_read_ahead_stays_too(fake: FakeMember, how: str) -> None:
     fake.add(A, 1000)
     reads = Reads()
     ahead = ReadAhead(reads.begin, lambda queue, start, stored: [message(queue, start + i) for i in range(len(stored))])
-    settings = PullConsumerSettings(
-        group="g", consume_from=ConsumeFrom(Where.EARLIEST), pull_batch_size=COUNT, max_waiting=40
+    settings = ConsumerSettings(
+        group="g", consume_from=ConsumeFrom(Where.EARLIEST), pull_batch_size=COUNT, thresholds=Thresholds(40)
     )
     with BasePullConsumer(fake, settings, as_rows, Clock(), ahead) as consumer:  # type: ignore[arg-type]
         consumer.assign([A])
@@ -444,7 +445,7 @@ def test_a_pull_that_was_interrupted_is_made_again(fake: FakeMember, raised: Bas
             raise raised
         pull(*how)
 
-    with BasePullConsumer(fake, PullConsumerSettings(group="g", max_waiting=32), as_rows) as consumer:  # type: ignore[arg-type]
+    with BasePullConsumer(fake, ConsumerSettings(group="g", thresholds=Thresholds(32)), as_rows) as consumer:  # type: ignore[arg-type]
         consumer.assign([A, B])
         fake.pull = once  # type: ignore[method-assign]
         got: list[MessageQueue] = []
@@ -464,7 +465,7 @@ def test_a_reset_that_comes_while_a_consumer_ends_is_the_last_word(fake: FakeMem
             fake.asked("a:1", ResetOffsets("t", {A: 3}))
             super().close(wait_s)
 
-    consumer = BasePullConsumer(fake, PullConsumerSettings(group="g"), as_rows, make_timer=Late)  # type: ignore[arg-type]
+    consumer = BasePullConsumer(fake, ConsumerSettings(group="g"), as_rows, make_timer=Late)  # type: ignore[arg-type]
     consumer.subscribe("t")
     while bodies(consumer.poll(0.05)):  # all of it is finished when the last one begins
         pass
@@ -475,7 +476,7 @@ def test_a_reset_that_comes_while_a_consumer_ends_is_the_last_word(fake: FakeMem
 def test_who_cannot_join_has_no_subscription(fake: FakeMember, consumer: BasePullConsumer) -> None:
     """It would have the queues of the member that is there: both are one client."""
     consumer.subscribe("t")
-    with BasePullConsumer(fake, PullConsumerSettings(group="g"), as_rows) as second:  # type: ignore[arg-type]
+    with BasePullConsumer(fake, ConsumerSettings(group="g"), as_rows) as second:  # type: ignore[arg-type]
         with pytest.raises(LocalProtocolError):
             second.subscribe("t")
         with pytest.raises(OptionError, match="no queues"):

@@ -9,7 +9,7 @@ import pytest
 from rocketmq_spark import options
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
-from rocketmq_spark.consumer.settings import ConsumerSettings, PullConsumerSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.queues.environment import scope_of
 from tests.harness import in_one_test
@@ -36,6 +36,7 @@ def test_how_often_a_message_comes_again() -> None:
         ({"threads": 0}, "'consumeThreadMin' is 0; expected 1 to 1000"),
         ({"consume_batch_max_size": 1025}, "expected 1 to 1024"),
         ({"pull_batch_size": 1025}, "option 'pullBatchSize' is 1025"),
+        ({"popped": True, "pull_batch_size": 33}, "option 'pullBatchSize' is 33; expected 1 to 32"),
         ({"pull_interval_s": 66.0}, "option 'pullInterval' is 66.0; expected 0 to 65.535"),
     ],
 )
@@ -82,8 +83,11 @@ ELSEWHERE = {
 }
 
 
-def of(**given: str) -> ConsumerSettings:
-    return ConsumerSettings.of(options.parse({**SERVER, **given}).for_role("consumer"))
+PROXY = {"transport": "grpc", "proxyEndpoint": "p:1", "group": "g"}
+
+
+def of(server: dict[str, str] = SERVER, role: str = "consumer", **given: str) -> ConsumerSettings:
+    return ConsumerSettings.of(options.parse({**server, **given}).for_role(role))
 
 
 @pytest.mark.parametrize("name", GIVEN)
@@ -97,9 +101,63 @@ def test_every_option_of_a_consumer_is_among_them() -> None:
     assert rows == {*GIVEN, *ELSEWHERE}
 
 
-def test_without_options_the_settings_are_the_defaults() -> None:
-    assert replace(of(), allocate=print) == ConsumerSettings(group="g", wire_group="g", allocate=print)
+@pytest.mark.parametrize(("server", "role"), [(SERVER, "consumer"), (SERVER, "pull consumer"), (PROXY, "consumer")])
+def test_without_options_the_settings_are_the_defaults(server: dict[str, str], role: str) -> None:
+    plain = ConsumerSettings(group="g", wire_group="g", allocate=print, popped=server is PROXY)
+    assert replace(of(server, role), allocate=print) == plain
+
+
+def test_an_ordered_listener_has_no_span() -> None:
     assert of(ordered="true").thresholds.max_span is None
+
+
+def test_options_of_a_pull_consumer() -> None:
+    made = of(
+        role="pull consumer",
+        autoCommit="false",
+        autoCommitInterval="1s",
+        pullBatchSize="7",
+        pullThresholdForQueue="9",
+        requestTimeout="2s",
+    )
+    assert (made.auto_commit, made.auto_commit_interval_s, made.pull_batch_size) == (False, 1.0, 7)
+    assert (made.thresholds.max_count, made.request_timeout_s) == (9, 2.0)
+
+
+def test_options_of_a_consumer_at_a_proxy_which_sees_to_what_failed() -> None:
+    made = of(
+        PROXY,
+        ordered="true",
+        consumeThreadMin="3",
+        pullBatchSize="8",
+        suspendCurrentQueueTime="2s",
+        consumeTimeout="1m",
+        pullTimeDelayWhenException="4s",
+        requestTimeout="5s",
+    )
+    assert (made.ordered, made.threads, made.pull_batch_size, made.suspend_time_s) == (True, 3, 8, 2.0)
+    assert (made.consume_timeout_s, made.pull_delay_on_error_s, made.request_timeout_s) == (60.0, 4.0, 5.0)
+    assert (made.retry_topic, of().retry_topic) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("latest", ConsumeFrom(Where.LATEST)),
+        ("Earliest", ConsumeFrom(Where.EARLIEST)),
+        ("1970-01-01T00:00:01Z", ConsumeFrom(Where.TIMESTAMP, 1000)),
+    ],
+)
+def test_where_to_begin(text: str, expected: ConsumeFrom) -> None:
+    assert of(role="pull consumer", consumeFromWhere=text).consume_from == expected
+
+
+@pytest.mark.parametrize(("server", "most"), [(SERVER, 1024), (PROXY, 32)])
+def test_all_that_is_wrong_is_reported_at_once(server: dict[str, str], most: int) -> None:
+    with pytest.raises(OptionError) as caught:
+        of(server, group="a b", pullBatchSize="1025")
+    assert "option 'group' is 'a b'" in caught.value.message
+    assert f"option 'pullBatchSize' is 1025; expected 1 to {most}" in caught.value.message
 
 
 @in_one_test("case", read("wire_allocation"))
@@ -112,11 +170,11 @@ def test_4_13_members_in_a_namespace_or_environment_share_queues_as_javas_do(cas
     if case["suffix"]:
         given |= {"environment": case["suffix"], "environmentMode": "suffix"}
     queues = qs("broker-a:0-3 broker-b:0-3", case["topic"])
-    for kind, role in ((ConsumerSettings, "consumer"), (PullConsumerSettings, "pull consumer")):
+    for role in ("consumer", "pull consumer"):
         parsed = options.parse(given).for_role(role)
         on_wire = scope_of(parsed).on_wire
         assert on_wire(case["topic"]) == case["wire"]
-        allocate = kind.of(parsed, on_wire).allocate
+        allocate = ConsumerSettings.of(parsed, on_wire).allocate
         for member, expected in case["result"].items():
             found = allocate(member, queues, list(case["result"]))
             assert [f"{queue.broker_name}:{queue.queue_id}" for queue in found] == expected

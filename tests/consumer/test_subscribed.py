@@ -8,7 +8,7 @@ from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.consumer.pull.positions import Positions
 from rocketmq_spark.consumer.pull.upkeep import Subscribed
 from rocketmq_spark.consumer.rebalance import Start
-from rocketmq_spark.consumer.settings import PullConsumerSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import RocketMQError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, MessageQueue
@@ -21,7 +21,7 @@ class Seen:
     def __init__(self) -> None:
         self.now = 0.0
         self.fake = FakeMember(QUEUES)
-        settings = PullConsumerSettings(group="g")
+        settings = ConsumerSettings(group="g")
         positions = Positions(self.fake, settings)  # type: ignore[arg-type]
         clock = Clock(lambda: self.now)
         self.subscriptions = Subscriptions("g", False, lambda: 1)

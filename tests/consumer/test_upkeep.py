@@ -16,7 +16,7 @@ from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.pull.positions import Positions
 from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
 from rocketmq_spark.consumer.rebalance import Start
-from rocketmq_spark.consumer.settings import PullConsumerSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import NO_FILTER, MessageQueue
@@ -30,7 +30,7 @@ class Kept:
     def __init__(self, auto_commit: bool = True) -> None:
         self.now = 0.0
         self.fake = FakeMember([QUEUE], high=3)
-        settings = PullConsumerSettings(group="g", auto_commit=auto_commit)
+        settings = ConsumerSettings(group="g", auto_commit=auto_commit)
         clock = Clock(lambda: self.now)
         subscriptions = Subscriptions("g", False, lambda: 1)
         self.polls = Polls(self.fake, settings, subscriptions, clock)  # type: ignore[arg-type]

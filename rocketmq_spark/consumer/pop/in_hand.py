@@ -22,7 +22,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import start_thread
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.push.held import ConsumerFigures
-from rocketmq_spark.consumer.settings import PopSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, NotFound, RocketMQError
 from rocketmq_spark.model.membership import ConsumerStats, TopicFigures
 from rocketmq_spark.model.message import PoppedMessage
@@ -142,7 +142,7 @@ INVISIBLE_S, LOOK_S = 30.0, 10.0
 class Settling:
     """Of one consumer."""
 
-    def __init__(self, port: PopMember, settings: PopSettings, in_hand: InHand, timer: Timer) -> None:
+    def __init__(self, port: PopMember, settings: ConsumerSettings, in_hand: InHand, timer: Timer) -> None:
         self._port = port
         self._settings = settings
         self._in_hand = in_hand

@@ -18,7 +18,7 @@ from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.pop.in_hand import InHand, InvisibleMessage, Settling
 from rocketmq_spark.consumer.push.workers import Workers
 from rocketmq_spark.consumer.result import AcknowledgingContext, Context, Listener, Step, concurrent, ordered
-from rocketmq_spark.consumer.settings import PopSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model.message import GroupPolicy
 from rocketmq_spark.options.parsing import positive_duration
 from rocketmq_spark.ports import PopMember
@@ -88,7 +88,7 @@ class InOrder:
         self,
         listener: Listener,
         port: PopMember,
-        settings: PopSettings,
+        settings: ConsumerSettings,
         in_hand: InHand,
         settling: Settling,
         work: tuple[Workers, Timer],

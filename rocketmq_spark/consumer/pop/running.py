@@ -21,7 +21,7 @@ from rocketmq_spark.consumer.pop.in_hand import LOOK_S as RENEW_S
 from rocketmq_spark.consumer.pop.listening import InAnyOrder, InOrder, Listening
 from rocketmq_spark.consumer.push.running import HANGS_S, STATS_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.consumer.result import Listener
-from rocketmq_spark.consumer.settings import MAX_WAIT_S, PopSettings
+from rocketmq_spark.consumer.settings import MAX_WAIT_S, ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError
 from rocketmq_spark.model.membership import ConsumerStats, TopicFigures
@@ -43,7 +43,7 @@ class Popping:
     def __init__(
         self,
         port: PopMember,
-        settings: PopSettings,
+        settings: ConsumerSettings,
         subscriptions: Subscriptions,
         in_hand: InHand,
         timer: Timer,
@@ -95,7 +95,7 @@ class Popping:
             except RocketMQError as e:
                 if not self._closed.is_set():
                     logger.warning("no messages of %s for now: %s", place[0], e)
-                self._closed.wait(self._settings.error_pause_s)
+                self._closed.wait(self._settings.pull_delay_on_error_s)
 
     def _ended(self, place: Place) -> None:
         with self._lock:
@@ -107,7 +107,7 @@ class Popping:
         if not self._in_hand.room(topic, self._settings.threads, _ROOM_S):
             return
         deadline = Deadline.after(MAX_WAIT_S + self._settings.request_timeout_s)
-        found = self._port.receive(topic, at, self._settings.batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
+        found = self._port.receive(topic, at, self._settings.pull_batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
         if not found or self._over(place):
             return  # what came too late is handed to others when its time is over
         now_ms = self._timer.lease_ms()
@@ -125,7 +125,7 @@ class Popping:
             return sum(known == topic for known, _ in self._wanted)
 
 
-def keeps_order(settings: PopSettings, port: PopMember) -> bool:
+def keeps_order(settings: ConsumerSettings, port: PopMember) -> bool:
     """Whether messages come in the order that is wanted. The Proxy may say another time that they do not."""
     return not settings.ordered or port.policy().ordered
 
@@ -141,7 +141,7 @@ class PopRunning:
     def __init__(
         self,
         port: PopMember,
-        settings: PopSettings,
+        settings: ConsumerSettings,
         subscriptions: Subscriptions,
         listener: Listener,
         make: ConsumerTools,

@@ -17,7 +17,7 @@ from rocketmq_spark.base.lifecycle import entry
 from rocketmq_spark.consumer.ahead import Ahead, Bounds, ReadAhead
 from rocketmq_spark.consumer.pull.assigned import Ask, Assigned, FetchedPart
 from rocketmq_spark.consumer.rebalance import Start
-from rocketmq_spark.consumer.settings import PullConsumerSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import BrokerBusy, OffsetError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, ReceivedMessage
@@ -33,7 +33,7 @@ class Polls:
     def __init__(
         self,
         member: GroupMember,
-        settings: PullConsumerSettings,
+        settings: ConsumerSettings,
         subscriptions: Subscriptions,
         clock: Clock,
         read_ahead: ReadAhead | None = None,
@@ -43,10 +43,10 @@ class Polls:
         self._subscriptions = subscriptions
         self._clock = clock
         self._changed = threading.Condition()
-        self._assigned = Assigned(settings.max_waiting, settings.max_bytes)
+        self._assigned = Assigned(settings.thresholds.max_count, settings.thresholds.max_bytes)
         self._ahead: Ahead | None = None
         if read_ahead is not None:
-            bounds = Bounds(settings.pull_batch_size, settings.max_waiting, settings.max_bytes)
+            bounds = Bounds(settings.pull_batch_size, settings.thresholds.max_count, settings.thresholds.max_bytes)
             self._ahead = Ahead(self._changed, self._assigned, bounds, read_ahead, clock)
             self._ahead.polled = self._pull
         self._error: RocketMQError | None = None
@@ -226,7 +226,11 @@ class Polls:
             self._pull()
 
     def _failed(self, ask: Ask, error: RocketMQError) -> None:
-        pause_s = self._settings.busy_retry_s if isinstance(error, BrokerBusy) else self._settings.retry_s
+        pause_s = (
+            self._settings.pull_delay_when_busy_s
+            if isinstance(error, BrokerBusy)
+            else self._settings.pull_delay_on_error_s
+        )
         if not self._assigned.failed(ask, self._clock.now() + pause_s) or self.closed:
             return
         if error.retriable:
@@ -241,7 +245,7 @@ def _checked(assigned: Assigned, queue: MessageQueue) -> MessageQueue:
     return queue
 
 
-def _request(settings: PullConsumerSettings, ask: Ask, wanted: Filter) -> PullRequest:
+def _request(settings: ConsumerSettings, ask: Ask, wanted: Filter) -> PullRequest:
     return PullRequest(
         settings.group,
         ask.queue,
@@ -249,7 +253,7 @@ def _request(settings: PullConsumerSettings, ask: Ask, wanted: Filter) -> PullRe
         settings.pull_batch_size,
         wanted,
         post_filter=True,
-        suspend_s=settings.suspend_s,
+        suspend_s=settings.pull_suspend_s,
         broker_id=ask.broker_id,
         decoded=False,
     )

@@ -20,7 +20,7 @@ from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.push.answers import stacks_of_threads
 from rocketmq_spark.consumer.push.offset_store import StoreTrouble
 from rocketmq_spark.consumer.rebalance import Start, StartQuestions, start_offset
-from rocketmq_spark.consumer.settings import PullConsumerSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.model.membership import (
@@ -55,7 +55,7 @@ def check_offset(queue: MessageQueue, offset: object) -> None:
 class Positions:
     """Asks a member of the group. Raises what a question raises."""
 
-    def __init__(self, member: GroupMember, settings: PullConsumerSettings) -> None:
+    def __init__(self, member: GroupMember, settings: ConsumerSettings) -> None:
         self._member = member
         self._settings = settings
         self._own = Own(settings.environment)

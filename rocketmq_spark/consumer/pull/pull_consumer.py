@@ -19,7 +19,7 @@ from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.pull.positions import Positions, PullAnswers, check_offset
 from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
-from rocketmq_spark.consumer.settings import PullConsumerSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions, filter_of
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OptionError, RocketMQError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
@@ -43,7 +43,7 @@ class BasePullConsumer(Closing):
     def __init__(
         self,
         member: GroupMember,
-        settings: PullConsumerSettings,
+        settings: ConsumerSettings,
         to_arrow: ToArrow,
         clock: Clock | None = None,
         read_ahead: ReadAhead | None = None,

@@ -17,7 +17,7 @@ from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.pull.positions import Positions
 from rocketmq_spark.consumer.rebalance import QueueShare, Start, clustering_share, wait_s
-from rocketmq_spark.consumer.settings import PullConsumerSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue
@@ -35,7 +35,7 @@ class Subscribed:
     def __init__(
         self,
         member: GroupMember,
-        settings: PullConsumerSettings,
+        settings: ConsumerSettings,
         subscriptions: Subscriptions,
         positions: Positions,
         clock: Clock,
@@ -141,7 +141,7 @@ class Upkeep:
 
     def __init__(
         self,
-        settings: PullConsumerSettings,
+        settings: ConsumerSettings,
         polls: Polls,
         positions: Positions,
         shared: Subscribed,

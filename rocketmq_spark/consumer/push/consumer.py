@@ -17,7 +17,7 @@ from rocketmq_spark.base.lifecycle import Closing, Owner, entry, postponed
 from rocketmq_spark.consumer.pop.running import PopRunning
 from rocketmq_spark.consumer.push.running import ConsumerTools, RunningConsumer
 from rocketmq_spark.consumer.result import Listener
-from rocketmq_spark.consumer.settings import ConsumerSettings, PopSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions, filter_of
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import ReceivedMessage
@@ -29,14 +29,14 @@ from rocketmq_spark.ports import GroupMember, PopMember
 class BaseConsumer(Closing):
     """Consumes messages as a member of a group, which shares the queues of its topics, or gives all of them to each member.
 
-    With ``PopSettings`` a Proxy hands out the messages one by one, and members have no queues.
+    Where it is ``popped`` a Proxy hands out the messages one by one, and members have no queues.
     Subscribe, then ``run`` or ``start`` a listener, once. ``stop`` ends it; so does the end of a ``with`` block.
     """
 
     def __init__(
         self,
         port: GroupMember | PopMember,
-        settings: ConsumerSettings | PopSettings,
+        settings: ConsumerSettings,
         make: ConsumerTools | None = None,
     ) -> None:
         self.settings = settings
@@ -176,7 +176,7 @@ class BaseConsumer(Closing):
 
     def _run_of(self, listener: Listener) -> RunningConsumer | PopRunning:
         settings = self.settings
-        if isinstance(settings, PopSettings):
+        if settings.popped:
             return PopRunning(self._port, settings, self._subscriptions, listener, self._make)
         return RunningConsumer(self._port, settings, self._subscriptions, listener, self._make)
 

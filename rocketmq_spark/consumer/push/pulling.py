@@ -17,8 +17,6 @@ from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.process_queue import (
     FIRST_PULL_S,
     FULL_S,
-    PULL_TIMEOUT_S,
-    SUSPEND_S,
     NextPull,
     ProcessQueue,
     full,
@@ -99,7 +97,9 @@ class Pulling:
         if self._backlog is not None and self._backlog.take(queue, offset):
             return
         request = self._request(queue.queue, offset, wanted)
-        self._port.pull(request, Deadline.after(PULL_TIMEOUT_S), partial(self._came, queue, offset, wanted))
+        self._port.pull(
+            request, Deadline.after(self._settings.pull_timeout_s), partial(self._came, queue, offset, wanted)
+        )
 
     def _wait_s(self, queue: ProcessQueue) -> float:
         """How long the queue is not to be pulled; 0 if it is."""
@@ -122,7 +122,7 @@ class Pulling:
             filter=wanted.filter,
             post_filter=self._settings.post_subscription_when_pull,
             version_ms=wanted.version_ms,
-            suspend_s=SUSPEND_S,
+            suspend_s=self._settings.pull_suspend_s,
             commit_offset=finished or None,
             broker_id=self._replicas.get(queue, MASTER_ID),
             max_bytes=self._settings.pull_batch_size_in_bytes,

@@ -11,7 +11,6 @@ import pytest
 from rocketmq_spark import options, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import DLQ_PREFIX
-from rocketmq_spark.consumer.push import pulling
 from rocketmq_spark.model import MessageQueue
 from tests.live.consumer.members import Members
 from tests.mockbroker import eventually
@@ -70,15 +69,13 @@ def test_1_24_a_message_that_a_java_member_failed_comes_to_us_with_its_count(mem
 
 
 def test_1_31_a_message_that_comes_while_the_broker_holds_the_pull_is_there_at_once(
-    members: Members, monkeypatch: pytest.MonkeyPatch
+    members: Members,
 ) -> None:
     """Long before the broker may say that there is nothing new, or the pull is given up.
 
     One time for all turns: what comes late comes late in each of them.
     """
-    monkeypatch.setattr(pulling, "SUSPEND_S", 250.0)
-    monkeypatch.setattr(pulling, "PULL_TIMEOUT_S", 300.0)
-    members.start()
+    members.start(pull_suspend_s=250.0, pull_timeout_s=300.0)
     deadline = Deadline.after(60)
     for turn in range(1, 7):
         feed(members.mq, members.topic, 8)

@@ -24,7 +24,7 @@ from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.columnar.decode.schema import BASIC, arrow_schema
-from rocketmq_spark.consumer.settings import PullConsumerSettings
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import LocalProtocolError, OffsetError, OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, PullRequest, ReceivedMessage
@@ -453,8 +453,8 @@ def test_a_broker_that_hangs_holds_up_no_other(pair: LocalBroker, group: str, mo
     """
     topic, long_s = f"hangs_{group}", 5 * WAIT_S
     pair.create_topic(topic, queues=1)
-    settings = PullConsumerSettings.of
-    monkeypatch.setattr(PullConsumerSettings, "of", lambda *told: replace(settings(*told), pull_timeout_s=long_s))
+    settings = ConsumerSettings.of
+    monkeypatch.setattr(ConsumerSettings, "of", lambda *told: replace(settings(*told), pull_timeout_s=long_s))
     given = {"name_server": pair.name_server, "request_timeout": f"{long_s:g}s", "consume_from_where": "earliest"}
     with (
         PullConsumer(group=group, **given) as consumer,

@@ -13,7 +13,6 @@ import pytest
 
 from rocketmq_spark import Message, Producer
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.push import pulling
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from tests.helpers import killed
@@ -81,12 +80,11 @@ def within_reason(call: Callable[[], object]) -> list[object]:
 
 
 def test_4_8_a_broker_that_hangs_holds_up_no_queue_of_the_others_and_all_are_kept(
-    of_pair: Troubled, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    of_pair: Troubled, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No pull is given up before the test is, and there is one time for all turns: what is held up is so in each of them."""
     caplog.set_level("INFO")
-    monkeypatch.setattr(pulling, "PULL_TIMEOUT_S", 5 * LONGER_S)
-    consumer = of_pair.start(rebalance_interval_s=1.0)
+    consumer = of_pair.start(rebalance_interval_s=1.0, pull_timeout_s=5 * LONGER_S)
     eventually(lambda: of_pair.owned(consumer) == 2 * QUEUES, 60)
     first = of_pair.sent_to("broker-a") | of_pair.sent_to("broker-b")
     eventually(lambda: set(of_pair.bodies()) == first, 60)
@@ -118,7 +116,7 @@ def test_stop_ends_although_a_broker_hangs(of_pair: Troubled, ordered: bool) -> 
 
 
 def test_1_8_a_broker_that_is_killed_goes_from_the_view_and_comes_back(of_pair: Troubled, quick: None) -> None:
-    consumer = of_pair.start(rebalance_interval_s=1.0)
+    consumer = of_pair.start(rebalance_interval_s=1.0, pull_timeout_s=5 * LONGER_S)
     eventually(lambda: of_pair.owned(consumer) == 2 * QUEUES, 60)
     first = of_pair.sent_to("broker-a") | of_pair.sent_to("broker-b")
     eventually(lambda: set(of_pair.bodies()) == first, 60)
