@@ -76,7 +76,7 @@ class Brokers:
                 bounds.update(self._stats[key][1] if key in self._stats else {})
                 continue
             if isinstance(answer, NotSupported):
-                return self._bounds_by_queue(wanted, deadline, on_error)
+                return self.bounds_by_queue(wanted, deadline, on_error)
             outcome = answer if isinstance(answer, RocketMQError) else self._parsed(question, answer.body)
             if not isinstance(outcome, RocketMQError):
                 bounds.update(outcome)
@@ -101,12 +101,13 @@ class Brokers:
             known = self._stats[key] = bytes(body), {queue: from_0(bounds) for queue, bounds in stats.items()}
         return known[1]
 
-    def _bounds_by_queue(
+    def bounds_by_queue(
         self,
         queues: Sequence[MessageQueue],
         deadline: Deadline,
-        on_error: Callable[[RocketMQError, MessageQueue], None] | None,
+        on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
     ) -> dict[MessageQueue, QueueBounds]:
+        """The same by two questions about each queue, which a Proxy knows, and the answers are of this moment."""
         rows = rpc.GET_MIN_OFFSET, rpc.GET_MAX_OFFSET
         questions = [self._questions.about(row, queue) for queue in queues for row in rows]
         answers = iter(self._questions.ask_each(questions, deadline))
@@ -173,17 +174,25 @@ class Brokers:
         return offsets
 
     def committed(
-        self, group: str, queues: Sequence[MessageQueue], deadline: Deadline
+        self,
+        group: str,
+        queues: Sequence[MessageQueue],
+        deadline: Deadline,
+        young_at_zero: bool = False,
+        read_from: str = "master",
     ) -> dict[MessageQueue, int | None]:
-        """The group's offset of each queue, None where there is none."""
+        """The group's offset of each queue, None where there is none.
+
+        With ``young_at_zero`` also 0 where there is none and the queue's first message is in the broker's memory.
+        """
+        zero = None if young_at_zero else False
+        wire = self.calls.on_wire(group)
         questions = [
-            self._questions.about(
-                rpc.QUERY_CONSUMER_OFFSET, queue, consumerGroup=self.calls.on_wire(group), setZeroIfNotFound=False
-            )
+            self._questions.about(rpc.QUERY_CONSUMER_OFFSET, queue, consumerGroup=wire, setZeroIfNotFound=zero)
             for queue in queues
         ]
         accept = (Response.SUCCESS, Response.QUERY_NOT_FOUND)
-        answers = self._questions.ask_all(questions, deadline, accept)
+        answers = self._questions.ask_all(questions, deadline, accept, read_from)
         return {
             queue: None if a.code == Response.QUERY_NOT_FOUND else rpc.QUERY_CONSUMER_OFFSET.answer(a)["offset"]
             for queue, a in zip(queues, answers, strict=True)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import Response
-from rocketmq_spark.client.broker import from_0
+from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.groups import BrokerRequests, Commit, heartbeat_of
 from rocketmq_spark.client.instance import Instance, Member
 from rocketmq_spark.client.pulls import Done, LongPolls
@@ -20,8 +18,6 @@ from rocketmq_spark.client.sender import RemotingSendBack, RemotingSender
 from rocketmq_spark.client.topics import Kinds
 from rocketmq_spark.errors import (
     BrokerNotFound,
-    CallTimeout,
-    ConnectionLost,
     GroupNotFound,
     RemoteProtocolError,
     RocketMQError,
@@ -34,7 +30,6 @@ from rocketmq_spark.wire.header import Command
 
 logger = logging.getLogger(__name__)
 
-ROUTE_AGE_S = 30.0
 UNKNOWN_GROUP = "If this goes on, make the group: brokers with autoCreateSubscriptionGroup=false do not"
 
 
@@ -51,6 +46,7 @@ class RemotingMember:
         rng: random.Random | None = None,
     ) -> None:
         self._questions = questions
+        self._offsets = Brokers(questions)
         self._calls = questions.calls
         self._routes = routes
         self._instance = instance
@@ -92,7 +88,7 @@ class RemotingMember:
 
     def _ask_any(self, topic: str, row: rpc.Row, group: str, deadline: Deadline) -> Command:
         """One broker of the topic, chosen at random: all hear the same of the group."""
-        brokers = [data for data in self._route(topic, deadline).brokers.values() if data.addresses]
+        brokers = [data for data in self._routes.recent(topic, deadline).brokers.values() if data.addresses]
         if not brokers:
             raise BrokerNotFound("no broker of the topic has an address", topic=topic)
         chosen = self._rng.choice(brokers)
@@ -103,52 +99,28 @@ class RemotingMember:
     # --- queues and their offsets
 
     def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
-        route = self._route(topic, deadline, refresh)
+        route = self._routes.recent(topic, deadline, refresh)
         known = self._readable.get(topic)
         if known is None or known[0] is not route:
             known = self._readable[topic] = route, tuple(route.readable())
         return known[1]
 
-    def _route(self, topic: str, deadline: Deadline, refresh: bool = False) -> TopicRoute:
-        try:
-            return self._routes.get(topic, 0.0 if refresh else ROUTE_AGE_S, deadline)
-        except (ConnectionLost, CallTimeout) as e:
-            if refresh or topic not in self._routes.known():
-                raise
-            logger.info("the route of %s is not fresh: %s", topic, e)
-            return self._routes.get(topic, math.inf, deadline)
-
     def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
         data = self._routes.broker(queue.broker_name)
         of_slave = data is not None and data.master is None
-        question = self._questions.about(
-            rpc.QUERY_CONSUMER_OFFSET,
-            queue,
-            consumerGroup=self._calls.on_wire(group),
-            setZeroIfNotFound=None if young_at_zero and not of_slave else False,
-        )
-        accept = (Response.SUCCESS, Response.QUERY_NOT_FOUND)
-        answer = self._one(question, deadline, accept, "hint")
-        if answer.code == Response.QUERY_NOT_FOUND:
-            if of_slave:
-                raise BrokerNotFound(
-                    "the master is away, and its slave may not have the group's offset yet", queue=str(queue)
-                )
-            return None
-        offset: int = rpc.QUERY_CONSUMER_OFFSET.answer(answer)["offset"]
+        young = young_at_zero and not of_slave
+        offset = self._offsets.committed(group, [queue], deadline, young, "hint")[queue]
+        if offset is None and of_slave:
+            raise BrokerNotFound(
+                "the master is away, and its slave may not have the group's offset yet", queue=str(queue)
+            )
         return offset
 
     def bounds(self, queue: MessageQueue, deadline: Deadline) -> QueueBounds:
-        rows = (rpc.GET_MIN_OFFSET, rpc.GET_MAX_OFFSET)
-        answers = self._questions.ask_all([self._questions.about(row, queue) for row in rows], deadline)
-        low, high = (row.answer(answer)["offset"] for row, answer in zip(rows, answers, strict=True))
-        return from_0(QueueBounds(low, high, 0))
+        return self._offsets.bounds_by_queue([queue], deadline)[queue]
 
     def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline) -> int:
-        row = rpc.SEARCH_OFFSET_BY_TIMESTAMP
-        question = self._questions.about(row, queue, timestamp=epoch_ms, boundaryType="LOWER")
-        offset: int = row.answer(self._one(question, deadline))["offset"]
-        return offset
+        return self._offsets.search_offsets({queue: epoch_ms}, deadline)[queue]
 
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
@@ -160,18 +132,6 @@ class RemotingMember:
             return failed
         self._polls.introduce(group, young, deadline)
         return {queue: e for queue, e in failed.items() if queue not in young} | commit(young)
-
-    def _one(
-        self,
-        question: Question,
-        deadline: Deadline,
-        accept: Sequence[int] = (Response.SUCCESS,),
-        read_from: str = "master",
-    ) -> Command:
-        (answer,) = self._questions.ask_each([question], deadline, accept, read_from)
-        if isinstance(answer, RocketMQError):
-            raise answer
-        return answer
 
     # --- messages
 

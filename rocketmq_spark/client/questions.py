@@ -59,11 +59,15 @@ class BrokerQuestions:
         return address, self.calls.pool.attempts(address)
 
     def ask_all(
-        self, questions: Sequence[Question], deadline: Deadline, accept: Container[int] = (Response.SUCCESS,)
+        self,
+        questions: Sequence[Question],
+        deadline: Deadline,
+        accept: Container[int] = (Response.SUCCESS,),
+        read_from: str = "master",
     ) -> list[Command]:
         """All answers in order, asked at once; raises the first question's error, after all have ended."""
         answers = []
-        for answer in self.ask_each(questions, deadline, accept):
+        for answer in self.ask_each(questions, deadline, accept, read_from):
             if isinstance(answer, RocketMQError):
                 raise answer
             answers.append(answer)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import logging
+import math
 import operator
 import random
 import threading
@@ -27,6 +29,10 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import BrokerData, TopicRoute
 from rocketmq_spark.wire import bodies, names, rpc
 from rocketmq_spark.wire.header import Command
+
+logger = logging.getLogger(__name__)
+
+ROUTE_AGE_S = 30.0
 
 
 class NameServers:
@@ -122,6 +128,7 @@ class Routes:
     def __init__(self, name_servers: NameServers) -> None:
         self._name_servers = name_servers
         self.on_wire = name_servers.calls.on_wire
+        self.recent_s = ROUTE_AGE_S
         self._lock = threading.Lock()
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
         self._gone: dict[str, tuple[float, TopicRoute]] = {}
@@ -135,6 +142,16 @@ class Routes:
         if known is not None and time.monotonic() - known[0] < max_age_s:
             return known[1]
         return self._keep(topic, self.fetch(topic, deadline))
+
+    def recent(self, topic: str, deadline: Deadline, refresh: bool = False) -> TopicRoute:
+        """A route of the last 30 s; an old one while no name server answers, unless ``refresh`` demands a new one."""
+        try:
+            return self.get(topic, 0.0 if refresh else self.recent_s, deadline)
+        except (ConnectionLost, CallTimeout) as e:
+            if refresh or topic not in self.known():
+                raise
+            logger.info("the route of %s is not fresh: %s", topic, e)
+            return self.get(topic, math.inf, deadline)
 
     def _keep(self, topic: str, route: TopicRoute) -> TopicRoute:
         with self._lock:
@@ -269,23 +286,24 @@ class Routes:
         try:
             return self.get(topic, max_age_s)
         except RouteNotFound as e:
-            raise self._missing(e, "All names: rocketmq-spark topic list") from e
+            raise _with_nearest(self, e, "All names: rocketmq-spark topic list") from e
 
     def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
         """The same error with the nearest existing names, as far as the name server lists them, and how to create the topic."""
-        return self._missing(error, f"Create it with: rocketmq-spark topic create {error.topic}")
+        return _with_nearest(self, error, f"Create it with: rocketmq-spark topic create {error.topic}")
 
-    def _missing(self, error: RouteNotFound, remedy: str) -> RouteNotFound:
-        near: list[str] = []
-        try:
-            if not self.any_broker():
-                remedy = "No broker is registered: start one, or look into the logs of those that should be there"
-            existing = [topic for topic in self.topics() if names.is_user_topic(topic) and topic != error.topic]
-            near = difflib.get_close_matches(error.topic or "", existing, n=3, cutoff=0.5)
-        except RocketMQError:
-            pass
-        hint = f"Did you mean {', '.join(near)}? " if near else ""
-        return RouteNotFound(error.message, error.addr, error.broker_code, error.topic, remedy=hint + remedy)
+
+def _with_nearest(routes: Routes, error: RouteNotFound, remedy: str) -> RouteNotFound:
+    near: list[str] = []
+    try:
+        if not routes.any_broker():
+            remedy = "No broker is registered: start one, or look into the logs of those that should be there"
+        existing = [topic for topic in routes.topics() if names.is_user_topic(topic) and topic != error.topic]
+        near = difflib.get_close_matches(error.topic or "", existing, n=3, cutoff=0.5)
+    except RocketMQError:
+        pass
+    hint = f"Did you mean {', '.join(near)}? " if near else ""
+    return RouteNotFound(error.message, error.addr, error.broker_code, error.topic, remedy=hint + remedy)
 
 
 def route_question(topic_on_wire: str) -> Command:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -72,19 +71,16 @@ _DELAYING = tuple(
 class RemotingSender:
     """Implements ``ports.Sender``."""
 
-    def __init__(
-        self, calls: Calls, routes: Routes, instance: Instance, kinds: Kinds, route_age_s: float = 30.0
-    ) -> None:
+    def __init__(self, calls: Calls, routes: Routes, instance: Instance, kinds: Kinds) -> None:
         self._calls = calls
         self._routes = routes
         self._instance = instance
         self._kinds = kinds
-        self._route_age_s = route_age_s
         self._aside = Aside()
         self._published: dict[str, tuple[object, tuple[MessageQueue, ...]]] = {}
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
-        route = self._route(topic, deadline, refresh)
+        route = self._routes.recent(topic, deadline, refresh)
         known = self._published.get(topic)
         if known is None or known[0] is not route:
             known = (route, _writable(route))
@@ -96,24 +92,14 @@ class RemotingSender:
         return known[1]
 
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
-        return self._route(topic, deadline).readable()
-
-    def _route(self, topic: str, deadline: Deadline, refresh: bool = False) -> TopicRoute:
-        """The route; an old one while no name server answers, unless a fresh one is demanded."""
-        try:
-            return self._routes.get(topic, 0.0 if refresh else self._route_age_s, deadline)
-        except (ConnectionLost, CallTimeout) as e:
-            if refresh or topic not in self._routes.known():
-                raise
-            logger.info("the route of %s is not fresh: %s", topic, e)
-            return self._routes.get(topic, math.inf, deadline)
+        return self._routes.recent(topic, deadline).readable()
 
     def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         masters = {name: address for name, address in self._routes.masters().items() if name in set(brokers)}
         return topics.longest_timers(self._calls, topic, masters, deadline)
 
     def consumed(self, topic: str, deadline: Deadline) -> bool:
-        masters = [data.master for data in self._route(topic, deadline).brokers.values() if data.master]
+        masters = [data.master for data in self._routes.recent(topic, deadline).brokers.values() if data.master]
         return topics.consumed(self._calls, topic, masters, deadline)
 
     def keeps_batches(self, topic: str, deadline: Deadline) -> bool:

@@ -72,13 +72,11 @@ def test_1_8_a_broker_that_left_the_routes_gets_no_heartbeat_and_is_forgotten(br
         assert parts.routes.broker("broker-b") is None
 
 
-def test_without_a_name_server_queues_are_what_they_were(
-    broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_name_server_queues_are_what_they_were(broker: MockBroker, parts: Parts) -> None:
     found = parts.member.queues("t", parts.soon)
     broker.refuse_connections()
     broker.drop()
-    monkeypatch.setattr("rocketmq_spark.client.member.ROUTE_AGE_S", 0.0)
+    parts.routes.recent_s = 0.0
     assert parts.member.queues("t", parts.soon) is found
     with pytest.raises(ConnectionLost):
         parts.member.queues("t", parts.soon, refresh=True)

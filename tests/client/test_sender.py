@@ -348,7 +348,7 @@ def test_11_14_messages_reach_a_broker_whose_route_a_restarted_name_server_lacks
 
 def test_11_17_an_old_route_serves_while_no_name_server_answers(broker: MockBroker) -> None:
     parts = Parts(broker.address)
-    parts.sender._route_age_s = 0.0
+    parts.routes.recent_s = 0.0
     known = parts.sender.publish_queues("t", parts.soon)
     broker.refuse_connections()
     broker.drop()
