@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import pickle
 import threading
 from collections import Counter
@@ -39,7 +40,8 @@ from tests.helpers import indexed
 from tests.mockbroker import eventually
 
 Row = dict[str, Any]
-_numbers = itertools.count()
+# Other ones in each of the processes that share the tests, for they share a broker, too.
+_numbers = itertools.count(1_000_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")))
 _pause = threading.Event()
 _TYPES: dict[str, DataType] = {
     "string": StringType(),
@@ -188,7 +190,7 @@ class Run:
 
 
 def names(count: int, prefix: str = "m") -> list[str]:
-    """Bodies that no other message of this session has."""
+    """Names that nothing else in this session has: of topics, groups, bodies."""
     return [f"{prefix}-{next(_numbers)}" for _ in range(count)]
 
 

@@ -6,17 +6,21 @@ A signal handler runs above whatever the main thread does. If that is a call of 
 or which the threads need that bring the answers of brokers: the close would wait for good. So the call closes when it ends.
 
 Whose a producer or consumer is: of the process that made it, until it is closed.
+
+Signals that end what a user waits for, for as long as it is waited for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
-from typing import ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 from rocketmq_spark.errors import ClosedError
 
@@ -108,3 +112,42 @@ class Owner:
             )
         if closed:
             raise ClosedError(f"the {self._what} is closed")
+
+
+_Handlers = dict[int, Any]
+_replaced: list[_Handlers] = []  # the handlers in whose place others are now, by signal
+
+
+@contextlib.contextmanager
+def on_signals(handle: Callable[[], object], *numbers: signal.Signals) -> Iterator[None]:
+    """These signals call ``handle`` instead of ending the program wherever it is. Only the main thread receives them: in any
+    other this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def call(number: int, frame: FrameType | None) -> None:
+        handle()
+
+    before: _Handlers = {number: signal.signal(number, call) for number in numbers}
+    _replaced.append(before)
+    try:
+        yield
+    finally:
+        _replaced.remove(before)
+        _put_back(before)
+
+
+def _put_back(before: _Handlers) -> None:
+    for number, handler in before.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set by Python
+
+
+def _put_back_all() -> None:
+    """In a child that was forked meanwhile: it has nothing to end, and who ends the child would wait for it for ever."""
+    while _replaced:
+        _put_back(_replaced.pop())
+
+
+os.register_at_fork(after_in_child=_put_back_all)

@@ -6,14 +6,10 @@ what a command prints may leave before its end (``| head -1``): that is 0, too, 
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import errno
 import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -79,20 +75,6 @@ class CliGroup(Suggesting):
     """A group of such commands."""
 
     command_class = CliCommand
-
-
-@contextlib.contextmanager
-def on_ctrl_c(handle: Callable[[], None], also: Sequence[signal.Signals] = ()) -> Iterator[None]:
-    """Ctrl-C, and ``also`` these signals, call ``handle`` instead of ending the program wherever it happens to be."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, lambda number, frame: handle()) for number in (signal.SIGINT, *also)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _be_silent() -> None:

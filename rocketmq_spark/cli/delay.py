@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from rocketmq_spark.cli.command import CliGroup, on_ctrl_c
+from rocketmq_spark.base.lifecycle import on_signals
+from rocketmq_spark.cli.command import CliGroup
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.delay import DEAD_TOPIC, INNER_TOPIC
@@ -50,7 +51,7 @@ def serve(
     from rocketmq_spark.delay.node import NodeSettings, open_node
 
     over = threading.Event()
-    with on_ctrl_c(over.set, (signal.SIGTERM,)):
+    with on_signals(over.set, signal.SIGINT, signal.SIGTERM):
         place = NodeSettings(data, inner_topic, dead_topic, topics=topics, dead=dead)
         node = open_node(place, **{**target.settings(), "group": group})
         begun = {"group": group, "topic": inner_topic, "data": str(data), "waiting": node.waiting}

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from rocketmq_spark.cli.command import CliCommand, on_ctrl_c
+from rocketmq_spark.base.lifecycle import on_signals
+from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output, one_line, safe
 from rocketmq_spark.errors import OptionError, RocketMQError
@@ -265,7 +266,7 @@ def _watch(output: Output, ask: Ask, interval_s: float) -> None:
     over = threading.Event()
     before: LagSnapshot | None = None
     taken_s = 0.0
-    with on_ctrl_c(over.set, (signal.SIGTERM,)), _view(output) as show:
+    with on_signals(over.set, signal.SIGINT, signal.SIGTERM), _view(output) as show:
         while True:
             trouble: RocketMQError | None = None
             try:
@@ -318,7 +319,7 @@ def _view(output: Output) -> Iterator[Show]:
 def _serve(output: Output, address: tuple[str, int], text: Callable[[], str]) -> None:
 
     over = threading.Event()
-    with on_ctrl_c(over.set, (signal.SIGTERM,)), serving(address, text) as url:
+    with on_signals(over.set, signal.SIGINT, signal.SIGTERM), serving(address, text) as url:
         output.item({"url": url}, f"Serving {url} until Ctrl-C")
         over.wait()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import signal
 import sys
 import threading
 import time
@@ -23,7 +24,8 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.cli.command import SendingCommand, on_ctrl_c
+from rocketmq_spark.base.lifecycle import on_signals
+from rocketmq_spark.cli.command import SendingCommand
 from rocketmq_spark.cli.connection import Target, connected, pairs
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.model import Message
@@ -155,7 +157,7 @@ def produce(
             replace(order, tags=tags or order.tags, keys=keys or order.keys, properties=properties)
             for order in _orders(topic, rate, count, stop)
         )
-        with on_ctrl_c(stop.set):
+        with on_signals(stop.set, signal.SIGINT):
             _send(producer, orders, report)
     if stop.is_set():
         raise KeyboardInterrupt

@@ -44,6 +44,9 @@ def test_1_9_brokers_are_told_what_changed_and_told_again_what_failed(
     assert first.startswith("group g: offsets of queues of b cannot be stored, they are sent again: ")
     assert second == "group g: offsets of queues of b are stored again"
     store.persist(SOON, [A, q("z:9")])
+    assert len(port.seen("commit")) == 4, "nothing has changed"
+    held.offsets.put(A, 1)
+    store.persist(SOON, [A, q("z:9")])
     assert port.seen("commit")[-1] == {A: 1}
     assert store.read(A, SOON) == 1
     assert store.read(q("c:0"), SOON) == 0  # as brokers say of a young queue

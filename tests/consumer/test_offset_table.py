@@ -71,6 +71,7 @@ class TableMachine(RuleBasedStateMachine):
     def put(self, queue, offset):
         self.table.put(queue, offset)
         self.values[queue] = offset
+        self.reported.pop(queue, None)
 
     @rule(queue=queues)
     def forget(self, queue):

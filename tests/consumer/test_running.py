@@ -141,3 +141,16 @@ def test_an_ordered_queue_waits_for_as_long_as_it_is_told(group: GroupBench) -> 
     group.brokers.send(q("a:0"), b"x")
     group.time.advance(4 * 3 + 0.1)
     assert len(group.got) == 4
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_reset_of_an_idle_queue_that_a_broker_keeps_outlives_the_member(group: GroupBench, ordered: bool) -> None:
+    """Brokers from 5.2 hand it out with the next pull, and the last one waits for messages when the member stops."""
+    queue = q("a:0")
+    group.brokers.send(queue, *(b"x",) * 5)
+    group.brokers.offsets[queue] = 5
+    consumer, _ = group.start(ordered=ordered)
+    group.time.advance(12)
+    group.brokers.offsets[queue] = 1
+    consumer.stop(0.1)
+    assert group.brokers.offsets[queue] == 1

@@ -179,7 +179,7 @@ def of_topic(client: Client, options: Options, topic: str, group: str | None) ->
     yield from servers.topic(route, _attributes(client, route))
     answers: dict[str, RocketMQError | None] = {}
     if queues := [queue for queue in route.readable() if route.brokers[queue.broker_name].master]:
-        answers["source"] = _read(client, queues[0], group or options.group)
+        answers["source"] = _read(client, route, queues[0], group or options.group)
     if writable := route.writable():
         answers["sink"] = _written(client, route, writable[0])
     yield from servers.rights(topic, options.access_key, answers)
@@ -196,14 +196,21 @@ def _attributes(client: Client, route: TopicRoute) -> dict[str, str] | None:
     return found
 
 
-def _read(client: Client, queue: MessageQueue, group: str) -> RocketMQError | None:
-    """What comes of the questions that a source asks: offsets, then messages as the group."""
+def _read(client: Client, route: TopicRoute, queue: MessageQueue, group: str) -> RocketMQError | None:
+    """What comes of the questions that a source asks: offsets, then messages as the group.
+
+    Those of a queue that there is not: an operator's reset waits at a broker for the next pull of the group.
+    """
+    nowhere = queue._replace(queue_id=max(data.read_queues for data in route.queues) + 1_000)
     within = positions.deadline(client)
     try:
-        bounds = client.brokers.bounds([queue], within)
-        client.brokers.sample(group, queue, bounds[queue].min_offset if queue in bounds else 0, within)
+        client.brokers.bounds([queue], within)
     except RocketMQError as e:
         return e
+    try:
+        client.brokers.sample(group, nowhere, 0, within)
+    except RocketMQError as e:
+        return e if isinstance(e, AccessDenied | GroupNotFound) or e.broker_code is None else None
     return None
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from types import FrameType
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.lifecycle import Closing, Owner, entry, postponed
+from rocketmq_spark.base.lifecycle import Closing, Owner, entry, on_signals, postponed
 from rocketmq_spark.consumer.pop.running import PopRunning
 from rocketmq_spark.consumer.push.running import ConsumerTools, RunningConsumer
 from rocketmq_spark.consumer.result import Listener
@@ -104,7 +100,7 @@ class BaseConsumer(Closing):
 
     def run(self, listener: Listener) -> None:
         """Call ``listener``, as ``start`` does, until SIGINT, SIGTERM or ``stop``; then stop, and return."""
-        with _signals(self._over):
+        with on_signals(self._over.set, signal.SIGINT, signal.SIGTERM):
             self.start(listener)
             self._over.wait()
         self.stop()
@@ -190,40 +186,3 @@ def _wait_s(timeout_s: float) -> float:
     if not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
         raise OptionError(f"timeout_s is {timeout_s!r}; expected seconds, such as 30.0")
     return max(0.0, min(timeout_s, threading.TIMEOUT_MAX - 1))
-
-
-_Handlers = dict[int, Any]
-_replaced: list[_Handlers] = []  # the handlers in whose place a ``run`` put its own, by signal
-
-
-@contextmanager
-def _signals(over: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM end a ``run``; only the main thread can receive them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, frame: FrameType | None) -> None:
-        over.set()
-
-    before: _Handlers = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    _replaced.append(before)
-    try:
-        yield
-    finally:
-        _replaced.remove(before)
-        _put_back(before)
-
-
-def _put_back(before: _Handlers) -> None:
-    for number, handler in before.items():
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set by Python
-
-
-def _put_back_all() -> None:
-    """In a child that was forked meanwhile: it has no consumer to end, and who ends the child would wait for it for ever."""
-    while _replaced:
-        _put_back(_replaced.pop())
-
-
-os.register_at_fork(after_in_child=_put_back_all)

@@ -125,8 +125,9 @@ class OffsetTable:
             self._set(queue, offset)
 
     def put(self, queue: MessageQueue, offset: int) -> None:
-        """Whatever it was before."""
+        """Whatever it was before, and stored in any case."""
         self._set(queue, offset)
+        self._entries[queue].reported = None
 
     def forget(self, queue: MessageQueue) -> None:
         """The queue is not ours any more, or its offset is read anew."""
@@ -137,7 +138,10 @@ class OffsetTable:
         self._entries = {queue: entry for queue, entry in self._entries.items() if queue in owned}
 
     def untold(self) -> dict[MessageQueue, int]:
-        """What changed since the last commit. Java commits everything each time; pulls carry the rest anyway."""
+        """What changed since the last commit. Java commits everything each time; pulls carry the rest anyway.
+
+        What did not change is not stored again: an operator may have set another offset meanwhile.
+        """
         return {queue: entry.value for queue, entry in self._entries.items() if entry.value != entry.reported}
 
     def every(self) -> dict[MessageQueue, int]:

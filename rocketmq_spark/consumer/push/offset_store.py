@@ -231,7 +231,7 @@ class OffsetStore(Protocol):
         """The stored offset, None where there is none for sure."""
 
     def persist(self, deadline: Deadline, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Store what has changed; of ``queues`` everything."""
+        """Store what has changed, all or of ``queues``."""
 
 
 class BrokerOffsets:
@@ -292,7 +292,7 @@ class BrokerOffsets:
         """What is to be committed now: of those ``queues`` that are free, or come free by ``deadline``."""
         with self._held.lock:
             while True:
-                known = self._held.offsets.every()
+                known = self._held.offsets.untold()
                 offsets = {queue: known[queue] for queue in queues if queue in known and self._may_store(queue)}
                 free = {queue: offset for queue, offset in offsets.items() if queue not in self._under_way}
                 if free or not offsets or not self._ended.wait(deadline.remaining()):

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.base.codes import Request
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.doctor import command
 from rocketmq_spark.cli.doctor.command import Subject
@@ -26,6 +27,7 @@ from rocketmq_spark.model.lag import QueueLag
 from rocketmq_spark.session.public import Consumer, PullConsumer
 from rocketmq_spark.spark.sink import once
 from rocketmq_spark.spark.source.offsets import Offsets
+from rocketmq_spark.wire import rpc
 from tests.cli.test_lag import feed
 from tests.fix_clusters import ADMIN, WITHOUT_TIMERS, Certificates, Secured
 from tests.helpers import awaited
@@ -194,6 +196,23 @@ class TestOfTopics:
         assert [one for one in bad(found) if one[0].startswith("rights")] == expected
         assert user["secretKey"] not in str(found)
         assert {b.max_offset for b in secured.admin.describe_topic(topic).values()} == {0}
+
+    def test_an_operator_s_reset_of_the_group_stays_for_its_next_pull(self, rocketmq: LocalBroker) -> None:
+        (topic,) = names(1, "reset")
+        group = f"g-{topic}"
+        rocketmq.admin.create_topic(topic, 2)
+        rocketmq.admin.create_group(group)
+        calls, address = rocketmq.admin.brokers.calls, rocketmq.address("broker-a")
+        fields = {"group": group, "topic": topic, "timestamp": 0, "isForce": True, "queueId": -1}
+        calls.ask(address, rpc.INVOKE_BROKER_TO_RESET_OFFSET.request(**fields))
+        assert bad(doctor(rocketmq.name_server, Subject([topic]), group=group)) == []
+        pull = rpc.PULL_MESSAGE.request(
+            topic=topic, consumerGroup=group, queueId=0, queueOffset=0, maxMsgNums=1, subscription="*",
+            expressionType="TAG", **rpc.FLEETING,
+        )  # fmt: skip
+        answer = calls.exchange(address, pull, Deadline.after(30))
+        assert answer.code == Response.PULL_OFFSET_MOVED
+        assert rpc.PULL_MESSAGE.answer(answer)["nextBeginOffset"] == 0
 
     def test_keys_that_are_wrong(self, secured: Secured) -> None:
         found = doctor(secured.mq.name_server, **{**ADMIN, "secretKey": "guess"})
