@@ -130,7 +130,9 @@ class Brokers:
         return bounds
 
     def max_offsets(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
-        return self._numbers(rpc.GET_MAX_OFFSET, queues, deadline)
+        row = rpc.GET_MAX_OFFSET
+        answers = self._questions.ask_all([self._questions.about(row, queue) for queue in queues], deadline)
+        return {queue: row.answer(answer)["offset"] for queue, answer in zip(queues, answers, strict=True)}
 
     def read_queues(self, topic: str, broker_name: str, deadline: Deadline) -> int | None:
         command = rpc.GET_TOPIC_CONFIG.request(topic=self.calls.on_wire(topic), bname=broker_name)
@@ -174,12 +176,12 @@ class Brokers:
         return offsets
 
     def committed(
-        self,
-        group: str,
-        queues: Sequence[MessageQueue],
-        deadline: Deadline,
-        young_at_zero: bool = False,
-        read_from: str = "master",
+        self, group: str, queues: Sequence[MessageQueue], deadline: Deadline
+    ) -> dict[MessageQueue, int | None]:
+        return self.committed_of_member(group, queues, deadline, young_at_zero=False, read_from="master")
+
+    def committed_of_member(
+        self, group: str, queues: Sequence[MessageQueue], deadline: Deadline, young_at_zero: bool, read_from: str
     ) -> dict[MessageQueue, int | None]:
         """The group's offset of each queue, None where there is none.
 
@@ -197,10 +199,6 @@ class Brokers:
             queue: None if a.code == Response.QUERY_NOT_FOUND else rpc.QUERY_CONSUMER_OFFSET.answer(a)["offset"]
             for queue, a in zip(queues, answers, strict=True)
         }
-
-    def _numbers(self, row: rpc.Row, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
-        answers = self._questions.ask_all([self._questions.about(row, queue) for queue in queues], deadline)
-        return {queue: row.answer(answer)["offset"] for queue, answer in zip(queues, answers, strict=True)}
 
     def store_time_ms(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> int | None:
         """When the message at ``offset`` was stored; None when there is none at exactly that offset."""

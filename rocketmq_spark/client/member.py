@@ -109,7 +109,7 @@ class RemotingMember:
         data = self._routes.broker(queue.broker_name)
         of_slave = data is not None and data.master is None
         young = young_at_zero and not of_slave
-        offset = self._offsets.committed(group, [queue], deadline, young, "hint")[queue]
+        offset = self._offsets.committed_of_member(group, [queue], deadline, young, "hint")[queue]
         if offset is None and of_slave:
             raise BrokerNotFound(
                 "the master is away, and its slave may not have the group's offset yet", queue=str(queue)
