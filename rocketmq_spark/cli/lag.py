@@ -1,11 +1,8 @@
-"""The command ``lag``, and its figures over HTTP.
+"""``rocketmq-spark lag``: how far a consumer group or a query (by its checkpoint) is behind. Also serves Prometheus metrics.
 
-Figures for Prometheus over HTTP: each request of ``/metrics`` asks anew; what fails is a 503 with the reason.
-
-Anyone who reaches the port may ask. So few requests are served at once and none may keep a connection. Where it serves this
-machine alone, a browser that was led here under another name (DNS rebinding) gets nothing.
-
-``rocketmq-spark lag``: how far a consumer group, or a query by its checkpoint, is behind.
+Each request of ``/metrics`` asks the brokers anew; a failure is a 503 with the reason. Anyone who reaches the port may ask,
+so few requests are served at once and no connection is kept open. If the server listens on loopback only, it rejects
+requests whose Host header names another host (DNS rebinding).
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The command ``produce``, and the orders that it and the demo send.
-
-Made-up orders for the demo and for ``produce --rate``, and the rhythm in which they are sent.
-
-``rocketmq-spark produce``: lines of a file or of standard input as messages, or orders at a rate.
-"""
+"""``rocketmq-spark produce``: sends lines of a file or of standard input as messages, or generated orders at a rate."""
 
 from __future__ import annotations
 

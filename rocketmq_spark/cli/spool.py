@@ -152,8 +152,8 @@ def assign(output: Output, target: Target, folder: Path, delay_group: str | None
 
 def _owners(path: Path, parsed: Options, delay_group: str | None) -> tuple[SpoolOwner, SpoolOwner]:
     """Whose the records of a folder are, and whose they are to be."""
+    from rocketmq_spark.delay.envelope_records import KIND
     from rocketmq_spark.delay.node import purpose_of
-    from rocketmq_spark.delay.waiting import KIND
     from rocketmq_spark.spool.folders import owner_of
     from rocketmq_spark.spool.records import LOST_OWNER, Record
     from rocketmq_spark.spool.spool import SpoolReading

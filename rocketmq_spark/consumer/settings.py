@@ -1,10 +1,6 @@
-"""The settings of the three kinds of consumers; defaults are Java's unless it says why not.
+"""The settings of ``Consumer``, ``PullConsumer``, and consumers of a Proxy's messages (POP).
 
-The settings of one consumer; defaults and ranges are those of ``DefaultMQPushConsumer``.
-
-The settings of one ``PullConsumer``; names and defaults are those of ``DefaultLitePullConsumer`` unless it says why not.
-
-The settings of one consumer with a listener whose messages come from a Proxy (POP).
+Names and defaults are those of ``DefaultMQPushConsumer`` and ``DefaultLitePullConsumer`` unless a comment gives a reason.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Delays of any length as a Spark stream.
+"""Delays of any length as a Spark stream: envelopes wait in Spark's state store until they are due.
 
-A Spark job that reads envelopes is no member of a consumer group; producers see it while its driver joins one.
+Spark's timers fire for the envelopes of one second and one shard together: Spark's state answers call by call, so a timer
+for each message would cost a round trip for each.
 
-Delays of any length as a Spark stream: envelopes wait in Spark's own state store until they are due.
-
-Envelopes of one second and one shard are one list with one timer. Spark's state answers call by call, so that a timer for
-each message would cost a round trip for each.
+A Spark job that reads envelopes is no member of a consumer group. ``present`` joins one, so that producers see a consumer.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Spark settings that go with this connector, and whether Spark's workers can import it.
+"""Spark settings for this connector, and whether Spark's workers can import it.
 
-Spark settings that go with this connector; docs/performance.md says what each is worth.
+docs/performance.md has the effect of each setting.
 
-Whether the Python that Spark gives its workers can import this package: the commonest trap of the first ten minutes.
-
-Spark runs ``python3`` from the path unless ``PYSPARK_PYTHON`` names another. In a virtual environment that was not
-activated that is a Python without the package, and Spark says "Failed to find the data source: rocketmq".
+Spark runs ``python3`` from the path unless ``PYSPARK_PYTHON`` names another Python. In a virtual environment that is not
+activated, that Python lacks the package, and Spark reports "Failed to find the data source: rocketmq": the most common
+problem of new users.
 """
 
 from __future__ import annotations

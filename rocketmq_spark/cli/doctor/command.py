@@ -1,9 +1,7 @@
-"""The command ``doctor``.
+"""``rocketmq-spark doctor``: one line for each check, with a remedy where the check fails.
 
-Asks machine, name servers and brokers, and has ``machine``, ``servers`` and ``traffic`` judge what they say. In order; what
-stands on something that is broken is left out.
-
-``rocketmq-spark doctor``: one line for each check, and what to do.
+Asks the machine, the name servers and the brokers, in this order; ``findings``, ``servers`` and ``proxies`` judge the
+answers. A check that depends on one that failed is skipped.
 """
 
 from __future__ import annotations
