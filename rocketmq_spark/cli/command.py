@@ -32,7 +32,7 @@ class CliCommand(click.Command):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params += [
-            click.Option(["--json"], is_flag=True, help="Print JSON, one object a line."),
+            click.Option(["--json"], is_flag=True, help="Print JSON, one object per line."),
             click.Option(["--debug"], is_flag=True, help="Show the stack trace of a failure."),
         ]
 

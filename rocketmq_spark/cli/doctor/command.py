@@ -319,9 +319,9 @@ _INDENT = 8
 @click.option(
     "--proxy-endpoint",
     metavar="HOST:PORT",
-    help="The gRPC port of a Proxy, several with ';'; it alone, or beside a name server.",
+    help="gRPC port of a Proxy; separate several by ';'. With or without a name server.",
 )
-@click.option("--strict", is_flag=True, help="Advice makes the exit code 1, too.")
+@click.option("--strict", is_flag=True, help="Exit with 1 also if there is only advice.")
 @connected
 @click.pass_obj
 @click.pass_context
