@@ -139,7 +139,7 @@ OUTSIDE = {
 # Ratchets: limits, and what may be above them. A number here may only go down, and goes when it is not needed.
 FILE_LINES, TEST_FILE_LINES, FUNCTION_LINES, ARGUMENTS = 400, 500, 50, 6
 # The table of options, what is written from it, and what public classes say of their arguments.
-LONG_FILES = {f"rocketmq_spark.{n}": m for n, m in (("options.table", 741), ("options.typed", 518))}
+LONG_FILES = {f"rocketmq_spark.{n}": m for n, m in (("options.table", 740), ("options.typed", 493))}
 LONG_FUNCTIONS: dict[str, int] = {}
 CLASS_METHODS = 20  # dunders and properties count
 LARGE_CLASSES = {}

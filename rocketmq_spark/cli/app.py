@@ -21,7 +21,7 @@ _COMMANDS = {
     "offsets": ("Show or reset the offsets of a consumer group.", "offsets:offsets"),
     "checkpoint": ("Inspect and rewind the checkpoint of a query.", "checkpoint:checkpoint"),
     "spool": ("Inspect, send or export messages that producers could not send.", "spool:spool"),
-    "delay": ("Run the service that delivers messages after delays of any length.", "delay:delay"),
+    "delay": ("Deliver messages after delays of any length.", "delay:delay"),
     "environment": ("Show which environments write and read each queue of a topic.", "environment:environment"),
     "dlq": ("Inspect and resend the dead letters of a consumer group.", "dlq:dlq"),
 }

@@ -106,10 +106,11 @@ class RocketMQDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("rocketmq")`` known to ``spark``, and let several streams start at once.
+    """Register ``format("rocketmq")`` with ``spark``, and let several streams start at once.
 
-    Spark finds an installed package by itself; call this where the code came with ``addPyFile``, after another source
-    was looked up, or before more than one stream is started. May be called again. On Spark Connect it only registers.
+    Spark finds an installed package without this call. Call it if the package was shipped with ``addPyFile`` after Spark had
+    looked up another source, or before several streams are started. It may be called again. On Spark Connect it only
+    registers.
     """
     context = getattr(spark, "_sc", None)  # Spark Connect has none
     if context is not None:
