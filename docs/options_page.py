@@ -98,25 +98,25 @@ REMEDIES = {
     "GroupNotFound": "check the name; a group is known when one of its members has been there, or somebody made it",
     "InvalidParameter": "check the names of topic and group and the number of the queue",
     "LocalBrokerError": "read the lines of the server's log in the text; `rocketmq-spark doctor` checks Java and ports",
-    "LocalProtocolError": "shorten what is too long, or say it in another way, as the text tells",
-    "MessageIllegal": "compare the message with the broker's `maxMessageSize` and its limits of delays",
-    "MessageRefused": "mend the row or message that is named; nothing was sent",
+    "LocalProtocolError": "shorten or change the value that the text names",
+    "MessageIllegal": "compare the message with the broker's `maxMessageSize` and its delay limits",
+    "MessageRefused": "correct the row or message that is named; nothing was sent",
     "NotFound": "check the id or key, and whether the message is older than what brokers keep",
     "NotReadable": "give the topic, or the broker, its read permission back",
-    "NotSupported": "ask a server of the right kind (a broker, not a Proxy), or a newer one",
+    "NotSupported": "use a server of the right kind (a broker, not a Proxy) or a newer version",
     "OffsetError": "write positions as in options.md, and look at the queues with `rocketmq-spark topic describe`",
     "CheckpointMismatch": "start the query with the options that made the checkpoint, or with a new `checkpointLocation`",
     "OptionError": "correct the options that are listed; all are in options.md",
-    "RemoteProtocolError": "check that host and port are those of RocketMQ, and whether one side speaks TLS",
+    "RemoteProtocolError": "check that host and port are those of RocketMQ, and that both sides or none use TLS",
     "RocketMQError": "read its text",
     "RouteNotFound": "check the topic's name (`rocketmq-spark topic list`), and that brokers run",
-    "SelectorError": "mend the function that chooses queues; it must give one of those that it was given",
+    "SelectorError": "correct the selector: it must return one of the queues that it was given",
     "SendFailed": "read the last cause in the text; raise `sendTimeout`, or keep a spool (spool.md)",
-    "ServerFault": "read the broker's log: its exception stands there",
+    "ServerFault": "read the exception in the broker's log",
     "ServiceNotAvailable": "free the broker's disk, or write to its master",
-    "SpoolError": "look at its folder: another process may have it, or its disk is full; `rocketmq-spark spool`",
-    "SpoolFull": "raise `spoolMaxBytes`, or let the cluster come back: what is spooled is sent then",
-    "TopicNotFound": "wait for the broker's start, or make the topic there",
+    "SpoolError": "check its folder with `rocketmq-spark spool`: another process may use it, or its disk is full",
+    "SpoolFull": "raise `spoolMaxBytes`, or bring the cluster back: spooled messages are then sent",
+    "TopicNotFound": "wait until the broker has started, or create the topic there",
 }
 
 
@@ -159,9 +159,9 @@ _POSITIONAL = ("name_server", "group")
 def typed_keywords() -> str:
     """The module ``option_types``: the options that each constructor and writer takes, with their types."""
     parts = [
-        '"""Keywords of constructors and writers, with their types. Written by ``make docs`` from the table of options.\n\n'
-        "Durations are milliseconds, or text such as ``3s``; sizes are bytes, or text such as ``4m``. What is not given has the\n"
-        'default that docs/options.md names.\n"""\n\n'
+        '"""Typed keywords of constructors and writers. Written by ``make docs`` from the table of options; do not edit.\n\n'
+        "Durations are milliseconds, or text such as ``3s``; sizes are bytes, or text such as ``4m``. An option that is not\n"
+        'given has the default in docs/options.md.\n"""\n\n'
         "from __future__ import annotations\n\n"
         "from collections.abc import Callable, Mapping, Sequence\n"
         "from typing import Any, TypedDict\n"
@@ -184,9 +184,9 @@ def _described(text: str) -> str:
     text = text.replace("\\", "\\\\").replace("`", "``") + "."
     text = text[0].upper() + text[1:]
     whole = f'    """{text}"""'
-    if len(whole) <= 120:
+    if len(whole) <= 130:
         return whole
-    wrapped = textwrap.wrap(text, 112, initial_indent="    ", subsequent_indent="    ", break_long_words=False)
+    wrapped = textwrap.wrap(text, 124, initial_indent="    ", subsequent_indent="    ", break_long_words=False)
     return '    """' + "\n".join(wrapped).lstrip() + '\n    """'
 
 

@@ -1,6 +1,6 @@
-"""The one hierarchy of errors: each line of text is something a person can act on.
+"""The errors of this package. All derive from ``RocketMQError``.
 
-``code`` is stable (``ROCKETMQ_…``) and safe to match on; ``broker_code`` is the number a broker or name server sent.
+``code`` is stable (``ROCKETMQ_…``) and safe to match on; ``broker_code`` is the number that a broker or name server sent.
 All constructor arguments may be given by position, because exceptions are pickled from executors to the driver and
 copied to every waiter of a broken connection, and Python rebuilds them from ``args``.
 """
@@ -14,19 +14,19 @@ from rocketmq_spark.base import codes
 
 
 class RocketMQError(Exception):
-    """Base of every error raised here. Unknown parts are None and left out of the text.
+    """Base class of all errors of this package. Parts that are unknown are None and are omitted from the text.
 
     Args:
         message: What happened.
         addr: The server, ``host:port``.
-        broker_code: The server's number.
+        broker_code: The response code of the server.
         topic: The topic concerned.
         queue: The queue concerned.
-        remark: The server's words.
-        remedy: What can be done, a sentence without its full stop.
+        remark: The text that the server sent.
+        remedy: How to fix the problem: a sentence without its full stop.
 
-    Of the class are ``code``, its name in logs, ``retriable``, whether the same may succeed later, and ``refresh_route``,
-    whether the route should be asked for before that.
+    Class attributes: ``code`` names the error in logs; ``retriable`` is whether the same request may succeed later;
+    ``refresh_route`` is whether to refresh the route before that.
     """
 
     code: ClassVar[str] = "ROCKETMQ_ERROR"
@@ -79,14 +79,14 @@ class BrokerError(RocketMQError):
 
 
 class BrokerBusy(BrokerError):
-    """Flow control (code 2 and kin): the request was not executed, ask again after a pause."""
+    """Flow control (code 2 and similar): the request was not executed; retry after a pause."""
 
     code = "ROCKETMQ_BUSY"
     retriable = True
 
 
 class ServiceNotAvailable(BrokerError):
-    """The store takes no writes: disk full, slave, or shutting down."""
+    """The broker accepts no writes: its disk is full, it is a slave, or it is shutting down."""
 
     code = "ROCKETMQ_NOT_AVAILABLE"
     retriable = True
@@ -100,7 +100,7 @@ class ServerFault(BrokerError):
 
 
 class AccessDenied(BrokerError):
-    """Authentication, authorization or a permission bit said no."""
+    """Authentication, authorization or a permission bit of the broker or topic denies the request."""
 
     code = "ROCKETMQ_ACCESS_DENIED"
 
@@ -121,20 +121,20 @@ class TopicNotFound(BrokerError):
 
 
 class MessageIllegal(BrokerError):
-    """The broker refuses this message for good: size, properties, delay."""
+    """The broker rejects this message permanently because of its size, properties or delay."""
 
     code = "ROCKETMQ_MESSAGE_ILLEGAL"
 
 
 class InvalidParameter(BrokerError):
-    """Bad queue id, topic or group name."""
+    """The queue id, topic name or group name is invalid."""
 
     code = "ROCKETMQ_INVALID_PARAMETER"
     refresh_route = True
 
 
 class NotFound(BrokerError):
-    """No committed offset, no index hit, no entry."""
+    """The broker has no such committed offset, index entry or message."""
 
     code = "ROCKETMQ_NOT_FOUND"
 
@@ -152,7 +152,7 @@ class NotSupported(BrokerError):
 
 
 class GoAway(BrokerError):
-    """The server drains; the same request on a new connection succeeds."""
+    """The server is shutting down; the same request succeeds on a new connection."""
 
     code = "ROCKETMQ_GO_AWAY"
     retriable = True
@@ -184,7 +184,7 @@ class ConnectionLost(RocketMQError):
 
 
 class CertificateRefused(ConnectionLost):
-    """We do not trust the server's certificate: waiting does not help, as with Kafka's ``SslAuthenticationException``."""
+    """The server's certificate is not trusted. Never retried, like Kafka's ``SslAuthenticationException``."""
 
     code = "ROCKETMQ_CERTIFICATE_REFUSED"
     retriable = False
@@ -192,7 +192,7 @@ class CertificateRefused(ConnectionLost):
 
 
 class CallTimeout(RocketMQError):
-    """No answer in time; what was asked may have been done all the same."""
+    """No answer arrived in time. The server may have executed the request."""
 
     code = "ROCKETMQ_TIMEOUT"
     retriable = True
@@ -200,7 +200,7 @@ class CallTimeout(RocketMQError):
 
 
 class LocalProtocolError(RocketMQError):
-    """We were about to send something that the protocol cannot carry."""
+    """The request cannot be encoded in the protocol. Nothing was sent."""
 
     code = "ROCKETMQ_LOCAL_PROTOCOL"
 
@@ -212,7 +212,7 @@ class RemoteProtocolError(RocketMQError):
 
 
 class OptionError(RocketMQError, ValueError):
-    """One or several options are wrong; ``problems`` lists them all."""
+    """One or more options are wrong. The message lists all problems."""
 
     code = "ROCKETMQ_OPTION"
 
@@ -223,13 +223,13 @@ class OptionError(RocketMQError, ValueError):
 
 
 class CheckpointMismatch(OptionError):
-    """The checkpoint is of another query: its positions are of another cluster, namespace, environment or set of topics."""
+    """The checkpoint belongs to another query: to another cluster, namespace, environment or set of topics."""
 
     code = "ROCKETMQ_CHECKPOINT_MISMATCH"
 
 
 class MessageRefused(RocketMQError, ValueError):
-    """Rows or messages that no broker would take, found before anything was sent."""
+    """Rows or messages that every broker would reject. Nothing was sent."""
 
     code = "ROCKETMQ_MESSAGE_REFUSED"
 
@@ -241,7 +241,7 @@ class SelectorError(RocketMQError, ValueError):
 
 
 class SendFailed(RocketMQError):
-    """Messages were not acknowledged within the send timeout, in spite of all retries."""
+    """Messages were not acknowledged within the send timeout, despite retries."""
 
     code = "ROCKETMQ_SEND_FAILED"
 
@@ -259,25 +259,25 @@ class SpoolFull(SpoolError):
 
 
 class ClosedError(RocketMQError):
-    """The object was closed, or belongs to the process that this one was forked from."""
+    """The object was closed, or belongs to the parent of this forked process."""
 
     code = "ROCKETMQ_CLOSED"
 
 
 class OffsetError(RocketMQError, ValueError):
-    """An offset text is malformed, or names queues that do not fit the topic."""
+    """Offsets, an offset file or a checkpoint are malformed, unreadable, or do not fit the topic."""
 
     code = "ROCKETMQ_OFFSET"
 
 
 class DataLossError(RocketMQError):
-    """Offsets that were to be read are gone; see ``failOnDataLoss``."""
+    """Offsets that were to be read no longer exist; see ``failOnDataLoss``."""
 
     code = "ROCKETMQ_DATA_LOSS"
 
 
 class UnprovedError(RocketMQError):
-    """Whether rows or messages are stored already cannot be proved, so that none is sent again.
+    """It cannot be proved whether rows or messages are already stored, so none is sent again.
 
     Only with ``deliveryGuarantee`` exactly-once, or ``confirmAmbiguous``.
     """
@@ -292,7 +292,7 @@ class DecodeError(RocketMQError):
 
 
 class LocalBrokerError(RocketMQError):
-    """The local broker could not be fetched, started or reached."""
+    """The local broker could not be downloaded, started or reached."""
 
     code = "ROCKETMQ_LOCAL_BROKER"
 

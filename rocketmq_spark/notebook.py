@@ -1,7 +1,7 @@
-"""A chart of a running query in a notebook: how far it is behind, and how long its micro-batches take.
+"""A chart of a running query in a notebook: its lag, and the duration of its micro-batches.
 
-``from rocketmq_spark.notebook import LagChart; LagChart(query)``. It needs matplotlib, which the extra ``notebook`` brings, and
-no server: a thread looks at the progress that Spark keeps, and draws into the cell while the query runs.
+``from rocketmq_spark.notebook import LagChart; LagChart(query)``. Requires matplotlib (extra ``notebook``). A thread reads the
+progress that Spark keeps and redraws the cell while the query runs; it sends no requests to brokers.
 """
 
 from __future__ import annotations
@@ -38,10 +38,14 @@ class Point(NamedTuple):
 
 
 class LagChart:
-    """Draws lag and batch times of ``query`` until it ends or ``stop`` is called, each ``every_s`` seconds.
+    """Draws the lag and the batch durations of ``query`` until the query ends or ``stop`` is called.
 
-    In a notebook the chart stands below the cell and changes while other cells run; elsewhere ``figure`` has it.
-    ``summary`` says what it showed.
+    In a notebook the chart appears below the cell and is updated while other cells run. Elsewhere use ``figure``, a matplotlib
+    figure. ``summary`` returns the values as numbers.
+
+    Args:
+        query: A running query with a rocketmq source.
+        every_s: Seconds between updates.
     """
 
     def __init__(self, query: StreamingQuery, every_s: float = 1.0) -> None:
@@ -59,13 +63,16 @@ class LagChart:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look and draw once more, then leave the query alone."""
+        """Update the chart once more, then stop watching the query. The query continues."""
         self._over.set()
         self._thread.join()
 
     def summary(self) -> dict[str, Any]:
-        """Of all micro-batches with rows so far: ``batches``, ``rows``, ``rowsPerSecond`` (of the time in batches), ``batchMs``
-        (``median`` and ``longest``), ``lag`` and ``behindMs`` (``largest`` and ``last``); None is what is not known.
+        """Return figures of all micro-batches with rows so far.
+
+        Returns:
+            ``batches`` and ``rows``, counts; ``rowsPerSecond``, rows per second of batch time; ``batchMs``, durations in ms
+            (``median``, ``longest``); ``lag`` (messages) and ``behindMs`` (``largest``, ``last``). Unknown values are None.
         """
         self._look()
         with self._lock:

@@ -1,8 +1,8 @@
-"""pytest plug-in, active once the package is installed: a real RocketMQ for the tests of users.
+"""pytest plug-in with fixtures for a real RocketMQ. It is active once the package is installed.
 
-``rocketmq`` is one LocalBroker for the whole session, ``rocketmq_topic`` a new topic on it for one test. Nothing is
-started, fetched or imported before the first test asks for it. When a test that used them fails, the end of the
-broker's log is added to the report.
+``rocketmq`` is one ``LocalBroker`` for the whole session. ``rocketmq_topic`` is a new topic on it for one test, and
+``make_rocketmq_topic`` creates more. Nothing is downloaded, started or imported before the first test uses a fixture. When a
+test that used a ``LocalBroker`` fails, the last 40 lines of each broker's log are added to the report.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def rocketmq() -> Iterator[LocalBroker]:
 
 @pytest.fixture
 def make_rocketmq_topic(rocketmq: LocalBroker) -> Callable[..., str]:
-    """A function that creates a topic with a new name; ``queues`` and ``attributes`` as in ``create_topic``."""
+    """A function that creates a topic with a new name and returns the name. Its arguments are those of ``create_topic``."""
 
     def make(**how: Any) -> str:
         name = f"topic-{uuid.uuid4().hex[:12]}"

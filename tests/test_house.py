@@ -48,14 +48,14 @@ RANKS = """
 ORDER = {
     "producer": "accumulator attempts faults outgoing settings topics spooling encoding destination in_flight confirming"
     " long_delays batching engine housekeeping resending producer",
-    "consumer": "pop pull push subscriptions process_queue rebalance result push.held push.offset_store"
+    "consumer": "pop pull push subscriptions process_queue rebalance result push.member_state push.offset_store"
     " push.workers settings push.concurrent pull.assigned ahead push.backlog push.pulling push.orderly"
     " push.ownership push.rebalancing push.answers push.running pop.in_hand pop.listening"
     " pop.running push.consumer pull.polls pull.positions pull.upkeep pull.pull_consumer"
     " pop.simple_consumer",
     "localbroker": "java guard ivy distro loopback process servers site members cluster",
     "pull": "verdict fetched missing requests replica reader puller reading",
-    "delay": "release stream waiting service node",
+    "delay": "release stream envelope_records service node",
     "spark": "checkpoints explained monitoring sink source tuning source.offsets"
     " source.pushdown source.planner source.decisions source.account source.starting_offsets"
     " source.filters source.recreation source.catalog source.waiting source.commit monitoring.listener"
@@ -65,11 +65,11 @@ ORDER = {
     "grpc_proxy": "facts protos answers channel outgoing proxy sender member",
     "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
     " decode.answers decode.properties decode.rows decode.careful decode.decoder"
-    " encode.properties encode.batch encode.content encode.encoder encode.proxy_request",
+    " encode.properties encode.batch encode.content_ids encode.encoder encode.proxy_request",
     "stored": "ends ids look sends",
     "base": "codes extras lifecycle process java threads clock timer retry",
     "client": "credentials calls route topics questions broker instance sender admin groups pulls member",
-    "spool": "records schedule sends changes files database lanes mending store folders redelivery spool",
+    "spool": "records schedule sends changes files database lanes recovery store folders redelivery spool",
     "options": "kafka_names parsing transport table typed callables",
     "cli": "output command background connection positions broker topic produce reading tail lag_view lag"
     " offsets checkpoint dlq spool delay environment doctor doctor.findings doctor.servers doctor.proxies"
@@ -121,7 +121,7 @@ OUTSIDE = {
     "threading": "base.lifecycle base.threads remoting.endpoint remoting.connection remoting.pool client.calls"
     " client.instance client.route producer.batching producer.destination base.timer producer.faults"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process localbroker"
-    " cli consumer.push.held consumer.push.workers consumer.subscriptions consumer.push.offset_store"
+    " cli consumer.push.member_state consumer.push.workers consumer.subscriptions consumer.push.offset_store"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"
     " consumer.push.rebalancing consumer.push.answers consumer.push.consumer consumer.ahead"
@@ -139,7 +139,7 @@ OUTSIDE = {
 # Ratchets: limits, and what may be above them. A number here may only go down, and goes when it is not needed.
 FILE_LINES, TEST_FILE_LINES, FUNCTION_LINES, ARGUMENTS = 400, 500, 50, 6
 # The table of options, what is written from it, and what public classes say of their arguments.
-LONG_FILES = {f"rocketmq_spark.{n}": m for n, m in (("options.table", 741), ("options.typed", 518))}
+LONG_FILES = {f"rocketmq_spark.{n}": m for n, m in (("options.table", 740), ("options.typed", 493))}
 LONG_FUNCTIONS: dict[str, int] = {}
 CLASS_METHODS = 20  # dunders and properties count
 LARGE_CLASSES = {}

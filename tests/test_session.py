@@ -132,7 +132,7 @@ class TestCredentials:
         path.write_text("# for the tests\naccessKey = me\nsecretKey=a=b\n\n", "utf-8")
         assert self.current(credentialsFile=str(path)) == Credentials("me", "a=b", None)
 
-    def test_a_file_without_keys_is_told(self, tmp_path):
+    def test_a_file_without_keys_is_reported(self, tmp_path):
         path = tmp_path / "keys"
         path.write_text("accessKey=me\n", "utf-8")
         with pytest.raises(
@@ -140,7 +140,7 @@ class TestCredentials:
         ):
             self.current(credentialsFile=str(path))
 
-    def test_a_missing_file_is_told(self, tmp_path):
+    def test_a_missing_file_is_reported(self, tmp_path):
         with pytest.raises(OptionError, match=r"option 'credentialsFile' is .*none'; it cannot be read: No such file"):
             self.current(credentialsFile=str(tmp_path / "none"))
 
@@ -154,12 +154,12 @@ class TestCredentials:
         assert self.current(**given) == Credentials("me", "hush", "t")
 
     @pytest.mark.parametrize("found", [None, "me", ("me",), ("me", 1), {"accessKey": "me"}])
-    def test_a_function_that_gives_something_else_is_told(self, monkeypatch, found):
+    def test_a_function_that_gives_something_else_is_reported(self, monkeypatch, found):
         monkeypatch.setattr(session, "provider_of_tests", lambda: found, raising=False)
         with pytest.raises(OptionError, match="gave no credentials; expected"):
             self.current(credentialsProvider="rocketmq_spark.session:provider_of_tests")
 
-    def test_an_unknown_function_is_told(self):
+    def test_an_unknown_function_is_reported(self):
         with pytest.raises(OptionError, match="credentialsProvider"):
             self.current(credentialsProvider="no.such.module:function")
 

@@ -1,13 +1,7 @@
-"""What Java does with texts: their hash, their order, and what it writes of values.
+"""Java's string hash, string order and ``hashCode``: queues, tags and consistent hashing depend on them.
 
-Java's ``String.hashCode`` and ``String.compareTo``: queues, tags and consistent hashing depend on them.
-
-The arithmetic is Java's: 32-bit, wrapping, over UTF-16 code units.
-
-Java's ``hashCode`` for the values that both sides use to choose queues.
-
-A queue chosen by hash must be the one a Java producer chooses for the same key. Whole columns are hashed in
-``hash_columns``.
+The arithmetic is Java's: 32-bit, wrapping, over UTF-16 code units. A queue chosen by hash must be the one that a Java
+producer chooses for the same key. Whole columns are hashed in ``queues/hash_columns``.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""When something ends: at the end of a ``with`` block, and never in a fork.
+"""Closing producers and consumers: at the end of a ``with`` block, in signal handlers, and never in a forked child.
 
-What is closed at the end of a ``with`` block, and closes in signal handlers.
+A signal handler interrupts the main thread anywhere. If that is inside one of our calls, the call may hold locks that the
+close needs, or that the threads which receive answers need, and the close would deadlock. So the close is postponed until
+the call ends.
 
-A signal handler runs above whatever the main thread does. If that is a call of ours, the call may hold locks which a close needs,
-or which the threads need that bring the answers of brokers: the close would wait for good. So the call closes when it ends.
-
-Whose a producer or consumer is: of the process that made it, until it is closed.
-
-Signals that end what a user waits for, for as long as it is waited for.
+``Owner`` ties a producer or consumer to the process that created it.
+``on_signals`` replaces the handlers of signals for as long as something is waited for.
 """
 
 from __future__ import annotations

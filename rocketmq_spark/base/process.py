@@ -1,14 +1,12 @@
-"""What a process keeps between calls, and how the one ends that Spark runs for a stream.
+"""What a process keeps between calls, and how Spark's source runner ends.
 
-What a process keeps between calls: clients, accumulators, fault tables, what was asked already.
+One registry holds clients, accumulators, fault tables and answers to questions about the cluster. An entry stays until its
+owner drops it, or until ``forget`` drops all. A forked process begins with an empty registry: it neither uses nor closes
+what it inherited, because the connections and locks belong to the parent.
 
-One registry with one rule: a thing stays until its owner drops it, or until ``forget`` drops everything. A forked process
-begins with nothing. What it inherited it neither uses nor drops, for connections and locks in it are its parent's.
-
-What Spark runs this process for. That of a stream on the driver's machine: what it keeps, and how it ends.
-
-When a query stops, Spark closes the connection first. The runner then fails to read the next question, and fails again
-to tell Spark so: two tracebacks on the console of a user for nothing.
+When a query stops, Spark closes its connection to the source runner (the Python process of a stream on the driver's
+machine). The runner then fails to read the next request, and fails again to report that. ``end_quietly`` suppresses the two
+tracebacks.
 """
 
 from __future__ import annotations

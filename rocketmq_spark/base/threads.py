@@ -1,13 +1,10 @@
-"""Code of others that raises, threads that outlive it, and one thread for each key.
+"""Threads that survive errors in user code, and one worker thread per key (``Aside``).
 
-What code of others raises, as a value, and threads that outlive it.
+A listener, a callback, a strategy or a hook may raise anything, even ``SystemExit``. Python ends a thread on ``SystemExit``
+without a message, so ``attempt`` returns whatever user code raises as a value (``Failure``).
 
-A listener, a callback, a strategy or a hook may raise anything, ``SystemExit`` too. That is its failure, and no reason for one
-of our threads to end: Python prints nothing when ``SystemExit`` ends a thread, so it would go unnoticed.
-
-Work that may block, beside the thread that has it: one thread for each key, in the order in which work came.
-
-A thread lives while there is work for its key, so that a host that has vanished holds up only the work for that host.
+``Aside`` runs work that may block, in the order in which it was added for its key. A thread lives while there is work for
+its key, so a host that does not answer delays only the work for that host.
 """
 
 from __future__ import annotations

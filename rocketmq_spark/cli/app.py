@@ -11,19 +11,19 @@ from rocketmq_spark.cli.command import Suggesting
 
 # What the first page of help says, and where the command is.
 _COMMANDS = {
-    "demo": ("A stream from broker to Spark and back, in about a minute.", "demo.play:demo"),
-    "broker": ("A real RocketMQ on this machine, in the background.", "broker:broker"),
-    "topic": ("Create, list, describe and delete topics.", "topic:topic"),
+    "demo": ("Run a stream from a broker to Spark and back, in about a minute.", "demo.play:demo"),
+    "broker": ("Start and stop a real RocketMQ on this machine.", "broker:broker"),
+    "topic": ("Create, list, describe, resize and delete topics.", "topic:topic"),
     "produce": ("Send lines of text, or generated orders, to a topic.", "produce:produce"),
-    "tail": ("Show the messages of a topic as they come.", "tail:tail"),
+    "tail": ("Show the messages of a topic as they arrive.", "tail:tail"),
     "doctor": ("Diagnose problems and suggest fixes.", "doctor.command:doctor"),
-    "lag": ("How far a consumer group or a query is behind.", "lag:lag"),
-    "offsets": ("Show and set the offsets of a consumer group.", "offsets:offsets"),
-    "checkpoint": ("Look into a query's checkpoint, and take it back.", "checkpoint:checkpoint"),
-    "spool": ("Look into what producers could not send, and send or export it.", "spool:spool"),
-    "delay": ("A service that delivers messages after delays of any length.", "delay:delay"),
-    "environment": ("See which environment writes and reads which queue of a topic.", "environment:environment"),
-    "dlq": ("Look into dead letters of consumer groups, and send them again.", "dlq:dlq"),
+    "lag": ("Show how far a consumer group or a query is behind.", "lag:lag"),
+    "offsets": ("Show or reset the offsets of a consumer group.", "offsets:offsets"),
+    "checkpoint": ("Inspect and rewind the checkpoint of a query.", "checkpoint:checkpoint"),
+    "spool": ("Inspect, send or export messages that producers could not send.", "spool:spool"),
+    "delay": ("Deliver messages after delays of any length.", "delay:delay"),
+    "environment": ("Show which environments write and read each queue of a topic.", "environment:environment"),
+    "dlq": ("Inspect and resend the dead letters of a consumer group.", "dlq:dlq"),
 }
 
 
@@ -49,4 +49,4 @@ class _Lazy(Suggesting):
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(rocketmq_spark.__version__, prog_name="rocketmq-spark")
 def app() -> None:
-    """Apache RocketMQ for PySpark: a demo, a local broker, and small tools for topics and messages."""
+    """Apache RocketMQ for PySpark: a demo, a local broker, and tools for topics, messages, groups and queries."""

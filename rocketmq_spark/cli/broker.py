@@ -21,20 +21,24 @@ _LOG_FILES = ("out.txt", "server.1.log", "server.log")
 
 @click.group(cls=CliGroup)
 def broker() -> None:
-    """A real RocketMQ on this machine, in the background."""
+    """Start and stop a real RocketMQ on this machine. It runs in the background."""
 
 
 @broker.command()
-@click.option("--brokers", type=click.IntRange(1), default=1, show_default=True, help="How many.")
-@click.option("--slaves", type=click.IntRange(0), default=0, show_default=True, help="Slaves of each broker.")
+@click.option("--brokers", type=click.IntRange(1), default=1, show_default=True, help="Number of brokers.")
+@click.option("--slaves", type=click.IntRange(0), default=0, show_default=True, help="Number of slaves of each broker.")
 @click.option("--port", type=click.IntRange(1024, 65535), help="Port of the name server (default: a free one).")
 @click.option(
-    "--data", type=click.Path(file_okay=False, path_type=Path), help="Data folder (default: in the cache); it is kept."
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Data folder, kept after the stop (default: in the cache).",
 )
-@click.option("--conf", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A line of broker.conf.")
+@click.option(
+    "--conf", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A line of broker.conf (may be repeated)."
+)
 @click.pass_obj
 def start(output: Output, brokers: int, slaves: int, port: int | None, data: Path | None, conf: dict[str, str]) -> None:
-    """Start name server and broker; they run until 'broker stop'."""
+    """Start a name server and brokers; they run until 'broker stop'."""
     from rocketmq_spark.cli import background
 
     folder = (data or background.default_data()).expanduser().absolute()
@@ -46,7 +50,7 @@ def start(output: Output, brokers: int, slaves: int, port: int | None, data: Pat
 @broker.command()
 @click.pass_obj
 def stop(output: Output) -> None:
-    """Stop them in order. The data stays."""
+    """Stop all servers in order. The data is kept."""
     from rocketmq_spark.cli import background
 
     running = background.stop()
@@ -57,7 +61,7 @@ def stop(output: Output) -> None:
 @click.pass_obj
 @click.pass_context
 def status(ctx: click.Context, output: Output) -> None:
-    """What runs, and where. Exit code 1 when nothing does, or when a server of it is down."""
+    """Show the servers and their addresses. Exit code 1 if none runs or if one of them is down."""
     from rocketmq_spark.cli import background
 
     running = background.running()
@@ -85,10 +89,12 @@ def status(ctx: click.Context, output: Output) -> None:
 
 @broker.command()
 @click.argument("name")
-@click.option("--lines", type=click.IntRange(0), default=50, show_default=True, help="From the end; 0 for all.")
+@click.option(
+    "--lines", type=click.IntRange(0), default=50, show_default=True, help="Number of lines from the end; 0 for all."
+)
 @click.pass_obj
 def logs(output: Output, name: str, lines: int) -> None:
-    """What a server printed and logged: namesrv, broker-a, ..."""
+    """Show what the server NAME printed and logged: namesrv, broker-a, ..."""
     from rocketmq_spark.cli import background
 
     running = background.running()

@@ -55,16 +55,16 @@ _UNSEEN = (
 
 @click.group(cls=CliGroup)
 def checkpoint() -> None:
-    """Look into the checkpointLocation of a query, and take it back.
+    """Inspect and rewind the checkpointLocation of a query.
 
-    FOLDER is a path, or an address that pyarrow's file systems know: s3://, gs://, hdfs://, abfs://.
+    FOLDER is a path, or a URI that pyarrow supports: s3://, gs://, hdfs://, abfs://.
     """
 
 
 @checkpoint.command()
 @click.argument("folder")
-@click.option("--last", type=click.IntRange(1), default=10, show_default=True, help="So many batches.")
-@click.option("--batch", "number", type=click.IntRange(0), help="Only this one, queue by queue.")
+@click.option("--last", type=click.IntRange(1), default=10, show_default=True, help="Number of batches to show.")
+@click.option("--batch", "number", type=click.IntRange(0), help="Show only this batch, queue by queue.")
 @click.pass_obj
 def show(output: Output, folder: str, last: int, number: int | None) -> None:
     """What each batch read, and what would be read next.
@@ -130,11 +130,12 @@ def _next(last: Read) -> str:
 @click.pass_obj
 @click.pass_context
 def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> None:
-    """What brokers have now, next to where the query goes on.
+    """Compare the positions of a query with what the brokers have now.
 
-    States: read (nothing new), behind, new (a queue that the query starts at its beginning); and those of loss: lost (removed
-    before it was read), went back or made again (the topic was deleted and created), gone (the topic or the queue). Not
-    registered (its broker is down) and unknown (it does not answer) are no loss. Exit code 1 if any queue is in one of these.
+    States without a problem: read (nothing new), behind, and new (a queue that the query will read from its beginning).
+    States of loss: lost (deleted before it was read), went back and made again (the topic was deleted and created again), and
+    gone (the topic or the queue). States that are no loss: not registered (the broker is down) and unknown (the broker does
+    not answer). Exit code 1 if any queue is in a state of the latter two kinds.
     """
     from rocketmq_spark.cli.positions import clusters, left_out
     from rocketmq_spark.spark.checkpoints.entries import folder as opened
@@ -237,19 +238,25 @@ def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
 
 @checkpoint.command()
 @click.argument("folder")
-@click.option("--to-batch", "number", type=click.IntRange(0), metavar="N", help="Batch N stays and is the last.")
-@click.option("--to-time", "time_ms", callback=_time, metavar="TIME", help="All that was stored since is read again.")
-@click.option("--apply", "really", is_flag=True, help="Do it. Without it only what would happen is said.")
+@click.option("--to-batch", "number", type=click.IntRange(0), metavar="N", help="Rewind to the end of batch N.")
+@click.option(
+    "--to-time",
+    "time_ms",
+    callback=_time,
+    metavar="TIME",
+    help="Read again everything stored since this time (ISO-8601 or ms).",
+)
+@click.option("--apply", "really", is_flag=True, help="Apply the change; otherwise only preview it.")
 @click.option("--quiet-for", "quiet_s", callback=_duration, default="60s", show_default=True, metavar="TIME",
-              help="Refuse if anything in FOLDER changed within this time.")  # fmt: skip
-@click.option("--force", is_flag=True, help="Even so.")
+              help="Fail if anything in FOLDER changed within this time.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Rewind even if FOLDER changed recently.")
 @click.pass_obj
 def rewind(
     output: Output, /, folder: str, number: int | None, time_ms: int | None, really: bool, **when: float
 ) -> None:
-    """Take a stopped query back to the end of an earlier batch: what was read after it is read again.
+    """Rewind a stopped query to the end of an earlier batch. It reads again what came after that batch.
 
-    A backup of what goes is made beside FOLDER first. Nothing is sent to brokers.
+    The removed files are first copied to a backup beside FOLDER. Nothing is sent to brokers.
     """
     from rocketmq_spark.spark.checkpoints import rewind as back
     from rocketmq_spark.spark.checkpoints.entries import folder as opened

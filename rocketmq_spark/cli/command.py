@@ -1,7 +1,7 @@
-"""What all commands share: ``--json``, ``--debug``, and how they end.
+"""Options and exit codes that all commands share: ``--json``, ``--debug``.
 
-Exit codes: 0 done, 1 a failure (one line that says why and what to do), 2 wrong usage (click's own), 130 Ctrl-C. Who reads
-what a command prints may leave before its end (``| head -1``): that is 0, too, but of a command that sends, whose end it is.
+Exit codes: 0 done; 1 failure, with one line that gives the reason and the remedy; 2 wrong usage (click's own); 130 Ctrl-C.
+If the pipe closes early (``| head -1``), read-only commands exit 0 and sending commands exit 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CliCommand(click.Command):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params += [
-            click.Option(["--json"], is_flag=True, help="Print JSON, one object a line."),
+            click.Option(["--json"], is_flag=True, help="Print JSON, one object per line."),
             click.Option(["--debug"], is_flag=True, help="Show the stack trace of a failure."),
         ]
 

@@ -123,19 +123,25 @@ _OPTIONS = (
         "--name-server",
         envvar="ROCKETMQ_NAMESRV",
         metavar="HOST:PORT",
-        help="Name server, several with ';' [env: ROCKETMQ_NAMESRV; default: the local broker of 'broker start']",
+        help="Name server; separate several by ';' [env: ROCKETMQ_NAMESRV; default: the local broker of 'broker start']",
     ),
-    click.option("--access-key", envvar="ROCKETMQ_ACCESS_KEY", help="User of the ACL [env: ROCKETMQ_ACCESS_KEY]"),
-    click.option("--secret-key", envvar="ROCKETMQ_SECRET_KEY", help="Its secret [env: ROCKETMQ_SECRET_KEY]"),
-    click.option("--tls", is_flag=True, help="Talk TLS."),
-    click.option("--tls-ca-file", type=click.Path(), help="PEM file of the authorities to trust."),
-    click.option("--environment", metavar="NAME", help="Stay in this environment [env: ROCKETMQ_ENVIRONMENT]"),
+    click.option(
+        "--access-key", envvar="ROCKETMQ_ACCESS_KEY", help="Access key (user name) [env: ROCKETMQ_ACCESS_KEY]"
+    ),
+    click.option(
+        "--secret-key", envvar="ROCKETMQ_SECRET_KEY", help="Secret key of that user [env: ROCKETMQ_SECRET_KEY]"
+    ),
+    click.option("--tls", is_flag=True, help="Use TLS."),
+    click.option("--tls-ca-file", type=click.Path(), help="PEM file of the certificate authorities to trust."),
+    click.option(
+        "--environment", metavar="NAME", help="Use only the queues of this environment [env: ROCKETMQ_ENVIRONMENT]"
+    ),
     click.option(
         "-o",
         "--option",
         multiple=True,
         callback=pairs,
         metavar="NAME=VALUE",
-        help="Any other option of docs/options.md, such as requestTimeout=10s.",
+        help="Any other option of docs/options.md, such as requestTimeout=10s (may be repeated).",
     ),
 )

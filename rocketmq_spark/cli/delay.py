@@ -17,24 +17,28 @@ from rocketmq_spark.delay import DEAD_TOPIC, INNER_TOPIC
 
 @click.group(cls=CliGroup)
 def delay() -> None:
-    """Deliver messages after delays that brokers' timers do not serve."""
+    """Deliver messages after delays that the timers of brokers do not support."""
 
 
 @delay.command()
-@click.option("--data", type=click.Path(path_type=Path), required=True, help="Folder of this node alone; it is made.")
-@click.option("--group", default="rocketmq_delay", show_default=True, help="Nodes of one group share the load.")
+@click.option(
+    "--data", type=click.Path(path_type=Path), required=True, help="Folder of this node alone; created if missing."
+)
+@click.option(
+    "--group", default="rocketmq_delay", show_default=True, help="Consumer group; nodes of one group share the load."
+)
 @click.option(
     "--topic",
     "topics",
     metavar="PATTERN",
     multiple=True,
     required=True,
-    help="A topic that messages may be delivered to, or a pattern such as 'orders-*'; repeat it for more. '*' is all but"
+    help="A topic that messages may be delivered to, or a pattern such as 'orders-*' (may be repeated). '*' means all but"
     " system topics.",
 )
-@click.option("--inner-topic", default=INNER_TOPIC, show_default=True, help="Where messages wait.")
-@click.option("--dead-topic", default=DEAD_TOPIC, show_default=True, help="Where goes what cannot be read.")
-@click.option("--dead", is_flag=True, help="Try again what was given up.")
+@click.option("--inner-topic", default=INNER_TOPIC, show_default=True, help="Topic in which messages wait.")
+@click.option("--dead-topic", default=DEAD_TOPIC, show_default=True, help="Topic for messages that cannot be read.")
+@click.option("--dead", is_flag=True, help="Also send messages that were given up.")
 @connected
 @click.pass_obj
 def serve(

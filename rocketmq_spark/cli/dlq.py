@@ -55,11 +55,15 @@ def _time(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
 def _chosen(function: Callable[..., None]) -> Callable[..., None]:
     """The options that choose letters."""
     for add in (
-        click.option("--until", callback=_time, metavar="TIME", help="That died before this time."),
         click.option(
-            "--since", callback=_time, metavar="TIME", help="That died at or after this time: ISO-8601 or ms."
+            "--until", callback=_time, metavar="TIME", help="Only dead letters before this time: ISO-8601 or ms."
         ),
-        click.option("--key", "keys", multiple=True, help="With this key or message id (may be repeated)."),
+        click.option(
+            "--since", callback=_time, metavar="TIME", help="Only dead letters at or after this time: ISO-8601 or ms."
+        ),
+        click.option(
+            "--key", "keys", multiple=True, help="Only dead letters with this key or message id (may be repeated)."
+        ),
     ):
         function = add(function)
     return function
@@ -67,7 +71,7 @@ def _chosen(function: Callable[..., None]) -> Callable[..., None]:
 
 @click.group(cls=CliGroup)
 def dlq() -> None:
-    """Look into the dead letters of a consumer group, and send them to their topic again."""
+    """Inspect the dead letters of a consumer group and resend them to their topics."""
 
 
 @dlq.command()
@@ -78,7 +82,7 @@ def dlq() -> None:
 def show(
     output: Output, target: Target, group: str, keys: tuple[str, ...], since: int | None, until: int | None
 ) -> None:
-    """The dead letters of GROUP, oldest first."""
+    """Show the dead letters of GROUP, oldest first."""
     count = 0
     for message in _letters(output, target, group, DeadLetterFilter(frozenset(keys), since, until)):
         output.item(
@@ -91,9 +95,13 @@ def show(
 @dlq.command(cls=SendingCommand)
 @click.argument("group")
 @_chosen
-@click.option("--send", "really", is_flag=True, help="Do send. Without it only what would be sent is said.")
-@click.option("--again", is_flag=True, help="Those, too, that were sent again before.")
-@click.option("--any-queue", is_flag=True, help="Of an environment's group, too: to queues of all environments.")
+@click.option("--send", "really", is_flag=True, help="Send the messages; otherwise only preview them.")
+@click.option("--again", is_flag=True, help="Include dead letters that were resent before.")
+@click.option(
+    "--any-queue",
+    is_flag=True,
+    help="Also resend for a group of an environment; the messages may go to queues of any environment.",
+)
 @connected
 @click.pass_obj
 def resend(
@@ -107,11 +115,11 @@ def resend(
     again: bool,
     any_queue: bool,
 ) -> None:
-    """Send dead letters of GROUP to their topics again: all groups that read those get them.
+    """Resend dead letters of GROUP to their topics. Every group that reads these topics receives them.
 
-    They stay where they are; each is a new message with its tags, keys and properties, and one more key: "dlq:" and the id of
-    the letter. A letter whose key brokers find in its topic was sent again before, and is left out without --again. One that
-    cannot be decoded or sent, or does not say where it came from, is named and left out.
+    The dead letters are kept. Each is sent as a new message with its tags, keys and properties, and with one more key: "dlq:" and
+    the id of the dead letter. If brokers find that key in the topic, the dead letter was resent before and is skipped, unless
+    --again is given. Dead letters that cannot be decoded or sent, or whose topic is unknown, are reported and skipped.
     """
     from rocketmq_spark.base.codes import DLQ_PREFIX
     from rocketmq_spark.errors import RocketMQError

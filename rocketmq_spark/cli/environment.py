@@ -28,7 +28,7 @@ _HEADINGS = {
 
 @click.group(cls=CliGroup)
 def environment() -> None:
-    """See how environments share a topic."""
+    """Show how environments share a topic."""
 
 
 @environment.command()
@@ -36,10 +36,11 @@ def environment() -> None:
 @connected
 @click.pass_obj
 def show(output: Output, target: Target, topic: str) -> None:
-    """Who writes and reads each queue of TOPIC.
+    """Show which environments write and read each queue of TOPIC.
 
-    Who writes is who a queue belongs to, by -o environments=... as producers have it, for brokers do not know more. Who
-    reads is what members of consumer groups say; of a group without members, where it has offsets.
+    The writer of a queue is its owner according to -o environments=..., which must be the same as for the producers: brokers
+    do not store it. The readers are reported by the members of consumer groups; a group without members reads the queues for
+    which it has committed offsets.
     """
     from rocketmq_spark.client.groups import readers
 

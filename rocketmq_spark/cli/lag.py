@@ -1,11 +1,8 @@
-"""The command ``lag``, and its figures over HTTP.
+"""``rocketmq-spark lag``: how far a consumer group or a query (by its checkpoint) is behind. Also serves Prometheus metrics.
 
-Figures for Prometheus over HTTP: each request of ``/metrics`` asks anew; what fails is a 503 with the reason.
-
-Anyone who reaches the port may ask. So few requests are served at once and none may keep a connection. Where it serves this
-machine alone, a browser that was led here under another name (DNS rebinding) gets nothing.
-
-``rocketmq-spark lag``: how far a consumer group, or a query by its checkpoint, is behind.
+Each request of ``/metrics`` asks the brokers anew; a failure is a 503 with the reason. Anyone who reaches the port may ask,
+so few requests are served at once and no connection is kept open. If the server listens on loopback only, it rejects
+requests whose Host header names another host (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -153,34 +150,38 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 @click.option("--group", metavar="NAME", help="A consumer group.")
 @click.option("--topic", "topics", multiple=True, help="Only this topic (may be repeated).")
 @click.option(
-    "--checkpoint", metavar="FOLDER", help="The checkpointLocation of a query: what its last finished batch has read."
+    "--checkpoint",
+    metavar="FOLDER",
+    help="The checkpointLocation of a query; its lag counts from the end of its last finished batch.",
 )
-@click.option("--watch", is_flag=True, help="Look again and again, with rates, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Refresh until Ctrl-C, with rates.")
 @click.option(
     "--interval",
     "interval_s",
     type=click.FloatRange(0.1),
     default=2.0,
     show_default=True,
-    help="Seconds between looks.",
+    help="Seconds between refreshes.",
 )
-@click.option("--prometheus", "as_metrics", is_flag=True, help="Print Prometheus' text format.")
+@click.option("--prometheus", "as_metrics", is_flag=True, help="Print the Prometheus text format.")
 @click.option(
     "--serve",
     metavar="[HOST:]PORT",
     callback=_address,
-    help="Serve that at /metrics until Ctrl-C; each request looks anew. Without a host on this machine only.",
+    help="Serve Prometheus metrics at /metrics until Ctrl-C; each request asks brokers. Without HOST, on loopback only.",
 )
 @connected
 @click.pass_obj
 def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_metrics: bool, **what: Any) -> None:
-    """How many messages a group or a query has not read yet, by queue, and for how long the next one has waited.
+    """Show how many messages a group or a query has not read yet, by queue, and the age of the next one.
 
-    With --json one object a look: lag, lost, behindMs, readPerSecond, writtenPerSecond, catchUpMs, and queues; for a
-    checkpoint underWay, the batch that is not done: batchId, forMs, and waitsFor, brokers that it reads and that do not
-    answer; and otherClusters, that it reads, too, and that are not looked at. What is not
-    known is null: rates at the first look, the lag of a checkpoint's queue whose broker is away. Then what the others said is
-    shown, and the exit code is 1; a group's offsets lie on the brokers themselves, and one that is away is an error.
+    --json prints one object per refresh: lag, lost, behindMs, readPerSecond, writtenPerSecond, catchUpMs and queues. With
+    --checkpoint it also has underWay, the unfinished batch (batchId, forMs, and waitsFor: brokers that it reads and that do not
+    answer), and otherClusters, which the query also reads and the command does not ask. Unknown values are null, such as the
+    rates of the first refresh.
+
+    If a broker is unavailable, --checkpoint shows the other queues, with null for those of that broker, and exits with 1. --group
+    fails, because the offsets of a group are stored on the brokers.
     """
     from rocketmq_spark.cli.lag_view import LagSnapshot, prometheus
 

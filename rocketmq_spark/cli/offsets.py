@@ -71,7 +71,7 @@ def _to(ctx: click.Context, param: click.Parameter, value: str) -> Wanted:
 
 @click.group(cls=CliGroup)
 def offsets() -> None:
-    """Where consumer groups are, as brokers keep it. A query of Spark goes by its checkpoint: see 'checkpoint'."""
+    """Show or reset the committed offsets of consumer groups. For Spark queries, use 'checkpoint' instead."""
 
 
 @offsets.command()
@@ -80,7 +80,7 @@ def offsets() -> None:
 @connected
 @click.pass_obj
 def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) -> None:
-    """The offset of GROUP in each queue: what it reads next. Null, or '-', where it has none."""
+    """Show the committed offset of GROUP in each queue, which is the next to read. '-' (JSON: null) if it has none."""
     from rocketmq_spark.cli import positions
 
     client, own = target.client(), positions.own_group(target, group)
@@ -99,7 +99,7 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
     "--topic",
     "topics",
     multiple=True,
-    help="Of this topic (may be repeated) [default: all that the group has offsets of].",
+    help="Only this topic (may be repeated) [default: all topics for which the group has offsets].",
 )
 @click.option(
     "--to",
@@ -107,16 +107,18 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
     required=True,
     callback=_to,
     metavar="WHERE",
-    help="earliest, latest, a time (ISO-8601 or ms), or JSON as for startingOffsets, which may name some queues only.",
+    help="earliest, latest, a time (ISO-8601 or ms), or JSON as for startingOffsets; JSON may omit queues.",
 )
-@click.option("--apply", "really", is_flag=True, help="Do it. Without it only what would happen is said.")
-@click.option("--force", is_flag=True, help="Although the group has members, which soon store their own again.")
+@click.option("--apply", "really", is_flag=True, help="Apply the change; otherwise only preview it.")
+@click.option(
+    "--force", is_flag=True, help="Set them although the group has members, which soon commit their own offsets again."
+)
 @connected
 @click.pass_obj
 def set_offsets(
     output: Output, /, target: Target, group: str, topics: tuple[str, ...], wanted: Wanted, **how: bool
 ) -> None:
-    """Set where GROUP goes on. Its members must have stopped. In an environment, of the queues that it owns."""
+    """Reset GROUP's committed offsets. Stop its members first. With --environment, only for the queues that it owns."""
     from rocketmq_spark.cli import positions
     from rocketmq_spark.queues.environment import environment_of
 

@@ -1,9 +1,4 @@
-"""The command ``produce``, and the orders that it and the demo send.
-
-Made-up orders for the demo and for ``produce --rate``, and the rhythm in which they are sent.
-
-``rocketmq-spark produce``: lines of a file or of standard input as messages, or orders at a rate.
-"""
+"""``rocketmq-spark produce``: sends lines of a file or of standard input as messages, or generated orders at a rate."""
 
 from __future__ import annotations
 
@@ -120,11 +115,18 @@ def _rate(ctx: click.Context, param: click.Parameter, value: str | None) -> floa
 @click.command(cls=SendingCommand)
 @click.argument("topic")
 @click.option("--file", "file", type=click.File("rb"), help="Read lines from this file [default: standard input].")
-@click.option("--tags", help="Tags of every message.")
+@click.option("--tags", help="Tag of every message.")
 @click.option("--key", "keys", multiple=True, help="A key of every message (may be repeated).")
-@click.option("--property", "properties", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A property.")
-@click.option("--rate", callback=_rate, metavar="N/s", help="Send made-up orders at this rate instead of lines.")
-@click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
+@click.option(
+    "--property",
+    "properties",
+    multiple=True,
+    callback=pairs,
+    metavar="NAME=VALUE",
+    help="A property of every message (may be repeated).",
+)
+@click.option("--rate", callback=_rate, metavar="N/s", help="Send generated orders at this rate instead of lines.")
+@click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
 @connected
 @click.pass_obj
 def produce(

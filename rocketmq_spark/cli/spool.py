@@ -35,15 +35,15 @@ _SUMMARY = {
 
 @click.group(cls=CliGroup)
 def spool() -> None:
-    """Look into the spool of a producer, or into those of a sink's workers, and send or export what is there."""
+    """Inspect, send or export the spool of a producer, or the spools of a sink's workers."""
 
 
 @spool.command()
 @_FOLDER
-@click.option("--records", is_flag=True, help="Each record, too: when it is due, how often it failed, and why.")
+@click.option("--records", is_flag=True, help="Also show each record: when it is due, how often it failed, and why.")
 @click.pass_obj
 def show(output: Output, folder: Path, records: bool) -> None:
-    """How the spools of FOLDER stand. A process that uses them goes on meanwhile."""
+    """Show the state of the spools in FOLDER. Processes may use them meanwhile."""
     from rocketmq_spark.spool.spool import SpoolReading
 
     rows = []
@@ -90,12 +90,19 @@ def export(output: Output, folder: Path) -> None:
 
 @spool.command(cls=SendingCommand)
 @_FOLDER
-@click.option("--dead", is_flag=True, help="Those that were given up, too.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Seconds.")
+@click.option("--dead", is_flag=True, help="Also send records that were given up.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    help="Give up after this many seconds.",
+)
 @connected
 @click.pass_obj
 def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: float) -> None:
-    """Send what lies in FOLDER now, whenever it is due. What fails stays, due as its schedule says.
+    """Send all records of FOLDER now, even those that are not due. Records that fail are kept, and are due by their schedule.
 
     A record of several messages counts as one. No other process may use the folder.
     """
@@ -118,14 +125,14 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
 
 @spool.command()
 @_FOLDER
-@click.option("--delay-group", help="The group of the delay service whose folder this is, where damage took its name.")
+@click.option("--delay-group", help="The group of the delay service that owns FOLDER, if damage destroyed its name.")
 @connected
 @click.pass_obj
 def assign(output: Output, target: Target, folder: Path, delay_group: str | None) -> None:
-    """Let what lies in FOLDER belong to this cluster, namespace and environment: its addresses are others now.
+    """Assign the records of FOLDER to this cluster, namespace and environment, for example after its addresses changed.
 
-    It is sent there when a producer, a sink's worker, a delay node or 'spool send' opens the folder. No other process may
-    use it: folders in use are reported, and the others are assigned.
+    They are sent there when a producer, a sink's worker, a delay node or 'spool send' opens the folder. Folders that another
+    process uses are reported and not assigned; the others are assigned.
     """
     from rocketmq_spark import options
     from rocketmq_spark.spool.store import Store
@@ -152,8 +159,8 @@ def assign(output: Output, target: Target, folder: Path, delay_group: str | None
 
 def _owners(path: Path, parsed: Options, delay_group: str | None) -> tuple[SpoolOwner, SpoolOwner]:
     """Whose the records of a folder are, and whose they are to be."""
+    from rocketmq_spark.delay.envelope_records import KIND
     from rocketmq_spark.delay.node import purpose_of
-    from rocketmq_spark.delay.waiting import KIND
     from rocketmq_spark.spool.folders import owner_of
     from rocketmq_spark.spool.records import LOST_OWNER, Record
     from rocketmq_spark.spool.spool import SpoolReading

@@ -61,7 +61,7 @@ def _tags(ctx: click.Context, param: click.Parameter, value: str | None) -> str 
     "@1769860800000 (milliseconds). [default: latest; with --no-follow earliest]",
 )
 @click.option("--tags", callback=_tags, help="Only messages with one of these tags: 'a || b'.")
-@click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
+@click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
 @click.option("--follow/--no-follow", default=True, help="Wait for new messages, or stop at the end. [default: follow]")
 @connected
 @click.pass_obj

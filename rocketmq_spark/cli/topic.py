@@ -26,14 +26,22 @@ def topic() -> None:
 @click.argument("name")
 @click.option("--queues", type=click.IntRange(1), default=8, show_default=True, help="Queues on each broker.")
 @click.option("--broker", "brokers", multiple=True, help="Only on this broker (may be repeated; default: all).")
-@click.option("--attribute", multiple=True, callback=pairs, metavar="NAME=VALUE", help="Such as message.type=FIFO.")
 @click.option(
-    "--batch", is_flag=True, help="A batch topic: it stores batches whole, which is quicker (docs/batch-topics.md)."
+    "--attribute",
+    multiple=True,
+    callback=pairs,
+    metavar="NAME=VALUE",
+    help="Attribute, such as message.type=FIFO (may be repeated).",
+)
+@click.option(
+    "--batch",
+    is_flag=True,
+    help="Create a batch topic, which stores batches whole and is faster (docs/batch-topics.md).",
 )
 @connected
 @click.pass_obj
 def create(output: Output, /, target: Target, name: str, queues: int, brokers: tuple[str, ...], **kind: Any) -> None:
-    """Create a topic where it is not yet."""
+    """Create a topic on the brokers that do not have it yet."""
     from rocketmq_spark.client.admin import batch_attributes, shown_queues
 
     admin = target.client().admin
@@ -74,7 +82,7 @@ def _resized(function: Callable[..., None]) -> Callable[..., None]:
 @connected
 @click.pass_obj
 def widen(output: Output, target: Target, name: str, queues: int, brokers: tuple[str, ...]) -> None:
-    """Give a topic more queues.
+    """Add queues to a topic.
 
     Messages stay where they are. Keys that choose their queue choose among all of them from then on.
     """
@@ -86,11 +94,11 @@ def widen(output: Output, target: Target, name: str, queues: int, brokers: tuple
 
 @topic.command()
 @_resized
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @connected
 @click.pass_obj
 def shrink(output: Output, target: Target, name: str, queues: int, brokers: tuple[str, ...], yes: bool) -> None:
-    """Take queues away from a topic: those with the highest numbers.
+    """Remove queues from a topic: those with the highest ids.
 
     Their messages are not read until the topic has them again. The command shows their number first.
     """
@@ -136,11 +144,11 @@ def _confirm(what: str, yes: bool) -> None:
 
 
 @topic.command("list")
-@click.option("--all", "everything", is_flag=True, help="RocketMQ's own topics, too.")
+@click.option("--all", "everything", is_flag=True, help="Include RocketMQ's own topics.")
 @connected
 @click.pass_obj
 def list_topics(output: Output, target: Target, everything: bool) -> None:
-    """The topics of a cluster, one a line."""
+    """List the topics of a cluster, one per line."""
     from rocketmq_spark.wire.names import is_user_topic
 
     admin = target.client().admin
@@ -158,7 +166,7 @@ def list_topics(output: Output, target: Target, everything: bool) -> None:
 @connected
 @click.pass_obj
 def describe(output: Output, target: Target, name: str) -> None:
-    """Offsets and age of each queue of a topic."""
+    """Show offsets and message times of each queue of a topic."""
     admin = target.client().admin
     admin.routes.existing(name, 0.0)
     bounds = admin.describe_topic(name)
@@ -189,11 +197,11 @@ def describe(output: Output, target: Target, name: str) -> None:
 
 @topic.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @connected
 @click.pass_obj
 def delete(output: Output, target: Target, name: str, yes: bool) -> None:
-    """Delete a topic with all its messages."""
+    """Delete a topic and all of its messages."""
     admin = target.client().admin
     admin.routes.existing(name, 0.0)
     _confirm(f"Delete topic {name} with all its messages", yes)

@@ -1,10 +1,8 @@
-"""Consumer groups over remoting: questions of brokers to members, who reads a topic, and the ``OffsetCommitter`` port.
+"""Consumer groups over remoting: requests that brokers send to members, the readers of a topic, and the ``OffsetCommitter`` port.
 
-What brokers ask of a consumer, from commands to questions in the user's names, and answers back to commands.
-
-Which consumers read a topic: what brokers know of its groups, and what their members say of themselves.
-
-The ``OffsetCommitter`` port over remoting: a group's offsets on its brokers, and the group itself where it is missing.
+``BrokerRequests`` turns commands from brokers into values of ``model/membership`` and answers back into commands.
+``readers`` lists the consumers of a topic. ``RemotingCommitter`` commits a group's offsets on the brokers, and creates the
+group where it is missing.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Pulls over remoting: the ``PullSource`` port, and the long polls of group members.
+"""Pulls over remoting: the ``PullSource`` port for reads of offset ranges, and the long polls of group members.
 
-The ``PullSource`` port over remoting: what reads ask beside their pulls.
-
-Pulls of group members: the request of one, the replica that gets it, and what its answer means.
-
-Mirrors ``PullAPIWrapper`` and ``MQClientAPIImpl.processPullResponse``. Nothing here blocks the thread that asks: a broker
-that must be connected to first is waited for aside.
+``RemotingPulls`` answers what a read asks besides its pulls: routes, keys, and types of topics. ``LongPolls`` sends the
+pulls of group members, chooses the replica for each and interprets the answer. It mirrors ``PullAPIWrapper`` and
+``MQClientAPIImpl.processPullResponse``, and never blocks the calling thread: a connection is opened on a thread of its own.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""The ``Sender`` port over remoting, and messages that a group gives back.
+"""The ``Sender`` port over remoting: one attempt per call, to the given queue. Also returns failed messages to the retry topic.
 
-The ``Sender`` port over remoting: one attempt per call, on the given queue.
-
-A message that a group could not consume, given back: by the broker, or as a copy that goes to the retry topic.
-
-Mirrors ``DefaultMQPushConsumerImpl.sendMessageBack``.
+A failed message is sent back by the broker, or as a copy to the retry topic: ``DefaultMQPushConsumerImpl.sendMessageBack``.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""What brokers say of a topic: its type, how long their timers hold a message, and whether anybody consumes it.
+"""What brokers know of a topic: its type, the longest delay of their timers, and whether any consumer reads it.
 
-What kind of topic one is: the attributes of its configuration, as brokers tell them. Remembered for a while.
-
-``queue.type`` cannot be changed, but a topic can be deleted and made again.
-
-What brokers do for a topic beyond keeping it: for how long their timers hold a message, and whether anybody consumes.
+The attributes of a topic are cached for a while: ``queue.type`` cannot change, but a topic can be deleted and created again.
 """
 
 from __future__ import annotations

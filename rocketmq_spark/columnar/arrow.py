@@ -1,16 +1,13 @@
-"""Arrow columns: their buffers, and columns that are cut out of received bytes.
+"""Arrow columns as buffers: bytes, offsets, lengths, joined pieces, and columns cut from received bytes. Pure.
 
-Arrow columns as buffers: bytes, offsets, lengths, and pieces of rows that are joined in one go. Pure.
+``Pieces`` and ``joined`` join parts row by row. A join costs a few nanoseconds per piece and row whatever its size, so
+pieces of equal width are made by numpy, and adjacent constants are merged.
 
-A join costs a few nanoseconds per piece and row, whatever its size; so pieces of equal width are made by numpy and
-constants next to each other are one.
+``binary`` cuts a column out of a buffer: Arrow makes one copy per value, Python none. An Arrow array over the whole buffer
+with the offsets ``0, start, end, start, end, …`` has the requested slices as its odd elements, and one ``take`` extracts
+them. The elements in between, whose offsets may run backwards, are never read.
 
-Arrow columns out of byte positions: one copy per value, made by Arrow, none by Python.
-
-An Arrow binary array over the whole buffer with the offsets ``0, start, end, start, end, …`` has the wanted slices as
-its odd elements; one ``take`` extracts them. The elements between, which may run backwards, are never looked at.
-
-Columns are made of buffers: ``pa.array`` would import pandas, more than a tenth of a second that a task need not pay.
+Columns are made from buffers because ``pa.array`` would import pandas, which takes more than 0.1 s.
 """
 
 from __future__ import annotations

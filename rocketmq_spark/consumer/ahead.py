@@ -1,15 +1,11 @@
-"""Queues of a consumer that are far behind are read ahead: which ones, when, and by which threads.
+"""Reading ahead for consumers that are far behind: which queues, which offsets and when, and the threads that read them.
 
-Queues of a consumer that are far behind their ends, which are read ahead: which, what of them, and when. Pure.
+A long poll asks for one answer and waits for it. Where the end of a queue is many answers away, the next offsets are known,
+so many pulls can be under way at once. A queue may cache a fixed amount: half of it is cached, the other half under way.
+Each broker's queues are read on a thread and a connection of their own.
 
-A long poll asks for one answer and waits for it. Where the end of a queue is known to be many answers away, the offsets of
-the next ones are known too, and many pulls may be under way at once. Half of what may wait of a queue waits, the other half
-is on its way.
-
-Reads the queues of a consumer that are far behind, each broker's on a thread and a connection of their own.
-
-What it reads is consumed like answers of long polls, which go on where a read ended: at the end of the queue as it was known,
-or before anything that only the broker can explain.
+The consumer handles these messages like answers to long polls. Long polls continue where a read ended: at the end of the
+queue as it was known, or before anything that only the broker can explain. ``far_behind``, ``ranges`` and ``pace`` are pure.
 """
 
 from __future__ import annotations

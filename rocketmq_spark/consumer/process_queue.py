@@ -1,13 +1,13 @@
-"""What was pulled of one queue and is not finished (Java's ``ProcessQueue``), and when it is pulled again.
+"""Messages that were pulled of one queue and are not finished (Java's ``ProcessQueue``), and when the queue is pulled again.
 
-Messages lie by queue offset. Removing finished ones returns the offset up to which everything is finished, which is what may be
-committed. An orderly consumer takes messages from the front and then commits them or puts them back.
+Messages are sorted by queue offset. Removing finished ones returns the offset up to which all are finished, which is the one
+that may be committed. An orderly consumer takes messages from the front and then commits them or puts them back.
 
-Pure: the caller holds its lock, passes the time, and acts on what is returned. Offsets of a queue mostly come in order, so
-that the sorted ones are a deque that loses removed offsets only when they reach one of its ends.
+Pure: the caller holds its lock, passes the time, and acts on the result. Offsets mostly arrive in order, so the sorted
+offsets are a deque that drops removed ones only when they reach one of its ends.
 
-Pulls mirror ``DefaultMQPushConsumerImpl.pullMessage`` and its callback. Pulling never waits for listeners: thresholds of what is
-cached hold it back instead.
+Pulls mirror ``DefaultMQPushConsumerImpl.pullMessage`` and its callback. Pulling never waits for listeners: thresholds of
+what is cached (``Thresholds``) delay it instead.
 """
 
 from __future__ import annotations

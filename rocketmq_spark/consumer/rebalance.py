@@ -1,18 +1,12 @@
-"""Which queues a member drops and adds, and where an added queue is read from. Pure.
+"""Which queues a member drops and adds, and from which offset an added queue is read. Pure.
 
-Where a queue is read from when it becomes ours.
+The rebalance mirrors ``RebalanceImpl``. Every member sorts the same lists and applies the same strategy, so all come to the
+same result without talking to each other. If the queues or the members of the group are unknown, or the strategy raises, the
+member keeps what it owns. The caller asks brokers, carries out the change, and runs the rebalance again in ``wait_s``.
 
-Mirrors ``RebalancePushImpl.computePullFromWhereWithException``. A group's stored offset decides; the mode of the consumer is
-asked only where there is none. A question that failed is no answer: it raises, and the queue is tried again later. (Up to
-4.9.8 Java took every error for "none" and jumped to the end.)
-
-Which queues a member drops and which it adds: from what it owns, what there is and who is there to what is to be done.
-
-Mirrors ``RebalanceImpl``. Every member sorts the same lists and applies the same strategy, so that all come to one result
-without speaking to each other. What is not known changes nothing: no list of queues or of members means to keep what is
-owned, and so does a strategy that raises.
-
-Pure: the caller asks brokers, carries out the change, and runs it again, in ``wait_s``.
+The start offset mirrors ``RebalancePushImpl.computePullFromWhereWithException``. A group's committed offset decides; the
+option ``consumeFromWhere`` counts only if there is none. A question that fails raises, and the queue is tried again later.
+(Up to 4.9.8 Java took every error for "no offset" and jumped to the end.)
 """
 
 from __future__ import annotations

@@ -65,10 +65,10 @@ class Hold(enum.Enum):
 
 
 class Context:
-    """Goes with the messages to a concurrent listener. Values that cannot be meant raise ``OptionError`` where they are set.
+    """Passed to a concurrent listener together with messages. Setting an invalid value raises ``OptionError``.
 
     Args:
-        queue: Where the messages lie.
+        queue: The queue of the messages.
     """
 
     __slots__ = ("_ack_index", "_delay_level", "queue")
@@ -100,38 +100,42 @@ class Context:
         self._delay_level = level
 
     def retry(self, level: int = 0) -> Redeliver:
-        """To be returned: none of the messages is done.
+        """Return this from the listener if none of the messages is done.
 
-        They come again at ``level`` of the broker's delay levels; 0: later each time, -1: never, they are dead letters.
+        They are delivered again after ``level`` of the broker's delay levels. 0 increases the delay each time; -1 makes them dead
+        letters at once.
         """
         return Redeliver(level)
 
 
 @dataclass(slots=True)
 class OrderedContext:
-    """Goes with the messages to an orderly listener. Its queue has no other message under way.
+    """Passed to an ordered listener together with messages. No other messages of the queue are being processed.
 
     Args:
-        queue: Where the messages lie.
-        auto_commit: Whether returning None finishes the messages. Otherwise only ``commit`` does. Always True over gRPC.
+        queue: The queue of the messages.
+        auto_commit: Whether returning None finishes the messages. If False, only ``commit`` does. Always True over gRPC.
     """
 
     queue: MessageQueue
     auto_commit: bool = True
 
     def suspend(self, ms: float | None = None) -> Suspend:
-        """To be returned: not done. The same messages come again after ``ms`` (10 to 30000), the consumer's setting for None."""
+        """Return this from the listener if the messages are not done. They are delivered again after ``ms`` (10 to 30000).
+
+        None uses the consumer's setting.
+        """
         return Suspend(ms)
 
     def commit(self) -> Hold:
-        """To be returned with ``auto_commit=False``: all messages since the last commit are done.
+        """Return this from the listener with ``auto_commit=False``: all messages since the last commit are done.
 
-        They count as waiting until then: after more of a queue than option 'pullThresholdForQueue' says it gets no more.
+        Until then they count as cached: a queue with more cached messages than option 'pullThresholdForQueue' is not pulled.
         """
         return Hold.COMMIT
 
     def rollback(self) -> Hold:
-        """To be returned with ``auto_commit=False``: all messages since the last commit come again."""
+        """Return this from the listener with ``auto_commit=False``: all messages since the last commit are delivered again."""
         return Hold.ROLLBACK
 
 

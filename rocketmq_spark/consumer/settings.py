@@ -1,7 +1,6 @@
-"""The settings of a consumer of any kind: with a listener, one that is polled, or one whose messages a Proxy hands out.
+"""The settings of ``Consumer``, ``PullConsumer``, and consumers of a Proxy's messages (POP).
 
-Defaults and ranges are those of ``DefaultMQPushConsumer``, of ``DefaultLitePullConsumer`` for a pull consumer, unless it
-says why not.
+Names and defaults are those of ``DefaultMQPushConsumer`` and ``DefaultLitePullConsumer`` unless a comment gives a reason.
 """
 
 from __future__ import annotations

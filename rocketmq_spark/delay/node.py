@@ -11,7 +11,7 @@ from typing import Any
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
-from rocketmq_spark.delay import waiting
+from rocketmq_spark.delay import envelope_records
 from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC
 from rocketmq_spark.delay.service import DelayService, Names, Tools
 from rocketmq_spark.errors import OptionError
@@ -79,7 +79,7 @@ def open_node(place: NodeSettings, **options: object) -> DelayService:
     except BaseException:
         store.close()
         raise
-    trade = waiting.trade(settings, place.dead_topic, MAX_OUT, place.topics)
+    trade = envelope_records.trade(settings, place.dead_topic, MAX_OUT, place.topics)
     open_spool = partial(spools.resending, store, session.sender(parsed), settings, place.now_ms, trade)
     tools = Tools(place.now_ms, partial(session.kept_ms, parsed), session.committer(parsed).create_group)
     return DelayService(reader, session.member(parsed), Names(parsed.group), store, open_spool, tools)

@@ -1,11 +1,7 @@
-"""What comes out when a delayed message is due, and how far a node is with a queue of envelopes. Pure.
+"""What is sent when a delayed message is due, and how far a node has come with a queue of envelopes. Pure.
 
-How far a node is with a queue of envelopes, and what another one may leave out that takes the queue over. Pure.
-
-A group's offset alone says too little: it stays at the oldest envelope whose original was not sent, and behind that one lie
-many whose originals were. So three numbers are kept at the broker, as offsets of three groups.
-
-What comes out when a delayed message is due. Pure.
+A group's offset alone is not enough for a node that takes over a queue: it stays at the oldest envelope whose original was
+not sent, and many behind it may have been sent. So a node commits three numbers (``Progress``), as offsets of three groups.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """A node of the delay service: a member of a group that shares the queues of ``dmq_inner_topic``.
 
-An envelope is durable in the node's store before the node goes on to read; its original is sent when it is due, and forgotten
-when a broker took it. The inner topic stays the truth: what is committed to brokers (``progress``) lets another node go on with a
-queue, or this one with an empty disk. A node holds the records of its own queues; of those that it loses it keeps only what
-the topic does not have any more.
+A delayed message waits in the inner topic and, as a record, in the node's store (``spool/store``). The node writes a record
+durably before it reads on; ``spool/redelivery`` takes due records from the store, and their originals are sent. A record is
+deleted when a broker has accepted its original. The inner topic stays the truth: the committed ``Progress`` lets another
+node take over a queue, or lets this one continue with an empty disk. A node holds the records of its own queues; of a queue
+that it loses it keeps only what the topic no longer has.
 
-A driver: one thread, that of ``run``, reads, stores and commits; sending is the spool's.
+A driver: one thread, the caller of ``run``, reads, stores and commits. The spool's thread sends.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.delay import waiting
+from rocketmq_spark.delay import envelope_records
+from rocketmq_spark.delay.envelope_records import Answering, Retention
 from rocketmq_spark.delay.release import Progress, Seen, note_of, noted, resumed
-from rocketmq_spark.delay.waiting import Answering, Retention
 from rocketmq_spark.errors import GroupNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
@@ -219,7 +220,7 @@ class DelayService:
         bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
         first = bounds.min_offset
         if seen is not None and (at := self._other_from(queue, seen)) is not None:
-            self._store.forget([], waiting.space_of(queue))
+            self._store.forget([], envelope_records.space_of(queue))
             seen = None if others else seen.cut(at)  # what others committed is of the messages that are there now
             committed = committed if seen is None else seen.committed
         elif committed is not None and others:
@@ -275,9 +276,9 @@ class DelayService:
         logger.info("%s has gone to another node, with %d messages that wait", queue, gone)
 
     def _forget(self, queue: MessageQueue, unwanted: Callable[[int, int], bool]) -> int:
-        space, start, gone = waiting.space_of(queue), b"", 0
+        space, start, gone = envelope_records.space_of(queue), b"", 0
         while places := self._store.places(space, start, PAGE):
-            found = [place for place in places if unwanted(*waiting.offset_and_due(place))]
+            found = [place for place in places if unwanted(*envelope_records.offset_and_due(place))]
             gone += self._store.forget([(space, place) for place in found])
             start = places[-1] + b"\0"
         return gone
@@ -304,7 +305,7 @@ class DelayService:
                 continue
             newest_ms = max(of_queue.newest_ms, message.store_timestamp)
             seen[queue] = of_queue._replace(stored=offset + 1, newest_ms=newest_ms)
-            found = waiting.arrival(queue, offset, message.body, now_ms)
+            found = envelope_records.arrival(queue, offset, message.body, now_ms)
             if found.cancels is not None:
                 cancels.append(found.cancels)
             elif found.record is not None and not of_queue.committed.done(offset, found.due_ms):
@@ -339,8 +340,8 @@ class DelayService:
         done_ms = min(now_ms, max(0, due_of(first[0]) - 1)) if first else now_ms
         news: dict[MessageQueue, Progress] = {}
         for queue, seen in known.items():
-            places = self._store.places(waiting.space_of(queue))
-            oldest = min(seen.stored, waiting.offset_and_due(places[0])[0]) if places else seen.stored
+            places = self._store.places(envelope_records.space_of(queue))
+            oldest = min(seen.stored, envelope_records.offset_and_due(places[0])[0]) if places else seen.stored
             now = seen.committed.then(Progress(oldest, seen.stored, done_ms))
             nothing_new = (
                 now.oldest == now.stored == seen.committed.oldest == seen.committed.stored

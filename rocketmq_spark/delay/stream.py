@@ -1,11 +1,9 @@
-"""Delays of any length as a Spark stream.
+"""Delays of any length as a Spark stream: envelopes wait in Spark's state store until they are due.
 
-A Spark job that reads envelopes is no member of a consumer group; producers see it while its driver joins one.
+Spark's timers fire for the envelopes of one second and one shard together: Spark's state answers call by call, so a timer
+for each message would cost a round trip for each.
 
-Delays of any length as a Spark stream: envelopes wait in Spark's own state store until they are due.
-
-Envelopes of one second and one shard are one list with one timer. Spark's state answers call by call, so that a timer for
-each message would cost a round trip for each.
+A Spark job that reads envelopes is no member of a consumer group. ``present`` joins one, so that producers see a consumer.
 """
 
 from __future__ import annotations
@@ -70,20 +68,25 @@ _NAMES = tuple(part.split()[0] for part in SCHEMA.split(", "))
 
 
 def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC, topics: Collection[str] = ALL_TOPICS) -> DataFrame:
-    """Messages of ``dmq_inner_topic`` in, their originals out when they are due: a streaming DataFrame for the sink.
+    """Return the delayed messages of ``dmq_inner_topic`` when they are due, as a streaming DataFrame for the sink.
 
-    Its columns are the sink's ``topic, body, tags, keys, flag, shardingKey, properties`` and ``msgId``, the id that the
-    original's sender gave it, for the sink's option ``messageId``. ``topics`` are patterns, as of a shell, of where they may go:
-    system topics, retries and dead letters never. No message comes early; how late one comes is up to two
-    micro-batches and the rest of its second. What is no envelope goes to ``dead_topic`` with the reason as property
-    ``delayProblem``. An envelope that is read again while its original waits counts once, and ``Producer.recall`` takes one
-    back that waits. To any queue of its topic: not to the one that its sender may have chosen.
+    The columns are the sink's ``topic``, ``body``, ``tags``, ``keys``, ``flag``, ``shardingKey``, ``properties``, and
+    ``msgId``, the original message id, for the sink's option ``messageId``.
 
-    Needs Spark's RocksDB state store, and protobuf in driver and workers (extra ``[delay]``). As many tasks hold messages
-    as ``spark.sql.shuffle.partitions`` says when the checkpoint is made.
+    No message is early; a message may be late by up to two micro-batches and the rest of its second. Each goes to any queue
+    of its topic, even if its sender chose one. An envelope that is read again while its original waits counts once.
+    ``Producer.recall`` cancels a waiting message.
+
+    Requires Spark's RocksDB state store, and protobuf on driver and workers (extra ``delay``). The number of tasks that hold
+    messages is ``spark.sql.shuffle.partitions`` at the time the checkpoint is created.
+
+    Args:
+        messages: A stream of ``dmq_inner_topic``; only its column ``body`` is used.
+        dead_topic: The topic for bodies that are not envelopes; their property ``delayProblem`` has the reason.
+        topics: Shell patterns of the topics that messages may go to. System, retry and dead-letter topics are never allowed.
 
     Raises:
-        OptionError: ``messages`` is no stream with a column ``body``, or one of both needs is missing.
+        OptionError: ``messages`` is not a stream with a column ``body``, or a requirement is missing.
     """
     _check(messages)
     head = sf.concat(sf.lit(MAGIC), sf.lit(bytes([VERSION])))

@@ -1,17 +1,10 @@
-"""gRPC channels to the endpoints of a Proxy: which endpoint takes a call, what stands beside the call, and the channel itself.
+"""gRPC channels to the endpoints of a Proxy, the choice of an endpoint for each call, and the signature of a call.
 
-Which endpoint of a Proxy takes a call: the one it belongs to, or another one while that does not answer. Pure but for a lock.
+Every endpoint serves every topic, so ``Endpoints`` uses another one while the preferred one does not answer. ``metadata``
+mirrors ``org.apache.rocketmq.client.java.rpc.Signature``: only the date is signed.
 
-Every endpoint serves every topic, so that nothing has to wait for one of them.
-
-What stands beside every call: who asks, and the signature. Pure.
-
-Mirrors ``org.apache.rocketmq.client.java.rpc.Signature``: only the date is signed.
-
-gRPC channels to the endpoints of a Proxy: made when first used, by the process that uses them.
-
-gRPC and fork do not mix: a channel of the parent is useless in a child. So nothing here is made before a call, and
-``process`` keeps it per process. An error of gRPC ends here, as a ``RocketMQError``.
+gRPC channels do not survive a fork. So a channel is opened with its first call, and ``base/process`` keeps it per process.
+gRPC errors end here as a ``RocketMQError``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The ``PopMember`` port over gRPC, and the messages that it receives.
+"""The ``PopMember`` port over gRPC: a consumer that receives messages from a Proxy.
 
-What the Proxy hands out as messages, and what it says of a consumer group as values. Pure.
-
-The ``PopMember`` port: a consumer that is handed out messages by a Proxy.
+``popped`` turns a message of the Proxy into a ``PoppedMessage``, ``policy`` its settings into a ``GroupPolicy``.
 """
 
 from __future__ import annotations

@@ -1,16 +1,11 @@
-"""Protobuf messages of the Proxy's protocol, as classes and as bytes.
+"""Protobuf messages of the Proxy's protocol: as classes, and as bytes for what is written once per message of a batch.
 
-Fields of protobuf messages as bytes, for what is written once for each message of a batch. Pure.
+The classes are made from the table in ``facts``, in a pool of their own, so that nothing collides with what another library
+registers in the common pool under the same names. The edition of the file distinguishes an unset field from a zero, and
+rejects text that is not UTF-8. Enumerations are plain numbers, which have the same bytes, and may be newer than the table.
 
-Protobuf's own objects cost 8 µs a message in Python, a multiple of what the Proxy takes for it. Numbers come from the table of
-facts; a message is its fields one after the other, in any order: so fields that many messages share are made once.
-
-The table of facts as classes of protobuf messages, in a pool of their own.
-
-The pool is private, so that nothing collides with what another library registers in the common one under the same names.
-The edition is one in which a field that was not set differs from a zero, and in which text that is not UTF-8 is an
-error of the answer that has it. Enumerations are plain numbers here, which are the same bytes, and keep those that are newer
-than this table.
+``start``, ``number`` and ``content`` write fields as bytes: protobuf's own objects cost 8 µs a message in Python, a multiple
+of the time that the Proxy takes. Fields may be in any order, so fields that many messages share are made once.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""One Proxy: its calls and its telemetry stream.
+"""One client of a Proxy: its channels, its client id, single requests, and its telemetry streams.
 
-One client of a Proxy: its channels, who it is, and single questions of it. What producers and consumers stand on.
-
-The stream by which a Proxy knows a consumer: settings go there, its answers come back, and it is made anew when it breaks.
-
-One for each endpoint, each with a thread of its own, since every Proxy keeps the settings of its clients by itself.
+Through the telemetry stream a consumer sends its settings and receives the Proxy's; it is opened again when it breaks. There
+is one stream, with a thread, for each endpoint, because every Proxy keeps the settings of its clients by itself.
 """
 
 from __future__ import annotations

@@ -32,27 +32,27 @@ _ROOM_MB = 128
 
 
 class LocalBroker(Closing):
-    """Name servers and brokers for tests, notebooks and the demo; ``with``, or ``start()`` and ``close()``.
+    """A RocketMQ cluster on this machine. Use it in a ``with`` block, or call ``start()`` and ``close()``.
 
     Args:
-        brokers: How many masters: ``broker-a``, ``broker-b``, …
-        slaves: How many each of them has.
-        name_servers: How many.
-        conf: Lines of ``broker.conf`` for every broker, by name.
-        data: A folder that outlives the cluster and that a later one takes up, with the same ports when they are free.
-            Without it the data goes to a temporary folder, deleted at the end.
-        proxy: Whether a proxy runs, too; fields of its ``rmq-proxy.json``, by name, if it is to have other ones. With
-            ``tlsCertPath`` and ``tlsKeyPath`` it speaks nothing but TLS.
-        queues: How many queues ``create_topic`` makes.
+        brokers: Number of masters: ``broker-a``, ``broker-b``, …
+        slaves: Number of slaves of each master.
+        name_servers: Number of name servers.
+        conf: Settings of ``broker.conf`` for every broker, by name.
+        data: A folder that is kept. A later cluster with the same folder reuses its data, and its ports if they are free.
+            Without it, data is in a temporary folder that is deleted at the end.
+        proxy: Whether to run a Proxy, too, or the fields of its ``rmq-proxy.json`` by name. With ``tlsCertPath`` and
+            ``tlsKeyPath`` it accepts TLS only.
+        queues: Number of queues on each broker of a topic that ``create_topic`` creates.
         keep: Keep the temporary folder.
         ports: Fixed ports by server name: ``{"namesrv": 9876, "broker-a": 10911}``.
         heap_mb: Heap of each broker's JVM, and of the proxy's, in MiB.
-        jvm: More flags for the brokers' JVMs, and the proxy's.
+        jvm: More flags for the JVMs of the brokers and the proxy.
         quiet: Print nothing about downloads and starts.
-        start_timeout_s: How long all servers may take to be up, in seconds.
+        start_timeout_s: Seconds within which all servers must have started.
 
     Raises:
-        LocalBrokerError: A server does not start, Java is missing, or the disk is full; with what can be done.
+        LocalBrokerError: A server does not start, Java is missing, or the disk is full. The message has a remedy.
     """
 
     def __init__(
@@ -172,12 +172,12 @@ class LocalBroker(Closing):
 
     @property
     def data(self) -> Path:
-        """The folder with everything: one folder per server, with its configuration, store and logs."""
+        """The data folder: one subfolder per server, with its configuration, store and logs."""
         return _running(self).site.data
 
     @property
     def admin(self) -> Admin:
-        """Administration of this cluster, closed with it."""
+        """The admin client of this cluster. It is closed with the cluster."""
         return _running(self).registration.admin
 
     def address(self, broker: str) -> str:
@@ -189,7 +189,7 @@ class LocalBroker(Closing):
         return _running(self).server(broker).pid
 
     def logs(self, broker: str | None = None) -> str:
-        """What ``broker`` printed and logged; without a name, all servers."""
+        """Return what ``broker`` printed and logged; without a name, of all servers."""
         if broker is not None:
             return _running(self).server(broker).log()
         return "".join(
@@ -207,7 +207,7 @@ class LocalBroker(Closing):
         batch: bool = False,
         resize: bool = False,
     ) -> None:
-        """Create a topic; returns when the name server shows it. One that is there with as many queues stays as it is.
+        """Create a topic, and wait until the name server has its route. A topic that has as many queues is left unchanged.
 
         Args:
             name: The topic.
@@ -236,22 +236,23 @@ class LocalBroker(Closing):
                 _running(self).registration.copy_topic(name, spec.broker_name, _running(self).server(spec.name))
 
     def kill(self, broker: str) -> None:
-        """SIGKILL for ``broker``: no goodbye to clients, nothing flushed by the broker itself."""
+        """Kill ``broker`` with SIGKILL. It neither closes connections in order nor flushes its store."""
         _running(self).server(broker).kill()
 
     def stop(self, broker: str) -> None:
-        """An orderly end of ``broker``, as by an operator: takes some seconds."""
+        """Stop ``broker`` in order, which takes some ten seconds."""
         _running(self).site.stop([_running(self).server(broker)], gently=True)
 
     def restart(self, broker: str, conf: Mapping[str, object] | None = None) -> None:
-        """Start ``broker`` again on the same data and ports, killed before if it runs; ``conf`` changes broker.conf lines,
-        or fields of the proxy's rmq-proxy.json.
+        """Restart ``broker`` on the same data and ports. It is killed first if it runs.
+
+        ``conf`` changes settings of broker.conf, or fields of the proxy's rmq-proxy.json.
         """
         with self._lock, distro.writing_to(self.data):
             _running(self).restart(broker, servers.checked(conf or {}), Deadline.after(self._start_timeout_s))
 
     def add_broker(self, conf: Mapping[str, object] | None = None) -> str:
-        """One more broker without slaves, ``conf`` its broker.conf lines; gives its name when it is registered."""
+        """Add a broker without slaves, with ``conf`` as settings of its broker.conf. Returns its name when it is registered."""
         with self._lock, distro.writing_to(self.data):
             spec = BrokerSpec(servers.broker_names(len(self.brokers) + 1)[-1], 0)
             _running(self).bring_up(spec, Deadline.after(self._start_timeout_s), servers.checked(conf or {}))

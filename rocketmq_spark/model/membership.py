@@ -98,15 +98,15 @@ class TopicFigures:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStats:
-    """What a consumer did since its start, and what it has now: the value of ``Consumer.stats()``.
+    """Counts of a consumer since its start, and its current state: the value of ``Consumer.stats()``.
 
     Args:
         consumed: Messages that a listener finished.
-        failed: Messages that it did not finish; each attempt counts.
-        sent_back: Messages that the broker took back to deliver them later.
+        failed: Messages that a listener did not finish; each attempt counts.
+        sent_back: Messages that were returned to the broker, which delivers them again later.
         cached: Messages that were pulled and are not finished.
-        lag: Messages between the committed offsets and the ends of the queues here; None while an end is not known.
-        rebalances: How often the queues of a topic changed.
+        lag: Messages between the committed offsets and the ends of the consumer's queues; None while an end is unknown.
+        rebalances: How often the assigned queues of a topic changed.
         topics: Figures of the last minute by topic, the retry topic included.
     """
 

@@ -35,14 +35,15 @@ class Message:
     """What a producer sends.
 
     Args:
-        topic: Where to.
+        topic: The topic to send to.
         body: Bytes, not empty.
         tags: One tag, by which consumers filter.
-        keys: Business keys, by which tools find the message; a text of several has blanks between, a key none.
-        properties: The user's own; tags and keys are kept apart from them.
-        flag: A number of the user's, 32 bits with sign.
+        keys: Business keys, by which tools find the message. A string may hold several keys separated by spaces; a key has no
+            space.
+        properties: The user's own properties, without tags and keys.
+        flag: A number of the user, a signed 32-bit integer.
         wait_store_ok: False asks the broker to answer before the message is flushed and replicated.
-        priority: From 0 on, higher comes first; over gRPC only, for a topic with ``message.type=PRIORITY``. None has none.
+        priority: 0 or more; higher priorities are delivered first. Over gRPC only, for topics with ``message.type=PRIORITY``.
     """
 
     topic: str
@@ -61,25 +62,25 @@ class Message:
 
 @dataclass(slots=True)  # not frozen: to make one would take six times as long, and there is one for each message
 class ReceivedMessage:
-    """A stored message as an object: what consumers, commands and single look-ups get (bulk reads never make these).
+    """A stored message, as consumers, commands and look-ups return it. Reads of Spark and ``poll_arrow`` do not create these.
 
     Args:
         topic: The topic it was sent to; of a message of a retry topic, the topic it was first sent to.
         queue: The queue that stores it.
         queue_offset: Its offset in that queue.
-        commit_log_offset: Its place in the broker's log, in bytes.
+        commit_log_offset: Its position in the broker's commit log, in bytes.
         body: The body, decompressed.
         properties: All properties, RocketMQ's own included.
-        flag: Number that the producer chose.
-        sys_flag: How it is stored: compressed, in a transaction, addresses of version 6.
+        flag: The number that the producer set.
+        sys_flag: Bits that say how it is stored: compression, transaction state, IPv6 addresses.
         born_timestamp: When the producer sent it, in ms since 1970.
         store_timestamp: When the broker stored it, in ms since 1970.
         born_host: The producer, ``host:port``.
         store_host: The broker, ``host:port``.
         reconsume_times: How often a consumer group sent it back.
-        prepared_transaction_offset: Place of its half message in the broker's log; 0 outside transactions.
-        store_size: Bytes that it takes in the broker's log.
-        offset_msg_id: The id that the broker made of its address and ``commit_log_offset``.
+        prepared_transaction_offset: Position of its half message in the commit log, in bytes; 0 outside transactions.
+        store_size: Its size in the commit log, in bytes.
+        offset_msg_id: The id that consists of the broker's address and ``commit_log_offset``.
         decode_error: Why it could not be decoded; None when it could. With an error ``body`` is the stored bytes, and unknown
             fields are 0, empty or -1.
     """
@@ -124,30 +125,30 @@ class ReceivedMessage:
 
     @property
     def msg_id(self) -> str:
-        """The id Java consumers show: the client's UNIQ_KEY when there is one, else the offset message id."""
+        """The id that Java consumers show: the client's UNIQ_KEY if there is one, else the offset message id."""
         return self.properties.get(Property.UNIQ_KEY) or self.offset_msg_id
 
 
 @dataclass(slots=True)
 class PoppedMessage:
-    """A message that a Proxy handed out for a while (POP): invisible to others until it is acknowledged or the time is over.
+    """A message received from a Proxy (POP). It is invisible to others until it is acknowledged or its invisible time ends.
 
     Args:
-        topic: The one it was sent to.
-        queue: Where it lies.
-        queue_offset: Its offset there.
-        body: As it was sent.
+        topic: The topic it was sent to.
+        queue: The queue that stores it.
+        queue_offset: Its offset in that queue.
+        body: The body, decompressed.
         tags: Its tag, None without one.
         keys: Its business keys.
-        properties: The user's own.
+        properties: The user's own properties.
         born_timestamp: When it was sent, in ms since 1970.
-        store_timestamp: When it was stored, in ms since 1970; None where the Proxy does not tell.
+        store_timestamp: When it was stored, in ms since 1970; None if the Proxy does not report it.
         msg_id: The id that its producer gave it.
-        delivery_attempt: How often it was handed out, this time included.
-        message_group: Within which it keeps its order; None without one.
-        receipt: What the Proxy knows this delivery by; another one after its time was changed.
-        endpoint: The address of the Proxy that gave it.
-        decode_error: Why its body could not be decompressed: it is as it is stored then. None where it could.
+        delivery_attempt: How often it was delivered, including this time.
+        message_group: The message group within which it keeps its order; None without one.
+        receipt: The receipt handle of this delivery. It changes when the invisible time is changed.
+        endpoint: The address of the Proxy that delivered it.
+        decode_error: Why its body could not be decompressed; ``body`` is then as stored. None if there was no error.
     """
 
     topic: str
@@ -168,7 +169,7 @@ class PoppedMessage:
 
     @property
     def reconsume_times(self) -> int:
-        """How often it was handed out before, in vain."""
+        """How often it was delivered before."""
         return self.delivery_attempt - 1
 
 

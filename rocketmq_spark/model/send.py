@@ -11,10 +11,11 @@ from rocketmq_spark.model.message import MessageQueue
 
 
 class SendStatus(enum.Enum):
-    """How safely an acknowledged message is stored.
+    """How safely a message is stored.
 
-    ``FLUSH_DISK_TIMEOUT``, ``FLUSH_SLAVE_TIMEOUT`` and ``SLAVE_NOT_AVAILABLE``: its broker has it, but has not flushed or
-    copied it as it is configured to. ``SPOOLED``: no broker has it yet; it is on this machine's disk.
+    ``SEND_OK``: stored as the broker is configured. ``FLUSH_DISK_TIMEOUT``, ``FLUSH_SLAVE_TIMEOUT`` and ``SLAVE_NOT_AVAILABLE``:
+    the broker has the message, but has not flushed it or copied it to a slave in time. ``SPOOLED``: no broker has the message
+    yet; it is on this machine's disk (``onSendFailure=spool``).
     """
 
     SEND_OK = "SEND_OK"
@@ -29,13 +30,13 @@ class SendResult(NamedTuple):
 
     Args:
         status: How safely it is stored.
-        msg_id: The client's UNIQ_KEY; of a batch all of them, joined by commas.
-        queue: Where it is stored; None for a SPOOLED message whose sender chose no queue.
-        queue_offset: Offset of the (first) message; None for SPOOLED and for delayed messages, whose number belongs to an
-            internal topic, and for what was found stored without an answer (``confirmAmbiguous``).
-        offset_msg_id: The id that the broker made; None where it does not return one.
-        transaction_id: The id of its transaction; None outside of one.
-        recall_handle: What ``Producer.recall`` takes back a timer message by; None for other messages.
+        msg_id: The message id (UNIQ_KEY). For a batch, the ids of all messages joined by commas.
+        queue: The queue that stores it; None for a SPOOLED message without a chosen queue.
+        queue_offset: Offset of the (first) message. None for SPOOLED and delayed messages, and for messages that were found
+            stored after a send without an answer (``confirmAmbiguous``).
+        offset_msg_id: The id that the broker assigned; None if the broker does not return one.
+        transaction_id: The id of its transaction; None outside of transactions.
+        recall_handle: The handle by which ``Producer.recall`` cancels a delayed message; None for other messages.
     """
 
     status: SendStatus

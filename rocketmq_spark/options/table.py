@@ -98,59 +98,59 @@ class Options:
         p.addresses,
         (),
         _ALL,
-        "`host:port`, several separated by `;` or `,`; the next one is tried when one fails",
+        "`host:port`, several separated by `;` or `,`; if one fails, the next one is tried",
         shown="required, but with `transport=grpc`",
         aliases=("namesrvAddr",),
     )
     proxy_endpoint: tuple[str, ...] = _row(
-        p.addresses, (), _ALL, "`host:port` of a Proxy's gRPC port, several with `;`; for `transport=grpc`"
+        p.addresses, (), _ALL, "`host:port` of the gRPC port of a Proxy, several separated by `;`; for `transport=grpc`"
     )
     address_map: dict[str, str] = _row(
         p.address_map, {}, _ALL, 'JSON `{"advertised:port": "reachable:port"}` for NAT and containers'
     )
-    access_key: str | None = _row(p.string, None, _ALL, "user of the ACL; every request is signed")
-    secret_key: p.Secret | None = _row(p.secret, None, _ALL, "its secret")
-    security_token: p.Secret | None = _row(p.secret, None, _ALL, "temporary token that goes with the keys")
+    access_key: str | None = _row(p.string, None, _ALL, "access key (user name); every request is signed")
+    secret_key: p.Secret | None = _row(p.secret, None, _ALL, "secret key of that user")
+    security_token: p.Secret | None = _row(p.secret, None, _ALL, "temporary token that belongs to the keys")
     credentials_file: str | None = _row(
         p.string,
         None,
         _ALL,
-        "file with lines `accessKey=…`, `secretKey=…`, `securityToken=…`, read where a connection is made",
+        "file with the lines `accessKey=…`, `secretKey=…`, `securityToken=…`, read when a connection is opened",
     )
     credentials_provider: str | None = _row(
         p.dotted,
         None,
         _ALL,
-        "`module:callable` that gives access key, secret key and token (or None), called where a connection is made",
+        "`module:callable` that returns access key, secret key and token (or None), called when a connection is opened",
     )
-    tls: bool = _row(p.boolean, False, _ALL, "talk TLS to name servers and brokers", shown="false")
+    tls: bool = _row(p.boolean, False, _ALL, "use TLS for name servers and brokers", shown="false")
     tls_ca_file: str | None = _row(p.string, None, _ALL, "PEM file of the authorities to trust (default: the system's)")
     tls_cert_file: str | None = _row(p.string, None, _ALL, "PEM file of the client's certificate")
-    tls_key_file: str | None = _row(p.string, None, _ALL, "PEM file of its key")
+    tls_key_file: str | None = _row(p.string, None, _ALL, "PEM file of the key of that certificate")
     tls_key_password: p.Secret | None = _row(p.secret, None, _ALL, "password of the key file")
     tls_check_hostname: bool = _row(
-        p.boolean, True, _ALL, "certificates must name the host or address that was dialled", shown="true"
+        p.boolean, True, _ALL, "whether a certificate must name the host or address of the connection", shown="true"
     )
     tls_server_name: str | None = _row(
-        p.string, None, _ALL, "for `transport=grpc`: the name in the certificate, if it is not the host's"
+        p.string, None, _ALL, "for `transport=grpc`: the name in the certificate, if it differs from the host name"
     )
-    namespace: str | None = _row(p.string, None, _ALL, "prefixed to topics and groups as the Java client does")
+    namespace: str | None = _row(p.string, None, _ALL, "namespace, prefixed to topics and groups as in the Java client")
     transport: str = _row(
         p.choice("remoting", "grpc"),
         "remoting",
         _ALL,
-        "`remoting`: brokers directly, or through the Remoting port of a Proxy in cluster mode given as `nameServer`; `grpc`: "
-        "the Proxy at `proxyEndpoint`, for all that sends and for POP consumers, not for sources (docs/grpc.md)",
+        "`remoting`: directly to brokers, or through the Remoting port of a Proxy given as `nameServer`; `grpc`: through the "
+        "Proxy at `proxyEndpoint`, for sinks, producers and POP consumers, not for sources (docs/grpc.md)",
         shown="remoting",
     )
-    connect_timeout: float = _row(p.positive_duration, 3.0, _ALL, "for one connection", shown="3s")
-    request_timeout: float = _row(p.positive_duration, 3.0, _ALL, "for one request", shown="3s")
-    num_retries: int = _row(p.integer(0), 3, _ALL, "how often a failed metadata question is asked again", shown="3")
+    connect_timeout: float = _row(p.positive_duration, 3.0, _ALL, "timeout of opening one connection", shown="3s")
+    request_timeout: float = _row(p.positive_duration, 3.0, _ALL, "timeout of one request", shown="3s")
+    num_retries: int = _row(p.integer(0), 3, _ALL, "how often a failed metadata request is repeated", shown="3")
     retry_interval: float = _row(
-        p.positive_duration, 0.5, _ALL, "first pause between these; it doubles, with jitter", shown="500ms"
+        p.positive_duration, 0.5, _ALL, "first pause between these attempts; it doubles, with jitter", shown="500ms"
     )
     route_refresh: float = _row(
-        p.duration, 10.0, _SOURCE, "how old a topic's route may be when a batch is planned", shown="10s"
+        p.duration, 10.0, _SOURCE, "maximum age of a route when a batch is planned", shown="10s"
     )
 
     # Source
@@ -159,64 +159,63 @@ class Options:
         p.regex,
         None,
         _SOURCE,
-        "regular expression that a topic's whole name must match; system, retry and dead-letter topics are left out",
+        "regular expression that must match the whole name of a topic; system, retry and dead-letter topics are excluded",
     )
     assign: tuple[MessageQueue, ...] = _row(
-        p.assignment, (), _SOURCE, 'queues to read, in an environment its own: JSON `{"t":{"broker-a":[0,1]}}`'
+        p.assignment, (), _SOURCE, 'queues to read, JSON `{"t":{"broker-a":[0,1]}}`; of an `environment`, its own'
     )
     include_internal: bool = _row(
-        p.boolean, False, _SOURCE, "let `subscribePattern` match retry and dead-letter topics too", shown="false"
+        p.boolean, False, _SOURCE, "let `subscribePattern` also match retry and dead-letter topics", shown="false"
     )
     tags: str | dict[str, str] | None = _row(
         p.per_topic,
         None,
         _SOURCE,
-        "tags to read, `a || b`, filtered on the broker and checked here; JSON for a filter per topic. "
-        "A filter only removes rows: gaps in offsets are normal",
+        "tags to read, `a || b`, filtered by the broker and checked again by the reader; JSON for a filter per topic. A filter "
+        "leaves gaps in the offsets, which is normal",
         shown="`*`",
     )
     sql: str | dict[str, str] | None = _row(
         p.per_topic,
         None,
         _SOURCE,
-        "SQL92 expression over properties, evaluated by the broker; instead of `tags`, or JSON for one per topic",
+        "SQL92 expression over properties, evaluated by the broker, instead of `tags`; JSON for one per topic",
     )
     starting_offsets: str | dict[MessageQueue, int] = _row(
         p.offsets("earliest", "latest", "committed"),
         ByRole({"batch source": "earliest", "stream source": "latest"}),
         _SOURCE,
-        "`earliest`, `latest`, `committed` (with `group`), "
-        'or JSON `{"t":{"broker-a":{"0":17,"1":-2}}}` (−2 earliest, −1 latest) for every queue. '
-        "A stream's checkpoint wins over it; a batch cannot start at the end",
+        '`earliest`, `latest`, `committed` (with `group`), or JSON `{"t":{"broker-a":{"0":17,"1":-2}}}` (−2 earliest, −1 '
+        "latest) for every queue. A stream's checkpoint wins over it; a batch cannot start at the end",
         shown="stream `latest`, batch `earliest`",
     )
     committed_fallback: str = _row(
         p.choice("error", "earliest", "latest"),
         "error",
         _SOURCE,
-        "where a queue without a group offset starts",
+        "where a queue without a committed offset of the group starts",
         shown="error",
     )
     starting_timestamp: int | None = _row(
         p.timestamp,
         None,
         _SOURCE,
-        "first message stored at or after this time: ISO-8601 or epoch ms; beats the two below",
+        "first message stored at or after this time: ISO-8601 or epoch ms; overrides the next two options",
     )
     starting_offsets_by_timestamp: dict[MessageQueue, int] | None = _row(
         p.queue_numbers('{"orders":{"broker-a":{"0":1767225600000}}}', 0),
         None,
         _SOURCE,
-        "times by queue, epoch ms; beats `startingOffsets`",
+        "times by queue, epoch ms; overrides `startingOffsets`",
     )
     starting_offsets_by_timestamp_strategy: str = _row(
-        p.choice("error", "latest"), "error", _SOURCE, "when a queue has no message that young", shown="error"
+        p.choice("error", "latest"), "error", _SOURCE, "if a queue has no message from that time on", shown="error"
     )
     ending_offsets: str | dict[MessageQueue, int] = _row(
         p.offsets("latest"), "latest", _BATCH, "`latest` or JSON as above (−1 latest)", shown="latest"
     )
     ending_timestamp: int | None = _row(
-        p.timestamp, None, _BATCH, "messages stored before this time; beats the two around it"
+        p.timestamp, None, _BATCH, "messages stored before this time; overrides the two other ending options"
     )
     ending_offsets_by_timestamp: dict[MessageQueue, int] | None = _row(
         p.queue_numbers('{"orders":{"broker-a":{"0":1767225600000}}}', 0), None, _BATCH, "times by queue, epoch ms"
@@ -225,29 +224,29 @@ class Options:
         lambda v: {"true": "fail", "false": "ignore"}.get(v.strip().lower()) or p.choice("fail", "warn", "ignore")(v),
         "fail",
         _SOURCE,
-        "`fail`/`true`, `warn` or `ignore`/`false`: what happens when offsets that were to be read are gone",
+        "what to do if offsets that were to be read no longer exist: `fail`/`true`, `warn` or `ignore`/`false`",
         shown="fail",
     )
     max_offsets_per_trigger: int | None = _row(
-        p.integer(1), None, _STREAM, "most offsets in one batch, shared in proportion to backlog"
+        p.integer(1), None, _STREAM, "maximum number of offsets in a batch, shared in proportion to backlog"
     )
     min_offsets_per_trigger: int | None = _row(
-        p.integer(1), None, _STREAM, "wait until so many offsets are there, or `maxTriggerDelay` is over"
+        p.integer(1), None, _STREAM, "wait until this many offsets are unread, or until `maxTriggerDelay` has passed"
     )
     max_trigger_delay: float = _row(
         p.positive_duration, 900.0, _STREAM, "longest wait for `minOffsetsPerTrigger`", shown="15m"
     )
     max_bytes_per_trigger: int | None = _row(
-        p.size(1), None, _STREAM, "most bytes in one batch, estimated by samples of what is waiting"
+        p.size(1), None, _STREAM, "maximum size of a batch in bytes, estimated from samples of unread messages"
     )
     allocation_strategy: Any = _row(
         p.strategy,
         "averagely",
         (*_SOURCE, *_CONSUME),
-        "how queues are grouped into Spark partitions: `averagely`, `averagelyByCircle`, `consistentHash`, `config`, "
-        "`machineRoom`, `machineRoomNearby`, `environment`, or `module:callable`. The consumers are `partition-00000`, …; "
-        "of consumers the members of their group, with the first three, `config`, `machineRoom`, `environment` (averagely "
-        "within it) or a callable",
+        "how queues are assigned to Spark partitions: `averagely`, `averagelyByCircle`, `consistentHash`, `config`, "
+        "`machineRoom`, `machineRoomNearby`, `environment`, or `module:callable`. The consumers of the strategy are the "
+        "partitions `partition-00000`, …. For consumers: how queues are assigned to the members of their group, by the first "
+        "three, `config`, `machineRoom`, `environment` (averagely within it) or a callable",
         shown="averagely",
         raw=True,
     )
@@ -255,49 +254,49 @@ class Options:
         p.string,
         None,
         (*_SOURCE, *_CONSUME),
-        'queues of the strategy `config`: JSON `{"orders":{"broker-a":[0,1]}}`, or that by partition: '
+        'queues for the strategy `config`: JSON `{"orders":{"broker-a":[0,1]}}`, or the same by partition: '
         '`{"partition-00000":{"orders":{"broker-a":[0]}}}`',
     )
     machine_rooms: tuple[str, ...] = _row(
         p.names, (), (*_SOURCE, "sink", *_CONSUME), "rooms whose queues the strategy or selector `machineRoom` uses"
     )
     partition_rooms: tuple[str, ...] = _row(
-        p.names_with_repeats, (), _SOURCE, "room of each partition in turn, for `machineRoomNearby`"
+        p.names_with_repeats, (), _SOURCE, "room of each partition in order, for `machineRoomNearby`"
     )
     num_partitions: int | None = _row(
         p.auto_integer,
         None,
         _SOURCE,
-        "partitions that the strategy shares the queues among; `auto` follows the backlog, up to one per queue",
+        "number of partitions to which the strategy assigns queues; `auto` follows the backlog, up to one per queue",
         shown="auto",
     )
-    min_partitions: int | None = _row(p.integer(1), None, _SOURCE, "split big ranges until there are so many tasks")
+    min_partitions: int | None = _row(p.integer(1), None, _SOURCE, "split large ranges until there are this many tasks")
     max_records_per_partition: int = _row(
-        p.integer(1), 500_000, _SOURCE, "most offsets of a task; larger ranges are cut, up to 10,000", shown="500000"
+        p.integer(1), 500_000, _SOURCE, "most offsets of a task; larger ranges are split, up to 10,000", shown="500000"
     )
     predicate_pushdown: bool = _row(
         p.boolean,
         False,
         _BATCH,
-        "let predicates prune where `spark.sql.python.filterPushdown.enabled` is set. Only for DataFrames that are used once: "
-        "Spark reads a DataFrame that is used again as a predicate left it",
+        "let Spark predicates shorten the read, if `spark.sql.python.filterPushdown.enabled` is set. Only for DataFrames that "
+        "are used once: if a DataFrame is used again, Spark reads it as the earlier predicate left it",
         shown="false",
     )
     columns: tuple[str, ...] = _row(
-        p.names, (), _SOURCE, "columns to build, any of the schema; the others are not even decoded", shown="all basic"
+        p.names, (), _SOURCE, "columns to build, any of the schema; other columns are not decoded", shown="all basic"
     )
     include_properties: str = _row(
         p.choice("none", "user", "all"),
         "user",
         _SOURCE,
-        "content of `properties`: nothing (null), the user's own, or RocketMQ's too",
+        "content of `properties`: nothing (null), the properties of the user, or also those of RocketMQ",
         shown="user",
     )
     property_columns: tuple[tuple[str, str], ...] = _row(
         p.property_columns,
         (),
         _SOURCE,
-        "properties as typed columns of their own: `amount:bigint, region:string`; null when absent or not of the type",
+        "properties as additional typed columns: `amount:bigint, region:string`; null if absent or not of the type",
     )
     metadata: str = _row(
         p.choice("basic", "full"),
@@ -313,44 +312,44 @@ class Options:
         p.choice("master", "hint", "slave"),
         "hint",
         _SOURCE,
-        "`master`, a `slave` where there is one, or what the broker suggests (`hint`)",
+        "`master`, a `slave` if there is one, or the replica that the broker suggests (`hint`)",
         shown="hint",
     )
     environment: str | None = _row(
         p.string,
         None,
         _QUEUES,
-        "read and write only what belongs to one environment: its number or name. Consumers of environment `dev` are members "
-        "of group `<group>_env_dev`, whose retries and dead letters are its own",
+        "read and write only what belongs to one environment, given by number or name. Consumers of environment `dev` are "
+        "members of the group `<group>_env_dev`, which has its own retries and dead letters",
         shown="variable `ROCKETMQ_ENVIRONMENT`",
     )
     environment_mode: str = _row(
         p.choice("queues", "suffix"),
         "queues",
         _QUEUES,
-        "what belongs to it: some `queues` of each topic, or with `suffix` topics and groups of its own, whose names brokers "
-        "know with `_` and the environment's name behind them",
+        "what belongs to an environment: some `queues` of each topic, or with `suffix` its own topics and groups, whose names "
+        "on the brokers end in `_` and the name of the environment",
         shown="queues",
     )
     environments: str | None = _row(
         p.string,
         None,
         _QUEUES,
-        'how many share the queues, or JSON `{"test":{"broker-a":[0,1]}}`; by default each has one. A stream\'s sink needs it',
+        'how many share the queues (default: one each), or JSON `{"test":{"broker-a":[0,1]}}`. A stream\'s sink requires it',
     )
     group: str = _row(
         p.string,
         DEFAULT_GROUP,
         (*_SOURCE, "producer", *_CONSUME, "simple consumer"),
-        "consumer group that pulls name; when given, finished positions are committed as its offsets. "
-        "Of a `Producer` its producer group, of consumers their group: they need one",
+        "consumer group under which messages are pulled; if given, finished positions are committed as its offsets. For a "
+        "`Producer` the producer group, for consumers the consumer group; both require it",
         shown=f"`{DEFAULT_GROUP}`",
     )
     max_bytes_in_flight: int = _row(
         p.size(64 << 10, 256 << 20),
         8 << 20,
         _SOURCE,
-        "bound of the bytes that pulls of one task may have under way",
+        "maximum number of bytes that the pulls of one task may have under way",
         shown="8m",
     )
     pull_depth: int | None = _row(
@@ -360,29 +359,29 @@ class Options:
         p.integer(1, 100_000),
         ByRole({**dict.fromkeys(SOURCE_ROLES, 1024), "consumer": 32, "pull consumer": 32}),
         (*_SOURCE, *_CONSUME),
-        "most messages asked for per pull; the broker decides what it sends. At most 1024 of consumers",
+        "maximum number of messages to request per pull; the broker may send fewer. At most 1024 for consumers",
         shown="source `1024`, consumers `32`",
     )
     bad_message: str = _row(
         p.choice("fail", "null", "skip"),
         "fail",
         _SOURCE,
-        "a message that cannot be decoded: `fail` names it and the ways out; `null` makes a row whose body is null, with "
-        "the cause in `decodeError` (of `metadata=full`); `skip` counts and logs it",
+        "for a message that cannot be decoded: `fail` raises an error that names the message and the remedies; `null` returns a"
+        " row with a null body and the cause in `decodeError` (with `metadata=full`); `skip` counts and logs it",
         shown="fail",
     )
     read_deadline: float = _row(
-        p.positive_duration, 120.0, _SOURCE, "how long a task waits for a broker that gives no message", shown="2m"
+        p.positive_duration, 120.0, _SOURCE, "how long a task waits for a broker that sends no message", shown="2m"
     )
 
     # Sink and producer
-    topic: str | None = _row(p.string, None, ("sink",), "where rows go; beats the column `topic`")
+    topic: str | None = _row(p.string, None, ("sink",), "topic of all rows; overrides the column `topic`")
     queue_selector: Any = _row(
         p.selector,
         "roundRobin",
         ("sink",),
-        "`roundRobin`, `random`, `hash` (of column `shardingKey`, as Java does), `machineRoom`, `environment`, `column` "
-        "(`queueId`, `brokerName`; the default when there is such a column), or `module:callable(queues, message, key)`",
+        "`roundRobin`, `random`, `hash` (of column `shardingKey`, as in Java), `machineRoom`, `environment`, `column` "
+        "(`queueId`, `brokerName`; the default if there is such a column), or `module:callable(queues, message, key)`",
         shown="roundRobin",
         raw=True,
     )
@@ -390,22 +389,22 @@ class Options:
         p.positive_duration,
         ByRole({"sink": 120.0, "producer": 3.0}),
         _WRITE,
-        "whole time for one batch with all its retries. In the sink only round-robin, random and machine room batches may "
-        "move to another broker; the others wait for their queue",
+        "timeout of one batch, including all retries. In the sink only round-robin, random and machine room batches may move to"
+        " another broker; the others wait for their queue",
         shown="sink `2m`, `Producer` `3s`",
     )
     max_message_size: int = _row(
-        p.size(1), 4 << 20, _WRITE, "a larger body is an error that names the row; checked before sending", shown="4m"
+        p.size(1), 4 << 20, _WRITE, "a larger body is an error that names the row, before anything is sent", shown="4m"
     )
     send_latency_fault: str = _row(
         p.fault_preset,
         ByRole({"sink": "current", "producer": ""}),
         _WRITE,
-        "avoid brokers that are slow or failing: `true`, `false`, or a table of durations by name: `current`, `4.x`",
+        "avoid brokers that are slow or fail: `true`, `false`, or a preset of durations: `current`, `4.x`",
         shown="sink `true`, `Producer` `false`",
     )
     latency_max: tuple[int, ...] = _row(
-        p.durations_ms, (), _WRITE, "latencies of that table, ascending, such as `50ms,100ms,550ms`"
+        p.durations_ms, (), _WRITE, "latency thresholds of `sendLatencyFault`, ascending, such as `50ms,100ms,550ms`"
     )
     not_available_duration: tuple[int, ...] = _row(
         p.durations_ms, (), _WRITE, "how long a broker of each latency is avoided, as many as `latencyMax`"
@@ -414,47 +413,47 @@ class Options:
         p.boolean,
         ByRole({"sink": True, "producer": False}),
         _WRITE,
-        "messages sent one by one travel in batches; without it every row of a sink is a message that travels alone",
+        "combine single messages into batches. If false, the sink sends every row as a message of its own",
         shown="sink `true`, `Producer` `false`",
     )
     batch_max_bytes: int | None = _row(
         p.size(1),
         ByRole({"sink": 1 << 20}),
         _WRITE,
-        "size of one batch on the wire (sink), or of the bodies that fill one (`Producer`)",
+        "size of one batch on the wire (sink), or the size of the bodies at which a batch is sent (`Producer`)",
         shown="sink `1m`, `Producer` `32k`",
     )
     batch_max_delay: float | None = _row(
-        p.positive_duration, None, ("producer",), "how long a message waits for company; rows never wait", shown="10ms"
+        p.positive_duration, None, ("producer",), "how long a batch waits for more messages", shown="10ms"
     )
     batch_by_tag: str = _row(
         p.choice("auto", "true", "false"),
         "auto",
         ("sink",),
-        "rows of one tag share a batch in a batch topic, so that brokers can filter (docs/batch-topics.md): `true` also where "
-        "rows name their queues, whose order is then that of each tag; `auto` where they do not, for up to 16 tags in an Arrow "
-        "batch",
+        "in a batch topic, put only rows of one tag into a batch, so that brokers can filter (docs/batch-topics.md). `true`: "
+        "also if rows name their queues; order then holds within each tag only. `auto`: only if rows do not name queues, for up"
+        " to 16 tags in an Arrow batch",
         shown="auto",
     )
     total_batch_max_bytes: int | None = _row(
         p.size(1),
         ByRole({"sink": 32 << 20}),
         _WRITE,
-        "bound of the bodies that wait, or in a task of a sink of everything not acknowledged yet",
+        "maximum size of waiting bodies (`Producer`), or of all unacknowledged batches of a task (sink)",
         shown="32m",
     )
     max_in_flight: int | None = _row(
         p.integer(1, 1024),
         None,
         ("sink",),
-        "batches of a task not acknowledged yet, per broker; a queue whose order is kept has one at a time",
+        "maximum number of unacknowledged batches of a task per broker; a queue whose order is kept has one at a time",
         shown="adaptive",
     )
     compress_above: int = _row(
         p.size(0),
         4096,
         _WRITE,
-        "bodies from this size on are compressed when they travel alone; in batches never, as in Java",
+        "compress bodies from this size on if they are sent as single messages; batches are never compressed, as in Java",
         shown="4k",
     )
     compression: str = _row(
@@ -464,70 +463,70 @@ class Options:
         p.choice("any", "ok"),
         "any",
         _WRITE,
-        "`any` accepts messages that are stored but not yet flushed or copied, `ok` sends them again",
+        "`any` accepts messages that are stored but not yet flushed or copied to a slave; `ok` sends them again",
         shown="any",
     )
     on_send_failure: str = _row(
         p.choice("fail", "spool"),
         "fail",
         _WRITE,
-        "what cannot be sent for passing reasons: an error, or it is kept in `spoolDir` and sent later (docs/spool.md)",
+        "if a send fails for a temporary reason: raise an error, or `spool` it in `spoolDir` and send it later (docs/spool.md)",
         shown="fail",
     )
     spool_dir: str | None = _row(
         p.string,
         None,
         _WRITE,
-        "folder of the spool, which is made: one for each `Producer`; of a sink each worker process has one below it",
+        "folder of the spool, created if missing; one for each `Producer`. Worker processes of a sink use subfolders",
     )
     spool_sync: str = _row(
         p.choice("always", "batch", "never"),
         "always",
         _WRITE,
-        "before SPOOLED is said the disk has it: each send by itself, or those of a moment together; `never` survives the "
-        "process and not the machine",
+        "when a SPOOLED message is flushed to disk: before each send returns, or together with others of the same moment; with "
+        "`never` messages survive the end of the process but not of the machine",
         shown="always",
     )
     spool_max_bytes: int = _row(
-        p.size(1), 1 << 30, _WRITE, "how much a spool may hold, dead letters included; then sends fail", shown="1g"
+        p.size(1), 1 << 30, _WRITE, "maximum size, dead letters included; when full, sends fail", shown="1g"
     )
     long_delay: str = _row(
         p.choice("error", "dmq"),
         "error",
         _WRITE,
-        "delays that the timers of brokers do not serve (longer than `timerMaxDelaySec`, switched off, older than 5.0): an "
-        "error, or through the delay service, which must run (docs/delay.md)",
+        "delays that the timers of brokers do not support (longer than `timerMaxDelaySec`, switched off, or older than 5.0): "
+        "`error`, or through the delay service, which must run (`dmq`, docs/delay.md)",
         shown="error",
     )
     message_id: str | None = _row(
         p.string,
         None,
         ("sink",),
-        "column that identifies a row; sent as property `SPARK_ROW_ID`: readers drop repeated rows",
+        "column that identifies a row, sent as property `SPARK_ROW_ID`, by which readers drop duplicates",
     )
 
     delivery_guarantee: str = _row(
         p.choice("at-least-once", "exactly-once"),
         "at-least-once",
         ("sink",),
-        "`exactly-once`: a repeated batch or task leaves out the rows that are stored already (docs/exactly-once.md)",
+        "`exactly-once`: a repeated batch or task omits rows that are already stored (docs/exactly-once.md)",
         shown="at-least-once",
     )
     allowed_topics: tuple[str, ...] = _row(
-        p.names, (), ("sink",), "topics that rows may name in column `topic`; `exactly-once` needs them all"
+        p.names, (), ("sink",), "topics that rows may name in column `topic`; `exactly-once` requires the complete list"
     )
     exactly_once_settle: float = _row(
         p.positive_duration,
         10.0,
         ("sink", "producer"),
-        "for how long earlier requests may still arrive, before a row counts as not stored: above 2s, 4s in a sink",
+        "how long earlier requests may still arrive before a row counts as not stored: more than 2s, in a sink more than 4s",
         shown="10s",
     )
     confirm_ambiguous: bool = _row(
         p.boolean,
         False,
         ("producer",),
-        "a send whose answer is lost is looked up at its broker before it is repeated (docs/exactly-once.md)",
+        "look a message up at its broker before a send without an answer is repeated (docs/exactly-once.md)",
         shown="false",
     )
 
@@ -536,106 +535,106 @@ class Options:
         p.consume_from,
         "latest",
         _CONSUME,
-        "where a queue begins for which the group has no offset: `latest`, `earliest`, or the first message stored at or "
-        "after a time (ISO-8601 or epoch ms)",
+        "where a queue starts for which the group has no offset: `latest`, `earliest`, or the first message stored at or after "
+        "a time (ISO-8601 or epoch ms)",
         shown="latest",
     )
     auto_commit: bool = _row(
         p.boolean,
         True,
         _CONSUME,
-        "offsets of what earlier polls gave are committed now and then by a poll, and at the close. Of an ordered `Consumer`: "
-        "messages are finished when the listener returns; else when it says `context.commit()`",
+        "`PullConsumer`: polls and the close commit offsets of messages that earlier polls returned. Ordered `Consumer`: "
+        "messages are done when the listener returns; if false, when it returns `context.commit()`",
         shown="true",
     )
-    auto_commit_interval: float = _row(p.positive_duration, 5.0, _POLL, "how often, at most", shown="5s")
+    auto_commit_interval: float = _row(p.positive_duration, 5.0, _POLL, "least time between them", shown="5s")
     pull_threshold_for_queue: int = _row(
         p.integer(1, 65535),
         1000,
         _CONSUME,
-        "a queue is not pulled on while more of its messages wait for listener or commit, or so many of its offsets to be polled",
+        "a queue is not pulled while more messages wait for listener or commit, or (`PullConsumer`) more offsets for a poll",
         shown="1000",
     )
     model: str = _row(
         p.choice("clustering", "broadcasting"),
         "clustering",
         _PUSH,
-        "members of the group share the queues, or each gets all of them",
+        "`clustering`: members of the group share the queues; `broadcasting`: each member gets all messages",
         shown="clustering",
     )
     ordered: bool = _row(
         p.boolean,
         False,
         _PUSH,
-        "messages of a queue one after the other; what fails is tried again in place",
+        "process the messages of a queue one after the other; failed messages are retried in place",
         shown="false",
     )
     consume_thread_min: int = _row(p.integer(1, 1000), 20, _PUSH, "threads that call the listener", shown="20")
     consume_message_batch_max_size: int = _row(
-        p.integer(1, 1024), 1, _PUSH, "most messages in one call of the listener", shown="1"
+        p.integer(1, 1024), 1, _PUSH, "maximum number of messages per call of the listener", shown="1"
     )
     pull_batch_size_in_bytes: int = _row(
-        p.size(1), 256 << 10, _PUSH, "most bytes asked for per pull, where brokers know this", shown="256k"
+        p.size(1), 256 << 10, _PUSH, "most bytes to request per pull, if brokers support it", shown="256k"
     )
     pull_interval: float = _row(p.duration, 0.0, _PUSH, "pause between two pulls of a queue", shown="0")
     pull_time_delay_when_exception: float = _row(
-        p.positive_duration, 1.0, _PUSH, "pause after a pull that failed", shown="1s"
+        p.positive_duration, 1.0, _PUSH, "pause after a failed pull", shown="1s"
     )
     pull_threshold_size_for_queue: int = _row(
-        p.size(1, 1 << 30), 100 << 20, _CONSUME, "a queue is not pulled on while more bytes of it wait", shown="100m"
+        p.size(1, 1 << 30), 100 << 20, _CONSUME, "a queue is not pulled while more bytes of it wait", shown="100m"
     )
     pull_threshold_for_topic: int | None = _row(
-        p.integer(1, 6_553_500), None, _PUSH, "messages that may wait of a topic, shared by its queues here"
+        p.integer(1, 6_553_500), None, _PUSH, "most waiting messages of a topic, divided among its queues here"
     )
     pull_threshold_size_for_topic: int | None = _row(
-        p.size(1, 102_400 << 20), None, _PUSH, "bytes that may wait of a topic, shared by its queues here"
+        p.size(1, 102_400 << 20), None, _PUSH, "most waiting bytes of a topic, divided among its queues here"
     )
     consume_concurrently_max_span: int = _row(
         p.integer(1, 65535),
         2000,
         _PUSH,
-        "a queue is not pulled on while the offsets that wait lie further apart; not where `ordered`",
+        "a queue is not pulled while its waiting offsets span more than this; not if `ordered`",
         shown="2000",
     )
     max_reconsume_times: int | None = _row(
         p.integer(0, (1 << 31) - 1),
         None,
         _PUSH,
-        "how often a failed message comes again before it goes to `%DLQ%` and the group's name",
+        "how often a failed message is delivered again before it goes to `%DLQ%` and the group's name",
         shown="16, `ordered` without end",
     )
     suspend_current_queue_time: float = _row(
         p.positive_duration,
         1.0,
         _PUSH,
-        "pause of a queue of an ordered consumer after a failure: 10ms to 30s",
+        "how long an ordered consumer pauses a queue after a failure: 10ms to 30s",
         shown="1s",
     )
     consume_timeout: float = _row(
         p.positive_duration,
         900.0,
         _PUSH,
-        "a message that the listener has for longer is sent back, so that the offset of its queue goes on",
+        "a message that the listener has for longer is sent back, so that the offset of its queue can advance",
         shown="15m",
     )
     persist_consumer_offset_interval: float = _row(
-        p.positive_duration, 5.0, _PUSH, "how often offsets are stored", shown="5s"
+        p.positive_duration, 5.0, _PUSH, "how often offsets are committed", shown="5s"
     )
     rebalance_interval: float = _row(
         p.positive_duration,
         20.0,
         _PUSH,
-        "how often queues are shared out again while no broker reports a change; a second at least",
+        "how often queues are reassigned even if no broker reports a change; at least 1s",
         shown="20s",
     )
     post_subscription_when_pull: bool = _row(
-        p.boolean, False, _PUSH, "pulls bring the filter along instead of trusting in the last heartbeat", shown="false"
+        p.boolean, False, _PUSH, "send the filter with each pull, not only with heartbeats", shown="false"
     )
     local_offsets_dir: str | None = _row(
         p.string,
         None,
         _PUSH,
-        "where a broadcasting consumer keeps its offsets, by host and group: each on a machine needs a folder of its own",
+        "where a broadcasting consumer stores its offsets, by host and group; each on a machine needs a folder of its own",
         shown="`~/.rocketmq_offsets`",
     )
 

@@ -1,7 +1,7 @@
-"""Keywords of constructors and writers, with their types. Written by ``make docs`` from the table of options.
+"""Typed keywords of constructors and writers. Written by ``make docs`` from the table of options; do not edit.
 
-Durations are milliseconds, or text such as ``3s``; sizes are bytes, or text such as ``4m``. What is not given has the
-default that docs/options.md names.
+Durations are milliseconds, or text such as ``3s``; sizes are bytes, or text such as ``4m``. An option that is not
+given has the default in docs/options.md.
 """
 
 from __future__ import annotations
@@ -14,505 +14,480 @@ class ProducerOptions(TypedDict, total=False):
     """Keywords of ``Producer``."""
 
     proxy_endpoint: str
-    """``host:port`` of a Proxy's gRPC port, several with ``;``; for ``transport=grpc``."""
+    """``host:port`` of the gRPC port of a Proxy, several separated by ``;``; for ``transport=grpc``."""
     address_map: Mapping[str, str] | str
     """JSON ``{"advertised:port": "reachable:port"}`` for NAT and containers."""
     access_key: str
-    """User of the ACL; every request is signed."""
+    """Access key (user name); every request is signed."""
     secret_key: str
-    """Its secret."""
+    """Secret key of that user."""
     security_token: str
-    """Temporary token that goes with the keys."""
+    """Temporary token that belongs to the keys."""
     credentials_file: str
-    """File with lines ``accessKey=…``, ``secretKey=…``, ``securityToken=…``, read where a connection is made."""
+    """File with the lines ``accessKey=…``, ``secretKey=…``, ``securityToken=…``, read when a connection is opened."""
     credentials_provider: str
-    """``module:callable`` that gives access key, secret key and token (or None), called where a connection is made."""
+    """``module:callable`` that returns access key, secret key and token (or None), called when a connection is opened."""
     tls: bool | str
-    """Talk TLS to name servers and brokers."""
+    """Use TLS for name servers and brokers."""
     tls_ca_file: str
     """PEM file of the authorities to trust (default: the system's)."""
     tls_cert_file: str
     """PEM file of the client's certificate."""
     tls_key_file: str
-    """PEM file of its key."""
+    """PEM file of the key of that certificate."""
     tls_key_password: str
     """Password of the key file."""
     tls_check_hostname: bool | str
-    """Certificates must name the host or address that was dialled."""
+    """Whether a certificate must name the host or address of the connection."""
     tls_server_name: str
-    """For ``transport=grpc``: the name in the certificate, if it is not the host's."""
+    """For ``transport=grpc``: the name in the certificate, if it differs from the host name."""
     namespace: str
-    """Prefixed to topics and groups as the Java client does."""
+    """Namespace, prefixed to topics and groups as in the Java client."""
     transport: str
-    """``remoting``: brokers directly, or through the Remoting port of a Proxy in cluster mode given as
-    ``nameServer``; ``grpc``: the Proxy at ``proxyEndpoint``, for all that sends and for POP consumers, not for
-    sources (docs/grpc.md).
+    """``remoting``: directly to brokers, or through the Remoting port of a Proxy given as ``nameServer``; ``grpc``: through
+    the Proxy at ``proxyEndpoint``, for sinks, producers and POP consumers, not for sources (docs/grpc.md).
     """
     connect_timeout: float | str
-    """For one connection."""
+    """Timeout of opening one connection."""
     request_timeout: float | str
-    """For one request."""
+    """Timeout of one request."""
     num_retries: int | str
-    """How often a failed metadata question is asked again."""
+    """How often a failed metadata request is repeated."""
     retry_interval: float | str
-    """First pause between these; it doubles, with jitter."""
+    """First pause between these attempts; it doubles, with jitter."""
     environment: str
-    """Read and write only what belongs to one environment: its number or name. Consumers of environment ``dev``
-    are members of group ``<group>_env_dev``, whose retries and dead letters are its own.
+    """Read and write only what belongs to one environment, given by number or name. Consumers of environment ``dev`` are
+    members of the group ``<group>_env_dev``, which has its own retries and dead letters.
     """
     environment_mode: str
-    """What belongs to it: some ``queues`` of each topic, or with ``suffix`` topics and groups of its own, whose
-    names brokers know with ``_`` and the environment's name behind them.
+    """What belongs to an environment: some ``queues`` of each topic, or with ``suffix`` its own topics and groups, whose names
+    on the brokers end in ``_`` and the name of the environment.
     """
     environments: Mapping[str, Any] | str
-    """How many share the queues, or JSON ``{"test":{"broker-a":[0,1]}}``; by default each has one. A stream's sink
-    needs it.
-    """
+    """How many share the queues (default: one each), or JSON ``{"test":{"broker-a":[0,1]}}``. A stream's sink requires it."""
     send_timeout: float | str
-    """Whole time for one batch with all its retries. In the sink only round-robin, random and machine room batches
-    may move to another broker; the others wait for their queue.
+    """Timeout of one batch, including all retries. In the sink only round-robin, random and machine room batches may move to
+    another broker; the others wait for their queue.
     """
     max_message_size: int | str
-    """A larger body is an error that names the row; checked before sending."""
+    """A larger body is an error that names the row, before anything is sent."""
     send_latency_fault: bool | str
-    """Avoid brokers that are slow or failing: ``true``, ``false``, or a table of durations by name: ``current``,
-    ``4.x``.
-    """
+    """Avoid brokers that are slow or fail: ``true``, ``false``, or a preset of durations: ``current``, ``4.x``."""
     latency_max: str
-    """Latencies of that table, ascending, such as ``50ms,100ms,550ms``."""
+    """Latency thresholds of ``sendLatencyFault``, ascending, such as ``50ms,100ms,550ms``."""
     not_available_duration: str
     """How long a broker of each latency is avoided, as many as ``latencyMax``."""
     auto_batch: bool | str
-    """Messages sent one by one travel in batches; without it every row of a sink is a message that travels alone."""
+    """Combine single messages into batches. If false, the sink sends every row as a message of its own."""
     batch_max_bytes: int | str
-    """Size of one batch on the wire (sink), or of the bodies that fill one (``Producer``)."""
+    """Size of one batch on the wire (sink), or the size of the bodies at which a batch is sent (``Producer``)."""
     batch_max_delay: float | str
-    """How long a message waits for company; rows never wait."""
+    """How long a batch waits for more messages."""
     total_batch_max_bytes: int | str
-    """Bound of the bodies that wait, or in a task of a sink of everything not acknowledged yet."""
+    """Maximum size of waiting bodies (``Producer``), or of all unacknowledged batches of a task (sink)."""
     compress_above: int | str
-    """Bodies from this size on are compressed when they travel alone; in batches never, as in Java."""
+    """Compress bodies from this size on if they are sent as single messages; batches are never compressed, as in Java."""
     compression: str
     """``none``, ``zlib``, ``lz4`` or ``zstd``."""
     require_store_ok: str
-    """``any`` accepts messages that are stored but not yet flushed or copied, ``ok`` sends them again."""
+    """``any`` accepts messages that are stored but not yet flushed or copied to a slave; ``ok`` sends them again."""
     on_send_failure: str
-    """What cannot be sent for passing reasons: an error, or it is kept in ``spoolDir`` and sent later
+    """If a send fails for a temporary reason: raise an error, or ``spool`` it in ``spoolDir`` and send it later
     (docs/spool.md).
     """
     spool_dir: str
-    """Folder of the spool, which is made: one for each ``Producer``; of a sink each worker process has one below it."""
+    """Folder of the spool, created if missing; one for each ``Producer``. Worker processes of a sink use subfolders."""
     spool_sync: str
-    """Before SPOOLED is said the disk has it: each send by itself, or those of a moment together; ``never``
-    survives the process and not the machine.
+    """When a SPOOLED message is flushed to disk: before each send returns, or together with others of the same moment; with
+    ``never`` messages survive the end of the process but not of the machine.
     """
     spool_max_bytes: int | str
-    """How much a spool may hold, dead letters included; then sends fail."""
+    """Maximum size, dead letters included; when full, sends fail."""
     long_delay: str
-    """Delays that the timers of brokers do not serve (longer than ``timerMaxDelaySec``, switched off, older than
-    5.0): an error, or through the delay service, which must run (docs/delay.md).
+    """Delays that the timers of brokers do not support (longer than ``timerMaxDelaySec``, switched off, or older than 5.0):
+    ``error``, or through the delay service, which must run (``dmq``, docs/delay.md).
     """
     exactly_once_settle: float | str
-    """For how long earlier requests may still arrive, before a row counts as not stored: above 2s, 4s in a sink."""
+    """How long earlier requests may still arrive before a row counts as not stored: more than 2s, in a sink more than 4s."""
     confirm_ambiguous: bool | str
-    """A send whose answer is lost is looked up at its broker before it is repeated (docs/exactly-once.md)."""
+    """Look a message up at its broker before a send without an answer is repeated (docs/exactly-once.md)."""
 
 
 class ConsumerOptions(TypedDict, total=False):
     """Keywords of ``Consumer``."""
 
     proxy_endpoint: str
-    """``host:port`` of a Proxy's gRPC port, several with ``;``; for ``transport=grpc``."""
+    """``host:port`` of the gRPC port of a Proxy, several separated by ``;``; for ``transport=grpc``."""
     address_map: Mapping[str, str] | str
     """JSON ``{"advertised:port": "reachable:port"}`` for NAT and containers."""
     access_key: str
-    """User of the ACL; every request is signed."""
+    """Access key (user name); every request is signed."""
     secret_key: str
-    """Its secret."""
+    """Secret key of that user."""
     security_token: str
-    """Temporary token that goes with the keys."""
+    """Temporary token that belongs to the keys."""
     credentials_file: str
-    """File with lines ``accessKey=…``, ``secretKey=…``, ``securityToken=…``, read where a connection is made."""
+    """File with the lines ``accessKey=…``, ``secretKey=…``, ``securityToken=…``, read when a connection is opened."""
     credentials_provider: str
-    """``module:callable`` that gives access key, secret key and token (or None), called where a connection is made."""
+    """``module:callable`` that returns access key, secret key and token (or None), called when a connection is opened."""
     tls: bool | str
-    """Talk TLS to name servers and brokers."""
+    """Use TLS for name servers and brokers."""
     tls_ca_file: str
     """PEM file of the authorities to trust (default: the system's)."""
     tls_cert_file: str
     """PEM file of the client's certificate."""
     tls_key_file: str
-    """PEM file of its key."""
+    """PEM file of the key of that certificate."""
     tls_key_password: str
     """Password of the key file."""
     tls_check_hostname: bool | str
-    """Certificates must name the host or address that was dialled."""
+    """Whether a certificate must name the host or address of the connection."""
     tls_server_name: str
-    """For ``transport=grpc``: the name in the certificate, if it is not the host's."""
+    """For ``transport=grpc``: the name in the certificate, if it differs from the host name."""
     namespace: str
-    """Prefixed to topics and groups as the Java client does."""
+    """Namespace, prefixed to topics and groups as in the Java client."""
     transport: str
-    """``remoting``: brokers directly, or through the Remoting port of a Proxy in cluster mode given as
-    ``nameServer``; ``grpc``: the Proxy at ``proxyEndpoint``, for all that sends and for POP consumers, not for
-    sources (docs/grpc.md).
+    """``remoting``: directly to brokers, or through the Remoting port of a Proxy given as ``nameServer``; ``grpc``: through
+    the Proxy at ``proxyEndpoint``, for sinks, producers and POP consumers, not for sources (docs/grpc.md).
     """
     connect_timeout: float | str
-    """For one connection."""
+    """Timeout of opening one connection."""
     request_timeout: float | str
-    """For one request."""
+    """Timeout of one request."""
     num_retries: int | str
-    """How often a failed metadata question is asked again."""
+    """How often a failed metadata request is repeated."""
     retry_interval: float | str
-    """First pause between these; it doubles, with jitter."""
+    """First pause between these attempts; it doubles, with jitter."""
     allocation_strategy: Callable[..., Any] | str
-    """How queues are grouped into Spark partitions: ``averagely``, ``averagelyByCircle``, ``consistentHash``,
-    ``config``, ``machineRoom``, ``machineRoomNearby``, ``environment``, or ``module:callable``. The consumers
-    are ``partition-00000``, …; of consumers the members of their group, with the first three, ``config``,
-    ``machineRoom``, ``environment`` (averagely within it) or a callable.
+    """How queues are assigned to Spark partitions: ``averagely``, ``averagelyByCircle``, ``consistentHash``, ``config``,
+    ``machineRoom``, ``machineRoomNearby``, ``environment``, or ``module:callable``. The consumers of the strategy are the
+    partitions ``partition-00000``, …. For consumers: how queues are assigned to the members of their group, by the first
+    three, ``config``, ``machineRoom``, ``environment`` (averagely within it) or a callable.
     """
     allocation_config: Mapping[str, Any] | str
-    """Queues of the strategy ``config``: JSON ``{"orders":{"broker-a":[0,1]}}``, or that by partition:
+    """Queues for the strategy ``config``: JSON ``{"orders":{"broker-a":[0,1]}}``, or the same by partition:
     ``{"partition-00000":{"orders":{"broker-a":[0]}}}``.
     """
     machine_rooms: Sequence[str] | str
     """Rooms whose queues the strategy or selector ``machineRoom`` uses."""
     environment: str
-    """Read and write only what belongs to one environment: its number or name. Consumers of environment ``dev``
-    are members of group ``<group>_env_dev``, whose retries and dead letters are its own.
+    """Read and write only what belongs to one environment, given by number or name. Consumers of environment ``dev`` are
+    members of the group ``<group>_env_dev``, which has its own retries and dead letters.
     """
     environment_mode: str
-    """What belongs to it: some ``queues`` of each topic, or with ``suffix`` topics and groups of its own, whose
-    names brokers know with ``_`` and the environment's name behind them.
+    """What belongs to an environment: some ``queues`` of each topic, or with ``suffix`` its own topics and groups, whose names
+    on the brokers end in ``_`` and the name of the environment.
     """
     environments: Mapping[str, Any] | str
-    """How many share the queues, or JSON ``{"test":{"broker-a":[0,1]}}``; by default each has one. A stream's sink
-    needs it.
-    """
+    """How many share the queues (default: one each), or JSON ``{"test":{"broker-a":[0,1]}}``. A stream's sink requires it."""
     pull_batch_size: int | str
-    """Most messages asked for per pull; the broker decides what it sends. At most 1024 of consumers."""
+    """Maximum number of messages to request per pull; the broker may send fewer. At most 1024 for consumers."""
     consume_from_where: int | str
-    """Where a queue begins for which the group has no offset: ``latest``, ``earliest``, or the first message
-    stored at or after a time (ISO-8601 or epoch ms).
+    """Where a queue starts for which the group has no offset: ``latest``, ``earliest``, or the first message stored at or
+    after a time (ISO-8601 or epoch ms).
     """
     auto_commit: bool | str
-    """Offsets of what earlier polls gave are committed now and then by a poll, and at the close. Of an ordered
-    ``Consumer``: messages are finished when the listener returns; else when it says ``context.commit()``.
+    """``PullConsumer``: polls and the close commit offsets of messages that earlier polls returned. Ordered ``Consumer``:
+    messages are done when the listener returns; if false, when it returns ``context.commit()``.
     """
     pull_threshold_for_queue: int | str
-    """A queue is not pulled on while more of its messages wait for listener or commit, or so many of its offsets
-    to be polled.
-    """
+    """A queue is not pulled while more messages wait for listener or commit, or (``PullConsumer``) more offsets for a poll."""
     model: str
-    """Members of the group share the queues, or each gets all of them."""
+    """``clustering``: members of the group share the queues; ``broadcasting``: each member gets all messages."""
     ordered: bool | str
-    """Messages of a queue one after the other; what fails is tried again in place."""
+    """Process the messages of a queue one after the other; failed messages are retried in place."""
     consume_thread_min: int | str
     """Threads that call the listener."""
     consume_message_batch_max_size: int | str
-    """Most messages in one call of the listener."""
+    """Maximum number of messages per call of the listener."""
     pull_batch_size_in_bytes: int | str
-    """Most bytes asked for per pull, where brokers know this."""
+    """Most bytes to request per pull, if brokers support it."""
     pull_interval: float | str
     """Pause between two pulls of a queue."""
     pull_time_delay_when_exception: float | str
-    """Pause after a pull that failed."""
+    """Pause after a failed pull."""
     pull_threshold_size_for_queue: int | str
-    """A queue is not pulled on while more bytes of it wait."""
+    """A queue is not pulled while more bytes of it wait."""
     pull_threshold_for_topic: int | str
-    """Messages that may wait of a topic, shared by its queues here."""
+    """Most waiting messages of a topic, divided among its queues here."""
     pull_threshold_size_for_topic: int | str
-    """Bytes that may wait of a topic, shared by its queues here."""
+    """Most waiting bytes of a topic, divided among its queues here."""
     consume_concurrently_max_span: int | str
-    """A queue is not pulled on while the offsets that wait lie further apart; not where ``ordered``."""
+    """A queue is not pulled while its waiting offsets span more than this; not if ``ordered``."""
     max_reconsume_times: int | str
-    """How often a failed message comes again before it goes to ``%DLQ%`` and the group's name."""
+    """How often a failed message is delivered again before it goes to ``%DLQ%`` and the group's name."""
     suspend_current_queue_time: float | str
-    """Pause of a queue of an ordered consumer after a failure: 10ms to 30s."""
+    """How long an ordered consumer pauses a queue after a failure: 10ms to 30s."""
     consume_timeout: float | str
-    """A message that the listener has for longer is sent back, so that the offset of its queue goes on."""
+    """A message that the listener has for longer is sent back, so that the offset of its queue can advance."""
     persist_consumer_offset_interval: float | str
-    """How often offsets are stored."""
+    """How often offsets are committed."""
     rebalance_interval: float | str
-    """How often queues are shared out again while no broker reports a change; a second at least."""
+    """How often queues are reassigned even if no broker reports a change; at least 1s."""
     post_subscription_when_pull: bool | str
-    """Pulls bring the filter along instead of trusting in the last heartbeat."""
+    """Send the filter with each pull, not only with heartbeats."""
     local_offsets_dir: str
-    """Where a broadcasting consumer keeps its offsets, by host and group: each on a machine needs a folder of its
-    own.
-    """
+    """Where a broadcasting consumer stores its offsets, by host and group; each on a machine needs a folder of its own."""
 
 
 class PullConsumerOptions(TypedDict, total=False):
     """Keywords of ``PullConsumer``."""
 
     proxy_endpoint: str
-    """``host:port`` of a Proxy's gRPC port, several with ``;``; for ``transport=grpc``."""
+    """``host:port`` of the gRPC port of a Proxy, several separated by ``;``; for ``transport=grpc``."""
     address_map: Mapping[str, str] | str
     """JSON ``{"advertised:port": "reachable:port"}`` for NAT and containers."""
     access_key: str
-    """User of the ACL; every request is signed."""
+    """Access key (user name); every request is signed."""
     secret_key: str
-    """Its secret."""
+    """Secret key of that user."""
     security_token: str
-    """Temporary token that goes with the keys."""
+    """Temporary token that belongs to the keys."""
     credentials_file: str
-    """File with lines ``accessKey=…``, ``secretKey=…``, ``securityToken=…``, read where a connection is made."""
+    """File with the lines ``accessKey=…``, ``secretKey=…``, ``securityToken=…``, read when a connection is opened."""
     credentials_provider: str
-    """``module:callable`` that gives access key, secret key and token (or None), called where a connection is made."""
+    """``module:callable`` that returns access key, secret key and token (or None), called when a connection is opened."""
     tls: bool | str
-    """Talk TLS to name servers and brokers."""
+    """Use TLS for name servers and brokers."""
     tls_ca_file: str
     """PEM file of the authorities to trust (default: the system's)."""
     tls_cert_file: str
     """PEM file of the client's certificate."""
     tls_key_file: str
-    """PEM file of its key."""
+    """PEM file of the key of that certificate."""
     tls_key_password: str
     """Password of the key file."""
     tls_check_hostname: bool | str
-    """Certificates must name the host or address that was dialled."""
+    """Whether a certificate must name the host or address of the connection."""
     tls_server_name: str
-    """For ``transport=grpc``: the name in the certificate, if it is not the host's."""
+    """For ``transport=grpc``: the name in the certificate, if it differs from the host name."""
     namespace: str
-    """Prefixed to topics and groups as the Java client does."""
+    """Namespace, prefixed to topics and groups as in the Java client."""
     transport: str
-    """``remoting``: brokers directly, or through the Remoting port of a Proxy in cluster mode given as
-    ``nameServer``; ``grpc``: the Proxy at ``proxyEndpoint``, for all that sends and for POP consumers, not for
-    sources (docs/grpc.md).
+    """``remoting``: directly to brokers, or through the Remoting port of a Proxy given as ``nameServer``; ``grpc``: through
+    the Proxy at ``proxyEndpoint``, for sinks, producers and POP consumers, not for sources (docs/grpc.md).
     """
     connect_timeout: float | str
-    """For one connection."""
+    """Timeout of opening one connection."""
     request_timeout: float | str
-    """For one request."""
+    """Timeout of one request."""
     num_retries: int | str
-    """How often a failed metadata question is asked again."""
+    """How often a failed metadata request is repeated."""
     retry_interval: float | str
-    """First pause between these; it doubles, with jitter."""
+    """First pause between these attempts; it doubles, with jitter."""
     allocation_strategy: Callable[..., Any] | str
-    """How queues are grouped into Spark partitions: ``averagely``, ``averagelyByCircle``, ``consistentHash``,
-    ``config``, ``machineRoom``, ``machineRoomNearby``, ``environment``, or ``module:callable``. The consumers
-    are ``partition-00000``, …; of consumers the members of their group, with the first three, ``config``,
-    ``machineRoom``, ``environment`` (averagely within it) or a callable.
+    """How queues are assigned to Spark partitions: ``averagely``, ``averagelyByCircle``, ``consistentHash``, ``config``,
+    ``machineRoom``, ``machineRoomNearby``, ``environment``, or ``module:callable``. The consumers of the strategy are the
+    partitions ``partition-00000``, …. For consumers: how queues are assigned to the members of their group, by the first
+    three, ``config``, ``machineRoom``, ``environment`` (averagely within it) or a callable.
     """
     allocation_config: Mapping[str, Any] | str
-    """Queues of the strategy ``config``: JSON ``{"orders":{"broker-a":[0,1]}}``, or that by partition:
+    """Queues for the strategy ``config``: JSON ``{"orders":{"broker-a":[0,1]}}``, or the same by partition:
     ``{"partition-00000":{"orders":{"broker-a":[0]}}}``.
     """
     machine_rooms: Sequence[str] | str
     """Rooms whose queues the strategy or selector ``machineRoom`` uses."""
     environment: str
-    """Read and write only what belongs to one environment: its number or name. Consumers of environment ``dev``
-    are members of group ``<group>_env_dev``, whose retries and dead letters are its own.
+    """Read and write only what belongs to one environment, given by number or name. Consumers of environment ``dev`` are
+    members of the group ``<group>_env_dev``, which has its own retries and dead letters.
     """
     environment_mode: str
-    """What belongs to it: some ``queues`` of each topic, or with ``suffix`` topics and groups of its own, whose
-    names brokers know with ``_`` and the environment's name behind them.
+    """What belongs to an environment: some ``queues`` of each topic, or with ``suffix`` its own topics and groups, whose names
+    on the brokers end in ``_`` and the name of the environment.
     """
     environments: Mapping[str, Any] | str
-    """How many share the queues, or JSON ``{"test":{"broker-a":[0,1]}}``; by default each has one. A stream's sink
-    needs it.
-    """
+    """How many share the queues (default: one each), or JSON ``{"test":{"broker-a":[0,1]}}``. A stream's sink requires it."""
     pull_batch_size: int | str
-    """Most messages asked for per pull; the broker decides what it sends. At most 1024 of consumers."""
+    """Maximum number of messages to request per pull; the broker may send fewer. At most 1024 for consumers."""
     consume_from_where: int | str
-    """Where a queue begins for which the group has no offset: ``latest``, ``earliest``, or the first message
-    stored at or after a time (ISO-8601 or epoch ms).
+    """Where a queue starts for which the group has no offset: ``latest``, ``earliest``, or the first message stored at or
+    after a time (ISO-8601 or epoch ms).
     """
     auto_commit: bool | str
-    """Offsets of what earlier polls gave are committed now and then by a poll, and at the close. Of an ordered
-    ``Consumer``: messages are finished when the listener returns; else when it says ``context.commit()``.
+    """``PullConsumer``: polls and the close commit offsets of messages that earlier polls returned. Ordered ``Consumer``:
+    messages are done when the listener returns; if false, when it returns ``context.commit()``.
     """
     auto_commit_interval: float | str
-    """How often, at most."""
+    """Least time between them."""
     pull_threshold_for_queue: int | str
-    """A queue is not pulled on while more of its messages wait for listener or commit, or so many of its offsets
-    to be polled.
-    """
+    """A queue is not pulled while more messages wait for listener or commit, or (``PullConsumer``) more offsets for a poll."""
     pull_threshold_size_for_queue: int | str
-    """A queue is not pulled on while more bytes of it wait."""
+    """A queue is not pulled while more bytes of it wait."""
 
 
 class SimpleConsumerOptions(TypedDict, total=False):
     """Keywords of ``SimpleConsumer``."""
 
     proxy_endpoint: str
-    """``host:port`` of a Proxy's gRPC port, several with ``;``; for ``transport=grpc``."""
+    """``host:port`` of the gRPC port of a Proxy, several separated by ``;``; for ``transport=grpc``."""
     address_map: Mapping[str, str] | str
     """JSON ``{"advertised:port": "reachable:port"}`` for NAT and containers."""
     access_key: str
-    """User of the ACL; every request is signed."""
+    """Access key (user name); every request is signed."""
     secret_key: str
-    """Its secret."""
+    """Secret key of that user."""
     security_token: str
-    """Temporary token that goes with the keys."""
+    """Temporary token that belongs to the keys."""
     credentials_file: str
-    """File with lines ``accessKey=…``, ``secretKey=…``, ``securityToken=…``, read where a connection is made."""
+    """File with the lines ``accessKey=…``, ``secretKey=…``, ``securityToken=…``, read when a connection is opened."""
     credentials_provider: str
-    """``module:callable`` that gives access key, secret key and token (or None), called where a connection is made."""
+    """``module:callable`` that returns access key, secret key and token (or None), called when a connection is opened."""
     tls: bool | str
-    """Talk TLS to name servers and brokers."""
+    """Use TLS for name servers and brokers."""
     tls_ca_file: str
     """PEM file of the authorities to trust (default: the system's)."""
     tls_cert_file: str
     """PEM file of the client's certificate."""
     tls_key_file: str
-    """PEM file of its key."""
+    """PEM file of the key of that certificate."""
     tls_key_password: str
     """Password of the key file."""
     tls_check_hostname: bool | str
-    """Certificates must name the host or address that was dialled."""
+    """Whether a certificate must name the host or address of the connection."""
     tls_server_name: str
-    """For ``transport=grpc``: the name in the certificate, if it is not the host's."""
+    """For ``transport=grpc``: the name in the certificate, if it differs from the host name."""
     namespace: str
-    """Prefixed to topics and groups as the Java client does."""
+    """Namespace, prefixed to topics and groups as in the Java client."""
     transport: str
-    """``remoting``: brokers directly, or through the Remoting port of a Proxy in cluster mode given as
-    ``nameServer``; ``grpc``: the Proxy at ``proxyEndpoint``, for all that sends and for POP consumers, not for
-    sources (docs/grpc.md).
+    """``remoting``: directly to brokers, or through the Remoting port of a Proxy given as ``nameServer``; ``grpc``: through
+    the Proxy at ``proxyEndpoint``, for sinks, producers and POP consumers, not for sources (docs/grpc.md).
     """
     connect_timeout: float | str
-    """For one connection."""
+    """Timeout of opening one connection."""
     request_timeout: float | str
-    """For one request."""
+    """Timeout of one request."""
     num_retries: int | str
-    """How often a failed metadata question is asked again."""
+    """How often a failed metadata request is repeated."""
     retry_interval: float | str
-    """First pause between these; it doubles, with jitter."""
+    """First pause between these attempts; it doubles, with jitter."""
     environment: str
-    """Read and write only what belongs to one environment: its number or name. Consumers of environment ``dev``
-    are members of group ``<group>_env_dev``, whose retries and dead letters are its own.
+    """Read and write only what belongs to one environment, given by number or name. Consumers of environment ``dev`` are
+    members of the group ``<group>_env_dev``, which has its own retries and dead letters.
     """
     environment_mode: str
-    """What belongs to it: some ``queues`` of each topic, or with ``suffix`` topics and groups of its own, whose
-    names brokers know with ``_`` and the environment's name behind them.
+    """What belongs to an environment: some ``queues`` of each topic, or with ``suffix`` its own topics and groups, whose names
+    on the brokers end in ``_`` and the name of the environment.
     """
     environments: Mapping[str, Any] | str
-    """How many share the queues, or JSON ``{"test":{"broker-a":[0,1]}}``; by default each has one. A stream's sink
-    needs it.
-    """
+    """How many share the queues (default: one each), or JSON ``{"test":{"broker-a":[0,1]}}``. A stream's sink requires it."""
 
 
 class SinkOptions(TypedDict, total=False):
     """Keywords of ``foreach_batch_writer`` and ``write_rocketmq``."""
 
     proxy_endpoint: str
-    """``host:port`` of a Proxy's gRPC port, several with ``;``; for ``transport=grpc``."""
+    """``host:port`` of the gRPC port of a Proxy, several separated by ``;``; for ``transport=grpc``."""
     address_map: Mapping[str, str] | str
     """JSON ``{"advertised:port": "reachable:port"}`` for NAT and containers."""
     access_key: str
-    """User of the ACL; every request is signed."""
+    """Access key (user name); every request is signed."""
     secret_key: str
-    """Its secret."""
+    """Secret key of that user."""
     security_token: str
-    """Temporary token that goes with the keys."""
+    """Temporary token that belongs to the keys."""
     credentials_file: str
-    """File with lines ``accessKey=…``, ``secretKey=…``, ``securityToken=…``, read where a connection is made."""
+    """File with the lines ``accessKey=…``, ``secretKey=…``, ``securityToken=…``, read when a connection is opened."""
     credentials_provider: str
-    """``module:callable`` that gives access key, secret key and token (or None), called where a connection is made."""
+    """``module:callable`` that returns access key, secret key and token (or None), called when a connection is opened."""
     tls: bool | str
-    """Talk TLS to name servers and brokers."""
+    """Use TLS for name servers and brokers."""
     tls_ca_file: str
     """PEM file of the authorities to trust (default: the system's)."""
     tls_cert_file: str
     """PEM file of the client's certificate."""
     tls_key_file: str
-    """PEM file of its key."""
+    """PEM file of the key of that certificate."""
     tls_key_password: str
     """Password of the key file."""
     tls_check_hostname: bool | str
-    """Certificates must name the host or address that was dialled."""
+    """Whether a certificate must name the host or address of the connection."""
     tls_server_name: str
-    """For ``transport=grpc``: the name in the certificate, if it is not the host's."""
+    """For ``transport=grpc``: the name in the certificate, if it differs from the host name."""
     namespace: str
-    """Prefixed to topics and groups as the Java client does."""
+    """Namespace, prefixed to topics and groups as in the Java client."""
     transport: str
-    """``remoting``: brokers directly, or through the Remoting port of a Proxy in cluster mode given as
-    ``nameServer``; ``grpc``: the Proxy at ``proxyEndpoint``, for all that sends and for POP consumers, not for
-    sources (docs/grpc.md).
+    """``remoting``: directly to brokers, or through the Remoting port of a Proxy given as ``nameServer``; ``grpc``: through
+    the Proxy at ``proxyEndpoint``, for sinks, producers and POP consumers, not for sources (docs/grpc.md).
     """
     connect_timeout: float | str
-    """For one connection."""
+    """Timeout of opening one connection."""
     request_timeout: float | str
-    """For one request."""
+    """Timeout of one request."""
     num_retries: int | str
-    """How often a failed metadata question is asked again."""
+    """How often a failed metadata request is repeated."""
     retry_interval: float | str
-    """First pause between these; it doubles, with jitter."""
+    """First pause between these attempts; it doubles, with jitter."""
     machine_rooms: Sequence[str] | str
     """Rooms whose queues the strategy or selector ``machineRoom`` uses."""
     environment: str
-    """Read and write only what belongs to one environment: its number or name. Consumers of environment ``dev``
-    are members of group ``<group>_env_dev``, whose retries and dead letters are its own.
+    """Read and write only what belongs to one environment, given by number or name. Consumers of environment ``dev`` are
+    members of the group ``<group>_env_dev``, which has its own retries and dead letters.
     """
     environment_mode: str
-    """What belongs to it: some ``queues`` of each topic, or with ``suffix`` topics and groups of its own, whose
-    names brokers know with ``_`` and the environment's name behind them.
+    """What belongs to an environment: some ``queues`` of each topic, or with ``suffix`` its own topics and groups, whose names
+    on the brokers end in ``_`` and the name of the environment.
     """
     environments: Mapping[str, Any] | str
-    """How many share the queues, or JSON ``{"test":{"broker-a":[0,1]}}``; by default each has one. A stream's sink
-    needs it.
-    """
+    """How many share the queues (default: one each), or JSON ``{"test":{"broker-a":[0,1]}}``. A stream's sink requires it."""
     topic: str
-    """Where rows go; beats the column ``topic``."""
+    """Topic of all rows; overrides the column ``topic``."""
     queue_selector: Callable[..., Any] | str
-    """``roundRobin``, ``random``, ``hash`` (of column ``shardingKey``, as Java does), ``machineRoom``,
-    ``environment``, ``column`` (``queueId``, ``brokerName``; the default when there is such a column), or
-    ``module:callable(queues, message, key)``.
+    """``roundRobin``, ``random``, ``hash`` (of column ``shardingKey``, as in Java), ``machineRoom``, ``environment``,
+    ``column`` (``queueId``, ``brokerName``; the default if there is such a column), or ``module:callable(queues, message,
+    key)``.
     """
     send_timeout: float | str
-    """Whole time for one batch with all its retries. In the sink only round-robin, random and machine room batches
-    may move to another broker; the others wait for their queue.
+    """Timeout of one batch, including all retries. In the sink only round-robin, random and machine room batches may move to
+    another broker; the others wait for their queue.
     """
     max_message_size: int | str
-    """A larger body is an error that names the row; checked before sending."""
+    """A larger body is an error that names the row, before anything is sent."""
     send_latency_fault: bool | str
-    """Avoid brokers that are slow or failing: ``true``, ``false``, or a table of durations by name: ``current``,
-    ``4.x``.
-    """
+    """Avoid brokers that are slow or fail: ``true``, ``false``, or a preset of durations: ``current``, ``4.x``."""
     latency_max: str
-    """Latencies of that table, ascending, such as ``50ms,100ms,550ms``."""
+    """Latency thresholds of ``sendLatencyFault``, ascending, such as ``50ms,100ms,550ms``."""
     not_available_duration: str
     """How long a broker of each latency is avoided, as many as ``latencyMax``."""
     auto_batch: bool | str
-    """Messages sent one by one travel in batches; without it every row of a sink is a message that travels alone."""
+    """Combine single messages into batches. If false, the sink sends every row as a message of its own."""
     batch_max_bytes: int | str
-    """Size of one batch on the wire (sink), or of the bodies that fill one (``Producer``)."""
+    """Size of one batch on the wire (sink), or the size of the bodies at which a batch is sent (``Producer``)."""
     batch_by_tag: str
-    """Rows of one tag share a batch in a batch topic, so that brokers can filter (docs/batch-topics.md): ``true``
-    also where rows name their queues, whose order is then that of each tag; ``auto`` where they do not, for up
+    """In a batch topic, put only rows of one tag into a batch, so that brokers can filter (docs/batch-topics.md). ``true``:
+    also if rows name their queues; order then holds within each tag only. ``auto``: only if rows do not name queues, for up
     to 16 tags in an Arrow batch.
     """
     total_batch_max_bytes: int | str
-    """Bound of the bodies that wait, or in a task of a sink of everything not acknowledged yet."""
+    """Maximum size of waiting bodies (``Producer``), or of all unacknowledged batches of a task (sink)."""
     max_in_flight: int | str
-    """Batches of a task not acknowledged yet, per broker; a queue whose order is kept has one at a time."""
+    """Maximum number of unacknowledged batches of a task per broker; a queue whose order is kept has one at a time."""
     compress_above: int | str
-    """Bodies from this size on are compressed when they travel alone; in batches never, as in Java."""
+    """Compress bodies from this size on if they are sent as single messages; batches are never compressed, as in Java."""
     compression: str
     """``none``, ``zlib``, ``lz4`` or ``zstd``."""
     require_store_ok: str
-    """``any`` accepts messages that are stored but not yet flushed or copied, ``ok`` sends them again."""
+    """``any`` accepts messages that are stored but not yet flushed or copied to a slave; ``ok`` sends them again."""
     on_send_failure: str
-    """What cannot be sent for passing reasons: an error, or it is kept in ``spoolDir`` and sent later
+    """If a send fails for a temporary reason: raise an error, or ``spool`` it in ``spoolDir`` and send it later
     (docs/spool.md).
     """
     spool_dir: str
-    """Folder of the spool, which is made: one for each ``Producer``; of a sink each worker process has one below it."""
+    """Folder of the spool, created if missing; one for each ``Producer``. Worker processes of a sink use subfolders."""
     spool_sync: str
-    """Before SPOOLED is said the disk has it: each send by itself, or those of a moment together; ``never``
-    survives the process and not the machine.
+    """When a SPOOLED message is flushed to disk: before each send returns, or together with others of the same moment; with
+    ``never`` messages survive the end of the process but not of the machine.
     """
     spool_max_bytes: int | str
-    """How much a spool may hold, dead letters included; then sends fail."""
+    """Maximum size, dead letters included; when full, sends fail."""
     long_delay: str
-    """Delays that the timers of brokers do not serve (longer than ``timerMaxDelaySec``, switched off, older than
-    5.0): an error, or through the delay service, which must run (docs/delay.md).
+    """Delays that the timers of brokers do not support (longer than ``timerMaxDelaySec``, switched off, or older than 5.0):
+    ``error``, or through the delay service, which must run (``dmq``, docs/delay.md).
     """
     message_id: str
-    """Column that identifies a row; sent as property ``SPARK_ROW_ID``: readers drop repeated rows."""
+    """Column that identifies a row, sent as property ``SPARK_ROW_ID``, by which readers drop duplicates."""
     delivery_guarantee: str
-    """``exactly-once``: a repeated batch or task leaves out the rows that are stored already (docs/exactly-once.md)."""
+    """``exactly-once``: a repeated batch or task omits rows that are already stored (docs/exactly-once.md)."""
     allowed_topics: Sequence[str] | str
-    """Topics that rows may name in column ``topic``; ``exactly-once`` needs them all."""
+    """Topics that rows may name in column ``topic``; ``exactly-once`` requires the complete list."""
     exactly_once_settle: float | str
-    """For how long earlier requests may still arrive, before a row counts as not stored: above 2s, 4s in a sink."""
+    """How long earlier requests may still arrive before a row counts as not stored: more than 2s, in a sink more than 4s."""

@@ -1,7 +1,6 @@
-"""Everything between "a message" and "one send verb" of the port ``Sender``.
+"""Everything between "a message" and "one send verb" of the port ``Sender``. All sends go through ``engine``.
 
-In import order: ``accumulator``, ``attempts``, ``results``, ``hooks``, ``ordered_queues``, ``settings``, ``in_flight``,
-``outgoing`` and ``encoding`` are pure, ``faults`` is but for its lock, ``topics``, ``choice`` and ``destination`` ask the
-sender only; ``under_way``, ``pending``, ``batching``, ``engine``, ``housekeeping`` and ``producer`` have the threads
-and locks. All that is sent goes through ``engine``.
+``ORDER`` in tests/test_house.py has the modules in import order. ``accumulator``, ``attempts``, ``outgoing``, ``settings``
+and ``encoding`` are pure; ``topics`` and ``destination`` only ask the sender; ``in_flight``, ``confirming``, ``batching``,
+``engine``, ``housekeeping``, ``resending`` and ``producer`` have the threads and locks. See docs/design-producer.md.
 """

@@ -1,18 +1,13 @@
-"""Which queue a message goes to: by order, by selector, by the user's choice.
+"""Which queue a message goes to, before the send and for each attempt, and the order within a queue.
 
-The order of what is to be sent: one thing at a time per queue, and a thing that must be sent again stays first.
+``Destinations`` returns the queue that the caller named or that a selector chose, if any. It asks for routes, and waits for
+a name server that does not answer. ``QueueChoice`` returns that queue, or the next one on a good broker; each thread has a
+round robin of its own. Selectors themselves are in ``queues/selection``, those of Spark's rows in ``spark/sink/routing``.
 
-While one of the things of a queue is out, or waits for its next try, the queue is muted; so nothing can overtake a
-retry. Things without a queue are free. Pure: the clock is an argument, locks are the caller's.
-Mirrors what Kafka's accumulator does with muted partitions; RocketMQ's Java client gives no order to pipelined sends.
-
-Which queue an attempt goes to: the one that was chosen, or the next one on a good broker.
-
-A driver in so far as it asks for routes; several threads use one. Each thread goes round the queues by itself.
-
-Which queue a sender says a message goes to: one that is named, one that a selector chooses, or none.
-
-A driver in so far as it asks for routes, and waits for a name server that does not answer.
+``OrderedQueues`` keeps the order of sends: one at a time per queue, and a send that is to be repeated stays first. While a
+send of a queue is out or waits for its next attempt, the queue is muted, so nothing overtakes a retry. Sends without a queue
+are free. It is pure. Kafka's accumulator mutes partitions in the same way; RocketMQ's Java client does not order pipelined
+sends.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The one way to send: every request of a producer, of its batches and of a sink's task goes through an engine.
 
-Mirrors ``DefaultMQProducerImpl.sendDefaultImpl`` and ``MQClientAPIImpl.sendMessageAsync``. It owns what sending needs
-(topics, faults, hooks, the timer) and bounds what is under way. A driver: decisions are in ``attempts``, ``faults``,
-``choice`` and ``under_way``, which has the lock; here is the sending and the waiting. Every request begins in
-``_sending``, every attempt with an answer ends in ``_judge``, and every request that has one ends in ``_end``, whatever
-the mode: there transactions or metrics are attached. A spool takes what ``_judge`` gave up, on the way from there to ``_end``.
+Mirrors ``DefaultMQProducerImpl.sendDefaultImpl`` and ``MQClientAPIImpl.sendMessageAsync``. The engine owns what sending
+needs (topics, faults, hooks, the timer) and bounds what is under way. A driver: decisions are in ``attempts``, ``faults``,
+``destination`` and ``in_flight``, which has the lock; the engine sends and waits. Every request begins in ``_sending``,
+every attempt with an answer ends in ``_judge``, and every request that has an outcome ends in ``_end``, whatever the mode:
+attach transactions or metrics there. A spool takes what ``_judge`` gave up, before ``_end``.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""What a producer does beside sending: routes, the detector, and what becomes of it when the program ends.
-
-What becomes of producers that are still open when the program ends: they send what waits, and say what is lost.
-
-What a producer does beside sending: fresh routes, probes of brokers that could not be reached.
+"""What a producer does besides sending: it refreshes routes, probes unreachable brokers, and closes when the program ends.
 
 Mirrors the scheduled task of ``MQClientInstance`` that refreshes routes, and the detector of ``LatencyFaultToleranceImpl``.
-A driver, on a timer of its own: these calls may block, and sends must not wait for them.
+A driver, on a timer of its own: these calls may block, and sends must not wait for them. ``watch`` registers a producer to
+be closed at exit: it sends what is waiting and logs what is lost.
 """
 
 from __future__ import annotations

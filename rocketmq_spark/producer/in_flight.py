@@ -1,19 +1,14 @@
-"""Requests without an outcome yet: how many, in which order, and who waits for them.
+"""Requests without an outcome: how many may be under way, in which order they go out, and who waits for their results.
 
-How much may be under way at once: requests, their bytes, and how many of them are at brokers. Pure.
+``InFlight`` bounds requests, their bytes, and the requests at each broker. Pure. The bound per broker adapts unless the user
+set one: every batch that waits in a broker adds to the latency by which slow brokers are recognised. So the bound grows
+while little is under way, and halves when a broker has to be asked again.
 
-A bound per broker adapts unless the user gave one: enough to keep a connection busy, and no more, since every batch
-that waits in a broker adds to the latency by which slow brokers are recognised. So it grows while little is under way,
-and halves when a broker had to be asked again.
+``Pending`` has the futures and callbacks of asynchronous sends, counted so that a close can wait. It owns a lock and the
+thread that runs callbacks.
 
-Results that someone waits for: futures and callbacks of asynchronous sends, counted so that a close can wait.
-
-A driver: it owns a lock and the thread on which callbacks run.
-
-The requests of an engine that have no outcome yet: their order, their bounds, and who waits for them.
-
-The one lock of an engine is here. A driver: what is decided under the lock is decided by ``ordered_queues`` and ``in_flight``,
-and acted upon by the engine, outside of it.
+``UnderWay`` is a driver with the one lock of an engine: what it decides under the lock with ``OrderedQueues`` and
+``InFlight``, the engine carries out after releasing it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""What a producer hands to its engine, and each message's own result of a broker's one answer.
+"""What a caller hands to the engine (``Outgoing``), what it gets back (``Ended``), and each message's own result of a batch.
 
-From the broker's one answer to each message's own result (``ProduceAccumulator.splitSendResults``).
-
-What a caller hands to the engine, and what it receives in the end.
-
-Tuples, because there is one for every message that travels alone: a frozen dataclass takes eight times as long to make.
+These are tuples because there is one for every message that is sent alone: creating a frozen dataclass takes eight times as
+long. ``split`` makes one result per message of a broker's answer to a batch (``ProduceAccumulator.splitSendResults``).
 """
 
 from __future__ import annotations

@@ -95,11 +95,11 @@ class BaseProducer(Closing):
         return self._engine.faults
 
     def spool_metrics(self) -> SpoolMetrics | None:
-        """How the spool stands; None without one."""
+        """The state of the spool; None without one."""
         return None if self._spool is None else self._spool.metrics()
 
     def add_hook(self, before: Hook | None = None, after: Hook | None = None) -> None:
-        """Call ``before`` and ``after`` round every attempt."""
+        """Call ``before`` and ``after`` around every attempt."""
         self._engine.hooks.add(before, after)
 
     def queues(self, topic: str) -> list[MessageQueue]:
@@ -122,8 +122,8 @@ class BaseProducer(Closing):
     ) -> SendResult:
         """Send and wait for the broker's answer; retried on other brokers within the timeout.
 
-        Without ``queue`` and ``selector`` the message goes to any queue of its topic, in turn, past brokers that fail or
-        are slow. With one of them it goes there or fails, as in Java.
+        Without ``queue`` and ``selector``, messages go to the queues of the topic in turn, avoiding brokers that fail or are
+        slow. With one of them, the message goes to that queue or the send fails, as in Java.
 
         Args:
             message: What to send. Its body is at most ``max_message_size`` bytes.
@@ -131,23 +131,23 @@ class BaseProducer(Closing):
             selector: ``"hash"``, ``"random"``, ``"roundRobin"``, ``"machineRoom"``, ``"environment"``, ``"column"`` or
                 ``"module:function"``; or a function of the topic's queues, the message and ``arg`` that returns a queue.
             arg: For the selector: the key to hash, the room or rooms, the number of the environment, ``(broker name, queue
-                id)``, or whatever a function wants.
-            delay_level: Deliver after a level of the broker's table, from 1; 0 is at once.
-            delay: Deliver after so many seconds, or a timedelta. At most one of the three may be given.
-            deliver_at: Deliver at this moment: a datetime, or milliseconds since 1970.
+                id)``, or any argument of a function.
+            delay_level: Deliver after this level of the broker's delay table, from 1; 0 is at once.
+            delay: Deliver after this time: seconds, or a timedelta. Only one of the three may be given.
+            deliver_at: Deliver at this time: a datetime, or milliseconds since 1970.
             timeout_s: Seconds for all attempts together instead of the send timeout. Such a message is never batched
                 automatically, as in Java.
 
         Returns:
-            Where the message is, and how safely it is stored. ``SPOOLED`` with option ``onSendFailure=spool``, when it could
-            not be sent for passing reasons: it is in the spool then, and sent later.
+            Where the message is, and how safely it is stored. With option ``onSendFailure=spool`` the status is ``SPOOLED``
+            if the send failed for a temporary reason: the message is in the spool and is sent later.
 
         Raises:
             MessageRefused: No broker would take this message.
             RouteNotFound: There is no such topic, or none of its brokers is up.
-            SendFailed: No attempt succeeded; or the error of the only one, such as ``CallTimeout``: the message may have
-                been stored all the same, unless the producer has ``confirm_ambiguous``.
-            UnprovedError: With ``confirm_ambiguous``: the message may be stored, and its broker did not say whether it is.
+            SendFailed: All attempts failed. If there was only one, its own error is raised, such as ``CallTimeout``. Without
+                ``confirm_ambiguous`` the message may nevertheless be stored.
+            UnprovedError: With ``confirm_ambiguous``: the message may be stored, and its broker could not confirm it.
             ClosedError: The producer was closed.
         """
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
@@ -171,14 +171,14 @@ class BaseProducer(Closing):
         deliver_at: int | datetime | None = None,
         timeout_s: float | None = None,
     ) -> Future[SendResult]:
-        """Send without waiting. The outcome is in the future, and ``callback`` gets it on a thread of its own.
+        """Send without waiting. The returned future has the outcome, and ``callback`` receives it on a thread of its own.
 
-        Functions that are added to the future itself may run on the thread that reads answers: they must not block,
-        ``callback`` may. All other arguments are those of ``send``.
+        Functions added by ``Future.add_done_callback`` may run on the thread that reads answers and must not block; ``callback``
+        may block. All other arguments are those of ``send``.
 
         Raises:
-            MessageRefused, RouteNotFound, ClosedError: At once. What happens later is in the future.
-            CallTimeout: There was no room for one more message within the timeout.
+            MessageRefused, RouteNotFound, ClosedError: Raised at once. Later errors are in the future.
+            CallTimeout: Too many messages were under way during the whole timeout.
         """
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         prepared, place, deadline = self._admitted(message, how)
@@ -211,7 +211,7 @@ class BaseProducer(Closing):
         deliver_at: int | datetime | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Send and do not wait; whether it arrived is never known. All arguments are those of ``send``."""
+        """Send without an answer: whether the message was stored stays unknown. The arguments are those of ``send``."""
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         prepared, place, deadline = self._admitted(message, how)
         if place.queue is None:
@@ -242,7 +242,7 @@ class BaseProducer(Closing):
         return with_ids(self._engine.send(outgoing), ids[:-1], ids[-1])
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Send what waits in batches, and wait until everything under way is answered. Failures are in the futures, not raised.
+        """Send lingering batches, and wait until all sends are answered. Failures are in the futures and are not raised.
 
         Args:
             timeout_s: Seconds to wait; the send timeout by default.
@@ -256,11 +256,11 @@ class BaseProducer(Closing):
         return self._pending.none_left(deadline) and self._engine.idle(deadline)
 
     def recall(self, topic: str, recall_handle: str) -> str:
-        """Take back a timer message of ``topic`` that is not delivered yet, by the ``recall_handle`` in its result.
+        """Cancel a delayed message of ``topic`` that is not delivered yet, by the ``recall_handle`` of its result.
 
-        Returns its id. Raises ``MessageRefused`` for the handle of another topic, ``BrokerError`` when it is too late. With
-        ``longDelay=dmq`` too late is ``MessageRefused``, and so shortly before the message is due it may come all the same; a
-        queue of the inner topic that could not be determined is an error, because a repeated send may have left a copy there.
+        Returns the message id. Raises ``MessageRefused`` for the handle of another topic, and ``BrokerError`` if it is too
+        late. With ``longDelay=dmq``, ``MessageRefused`` means too late, and a message that is about to be due may still be
+        delivered. Also raises if a queue of the inner topic cannot be determined, because a copy may be there.
         """
         self._owner.check(self._closing.locked())
         deadline = self._deadline(None)
@@ -289,13 +289,13 @@ class BaseProducer(Closing):
         return handle.msg_id
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
-        """Take no more messages, wait for what is under way, and return what has no answer by then.
+        """Stop accepting messages, wait for those under way, and return those without an answer.
 
-        Waits for ``timeout_s`` seconds, the send timeout by default. With a spool what has no answer is kept there, what is
-        due there is sent while time is left, and the rest stays. A second call does nothing, nor does one in a forked process.
-        One that is interrupted waits no longer and does the rest all the same; the log says then what has no answer.
-        Not for a signal handler, which may stand above a send that holds a lock: raise ``SystemExit`` there, and close in
-        ``finally`` or at the end of ``with``.
+        Waits for ``timeout_s`` seconds, the send timeout by default. With a spool, messages without an answer are spooled, and
+        spooled messages that are due are sent while time is left. A second call does nothing, nor does a call in a forked
+        process. An interrupted call stops waiting, closes, and logs the messages without an answer. Do not call it in a signal
+        handler, which may interrupt a send that holds a lock: raise ``SystemExit`` there, and close in ``finally`` or at the
+        end of ``with``.
         """
         if not self._owner.here or not self._closing.acquire(blocking=False):
             return []

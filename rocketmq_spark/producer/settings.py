@@ -1,8 +1,6 @@
-"""The settings of one producer, and the hooks that a user adds.
+"""The settings of one producer, and the hooks that run before and after each attempt (Java's ``SendMessageHook``).
 
-Hooks before and after each attempt, on which tracing can be built (``SendMessageHook``).
-
-The settings of one producer. The defaults are those of ``DefaultMQProducer``; a sink brings its own.
+The defaults are those of ``DefaultMQProducer``; a sink brings its own.
 """
 
 from __future__ import annotations

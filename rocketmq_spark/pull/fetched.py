@@ -1,7 +1,7 @@
-"""Fetched answers to pulls, and the offsets that such answers jump over: what readers and decoders say to each other.
+"""Fetched answers to pulls and the offsets that they skip: the interface between readers and decoders.
 
-Answers that were received and not read yet, as pieces of a stream's buffer: which of them may be handed out, and what
-of the buffer is still needed.
+``Collected`` holds the answers that were received and not read yet: which may be handed out, and which part of the buffer is
+still needed.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
-"""Offsets that are still to be had, what was asked for in vain, and brokers that are doubted.
+"""Offsets that are still to be read, when a failed pull is repeated, and holes in answers. Pure.
 
-What was asked for in vain: how long it has looked like loss, and when to ask again. Pure.
+Every offset of the ranges that was neither received nor lost is in exactly one place of ``Missing``: to be asked for,
+waiting for its next attempt, or under way.
 
-How long a broker is doubted whose answers jump over offsets. Pure.
-
-A broker skips index entries whose part of the commit log is gone and goes on behind them: the answer says "found", and
-only the number of its messages shows it. Who decodes the answers sees that and names the holes.
-
-Which offsets are still to be had: to be asked for, waiting for their next try, or under way. Pure.
-
-Every offset of the ranges that was neither received nor lost stands in exactly one place here.
+``Trials`` has how long an offset has looked lost, and when to ask again. A broker skips index entries whose part of the
+commit log is gone: the answer says "found", and only the number of its messages shows the gap. Decoders report such holes,
+and ``Doubts`` says for how long they are asked for again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Offset ranges of one broker as pipelined pulls, and the answers that were received but not read yet.
 
-The offsets of a range are known, so many pulls are under way at once. Answers may be short (a broker sends 32 messages
-or 256 KiB, 8 when the data is cold), empty (filters, compaction), late or out of order: what an answer did not cover is
-asked for again, and answers are handed out up to the first offset that is still missing. What an answer means is
-decided in ``verdict``, what is missing is kept in ``missing``, what is there in ``fetched``, how much to ask for in
-``requests``; how long to wait in ``replica``.
+The offsets of a range are known, so many pulls are under way at once. Answers may be short (a broker sends 32 messages or
+256 KiB, 8 when the data is cold), empty (filters, compaction), late or out of order: what an answer did not cover is asked
+for again, and answers are handed out up to the first offset that is still missing. ``verdict`` decides what an answer means,
+so also whether the pull is repeated; ``missing`` has when, and which offsets are still to be read; ``fetched`` has what was
+received, ``requests`` how much to ask for, and ``replica`` from which replica and how long to wait.
 """
 
 from __future__ import annotations

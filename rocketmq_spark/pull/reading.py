@@ -1,21 +1,18 @@
-"""How ranges are read: by tasks and commands, by consumers that read ahead, and single messages at given offsets.
+"""The one way to read ranges: for tasks, commands, and consumers that read ahead. Also single messages at given offsets.
 
-Single messages at given offsets, without the filter of a read: what a filter hides.
+All readers agree which messages belong to an answer, because this module decides it. A decoder sees what an answer skips and
+what it has beyond its end; ``RangesReading`` decides what that means.
 
-Filtered answers alone do not show two things. A broker that looks beyond the end of what was asked for sends
-messages that belong to others; on a queue whose index was shifted by a damaged message only the message *at* the end
-says which. And one that skips index entries whose part of the commit log is gone looks as if the filter had skipped
-them. Logs are removed from their front: while the first message of what was read is there, nothing behind it is gone.
+``Heads`` reads single messages without the filter of the read, for two things that filtered answers do not show. A broker
+that looks beyond the requested end sends messages that belong to others; on a queue whose index was shifted by a damaged
+message only the message *at* the end shows which. And a broker that skips index entries whose part of the commit log is gone
+looks as if the filter had skipped them. Logs are removed from their front: while the first message of a read is there,
+nothing behind it is gone.
 
-The one way to read ranges, for tasks and for the command line: so both agree which messages belong to an answer.
-
-Who decodes what was fetched sees what an answer jumps over and what it has beyond its end; what that means is said here.
-
-Ranges as copies of plain answers, for a consumer that reads ahead and follows brokers in everything else.
-
-It ends before anything that is not plain messages from the offset asked for: what is lost, illegal, jumped over, or goes on
-beyond what was asked for. A long poll from there gets the broker's word about it. An operator's reset of the group ends it, too:
-that only one pull of each queue receives, so it is noted, and the answers to all pulls under way are heard at the end.
+``PlainRun`` copies plain answers for a consumer that reads ahead. It ends before anything that is not plain messages from
+the requested offset: lost, illegal or skipped offsets, or messages beyond the requested end. A long poll from there gets the
+broker's answer. An operator's reset of the group also ends it; since only one pull of each queue receives the reset, it is
+noted, and the run reads the answers to all pulls under way before it ends.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""Which replica a read pulls from, and how long it waits for a broker.
+"""Which replica of a broker a read pulls from, and how long the read waits for a broker.
 
-Which replica a broker suggests for the next pulls, and whether to go elsewhere. Pure.
-
-How long one read waits for a broker: for its next word, for a new connection, and for something to be read at all.
-
-A read that waits says so: at once when something failed, and every ten seconds.
-
-Which replica of a broker one read pulls from: where the plan knew its master, then where the route leads, then where
-the broker itself suggests.
+``Replica`` starts at the master that the plan knew, then follows the route, then the broker's own suggestions (``Hints``).
+``Patience`` bounds the waits: for the next bytes, for a new connection, and for any progress. It logs a wait at once when
+something failed, and every ten seconds.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""The pulls that a read sends: how much to ask for at once, and their numbers and signatures.
+"""The pulls that a read sends: how many messages to ask for, request numbers, and signatures.
 
-The pulls that a read sends: their numbers, and the keys that sign them.
-
-How much to ask for at once, learnt from the answers. Pure.
-
-A short answer shows what the broker gives at most; now and then one pull asks for twice as much, in case that an
-operator raised the limits or cold data became warm.
+``Pacing`` learns from answers how much to ask for. A short answer shows the most that the broker gives; now and then one
+pull asks for twice as much, in case an operator raised the limits or cold data became warm.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""Reading ``allocationConfig``: queues fixed by hand, for every consumer or consumer by consumer.
+"""A consumer's share of all queues of a topic, by the option name of a strategy or by a callable.
 
-Accepted, in Python or as JSON text: a list of queues (``MessageQueue`` or ``"topic/broker/0"``), the shape of the
-option ``assign`` (``{"topic": {"broker": [0, 1]}}``), or a mapping from consumer to one of these.
+Mirrors ``AllocateMessageQueueStrategy`` and its classes: members of a group, or the partitions of a Spark batch, come to the
+same result independently because all sort the same lists and apply the same function. Where a Java class is unusable as it is (a
+list that ignores topics, an environment by list index), the docstring of the strategy states the difference.
 
-A consumer's share of all queues of a topic, by the option name of a strategy or by a callable.
+A strategy is a function of the sorted queues, the sorted consumers and its configuration. It returns the share as a function of
+the consumer, so that planning all consumers does the common work once.
 
-Mirrors ``AllocateMessageQueueStrategy`` and its classes: members of a group, or the partitions of a Spark batch, come
-to the same result on their own because all sort the same lists and apply the same function. Where a Java class is
-unusable as it stands (a list that ignores topics, an environment by list index), the docstring says what is different.
-
-A strategy is a function of the sorted queues, the sorted consumers and its configuration that returns the share as a
-function of the consumer, so that planning all consumers does the common work once.
+``allocationConfig`` fixes queues by hand. Accepted, in Python or as JSON text: a list of queues (``MessageQueue`` or
+``"topic/broker/0"``), the form of the option ``assign`` (``{"topic": {"broker": [0, 1]}}``), or a mapping from consumer to
+one of these.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _SHAPES = 'a list of queues, {"topic": {"broker": [0, 1]}}, or {"consumer": one 
 
 
 def fixed_queues(config: Any) -> Callable[[str], list[MessageQueue]]:
-    """The queues that ``config`` fixes for a consumer, in the order given; none for a consumer it leaves out."""
+    """Return a function from a consumer to the queues that ``config`` fixes for it, in their order; none if it has none."""
     value = _parsed(config)
     if isinstance(value, Mapping) and not _is_assignment(value):
         by_consumer = {str(name): _flat(owns, config) for name, owns in value.items()}
@@ -134,7 +133,7 @@ def allocate_all(
     consumers: Sequence[str],
     **config: Any,
 ) -> dict[str, Queues]:
-    """The share of every consumer, in their sorted order. A strategy may give a queue twice, or to no consumer."""
+    """Return the share of every consumer, sorted by consumer. A strategy may assign a queue twice, or to no consumer."""
     return _planned(strategy, sorted(set(consumers), key=string_order), queues, consumers, config)
 
 
@@ -301,7 +300,7 @@ def _room(room: Callable[[str], str], name: str, what: str) -> str:
 
 
 def _environment(queues: Queues, consumers: list[str], config: Config) -> Share:
-    """The queues of one environment, shared by its consumers; see ``environment`` for the layouts.
+    """The queues of one environment, shared by its consumers; ``queues.environment`` describes the layouts.
 
     The article's strategy gives the one queue to every consumer of the environment, which then read everything twice;
     here ``inner`` (averagely) shares them. When ``consumers`` holds those of all environments, ``environmentOf`` returns

@@ -1,8 +1,8 @@
 """A producer's choice of one queue for one message, by the option name of a selector or by a callable.
 
 Mirrors ``MessageQueueSelector`` and its classes, and ``TopicPublishInfo`` with ``ThreadLocalIndex`` for round robin.
-A selector never changes the list it is given. Where Java keeps state per thread, it is an object here (``RoundRobin``)
-that a producer keeps; callers of ``select`` that bring none share one per thread and topic.
+A selector never changes the list that it is given. Java keeps the state of round robin per thread; here it is an object
+(``RoundRobin``) that a producer keeps. Calls of ``select`` without one share one per thread and topic.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def select(
     rng: random.Random | None = None,
     index: RoundRobin | None = None,
 ) -> MessageQueue:
-    """The queue that ``selector`` chooses for ``message``; ``SelectorError`` when it fails or chooses none.
+    """Return the queue that ``selector`` chooses for ``message``. Raises ``SelectorError`` if it fails or chooses none.
 
-    ``arg`` is what a send passes beside the message: the key to hash, the room, the number of the environment, or the
-    queue itself as ``(brokerName, queueId)``.
+    ``arg`` is the argument of the send: the key to hash, the room, the number of the environment, or the queue as
+    ``(brokerName, queueId)``.
     """
     if not queues:
         raise SelectorError("there is no queue to select from")

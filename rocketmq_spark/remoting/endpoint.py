@@ -1,10 +1,7 @@
-"""Addresses of servers and the sockets to them.
+"""Addresses of servers and the sockets to them: connecting, TLS, and reading and writing without blocking.
 
-How to reach a server: address, time to connect, TLS, and the mapping of the operating system's errors.
-
-The only file, with ``connection`` and ``bulk`` on top of it, that sees ``OSError``.
-
-Bytes in and out of one socket that does not block; TLS or not, it is used by one thread at a time.
+Only this file, ``connection`` and ``bulk`` see ``OSError``; ``mapped`` turns it into a ``RocketMQError``. A
+``SocketChannel`` is used by one thread at a time, with or without TLS.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
 """``format("rocketmq")`` and ``register(spark)``.
 
-``format("rocketmq")``: options and schema to a reader or a writer. Knows how nothing is done.
-
-Spark makes this object in several processes and several times, so the constructor only parses; whatever depends on
+Spark creates the data source in several processes and several times, so the constructor only parses. Whatever depends on
 being source or sink, batch or stream is checked where the reader or writer is made.
 
-``register(spark)``: the source made known by hand, with all that a stream would add to its environment there already.
-
-The function of a Python source carries a map of environment variables, which all its queries share. Each stream that
-starts puts four more into it, from a thread of its own and without a lock (PythonStreamingSourceRunner.init), so of two
-streams that start at once one entry may be lost while the map counts it: from then on no task of that source can be
-serialized until the driver ends ("Illegal size 5 of collection, expected 6"). What is there already is only replaced,
-which tears nothing. docs/upstream.md has the proof.
+``register`` also adds the environment variables that each starting stream would add, for this reason: the function of a
+Python source has a map of environment variables that all its queries share. Each stream that starts puts four more entries
+into the map, on its own thread and without a lock (``PythonStreamingSourceRunner.init``). If two streams start at once, one
+entry may be lost while the map counts it: then no task of that source can be serialized until the driver ends ("Illegal size
+5 of collection, expected 6"). Entries that already exist are only replaced, which is safe. docs/upstream.md has the proof.
 """
 
 from __future__ import annotations
@@ -110,10 +106,11 @@ class RocketMQDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("rocketmq")`` known to ``spark``, and let several streams start at once.
+    """Register ``format("rocketmq")`` with ``spark``, and let several streams start at once.
 
-    Spark finds an installed package by itself; call this where the code came with ``addPyFile``, after another source
-    was looked up, or before more than one stream is started. May be called again. On Spark Connect it only registers.
+    Spark finds an installed package without this call. Call it if the package was shipped with ``addPyFile`` after Spark had
+    looked up another source, or before several streams are started. It may be called again. On Spark Connect it only
+    registers.
     """
     context = getattr(spark, "_sc", None)  # Spark Connect has none
     if context is not None:

@@ -41,10 +41,10 @@ _KNOWN = (
 
 
 def explain(exception: BaseException) -> str:
-    """The one useful line of ``exception``, whatever PySpark made of it: what went wrong, and the remedy if one is known.
+    """Return the one useful line of ``exception``, which PySpark may have wrapped: the cause, and the remedy if known.
 
-    An error of rocketmq-spark as it was raised, in a driver or in a task, with its code; else a known trap of Spark; else
-    what Python code of a task said last; else the first line. All problems of one error stand in the one line.
+    That is, in this order: the rocketmq-spark error that the driver or a task raised, with its code and all of its problems;
+    a known problem of Spark with its remedy; the last line of a Python error in a task; the first line of the exception.
     """
     chain = list(_chain(exception))
     for one in chain:

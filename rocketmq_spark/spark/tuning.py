@@ -1,11 +1,10 @@
-"""Spark settings that go with this connector, and whether Spark's workers can import it.
+"""Spark settings for this connector, and whether Spark's workers can import it.
 
-Spark settings that go with this connector; docs/performance.md says what each is worth.
+docs/performance.md has the effect of each setting.
 
-Whether the Python that Spark gives its workers can import this package: the commonest trap of the first ten minutes.
-
-Spark runs ``python3`` from the path unless ``PYSPARK_PYTHON`` names another. In a virtual environment that was not
-activated that is a Python without the package, and Spark says "Failed to find the data source: rocketmq".
+Spark runs ``python3`` from the path unless ``PYSPARK_PYTHON`` names another Python. In a virtual environment that is not
+activated, that Python lacks the package, and Spark reports "Failed to find the data source: rocketmq": the most common
+problem of new users.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ _CHECKPOINT_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.Fi
 
 
 def low_latency_conf() -> dict[str, Any]:
-    """Settings that lower the time of a micro-batch, for ``SparkSession.builder.config(map=...)``.
+    """Settings that shorten micro-batches, for ``SparkSession.builder.config(map=...)``.
 
-    They must be there when the session starts. Checkpoints have to lie on a local disk or on HDFS, whose renames are
-    atomic; on an object store leave ``spark.sql.streaming.checkpointFileManagerClass`` out and use the store's own.
+    Set them before the session starts. Checkpoints must be on a local disk or on HDFS, whose renames are atomic. On an object
+    store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store.
     """
     return {
         "spark.python.unix.domain.socket.enabled": "true",
@@ -38,8 +37,8 @@ def low_latency_conf() -> dict[str, Any]:
 def exactly_once_conf() -> dict[str, Any]:
     """Settings that ``deliveryGuarantee`` exactly-once needs, for ``SparkSession.builder.config(map=...)``.
 
-    They must be there when the Spark context starts: a stage that Spark repeats by itself, and tasks that it cuts in another
-    way on a repeat, cannot be seen by a sink.
+    Set them before the Spark context starts. A sink cannot detect a stage that Spark repeats by itself, or a repeat whose tasks
+    are split differently; these settings prevent both.
     """
     return {
         "spark.stage.maxConsecutiveAttempts": "1",

@@ -1,8 +1,7 @@
-"""Writes of a store: what one puts and deletes, and additions of several threads as one write.
+"""Writes of a store: one atomic change, and additions of several threads as one write.
 
-One write of a store, before it is made: what it puts and deletes, and the totals after it. Pure.
-
-Additions of several threads as one write. The thread that gets the lock writes for all that wait.
+``AtomicChange`` has what a write puts and deletes, and the totals after it. Pure. With ``GroupCommit`` the thread that gets
+the lock writes for all that wait.
 """
 
 from __future__ import annotations

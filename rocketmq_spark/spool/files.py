@@ -1,15 +1,11 @@
-"""The files of a RocksDB database: the headers of their records, their fsync, and what is wrong with them.
+"""The files of a RocksDB database: record headers, fsync of the write-ahead log, and damage to logs and manifest.
 
-RocksDB's log files and manifests: the headers of their records, looked at before RocksDB reads them. Pure.
+RocksDB trusts a record's type and length before it checks the checksum. One flipped byte there can make it wait forever
+while it holds Python's lock, or end a file early without a message. The checksum covers the type and the payload, so
+``headers`` finds out which type and which length were written before RocksDB reads the file.
 
-RocksDB believes a record's type and length before it looks at the checksum. One flipped byte there lets it wait for ever,
-with Python's lock in its hand, or end a file early without a word. The checksum covers the type and the payload, so that
-it shows which type and which length were written.
-
-A file is a sequence of blocks, and a record of it a header and its payload within one block. Source: RocksDB's
+A file is a sequence of blocks, and a record is a header and its payload within one block. Source: RocksDB's
 ``db/log_format.h`` and ``log_reader.cc``.
-
-The files of a RocksDB database: its write-ahead log on the disk, and what is wrong with logs and manifest. A driver.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Folders of spools: what the options say of them, whose they are, and those of dead processes.
+"""Spool folders: one below ``spoolDir`` for each process that writes. Those of dead processes are adopted.
 
-What the options say of a spool; checked at the start, and that RocksDB is there.
-
-One folder below ``spoolDir`` for each process that writes, and those of dead processes for who comes next. A driver.
-
-A process that ends leaves its folder as it is. RocksDB's lock says who lives: it ends with its process.
+A process leaves its folder as it is when it ends. RocksDB's lock shows whether the process is alive, because the lock ends
+with it.
 """
 
 from __future__ import annotations
@@ -22,8 +19,8 @@ from rocketmq_spark.errors import OptionError, SpoolError, SpoolFull
 from rocketmq_spark.options import Options, option_name
 from rocketmq_spark.queues.environment import layout_text
 from rocketmq_spark.spool.database import Database, in_use, is_database
-from rocketmq_spark.spool.mending import DAMAGED, held
 from rocketmq_spark.spool.records import RECORD, Done, SpoolOwner, behind
+from rocketmq_spark.spool.recovery import DAMAGED, held
 from rocketmq_spark.spool.store import Store
 
 logger = logging.getLogger(__name__)

@@ -1,13 +1,11 @@
-"""Lanes keep the order of records; spaces and marks find a record that is kept.
+"""Lanes keep the order of records; marks find a record.
 
-Lanes: records of one are handled in the order in which they were stored, so that of each only the first is pending.
+Records of one lane are handled in the order in which they were stored: only the first is pending. Records that may go with
+the first are handled together with it, and the next one follows when those are settled.
 
-What may go as one with the first goes with it, and the next one follows when those are settled for good.
-
-By what records are found while they are kept: the first place of a space, and a record by its mark.
-
-A driver over a ``Database``, under the lock of its store. It remembers where a space began, for RocksDB steps over all that
-was deleted before the first key that is left.
+A mark finds a record by its *space* (a named group of records, such as one queue) and its place in it. ``Marks`` is a driver
+over a ``Database``, under the lock of its store. It remembers where a space begins, because RocksDB would step over
+everything that was deleted before the first key that is left.
 """
 
 from __future__ import annotations

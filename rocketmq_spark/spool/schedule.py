@@ -1,15 +1,12 @@
-"""When what failed is tried again, and which targets fell silent. Pure.
+"""When a failed record is tried again, and which targets are unreachable. Pure.
 
-When what failed is tried again. Pure.
+The steps of ``Schedule`` are those of seed 003, counted from each failure. Its value for a number beyond the table (10 s) is
+never used, because the record is given up then.
 
-Seed 003's steps, counted from each failure. Its answer for a number beyond the table (10 s) is never reached, for that is
-when it gives up.
-
-Which targets fell silent, and when their answering makes what waits for them due at once. Pure.
-
-A broker that answers some requests and refuses others must not use up all tries of a record in a moment: after each
-failure that follows such a call the next one is put off, by the steps of the schedule. It comes then without another answer:
-there may be nothing else that is sent.
+``UnreachableTargets`` makes the records of a target due at once when the target answers again. A broker that answers some
+requests and refuses others must not use up all tries of a record in a moment: after each failure that follows such a call
+the next one is delayed, by the steps of the schedule. It then comes without another answer, because there may be no other
+send.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The ``Spool`` port, and what lies in a spool for tools.
+"""The ``Spool`` port (``SendSpool``), and reading a spool for tools (``SpoolReading``).
 
-What lies in a spool, for tools: it takes no lock, so a living process may go on with it meanwhile.
-
-The ``Spool`` port: sends that failed for passing reasons, in a folder, and the thread that sends them again.
+A ``SendSpool`` keeps sends that failed for passing reasons in a folder, and a thread sends them again. ``SpoolReading``
+takes no lock, so a live process may continue to use the spool meanwhile.
 """
 
 from __future__ import annotations

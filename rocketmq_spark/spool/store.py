@@ -17,12 +17,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, SpoolError
-from rocketmq_spark.spool import mending
+from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool.changes import AtomicChange, GroupCommit, Ticket
 from rocketmq_spark.spool.database import Damaged, Database
 from rocketmq_spark.spool.files import full
 from rocketmq_spark.spool.lanes import Joins, Marks, Turns, Work, followers, lane_with, lanes, leave
-from rocketmq_spark.spool.mending import Salvaged, finish, salvage
 from rocketmq_spark.spool.records import (
     NOTE,
     OWNER,
@@ -42,6 +41,7 @@ from rocketmq_spark.spool.records import (
     decoded,
     numbered,
 )
+from rocketmq_spark.spool.recovery import Salvaged, finish, salvage
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class Store:
                 if isinstance(record := decoded(data), Record):
                     change.unmark(record)
                 else:
-                    change.deletes += mending.marks_with(self._db, due.sequence)
+                    change.deletes += recovery.marks_with(self._db, due.sequence)
                 change.deletes.append(due.key)
                 change.finish(due.sequence, len(data))
                 gone.add(due.sequence)
@@ -233,7 +233,7 @@ class Store:
         """Let dead records that can be read be pending again, from their first try on and in no order; how many."""
         with self._ready:
             before, change = len(self), AtomicChange(self.totals)
-            for sequence, record, size in mending.dead_ones(self._db):
+            for sequence, record, size in recovery.dead_ones(self._db):
                 if isinstance(record, Record):
                     change.revive(sequence, record, size)
                     change.pend(Due(now_ms, sequence), RecordState(0, now_ms, record.target))
@@ -284,9 +284,9 @@ class Store:
         try:
             if salvaged or (db.get(TOTALS) is None and next(db.scan(RECORD, behind(RECORD)), None) is not None):
                 self.damages += 1
-                mending.repair(db, salvaged)
-                mending.name_owner(db, self._owner, salvaged)
-                self._moved = mending.pending_now(db, self._leased)
+                recovery.repair(db, salvaged)
+                recovery.name_owner(db, self._owner, salvaged)
+                self._moved = recovery.pending_now(db, self._leased)
             data, known = db.get(TOTALS), self.totals.next_sequence  # no number of what is out is given twice
             self.totals = Totals() if data is None else Totals.decode(data)
             self.totals.next_sequence = max(known, self.totals.next_sequence)
@@ -342,7 +342,7 @@ class Store:
             change = AtomicChange(self.totals)
             change.deletes.append(due.key)
             change.bury(due.sequence, len(data), RecordState(0, now_ms, "", f"it cannot be read: {e.message}"))
-            change.deletes += mending.marks_with(self._db, due.sequence) if self._marks.used else ()
+            change.deletes += recovery.marks_with(self._db, due.sequence) if self._marks.used else ()
             lane = lane_with(self._db, due.sequence) if self._lanes else None
             if lane is not None and not leave(self._db, change, lane, [due.sequence], now_ms):
                 self._lanes.discard(lane)

@@ -13,7 +13,13 @@ import pyarrow.compute as pc
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.decode.decoder import Decoder
 from rocketmq_spark.columnar.decode.schema import BASIC, Bad
-from rocketmq_spark.columnar.encode.content import COMPARED_DIGITS, ID_DIGITS, PARTITION_BYTES, ROW_BYTES, SCOPE_BYTES
+from rocketmq_spark.columnar.encode.content_ids import (
+    COMPARED_DIGITS,
+    ID_DIGITS,
+    PARTITION_BYTES,
+    ROW_BYTES,
+    SCOPE_BYTES,
+)
 from rocketmq_spark.errors import UnprovedError
 from rocketmq_spark.model import NO_FILTER, OffsetRange
 from rocketmq_spark.pull import reading

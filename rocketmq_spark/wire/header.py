@@ -1,21 +1,15 @@
 """Frames of TCP, the commands in them with their two header encodings, and the signature of a command.
 
-Cuts the byte stream of a connection into frames.
+``FrameSplitter`` cuts the byte stream of a connection into frames. It knows the length field and the limit only. After an
+error it has lost its place: the connection must be dropped, and the splitter raises again.
 
-Knows the length field and the limit, nothing of what is inside. After an error the stream has lost its place: the
-connection must be dropped, and the splitter keeps raising.
+A ``Command`` is a request or a response: a code, a map of strings and a body. Each frame says how its own header is encoded,
+JSON or binary, and nothing is negotiated, so both decoders are needed. This module does not know what a code or field means.
+Layout: ``RemotingCommand`` and ``RocketMQSerializable`` of the Java client.
 
-One remoting command and its two header encodings, JSON and binary.
-
-A command is a request or a response: a code, a map of strings and a body. Each frame says how its own header is
-written and nothing is negotiated, so both decoders are always needed. This module does not know what any code or field
-means. Layout: ``RemotingCommand`` and ``RocketMQSerializable`` of the Java client.
-
-Signs requests with an access key, as brokers with access control demand.
-
-The signature covers the values of all fields and the body, but neither the code nor the request number: it proves who
-asks, and does not protect against a replay. It must be made last, when every field has its final text. Algorithm:
-``AclClientRPCHook``, the same for ACL 1.0 and 2.0.
+``sign`` signs a request with an access key, as brokers with access control require. The signature covers the values of all
+fields and the body, but neither the code nor the request number: it proves who asks, and a captured request can be replayed.
+Sign last, when every field has its final text. Algorithm: ``AclClientRPCHook``, the same for ACL 1.0 and 2.0.
 """
 
 from __future__ import annotations

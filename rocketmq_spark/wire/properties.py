@@ -1,14 +1,10 @@
-"""Property strings of messages, and tag expressions.
+"""Property strings of messages (``name 0x01 value 0x02``, repeated, without escaping), and tag expressions (``*`` or ``a || b``).
 
-Tag expressions, as a broker's filter reads them: ``*`` or ``a || b``.
+Decoding is as lenient as Java's (``MessageDecoder.string2messageProperties``): malformed parts are dropped. Encoding rejects
+what decoding would tear apart. Only ``codes.Property`` knows which names have a meaning.
 
-A broker compares 32-bit hashes of tags only, so what it lets through must be compared again by text. Mirrors
-``FilterAPI`` of the Java client. SQL92 filters are not understood here.
-
-The property string of a message: ``name 0x01 value 0x02``, repeated, without any escaping.
-
-Decoding forgives as Java does (``MessageDecoder.string2messageProperties``): what is malformed vanishes. Encoding
-refuses what decoding would tear apart. Which names mean something is known to ``codes.Property`` only.
+A broker compares 32-bit hashes of tags only, so what it lets through must be compared again by text. Tag expressions mirror
+``FilterAPI`` of the Java client. SQL92 filters are not parsed here.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def test_what_was_sent_must_be_consumed_by_its_id() -> None:
     assert lost(["id-broker-a-0"], [took(1)]) == []
 
 
-def test_what_was_sent_back_is_told() -> None:
+def test_what_was_sent_back_is_reported() -> None:
     assert failed([took(1), took(2, times=1)]) == [took(2, times=1)]
 
 
@@ -77,7 +77,7 @@ def test_a_repeat_needs_an_event_at_its_time(
     assert reason(took(before), took(again, "m2"), [event], ordered) == why
 
 
-def test_repeats_are_counted_by_their_reasons_and_those_without_one_are_told() -> None:
+def test_repeats_are_counted_by_their_reasons_and_those_without_one_are_reported() -> None:
     fine, odd = [took(99), took(101, "m2")], [took(200, offset=1), took(201, offset=1)]
     counts, none = explained([*fine, *odd], [KILL], ordered=False)
     assert counts == {"after a kill": 1}

@@ -178,14 +178,14 @@ def test_messages_of_a_key_are_those_that_have_it(broker: MockBroker) -> None:
     parts.pool.close()
 
 
-def test_refusals_are_told(broker: MockBroker, admin: Admin) -> None:
+def test_refusals_are_reported(broker: MockBroker, admin: Admin) -> None:
     broker.on(Request.UPDATE_AND_CREATE_TOPIC, refuse(1, "unknown attribute\nmore"))
     with pytest.raises(ServerFault, match=r"unknown attribute$") as caught:
         admin.create_topic("t")
     assert caught.value.addr == broker.address
 
 
-def test_attributes_that_an_old_broker_leaves_out_are_told(broker: MockBroker, admin: Admin) -> None:
+def test_attributes_that_an_old_broker_leaves_out_are_reported(broker: MockBroker, admin: Admin) -> None:
     broker.on(Request.UPDATE_AND_CREATE_TOPIC, lambda call: Command(0, version=FIRST_WITH_ATTRIBUTES - 1))
     admin.create_topic("t")
     with pytest.raises(

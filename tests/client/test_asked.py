@@ -72,7 +72,7 @@ def test_offsets_of_a_topic_outside_the_namespace_are_not_those_of_the_one_insid
     assert question.offsets == {}
 
 
-def test_offsets_are_told() -> None:
+def test_offsets_are_reported() -> None:
     question, reply = ask(Request.GET_CONSUMER_STATUS_FROM_CLIENT, {QUEUE: 17})
     assert question == OffsetsAsked("t")
     assert reply is not None

@@ -15,7 +15,7 @@ from tests.mockbroker import Call, MockBroker, never, ok, refuse, route
 QUEUE = MessageQueue("t", "broker-a", 0)
 
 
-def test_offsets_are_stored_and_errors_are_told(broker: MockBroker, parts: Parts) -> None:
+def test_offsets_are_stored_and_errors_are_reported(broker: MockBroker, parts: Parts) -> None:
     parts.routes.get("t")
     broker.on(Request.UPDATE_CONSUMER_OFFSET, [ok(), refuse(Response.SUBSCRIPTION_GROUP_NOT_EXIST, "no group")])
     assert parts.committer.commit_each("g", {QUEUE: 5}, parts.soon) == {}

@@ -50,7 +50,7 @@ def test_keys_go_on_while_nobody_gives_new_ones(
 
 
 @pytest.mark.parametrize("error", [KeyError("hunter2"), SystemExit("hunter2")], ids=["error", "exit"])
-def test_credentials_that_cannot_be_fetched_are_an_error_of_ours_and_asynchronous_calls_are_told(
+def test_credentials_that_cannot_be_fetched_are_an_error_of_ours_and_asynchronous_calls_are_reported(
     error: BaseException,
 ) -> None:
     broken = RotatingCredentials(raising(error))

@@ -280,7 +280,7 @@ def test_11_15_a_queue_whose_broker_is_unknown_asks_for_the_route_once(
 
 
 @pytest.mark.parametrize("conf", ["broker-a", "broker-a:many", "broker-a:4;broker-b"])
-def test_11_19_an_order_conf_without_a_count_is_told(broker: MockBroker, parts: Parts, conf: str) -> None:
+def test_11_19_an_order_conf_without_a_count_is_reported(broker: MockBroker, parts: Parts, conf: str) -> None:
     broker.on(ROUTE, route(1, {"broker-a": broker.address}, orderTopicConf=conf))
     with pytest.raises(RemoteProtocolError, match=f"the route has orderTopicConf '{conf}'; expected broker:queues"):
         parts.sender.publish_queues("t", parts.soon)
@@ -377,7 +377,7 @@ def test_11_17_an_expired_deadline_does_not_blame_the_name_server(broker: MockBr
     assert "nameServer" not in str(e.value)
 
 
-def test_time_over_is_told(broker: MockBroker) -> None:
+def test_time_over_is_reported(broker: MockBroker) -> None:
     parts = Parts(broker.address)
     broker.on(SEND, mb.never)
     parts.routes.get("t")

@@ -19,7 +19,7 @@ from rocketmq_spark.consumer.pull.assigned import Ask
 from rocketmq_spark.consumer.push import backlog
 from rocketmq_spark.consumer.push.backlog import Backlog
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import MASTER_ID, MessageQueue, ReceivedMessage

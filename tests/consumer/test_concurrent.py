@@ -14,7 +14,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
 from rocketmq_spark.consumer.push.concurrent import Concurrent
-from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.workers import Workers
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import CallTimeout

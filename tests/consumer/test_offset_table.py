@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rocketmq_spark.consumer.push.held import OffsetTable
+from rocketmq_spark.consumer.push.member_state import OffsetTable
 from tests.queues import q
 
 A, B = q("a:0"), q("a:1")

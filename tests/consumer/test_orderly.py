@@ -150,7 +150,7 @@ def test_a_lock_answer_that_means_nothing_is_asked_for_again_each_three_seconds(
 
 
 @pytest.mark.parametrize(("uncommitted", "standing"), [(30, False), (40, True)])
-def test_a_listener_that_commits_too_rarely_for_what_may_wait_is_told(
+def test_a_listener_that_commits_too_rarely_for_what_may_wait_is_reported(
     group: GroupBench, caplog: pytest.LogCaptureFixture, uncommitted: int, standing: bool
 ) -> None:
     def listener(messages: Any, context: Any) -> Any:
@@ -179,7 +179,7 @@ def test_a_queue_gives_its_thread_to_others_after_a_minute(group: GroupBench, tm
     assert group.bodies() == [b"1", b"2", b"3", b"other", b"4", b"5"]
 
 
-def test_calls_and_failures_are_told(group: GroupBench, caplog: pytest.LogCaptureFixture) -> None:
+def test_calls_and_failures_are_reported(group: GroupBench, caplog: pytest.LogCaptureFixture) -> None:
     def listener(messages: Any, context: Any) -> None:
         group.time.now += 0.25
         if not messages[0].reconsume_times:

@@ -10,7 +10,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push import ownership
-from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, LocalOffsets
 from rocketmq_spark.consumer.push.ownership import Ownership
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where

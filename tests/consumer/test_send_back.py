@@ -6,7 +6,7 @@ import pytest
 
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.workers import SendBack
 from rocketmq_spark.errors import CallTimeout, ConnectionLost
 from tests.consumer.group import FakeMember, GroupBench

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.delay import service, waiting
+from rocketmq_spark.delay import envelope_records, service
 from rocketmq_spark.delay.service import DelayService, Names, Tools
 from rocketmq_spark.errors import CallTimeout, GroupNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage, Resent, SpooledSend
@@ -155,7 +155,7 @@ class Node:
     def open(self) -> None:
         self.reader = Reader(self.topic)
         self.store = Store(self.folder, sync="never")
-        trade = waiting.trade(ProducerSettings(group="g"), "dead", 64)
+        trade = envelope_records.trade(ProducerSettings(group="g"), "dead", 64)
         tools = Tools(self.now_ms, lambda broker: 3_600_000, lambda group, brokers: self.topic.groups.add(group))
         member: Any = self.topic
         self.service = DelayService(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.delay.waiting import Answering
+from rocketmq_spark.delay.envelope_records import Answering
 from rocketmq_spark.errors import AccessDenied, CallTimeout, RocketMQError, SpoolError
 from rocketmq_spark.model import MessageQueue
 

@@ -36,7 +36,7 @@ def test_3_f_a_lost_disk_is_rebuilt_from_the_inner_topic_without_what_was_sent(w
     assert world.offsets()[0] == 4
 
 
-def test_3_f_envelopes_that_the_topic_does_not_keep_any_more_are_told(
+def test_3_f_envelopes_that_the_topic_does_not_keep_any_more_are_reported(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The disk that has them sends them all the same."""

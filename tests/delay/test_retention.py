@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.delay.waiting import Retention
+from rocketmq_spark.delay.envelope_records import Retention
 
 HOUR_MS = 3_600_000
 

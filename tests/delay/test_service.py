@@ -346,7 +346,7 @@ def test_one_long_delay_makes_a_hand_over_repeat_nothing(world: World) -> None:
     assert not sent & set(other.sends.bodies)
 
 
-def test_when_all_is_done_nothing_more_is_told(world: World) -> None:
+def test_when_all_is_done_nothing_more_is_reported(world: World) -> None:
     node = world.node("a")
     world.topic.put(envelope("m", 1))
     for _ in range(3):

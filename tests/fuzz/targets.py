@@ -12,8 +12,8 @@ from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode import careful
 from rocketmq_spark.columnar.decode.decoder import Decoder, batch_of
 from rocketmq_spark.columnar.decode.schema import BASIC
+from rocketmq_spark.delay.envelope_records import arrival
 from rocketmq_spark.delay.release import Progress, Seen, released
-from rocketmq_spark.delay.waiting import arrival
 from rocketmq_spark.errors import DecodeError, LocalProtocolError, RemoteProtocolError, RocketMQError
 from rocketmq_spark.grpc_proxy.facts import Code, Encoding
 from rocketmq_spark.grpc_proxy.member import policy, popped

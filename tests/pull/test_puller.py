@@ -104,6 +104,6 @@ def test_an_expression_for_a_batch_topic_is_refused_whenever_it_turns_out_to_be_
         replace(PULLER, source=Source(AccessDenied("no"))).at_brokers(QUEUE, SQL)  # type: ignore[arg-type]
 
 
-def test_who_may_not_ask_what_kind_it_is_is_told() -> None:
+def test_who_may_not_ask_what_kind_it_is_is_reported() -> None:
     with pytest.raises(AccessDenied):
         replace(PULLER, source=Source(AccessDenied("no"))).batched(QUEUE)  # type: ignore[arg-type]

@@ -82,7 +82,7 @@ def test_a_filter_makes_holes_and_its_first_message_is_looked_for() -> None:
     assert (lost, puller.asked) == ([], [(TAGS, "h:1"), (NO_FILTER, "h:1")])
 
 
-def test_what_a_filter_hides_at_the_front_is_told() -> None:
+def test_what_a_filter_hides_at_the_front_is_reported() -> None:
     model = Model([Queue(0, 20, frozenset(range(7)))])
     found, lost = reading(Puller(model), 20, TAGS)
     assert offsets(found, model) == [*range(7, 20)]

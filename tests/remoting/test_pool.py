@@ -138,7 +138,7 @@ def test_a_dead_address_rests_for_a_moment_that_grows(pool: Pool, dead: str, mon
     assert 1.0 <= slept[-1] <= 2.0
 
 
-def test_when_there_is_no_time_to_rest_the_earlier_error_is_told(
+def test_when_there_is_no_time_to_rest_the_earlier_error_is_reported(
     pool: Pool, dead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "FIRST_REST_S", 60.0)

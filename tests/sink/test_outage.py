@@ -457,7 +457,7 @@ class Forgetting(RecordingSender):
         self._note(queue, request)
 
 
-def test_11_19_a_batch_that_nobody_answers_for_is_a_bug_that_is_told(
+def test_11_19_a_batch_that_nobody_answers_for_is_a_bug_that_is_reported(
     unwilling: Unwilling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task, "LAST_RESORT_S", 0.1)

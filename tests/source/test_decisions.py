@@ -104,7 +104,7 @@ def _moments(draw):
 
 
 @given(_moments())
-def test_a_position_only_moves_where_a_loss_is_told(moment):
+def test_a_position_only_moves_where_a_loss_is_reported(moment):
     begin, seen, frozen, remade, hidden = moment
     after, losses = decisions.moved(*moment)
     told = {part.queue for part, _ in losses}

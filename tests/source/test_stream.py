@@ -34,7 +34,7 @@ def test_starting_options_have_no_effect_on_a_checkpoint(rocketmq, topic, caplog
     assert "the checkpoint decides where the query goes on" in caplog.text
 
 
-def test_a_changed_filter_is_told(rocketmq, topic, caplog):
+def test_a_changed_filter_is_reported(rocketmq, topic, caplog):
     first = Run(rocketmq, subscribe=topic, startingOffsets="earliest", tags="a")
     feed(rocketmq, topic, 4, tags="b")
     first.drain(feed(rocketmq, topic, 4, tags="a"))

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import pytest
 
 from rocketmq_spark.errors import SpoolError
-from rocketmq_spark.spool.mending import dead_ones
 from rocketmq_spark.spool.records import IDENTITY, Dead, Done, Record, RetryLater
+from rocketmq_spark.spool.recovery import dead_ones
 from rocketmq_spark.spool.store import Store, Work
 from tests.spool.bench import record
 from tests.spool.damages import damage

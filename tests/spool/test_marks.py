@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.spool import mending
+from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool.records import (
     MARK,
     RECORD,
@@ -117,7 +117,7 @@ def test_g2_10_marks_are_mended_with_their_store(store: Store) -> None:
     db = store._db
     (gone, kept) = (Due(10, sequence) for sequence in (1, 2))
     db.write([], [numbered(RECORD, gone.sequence), marked(b"id", b"b")])
-    mending.repair(db)
+    recovery.repair(db)
     assert [place_of(key) for key, _ in db.scan(MARK, behind(MARK))] == [(2).to_bytes(8, "big"), b"b"]
     assert Due.parse(db.get(marked(b"id", b"b")) or b"") == kept
 

@@ -17,11 +17,11 @@ import pytest
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.database import is_database
 from rocketmq_spark.spool.files import BLOCK
-from rocketmq_spark.spool.mending import salvage
+from rocketmq_spark.spool.recovery import salvage
 from rocketmq_spark.spool.spool import SpoolReading
 from rocketmq_spark.spool.store import Store
 from tests.helpers import raising
-from tests.spool.test_mending import COUNT, drained, filled, settled
+from tests.spool.test_recovery import COUNT, drained, filled, settled
 
 
 @pytest.fixture(scope="module")

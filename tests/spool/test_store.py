@@ -24,8 +24,8 @@ from rocketmq_spark.spool.changes import Ticket
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.folders import owner_of
 from rocketmq_spark.spool.lanes import Work
-from rocketmq_spark.spool.mending import dead_ones
 from rocketmq_spark.spool.records import OWNER, RECORD, Dead, Done, Record, RetryLater, SpoolOwner, Verdict, numbered
+from rocketmq_spark.spool.recovery import dead_ones
 from rocketmq_spark.spool.store import Store
 from tests.helpers import raising
 from tests.spool.bench import record

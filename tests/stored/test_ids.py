@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rocketmq_spark.columnar.encode.content import BatchName, ContentIds
+from rocketmq_spark.columnar.encode.content_ids import BatchName, ContentIds
 from rocketmq_spark.errors import UnprovedError
 from rocketmq_spark.model import NO_FILTER, Filter, OffsetRange
 from rocketmq_spark.pull.fetched import Fetched, Hole

@@ -86,7 +86,7 @@ def test_3_h_what_takes_a_message_back_names_it() -> None:
     ],
     ids=["empty", "short", "magic", "version", "kind", "head", "cut", "text", "topic"],
 )
-def test_3_i_what_is_no_envelope_is_told(data: bytes, words: str) -> None:
+def test_3_i_what_is_no_envelope_is_reported(data: bytes, words: str) -> None:
     with pytest.raises(DecodeError, match=words):
         unpack(data)
 

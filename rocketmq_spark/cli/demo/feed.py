@@ -1,12 +1,9 @@
-"""The demo's orders and accounts, and who sends them.
+"""The demo's data: generated orders, the producer thread that sends them, and the sums that check the result.
 
-The demo's books: what was written, read, aggregated, and found again. Pure sums; the demo is right when they agree.
-
-Why they can agree exactly: an order belongs to one window and one region, a window's total is sent once, when the
-watermark has passed its end, and a last order dated far ahead moves the watermark past the end of every window that
-holds orders. That order's own window stays open, so it is in no total.
-
-The demo's producer: a thread that writes orders at a steady rate and counts what the broker has acknowledged.
+The demo is right when the sums of what was written, read, aggregated and read back agree. They can agree exactly: an order
+belongs to one window and one region; a window's total is sent once, when the watermark has passed the window's end; and a
+last order dated far ahead moves the watermark past the end of every window that holds orders. The window of that last order
+stays open, so no total includes it.
 """
 
 from __future__ import annotations

@@ -31,9 +31,13 @@ _STILL_S = 180.0
 
 
 @click.command(cls=CliCommand)
-@click.option("--seconds", type=click.FloatRange(1), default=50.0, show_default=True, help="How long to write orders.")
-@click.option("--rate", type=click.FloatRange(1, 5000), default=500.0, show_default=True, help="Orders a second.")
-@click.option("--name-server", metavar="HOST:PORT", help="Use this cluster (two new topics) [default: a new broker].")
+@click.option(
+    "--seconds", type=click.FloatRange(1), default=50.0, show_default=True, help="How long to write orders, in seconds."
+)
+@click.option("--rate", type=click.FloatRange(1, 5000), default=500.0, show_default=True, help="Orders per second.")
+@click.option(
+    "--name-server", metavar="HOST:PORT", help="Use this cluster and create two topics [default: a new broker]."
+)
 @click.option(
     "--transport",
     type=click.Choice(["remoting", "grpc"]),
@@ -41,7 +45,9 @@ _STILL_S = 180.0
     show_default=True,
     help="How the query writes: to brokers, or through a Proxy over gRPC.",
 )
-@click.option("--proxy-endpoint", metavar="HOST:PORT", help="The Proxy of that cluster [default: a new one].")
+@click.option(
+    "--proxy-endpoint", metavar="HOST:PORT", help="The gRPC endpoint of the cluster's Proxy [default: a new Proxy]."
+)
 @click.pass_obj
 def demo(
     output: Output, seconds: float, rate: float, name_server: str | None, transport: str, proxy_endpoint: str | None

@@ -1,13 +1,8 @@
-"""The demo's session, its query, and what it watches.
+"""The demo's broker, topics and Spark session, its streaming query, and the figures that the demo shows.
 
-The demo's streaming query: orders as JSON in, totals per window and region out, as JSON again.
-
-Plain Spark; the only things of ours are the two ``format("rocketmq")``. examples/orders_pipeline.py holds the same
-functions as a job of its own (a test compares them).
-
-Where the demo takes place: a folder, a broker with two topics, a quiet Spark session.
-
-What can be seen of the demo while it runs: counts from Spark's progress, offsets from the broker, newest totals.
+The query reads orders as JSON and writes totals per window and region as JSON. It is plain Spark except for the two
+``format("rocketmq")``. ``examples/orders_pipeline.py`` has the same functions as a job; a test compares them. The figures
+are counts from Spark's progress, offsets from the broker, and the newest totals.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The command ``doctor``.
+"""``rocketmq-spark doctor``: one line for each check, with a remedy where the check fails.
 
-Asks machine, name servers and brokers, and has ``machine``, ``servers`` and ``traffic`` judge what they say. In order; what
-stands on something that is broken is left out.
-
-``rocketmq-spark doctor``: one line for each check, and what to do.
+Asks the machine, the name servers and the brokers, in this order; ``findings``, ``servers`` and ``proxies`` judge the
+answers. A check that depends on one that failed is skipped.
 """
 
 from __future__ import annotations
@@ -328,9 +326,9 @@ _INDENT = 8
 @click.option(
     "--proxy-endpoint",
     metavar="HOST:PORT",
-    help="The gRPC port of a Proxy, several with ';'; it alone, or beside a name server.",
+    help="gRPC port of a Proxy; separate several by ';'. With or without a name server.",
 )
-@click.option("--strict", is_flag=True, help="Advice makes the exit code 1, too.")
+@click.option("--strict", is_flag=True, help="Exit with 1 also if there is only advice.")
 @connected
 @click.pass_obj
 @click.pass_context

@@ -1,9 +1,4 @@
-"""Findings of the doctor, and those about this machine.
-
-What a check says.
-
-This machine: Java, Python, and the packages beside us. Pure.
-"""
+"""``Finding``, the result of one check, and the checks of this machine: Java, Python and packages. Pure."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What doctor finds at endpoints of a Proxy.
-
-Endpoints of a Proxy over gRPC, and what it takes for a topic. Pure.
-
-Asks each endpoint of a Proxy over gRPC, and has ``proxies`` judge what it says.
-"""
+"""The doctor's checks of a Proxy's gRPC endpoints: whether each answers, and which message types it accepts for a topic."""
 
 from __future__ import annotations
 

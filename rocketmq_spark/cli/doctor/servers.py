@@ -1,8 +1,6 @@
-"""What doctor finds at name servers and brokers, and in what they serve.
+"""The doctor's checks of name servers, brokers, topics and groups. Pure.
 
-Name servers and brokers: reached or not, how they are set, their disks and clocks. Pure.
-
-Topics, rights, groups and how far readers are: what keeps messages from their readers. Pure.
+Servers: whether they answer, their settings, disks and clocks. Topics and groups: types, permissions, subscriptions and lag.
 """
 
 from __future__ import annotations

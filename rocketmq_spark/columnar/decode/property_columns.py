@@ -1,13 +1,11 @@
-"""Names of properties, found for many messages at once, and property texts as typed columns.
+"""System property names, recognised for many messages at once, and property texts as typed columns.
 
-Which property names are the system's: a vectorised look-up by the first and last eight bytes and the length.
+``classify`` recognises a name by its first and last eight bytes and its length. That triple is exact for names of up to
+sixteen bytes; the few longer system names are compared in full.
 
-That triple is exact for names of up to sixteen bytes; the few longer system names are compared in full when met.
-
-Property texts to typed columns. A text that is not of the type becomes null: unknown, never zero.
-
-Which text is of which type is written down once, as a pattern per type (docs/options.md has the table), and does not
-depend on the texts beside it: Arrow's own cast, which takes more, only gets texts on which both agree.
+``cast`` converts texts to a column's type. A text that is not of the type becomes null, never zero. One pattern per type
+(docs/options.md has the table) defines which texts are valid, whatever other texts the column has: Arrow's own cast accepts
+more, so it only gets texts on which both agree.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Located messages as columns: fixed fields, and what the builders of the table ask for.
+"""Located messages as columns: fixed fields (numbers, times, hosts, message ids) and properties.
 
-Columns from the fixed fields of stored messages: numbers, times, hosts and the id made of them.
-
-Located messages as the fast builders of the table (``schema``) see them: a method per kind of column.
+``Located`` implements ``schema.MessageRows``: one method for each kind of column.
 """
 
 from __future__ import annotations

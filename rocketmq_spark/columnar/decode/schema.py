@@ -1,11 +1,7 @@
-"""The table of columns, and what becomes of messages that cannot be decoded.
+"""The columns of the source, a row of ``BASIC`` or ``FULL`` each, and option ``badMessage`` for undecodable messages.
 
-The columns of the source: one table, a row for each. Its types for Spark and for Arrow, how the fast path makes it of
-all located messages, and how the careful path takes it from one.
-
-The table imports nothing heavy: drivers read it too. What a fast builder may ask of located messages stands in ``MessageRows``.
-
-Messages that cannot be decoded go through here, as ``badMessage`` says: an error, rows without a body, or none.
+A row has the column's types in Spark and Arrow, how the fast path makes the column from located messages (``MessageRows``),
+and how the careful path takes the value from one message.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""What a batch has beside its rows: message ids, and the tag and keys that all of its messages share.
+"""Message ids, and the tag and keys of a batch of a batch topic.
 
-Message ids of a task, thousands at a time.
-
-What a batch says of its messages: the tag that all of them have, and their keys. For batches that are stored whole.
-
-A broker compares the batch's tag with filters, and indexes its keys. Both are said of all messages or not at all.
+A broker stores such a batch as one message: it compares the batch's tag with filters and indexes the batch's keys. So a
+batch has a tag or keys only if all of its messages share them.
 """
 
 from __future__ import annotations

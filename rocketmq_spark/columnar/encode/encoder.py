@@ -22,7 +22,7 @@ from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import Flags, Ints, Pieces
 from rocketmq_spark.columnar.encode import properties
 from rocketmq_spark.columnar.encode.batch import UniqueIds
-from rocketmq_spark.columnar.encode.content import ContentIds
+from rocketmq_spark.columnar.encode.content_ids import ContentIds
 from rocketmq_spark.columnar.encode.properties import BadRows
 
 _HEAD_BYTES = 20

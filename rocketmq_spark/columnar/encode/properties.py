@@ -1,13 +1,10 @@
-"""Property strings of rows: their pieces, the user's map, and rows that cannot be sent.
+"""Property strings of rows, and the rows that cannot be sent (``BadRows``).
 
-Rows that cannot be sent: collected over all checks of an Arrow batch, then raised as one error.
+``of_batch`` returns the pieces of each row's string: tags, keys, the user's map, and the columns that RocketMQ keeps as
+properties. ``BadRows`` collects the problems of all checks of an Arrow batch and raises them as one error.
 
-A map column as property strings.
-
-Most DataFrames make their maps with the same names in the same order in every row. One comparison of memory shows that; then the
-names are constants, only the values are columns, and the names are checked once.
-
-A row's properties as pieces to be joined: tags, keys, the user's map and what RocketMQ calls its other columns.
+In most DataFrames the maps have the same names in the same order in every row. One comparison of memory detects that; then
+the names are constants, only the values are columns, and the names are checked once.
 """
 
 from __future__ import annotations

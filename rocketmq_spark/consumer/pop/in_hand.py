@@ -1,12 +1,8 @@
-"""Messages that a Proxy has lent to a consumer: which they are, and how they are settled.
+"""Messages that a Proxy handed to a consumer with a listener: their state until they are acknowledged.
 
-Messages that a Proxy has lent to a consumer with a listener, and what became of those before them. One lock guards it.
-
-Nothing is asked of anybody here: who acts holds the lock for a decision, and lets go of it for the deed.
-
-Settles messages in hand at the Proxy: done, again later, or more time.
-
-A failure to settle is no loss: the Proxy hands the message out again when its time is over.
+``InHand`` is the state, guarded by one lock. It asks nothing of the Proxy: callers hold the lock for a decision and release
+it before they act. ``Settling`` acknowledges messages, makes them visible again, or extends their invisible duration. If
+that fails, no message is lost: the Proxy delivers it again when its invisible duration is over.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from functools import partial
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import start_thread
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.consumer.push.held import ConsumerFigures
+from rocketmq_spark.consumer.push.member_state import ConsumerFigures
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, NotFound, RocketMQError
 from rocketmq_spark.model.membership import ConsumerStats, TopicFigures

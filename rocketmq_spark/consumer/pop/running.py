@@ -1,8 +1,7 @@
-"""A consumer of a Proxy's messages between its start and its stop, and the threads that ask for messages.
+"""A started consumer of a Proxy's messages (``PopRunning``): its parts, their timers, and the threads that receive messages.
 
-Asks a Proxy for messages: a thread for each broker of each topic, which waits there until some come or room is made here.
-
-A consumer of a Proxy's messages between its start and its stop: its parts and their timers.
+``Popping`` has a thread for each broker of each topic. It waits at the Proxy until messages arrive, and here until there is
+room.
 """
 
 from __future__ import annotations

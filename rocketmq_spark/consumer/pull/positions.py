@@ -1,10 +1,7 @@
-"""Offsets of a group's queues as a ``PullConsumer`` asks for and stores them, and its answers to brokers.
+"""Group offsets of a ``PullConsumer``: reading them from brokers and looking offsets up. Also its answers to requests of brokers.
 
-Offsets of a group's queues as a ``PullConsumer`` asks for and stores them, each question within a request's time.
-
-What brokers ask a ``PullConsumer``, and tools through them. Called on the group's own thread, so that it may block.
-
-Java's LitePull answers 307 alone; here ``resetOffsetByTime`` and ``consumerStatus`` without an id work, too.
+Each question must be answered within the request timeout. ``PullAnswers`` runs on the group's own thread, so it may block.
+Java's LitePull answers request 307 only; this one also answers ``resetOffsetByTime`` and ``consumerStatus`` without an id.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from rocketmq_spark.base.threads import Failure
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.concurrent import Concurrent
-from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.orderly import Orderly
 from rocketmq_spark.consumer.push.rebalancing import Rebalancing
 from rocketmq_spark.consumer.result import Context, Hold, OrderedContext

@@ -14,7 +14,7 @@ from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.ahead import FAR_ANSWERS, Ahead, Bounds, Plain, ReadAhead
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.pull.assigned import Ask, FetchedPart
-from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import MASTER_ID, MessageQueue, ReceivedMessage

@@ -1,13 +1,11 @@
 """Messages to a listener, many at once and in any order: Java's ``ConsumeMessageConcurrentlyService``.
 
-Messages whose listener does not come back: they must not hold up the offset of their queue for ever.
+Failed messages are sent back, so that the committed offset can advance. A message that cannot be sent back goes to the
+listener again. Results of a queue count only while this member owns the queue.
 
-Mirrors ``ProcessQueue.cleanExpiredMsg``. Only the first message is looked at, as only that one holds up anything.
-
-Messages to a listener, many at once and in any order: Java's ``ConsumeMessageConcurrentlyService``.
-
-What failed is sent back, so that the offset of a queue goes on; what could not even be sent back is handed to the listener
-again. Only results of queues that are still ours count.
+A listener that does not return would keep the offset from advancing: ``expired`` finds its message, as Java's
+``ProcessQueue.cleanExpiredMsg`` does. It looks at the first message of a queue only, because only that one holds up the
+offset.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from typing import NamedTuple
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers
 from rocketmq_spark.consumer.result import Context, Listener, concurrent, once_more, slices
 from rocketmq_spark.consumer.settings import ConsumerSettings

@@ -51,9 +51,10 @@ class BaseConsumer(Closing):
 
     @entry
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
-        """Consume ``topic``: all of it, what has one of ``tags`` (``a || b``), or what the expression ``sql`` holds for.
+        """Consume all messages of ``topic``, those with one of ``tags`` (``a || b``), or those that match ``sql``, an SQL92
+        expression.
 
-        It may be called again, also while the consumer runs. Members of a group must want the same.
+        It may be called again, also while the consumer runs. All members of a group must have the same subscriptions.
         """
         self._owner.check(self._closed)
         self._subscriptions.add(topic, filter_of(tags, sql))
@@ -61,22 +62,23 @@ class BaseConsumer(Closing):
 
     @entry
     def unsubscribe(self, topic: str) -> None:
-        """Consume ``topic`` no more; the offsets of its queues are stored, and other members get them."""
+        """Stop consuming ``topic``. The offsets of its queues are committed, and other members get the queues."""
         self._owner.check(self._closed)
         self._subscriptions.remove(topic)
         self._changed()
 
     @entry
     def start(self, listener: Listener) -> None:
-        """Join the group and call ``listener(messages, context)`` from now on, on threads of its own; returns at once.
+        """Join the group and call ``listener(messages, context)`` on background threads. Returns at once.
 
-        Returning None is success; ``return context.retry()``, an exception or anything else sends the messages back, to come
-        again later. Where the consumer is ordered, they are tried again in place, and ``context.suspend()`` says so.
+        If the listener returns None, the messages are done. If it returns ``context.retry()`` or another value, or raises,
+        the messages are sent back and delivered again later. An ordered consumer retries them in place, also on
+        ``context.suspend()``.
 
         Raises:
-            LocalProtocolError: The group has a member in this process already.
-            OptionError: Nothing is subscribed to, the consumer was started already, or another broadcasting one has the file
-                that its offsets would be in.
+            LocalProtocolError: This process already has a member of the group.
+            OptionError: Nothing is subscribed to, the consumer was started already, or another broadcasting
+                consumer uses the same offset file.
         """
         self._owner.check(self._closed)
         with self._turn:
@@ -152,7 +154,7 @@ class BaseConsumer(Closing):
             self._turn.release()
 
     def close(self) -> list[ReceivedMessage] | list[PoppedMessage]:
-        """As ``stop`` with its usual timeout."""
+        """Call ``stop`` with its default timeout."""
         return self.stop()
 
     @entry

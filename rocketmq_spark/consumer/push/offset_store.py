@@ -1,12 +1,13 @@
-"""Where a member's offsets are kept: on brokers, or in a file of its own.
+"""Where a push consumer stores the offsets of its group: on brokers, or in a file if the group broadcasts.
 
-Offsets of a broadcasting member, which no broker has: a file, as Java's ``LocalFileOffsetStore`` has one.
+Members of a group that shares its queues commit to brokers. A broadcasting member keeps a file, as Java's
+``LocalFileOffsetStore``. Each write replaces the file atomically and keeps the previous file as ``.bak``, so one of the two
+is whole whatever happens to the process. If neither can be read, loading raises an error: starting without offsets would
+repeat or lose messages. A file has one owner; if two consumers shared it, the slower one would continue at the faster one's
+offsets.
 
-A write replaces the file at once, and the file before it stays beside it as ``.bak``. So one of the two is whole whatever
-happens to the process; when neither can be read, it is said, for starting from nothing would repeat or lose messages.
-A file has one owner: of two the slower one would go on where the faster one was.
-
-Where a member's offsets are kept: on brokers where the group shares its queues, in a file where it broadcasts.
+``consumer/push/running`` calls ``persist`` every ``persist_interval_s``, and ``ownership`` calls it when a queue is given
+up.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, Protocol
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.ports import GroupMember

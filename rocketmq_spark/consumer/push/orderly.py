@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.process_queue import ProcessQueue, full
-from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers
 from rocketmq_spark.consumer.result import (
     MIN_SUSPEND_MS,

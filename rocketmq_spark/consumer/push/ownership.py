@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.offset_store import OffsetStore
 from rocketmq_spark.consumer.push.orderly import Orderly
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Start, StartQuestions, Where, start_offset

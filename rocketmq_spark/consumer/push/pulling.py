@@ -23,7 +23,7 @@ from rocketmq_spark.consumer.process_queue import (
     next_pull,
 )
 from rocketmq_spark.consumer.push.backlog import Backlog
-from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import TopicFilter
 from rocketmq_spark.errors import RocketMQError

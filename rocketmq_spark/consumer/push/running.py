@@ -24,7 +24,7 @@ from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.answers import Answers
 from rocketmq_spark.consumer.push.backlog import Backlog
 from rocketmq_spark.consumer.push.concurrent import Concurrent
-from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, FileOffsets, LocalOffsets, OffsetStore, file_of
 from rocketmq_spark.consumer.push.orderly import Orderly
 from rocketmq_spark.consumer.push.ownership import Ownership

@@ -1,17 +1,14 @@
 """Threads that call listeners, and failed messages on their way to the retry topic.
 
-Threads that call listeners: so many, with an endless line of work before them.
+``Workers`` is a pool of a fixed number of threads with an unbounded queue, as Java's: adding work never blocks. The limits
+on cached messages hold back a consumer whose listener is slow.
 
-As in Java's pool the line never blocks who adds to it, and there are never more threads than the lower bound; what holds
-back a consumer whose listener is slow is the bound of what is cached.
+Waking a thread costs more than a quick listener takes, and threads that are awake compete for the interpreter. So one thread
+at a time is woken: by new work, and by a thread that begins work while more is waiting. Few threads handle quick work; where
+listeners block, each thread wakes the next until all are awake.
 
-To wake a thread costs more than a quick listener takes, and one that is awake fights with all others for the interpreter.
-So one thread at a time is woken: by new work, and by a thread that begins work while more is waiting. Quick work is thus
-done by few of them; where listeners block, each wakes the next until all are awake.
-
-Failed messages on their way to the retry topic: by the broker, else as a copy, else again later.
-
-Mirrors ``DefaultMQPushConsumerImpl.sendMessageBack`` and, for ordered messages, ``ConsumeMessageOrderlyService.sendMessageBack``.
+``SendBack`` returns a failed message to the broker, else sends a copy to the retry topic, else tries again later. It mirrors
+``DefaultMQPushConsumerImpl.sendMessageBack`` and, for ordered messages, ``ConsumeMessageOrderlyService.sendMessageBack``.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from queue import SimpleQueue
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.base.threads import start_thread
-from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.ports import GroupMember

@@ -1,13 +1,10 @@
-"""Spark's folder of a query, on this machine or on any file system of pyarrow's.
+"""Spark's checkpoint of a query, as far as it says what our sources have read; on this machine or a pyarrow file system.
 
-A folder of files, on this machine or wherever pyarrow's file systems reach: ``s3://``, ``hdfs://``, ``gs://``, ``abfs://``.
+``Folder`` reads and writes files locally or at ``s3://``, ``hdfs://``, ``gs://`` and ``abfs://``; errors are an
+``OffsetError`` that names the folder.
 
-What goes wrong there is an ``OffsetError`` that names the folder.
-
-Spark's folder of a query, as far as it says what our sources have read.
-
-``offsets/N`` is what batch N reads up to: a version, settings, then a line for each source of the query; ``commits/N`` is there
-when the batch is done. Spark keeps the last hundred (``spark.sql.streaming.minBatchesToRetain``).
+``offsets/N`` is what batch N reads up to: a version, settings, then a line for each source of the query. ``commits/N``
+exists when the batch is done. Spark keeps the last hundred (``spark.sql.streaming.minBatchesToRetain``).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from rocketmq_spark.columnar.encode.content import BatchName
+from rocketmq_spark.columnar.encode.content_ids import BatchName
 from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.spark.checkpoints.entries import Folder
 from rocketmq_spark.stored.ends import QueueEnds

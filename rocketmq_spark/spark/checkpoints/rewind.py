@@ -1,11 +1,8 @@
-"""Taking a query back to an earlier batch, and what has become of its queues since.
+"""Rewinds a query to the end of an earlier batch by removing what Spark wrote after it.
 
-What has become of a reader's queues since it read them last. Pure.
-
-Taking a query back to the end of an earlier batch, by removing what Spark wrote down after it.
-
-What goes are the entries of both logs behind that batch, and versions of state that they made: batch N leaves version N + 1,
-and Spark would load a later one when it comes to that number again. ``plan`` only looks; ``carry_out`` copies first.
+``plan`` only looks; ``carry_out`` copies the files before it removes them: the entries of both logs behind that batch, and
+the versions of state that they made. Batch N leaves version N + 1, and Spark would load a later one when it reaches that
+number again. ``drift`` compares the positions of a query with what brokers have now. Pure.
 """
 
 from __future__ import annotations

@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 class GroupOffsetListener(StreamingQueryListener):
     """Commits the offsets of a consumer group whenever a query makes progress, for dashboards and for later starts.
 
-    ``spark.streams.addListener(GroupOffsetListener(name_server="host:9876", group="orders"))``. Spark's checkpoint stays the
-    truth: nothing reads these offsets but tools and new queries with ``startingOffsets=committed``. Sources of other formats,
-    clusters (by ``brokerClusterName``), namespaces and environments are left alone.
+    ``spark.streams.addListener(GroupOffsetListener(name_server="host:9876", group="orders"))``. A query continues from Spark's
+    checkpoint; these offsets are read only by tools and by new queries with ``startingOffsets=committed``. Sources of other
+    formats, clusters (by ``brokerClusterName``), namespaces and environments are ignored.
 
     Args:
         name_server: ``host:port``, several separated by ``;``.
         options: Options of the source (docs/options.md), in snake_case or camelCase: ``group`` is required; ``subscribe``
-            limits the topics, without it the listener commits for every other rocketmq source of the session.
+            limits the topics; without it the listener commits for every rocketmq source of the session.
 
     Raises:
         OptionError: An option is unknown or has a wrong value.
@@ -53,16 +53,16 @@ class GroupOffsetListener(StreamingQueryListener):
         self._finished: dict[UUID, list[Offsets]] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Does nothing at this ``event``: nothing is finished yet."""
+        """Does nothing at ``event``: no batch is finished yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Commit where the batch of ``event`` ended. What cannot be committed is logged, for Spark swallows errors here."""
+        """Commit the end of the batch of ``event``. Failures are logged, because Spark ignores exceptions of listeners."""
         ends = [self._mine(source.endOffset) for source in event.progress.sources]
         self._finished[event.progress.runId] = [end for end in ends if end.positions]
         self._commit(event.progress.runId)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Commit again at this ``event`` what a broker did not take: no batch may come for long."""
+        """Retry failed commits while the query of ``event`` is idle."""
         self._commit(event.runId)
 
     def _mine(self, logged: str) -> Offsets:
@@ -83,5 +83,5 @@ class GroupOffsetListener(StreamingQueryListener):
                 logger.exception("the offsets of a finished batch are not committed")
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Forget the query of this ``event``: the last progress was heard before."""
+        """Forget the query of ``event``. Its last progress was reported before."""
         self._finished.pop(event.runId, None)

@@ -192,13 +192,14 @@ def _escaped(value: str) -> str:
 class MetricsListener(StreamingQueryListener):
     """``spark.streams.addListener(MetricsListener(prometheus="/var/lib/node_exporter/orders.prom"))``.
 
-    Writes what all queries of the session do, whenever one makes progress. ``prometheus`` is a file in Prometheus' text
-    format, replaced whole each time (for the textfile collector of node_exporter); ``json_lines`` is a file that gets a line
-    for each progress: ``query`` and what ``progress(query)`` gives. ``writer`` is the ``foreach_batch_writer`` whose counts
-    belong to the query of the name ``writer_query``, or to every query where that is not given.
+    Writes metrics of all queries of the session whenever one of them makes progress. If a file cannot be written, the failure is
+    logged and no query is affected. Spark rarely reports an idle query, and reports nothing while a batch is running.
 
-    A file that cannot be written is logged and disturbs no query. While a query is idle Spark reports so only
-    now and then; while a batch is under way it reports nothing.
+    Args:
+        prometheus: A file in Prometheus' text format, replaced atomically each time, for node_exporter's textfile collector.
+        json_lines: A file to which each progress adds a line: ``query`` and the values of ``progress(query)``.
+        writer: A ``foreach_batch_writer`` whose counts are added.
+        writer_query: The name of the query of ``writer``; every query if not given.
     """
 
     def __init__(

@@ -17,27 +17,28 @@ _SUMS = ("lag", "queues", "queuesAway")
 
 
 def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) -> dict[str, Any] | None:
-    """What the last progress of ``query`` says of its rocketmq sources; None before there is one.
+    """Return the figures of the rocketmq sources in the last progress of ``query``.
 
-    ``lag``: messages (with gaps, offsets) behind the end of the batch; ``behindMs``: since when the first of them has been
-    seen to wait, 0 where none does; ``queues`` that answer, ``queuesAway`` and ``brokersAway`` that do not now, whose lag is
-    not counted; ``losses``: by cause, ``ranges`` and ``offsets`` that the driver went on without in this run. Beside these
-    ``batchId``, ``timestamp``, ``rows``, ``batchMs`` and ``sinkRows``, and ``sources``: the same for each rocketmq source.
-    None is what is not known, such as ``behindMs`` while messages are read that were there before the run.
+    ``lag``: messages (where there are gaps, offsets) behind the end of the batch. ``behindMs``: ms since this run first saw
+    the oldest unread message; 0 if there is none, None while it reads messages that are older than the run. ``queues``:
+    queues whose brokers answer. ``queuesAway`` and ``brokersAway``: queues and brokers that do not answer now; their lag is
+    not counted. ``losses``: by cause, the ``ranges`` and ``offsets`` that the driver skipped in this run. ``sources``: the
+    same for each rocketmq source. Also ``batchId``, ``timestamp``, ``rows``, ``batchMs`` and ``sinkRows``. Unknown values are
+    None.
 
-    All this is of the end of the last batch, ``ageMs`` ago. ``underWay`` is whether the next one is being executed now: where
-    it stays so and ``ageMs`` grows, the batch is large, or waits for a broker.
+    All figures are of the end of the last batch, ``ageMs`` ms ago. ``underWay`` is whether the next batch is running now. If
+    it stays True and ``ageMs`` grows, the batch is large or waits for a broker.
 
-    ``sink`` is there with ``writer``, the ``foreach_batch_writer`` of the query: what it wrote in all its batches. ``rows`` are
-    those it ``sent`` and those it ``confirmed``; ``already_stored`` rows were stored by an attempt before, and ``unmatched``
-    messages of such attempts match no row of the repeat.
+    With ``writer``, ``sink`` has what that writer wrote in all of its batches: ``rows`` is the sum of ``sent`` and ``confirmed``.
+    ``already_stored`` rows had been stored by an earlier attempt; ``unmatched`` messages of earlier attempts match no row of the
+    repeat.
 
     Args:
         query: A query of this session.
-        writer: The function that ``foreachBatch`` of the query was given.
+        writer: The ``foreach_batch_writer`` of the query.
 
     Returns:
-        The figures by name; None before there is a progress.
+        The figures by name; None before the first progress.
     """
     last = query.lastProgress
     if last is None:

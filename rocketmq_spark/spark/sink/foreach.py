@@ -65,11 +65,11 @@ def write_rocketmq(
     """Writes a batch DataFrame. Unlike ``df.write.format("rocketmq").save()`` it needs no ``mode("append")``.
 
     Args:
-        df: Its columns are those of the sink (docs/options.md, "Columns of the sink").
-        name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
-        checkpoint_location: Inside ``foreachBatch`` with ``delivery_guarantee`` exactly-once: that of the query.
-        write_name: Then the name of this write, where a batch is written to one topic more than once.
-        options: Options of the sink (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
+        df: Its columns are those of the sink (docs/options.md, "Columns of the sink"). name_server: ``host:port``, several
+        separated by ``;``. Required unless ``transport`` is ``grpc``. checkpoint_location: The checkpoint location of the
+        query, inside ``foreachBatch`` with ``delivery_guarantee`` exactly-once. write_name: The name of this write in that
+        case, if a batch is written to one topic more than once. options: Options of the sink (docs/options.md), in snake_case
+        or camelCase. Durations are milliseconds or text
             (``3s``), sizes bytes or text (``4m``).
 
     Returns:
@@ -133,12 +133,13 @@ def foreach_batch_writer(
 ) -> ForeachBatchWriter:
     """Returns a function for ``writeStream.foreachBatch``. It works with output modes append, update and complete.
 
-    A micro-batch that Spark repeats is written again; with ``delivery_guarantee`` exactly-once only what is not stored.
+    A micro-batch that Spark repeats is written again; with ``delivery_guarantee`` exactly-once, only the rows that are not stored
+    yet.
 
     Args:
         name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
-        checkpoint_location: That of the query; for ``delivery_guarantee`` exactly-once, which needs it.
-        write_name: The name of this write, where a batch is written to one topic more than once.
+        checkpoint_location: The checkpoint location of the query. Required for ``delivery_guarantee`` exactly-once.
+        write_name: The name of this write, if a batch is written to one topic more than once.
         options: Options of the sink (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
             (``3s``), sizes bytes or text (``4m``).
 

@@ -21,7 +21,7 @@ from rocketmq_spark import session
 from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.columnar.encode.content import (
+from rocketmq_spark.columnar.encode.content_ids import (
     ROW_BYTES,
     BatchName,
     ContentIds,

@@ -1,11 +1,8 @@
 """Which queue each row goes to, and an Arrow batch as runs of rows of one topic and queue.
 
-Which queue each row goes to, for the selectors that look at rows: a whole column at once where that is possible. Pure.
-
-A choice is an index into the topic's queues, for each of the rows asked for. Rows for which there is none go to the
-bad rows and get the first queue, which is never used.
-
-An Arrow batch to shares: runs of rows that go to one topic, and to one queue where rows say which.
+A ``RowSelector`` returns an index into the topic's queues for each row, a whole column at once where possible. A row without
+a queue is added to ``BadRows`` and gets the first queue, which is never used. ``Router`` cuts an Arrow batch into runs of
+rows that go to one topic, and to one queue where rows name it.
 """
 
 from __future__ import annotations

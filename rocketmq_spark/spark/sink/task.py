@@ -1,13 +1,10 @@
-"""The rows of one task on their way to brokers.
+"""The rows of one task: encoded, cut into batches, sent while the next ones are encoded, and counted.
 
-Batches of a batch topic: brokers store each as one message, so it has an id, and tag and keys where they are those of all.
+Nothing is left to ``__del__`` or a thread after the task: a killed task gets no chance to clean up, and its next attempt
+sends again what it sent. That is at-least-once delivery.
 
-A broker filters such batches by their own tags. So rows of one tag go together, where their order allows it.
-
-The rows of one task on their way: encoded, cut into batches, sent while the next ones are encoded, and counted.
-
-Nothing is left to ``__del__`` or a thread after the task: a killed task gets no chance to clean up, and what it sent
-will be sent again by its next attempt. That is at-least-once delivery.
+A broker stores a batch of a batch topic as one message, with an id, and with the tag and keys that all of its rows share. It
+filters such a batch by the batch's tag, so ``together`` puts rows of one tag together where their order allows it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""What a run of a stream says of itself, and what cannot be read any more.
+"""The account that a run of a stream gives of itself (lag, unavailable brokers, losses), and the one path for data loss.
 
-What a run of a stream says of itself: how far it is behind, who is away, what was lost so far.
-
-Stands beside the ends of queues in ``sources[i].latestOffset`` of a query's progress, and is made of what was asked for
-planning: no broker hears a question for it. ``progress`` reads it again.
-
-What cannot be read any more. Data loss goes through one function, chosen by ``failOnDataLoss``.
+The account stands beside the ends of queues in ``sources[i].latestOffset`` of a query's progress, and is made from the
+answers that planning needs anyway: it asks brokers nothing. ``progress`` reads it. Every data loss goes through ``settled``
+or ``report``, which option ``failOnDataLoss`` controls.
 """
 
 from __future__ import annotations

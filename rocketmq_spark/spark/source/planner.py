@@ -1,14 +1,11 @@
-"""What a batch reads and in which partitions. Pure.
+"""What a batch reads, and in which partitions: arithmetic over positions, bounds and limits. Pure.
 
-Queues to Spark partitions: RocketMQ's allocation strategies, then splitting as Spark's Kafka source does. Pure.
+Queues become Spark partitions by RocketMQ's allocation strategies, whose consumers are the partitions; then partitions are
+split as Spark's Kafka source does. Java leaves it to the group's members that a queue has exactly one owner. Here the plan
+ensures it: a queue that is given to several partitions is read by the first, and a queue that is given to none is not read
+at all.
 
-The consumers of a strategy are the partitions. Java leaves it to the group's members that a queue has exactly one
-owner; here the plan sees to it: a queue given to several partitions is read by the first, one given to none is left out of the
-source altogether.
-
-What a batch reads: pure arithmetic over positions, bounds and limits. Nothing here asks a broker.
-
-Tasks cannot report back to a Python source, so the size of messages is learnt from samples of what is waiting.
+Tasks cannot report back to a Python source, so the size of messages is estimated from samples of unread messages.
 """
 
 from __future__ import annotations

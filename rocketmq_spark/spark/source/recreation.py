@@ -1,17 +1,16 @@
-"""Topics that were made again, and queues that a narrowed topic does not read any more.
+"""Topics that were deleted and created again under the same name, and queues that a narrowed topic no longer reads.
 
-Whether topics were deleted and made again under their names, by the store times of their messages.
+The queues of a recreated topic start at offset 0. While they end before the old positions, their ends show it. After that
+only time does: every message of the new topic is younger than all of the old one. So offsets carry a *mark* for each queue,
+the newest store time seen, and the last message that was read must not be younger than its mark.
 
-The queues of a topic that is made again start at offset 0. While they end before the old positions, their ends show it.
-After that only time does: every message of the new topic is younger than all of the old one. So offsets carry the newest
-store time that was seen of each queue, its mark, and the last message that was read must not be younger than its mark.
+For most queues the statistics that every plan asks for are enough. ``RecreationWatch`` asks brokers about the rest: one
+question per topic and broker, since a topic's queues are deleted together there. It asks about all such queues when a run
+begins, when a broker comes back and may have lost part of its store (a new connection shows it), and when one queue has
+shown a sign.
 
-The statistics that every plan asks for answer that for most queues. What they leave open is asked of brokers: one
-question per topic and broker, since a topic's queues are deleted together there. All queues that are open are asked when
-a run begins, when a broker comes back and may have lost part of its store, as a new connection shows, and when one queue
-has shown a sign.
-
-Queues that their living broker does not read any more: the topic was narrowed, and what they still hold is given up.
+``Unread`` finds queues that their living broker no longer reads because the topic was narrowed: what they still hold is
+given up.
 """
 
 from __future__ import annotations

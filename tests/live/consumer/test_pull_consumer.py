@@ -416,7 +416,7 @@ def test_1_10_two_members_share_the_queues_and_one_takes_over(
         eventually(lambda: first.poll(0.05) == [] and len(first.assignment()) == 4, 30.0)
 
 
-def test_what_is_wrong_is_told(rocketmq: LocalBroker, make: Make) -> None:
+def test_what_is_wrong_is_reported(rocketmq: LocalBroker, make: Make) -> None:
     with make() as consumer, pytest.raises(RouteNotFound, match="no_such_topic"):
         consumer.subscribe("no_such_topic")
     with make() as consumer, pytest.raises(OptionError, match=r"expected subscribe\(\) or assign\(\)"):

@@ -4,7 +4,7 @@ import random
 import threading
 
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
-from rocketmq_spark.consumer.push.held import MemberState
+from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.model.membership import ConsumerStats
 from tests.consumer.messages import messages
 from tests.queues import q, qs

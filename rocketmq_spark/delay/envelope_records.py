@@ -1,10 +1,9 @@
-"""Envelopes that wait: as records, on brokers that answer, and for as long as brokers keep them.
+"""Envelopes as records of a store, with what is sent when they are due; also unavailable brokers and the retention of the topic.
 
-Which brokers answer: what is to be done for their queues must not wait for one that does not.
-
-Whether brokers keep envelopes for as long as they wait: a disk that is lost is rebuilt from them alone.
-
-Envelopes as records of a store, and what is sent when they are due. Pure.
+``arrival`` makes a record of an envelope and ``sending`` a send of a due record; both are pure. Records wait in
+``spool/store``, and ``spool/redelivery`` takes them when they are due. ``Answering`` skips brokers that did not answer a
+moment ago, so that the queues of others do not wait. ``Retention`` warns if brokers keep envelopes for a shorter time than
+they wait: a node that lost its disk rebuilds its store from the topic alone.
 """
 
 from __future__ import annotations

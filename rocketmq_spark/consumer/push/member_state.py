@@ -1,20 +1,15 @@
-"""The state of one member: its queues, how far each is finished, and figures by topic.
+"""The state of one member of a group, under one lock: its queues, how far each is finished, and figures by topic.
 
-What became of each topic's messages lately, as ``mqadmin consumerStatus`` shows it. Mirrors ``ConsumerStatsManager``.
+Pulls, listeners, rebalances and requests of brokers hold the lock of ``MemberState`` for a decision and release it before
+they act.
 
-Pure: the caller holds its lock and passes the time. Sums are kept for each ten seconds of the last hour, so that nothing grows.
+``OffsetTable`` (Java's ``RemoteBrokerOffsetStore``) has how far each queue is finished and which offsets are to be
+committed; ``offset_store`` commits them. Results that end out of order may only raise an offset; an orderly commit or a
+reset overwrites it. Java freezes the offset of a queue whose illegal one was repaired; here results of a dropped queue
+change nothing.
 
-How far each queue is finished here, and what of that is to be committed: Java's ``RemoteBrokerOffsetStore``.
-
-Results that end out of order may only raise an offset; who knows better (an orderly commit, a reset) overwrites it. Java
-freezes the offset of a queue whose illegal one was repaired; here results of a queue that is dropped change nothing anyway.
-
-Pure: the caller holds its lock and does the telling.
-
-What a member has at this moment: its queues, how far they are finished, and what it counted. One lock guards all of it.
-
-Everybody who acts (pulls, listeners, rebalance, questions of brokers) holds the lock for a decision and lets go of it for
-the deed.
+``ConsumerFigures`` (Java's ``ConsumerStatsManager``) has what ``mqadmin consumerStatus`` shows of each topic. Sums are kept
+for each ten seconds of the last hour, so memory does not grow. Both are pure: the caller holds the lock and passes the time.
 """
 
 from __future__ import annotations

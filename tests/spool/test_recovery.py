@@ -11,7 +11,6 @@ import pytest
 
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.lanes import lane_with
-from rocketmq_spark.spool.mending import Salvaged, repair
 from rocketmq_spark.spool.records import (
     IDENTITY,
     ORDER,
@@ -31,6 +30,7 @@ from rocketmq_spark.spool.records import (
     numbered,
     ordered,
 )
+from rocketmq_spark.spool.recovery import Salvaged, repair
 from rocketmq_spark.spool.store import Store
 from tests.spool.bench import record
 
