@@ -94,7 +94,9 @@ _past_brokers = pytest.StashKey[frozenset[str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--complete", action="store_true", help="fail when a test was skipped, and unless every kind of test ran"
+        "--complete",
+        action="store_true",
+        help="fail when a test was skipped, and unless every kind of test ran, and one of each file",
     )
 
 
@@ -282,8 +284,10 @@ class _Reports:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.skipped:
             self._seen["skipped"] += 1
-        elif report.when == "call" and report.passed:
-            self._seen.update(str(what) for name, what in report.user_properties if name == "needs")
+        elif report.when == "call":
+            self._seen[report.nodeid.partition("::")[0]] += 1
+            if report.passed:
+                self._seen.update(str(what) for name, what in report.user_properties if name == "needs")
 
 
 def _problems(config: pytest.Config) -> list[str]:
@@ -291,7 +295,19 @@ def _problems(config: pytest.Config) -> list[str]:
         return []
     seen = config.stash[_seen]
     skipped = [f"{seen['skipped']} tests were skipped"] if seen["skipped"] else []
-    return [*skipped, *(f"no test that needs a {what} has passed" for what in NEEDS.values() if not seen[what])]
+    absent = [f"no test of {name} ran" for name in _files(config) if not seen[name]]
+    return [
+        *skipped,
+        *absent,
+        *(f"no test that needs a {what} has passed" for what in NEEDS.values() if not seen[what]),
+    ]
+
+
+def _files(config: pytest.Config) -> list[str]:
+    """The files of tests that were asked for, whatever became of their collection, as tests name them."""
+    asked = [Path(config.rootpath, argument.partition("::")[0]) for argument in config.args]
+    files = {file for path in asked for file in (path.rglob("test_*.py") if path.is_dir() else [path])}
+    return sorted(file.resolve().relative_to(config.rootpath.resolve()).as_posix() for file in files)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -113,6 +113,17 @@ def test_a_module_that_skips_itself_is_a_failure(inner: pytest.Pytester, process
     assert "NOT COMPLETE" not in run(inner, *processes, *chosen)
 
 
+@pytest.mark.parametrize("processes", [(), ("-n2", "--dist=loadfile")], ids=["one process", "two"])
+def test_a_file_none_of_whose_tests_ran_is_a_failure(inner: pytest.Pytester, processes: tuple[str, ...]) -> None:
+    """Pytest looks into no folder of this name, and a conftest may leave out any."""
+    folder = inner.mkpydir("build")
+    (folder / "test_unseen.py").write_text("def test_it(): pass")
+    done = run(inner, *processes, "--complete", "-k", "test_live or test_spark or test_it")
+    assert "NOT COMPLETE: no test of build/test_unseen.py ran" in done
+    assert done.count("NOT COMPLETE") == 1
+    assert "NOT COMPLETE" not in run(inner, *processes, "-k", "test_live or test_spark")
+
+
 def test_what_takes_minutes_runs_at_full_scale_only(inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.findall(r"::test_(\w+) PASSED", run(inner, "-v", "-k", "plain or long")) == ["plain"]
     monkeypatch.setenv("ROCKETMQ_SPARK_TEST_SCALE", "1")

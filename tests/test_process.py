@@ -63,7 +63,7 @@ def test_a_forked_process_begins_anew_even_where_the_lock_was_held(kind: str) ->
 
     thread = threading.Thread(target=hold)
     thread.start()
-    held.wait(10)
+    assert held.wait(60)
     child = os.fork()
     if child == 0:
         theirs = process.once(kind, "a", object)

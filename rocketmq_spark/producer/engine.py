@@ -23,7 +23,7 @@ from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer.attempts import Attempts, RetryAttempt, report_of
-from rocketmq_spark.producer.confirming import Confirming
+from rocketmq_spark.producer.confirming import Confirming, unproved
 from rocketmq_spark.producer.destination import QueueChoice
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.in_flight import Sending, UnderWay, closed
@@ -332,7 +332,10 @@ class Engine:
         anywhere = outgoing.queue is None and outgoing.candidates is None
         if anywhere and queue is not None and isinstance(outcome, RocketMQError):
             brokers = self.topics.brokers_of(outgoing.topic)
-        return sending.attempts.judge(queue, outcome, brokers, sending.deadline.remaining())
+        verdict = sending.attempts.judge(queue, outcome, brokers, sending.deadline.remaining())
+        if sending.confirmed and isinstance(verdict, RocketMQError):  # who sends all of it again stores that part twice
+            return unproved(verdict, SendFailed(f"{sending.confirmed} of its messages are stored"))
+        return verdict
 
 
 def _sent(

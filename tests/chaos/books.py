@@ -47,9 +47,12 @@ class Loss(NamedTuple):
     end: int
     cause: str
 
+    @property
+    def whole(self) -> bool:
+        return any(word in self.cause for word in _WHOLE)
+
     def covers(self, place: Place, offset: int) -> bool:
-        whole = any(word in self.cause for word in _WHOLE)
-        return self.place == place and self.start <= offset and (whole or offset < self.end)
+        return self.place == place and self.start <= offset and (self.whole or offset < self.end)
 
 
 def losses(log: str) -> list[Loss]:
@@ -67,7 +70,12 @@ def row(line: str) -> Row:
 
 
 def missing(sent: Iterable[Sent], rows: Iterable[Row], lost: Iterable[Loss]) -> list[Sent]:
-    """Acknowledged messages that were not read, and that no report names."""
+    """Acknowledged messages that were not read, and that no report names.
+
+    What is said of a whole queue is of generations that were deleted: of the last one of a topic everything is there.
+    """
+    sent = list(sent)
+    last = {s.place.topic: s.generation for s in sorted(sent, key=lambda s: s.generation)}
     read = {(r.place, r.offset, r.key, r.number, r.generation) for r in rows}
     by_place = defaultdict(list)
     for part in lost:
@@ -76,7 +84,10 @@ def missing(sent: Iterable[Sent], rows: Iterable[Row], lost: Iterable[Loss]) -> 
         s
         for s in sent
         if (s.place, s.offset, s.key, s.number, s.generation) not in read
-        and not any(part.covers(s.place, s.offset) for part in by_place[s.place])
+        and not any(
+            part.covers(s.place, s.offset) and not (part.whole and 0 < s.generation == last[s.place.topic])
+            for part in by_place[s.place]
+        )
     ]
 
 

@@ -21,6 +21,15 @@ def test_what_is_missing_must_be_named():
     assert missing([SENT[0]._replace(generation=1)], ROWS, []) == [SENT[0]._replace(generation=1)]
 
 
+def test_a_report_of_a_topic_that_was_deleted_says_nothing_of_the_one_that_was_made_then():
+    again = [s._replace(generation=1) for s in SENT]
+    gone = [Loss(A, 1, 5, "offset went back")]
+    assert missing(SENT, ROWS[:1], gone) == []
+    assert missing([*SENT, *again], [*ROWS[:1], *(r._replace(generation=1) for r in ROWS)], gone) == []
+    assert missing([*SENT, *again], ROWS[:1], gone) == again
+    assert missing(again, [], [Loss(A, 0, 5, "truncated by retention")]) == []
+
+
 def test_reports_are_read():
     assert losses("nothing\n" + LINE) == [
         Loss(A, 1, 4, "truncated by retention"),

@@ -241,6 +241,7 @@ def test_whatever_brokers_do_nothing_is_stored_twice_and_nothing_is_lost(
             assert 0 <= each.confirmed <= len(mine)
         else:
             assert fails or ("none", "1") in script or ("some", "1") in script  # which is doubted a few times only
+            assert isinstance(each.outcome, UnprovedError) or not any(mine), "raised, and stored"
 
 
 @pytest.mark.parametrize("blocking", [False, True])
@@ -417,3 +418,14 @@ def test_where_a_batch_lies_is_not_known_when_a_part_of_it_was_found(bench: Benc
         ("x", None),
         ("y", None),
     ]
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize("lost", ["timeout", "1"])
+def test_who_sends_a_batch_again_is_told_that_a_part_of_it_is_stored(bench: Bench, lost: str, blocking: bool) -> None:
+    """The rest is refused for good."""
+    broker = Broker([("some", lost), *[("none", "1")] * 5])
+    (ended,) = run(bench, broker, [batch("x", "y")], [q("a:0")], blocking)
+    assert (broker.stored, ended.confirmed) == ({"x": 1}, 1)
+    assert isinstance(ended.outcome, UnprovedError)
+    assert "1 of its messages are stored" in ended.outcome.message
