@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +38,13 @@ class ElsewhereServer:
         return "".join(path.read_text(errors="replace") for path in sorted(Path(self.home).glob("*.log")))
 
 
+class SharedAdmin(Admin):
+    """Of a cluster that others use at the same time."""
+
+    def update_broker_config(self, broker: str, values: Mapping[str, str]) -> None:
+        raise AssertionError("this broker is shared by all processes: change the configuration of one of your own")
+
+
 class ElsewhereBroker(LocalBroker):
     """A cluster that another process runs: it is asked and given topics here, and neither started nor broken."""
 
@@ -46,7 +53,7 @@ class ElsewhereBroker(LocalBroker):
         known = {name: ElsewhereServer(*facts) for name, facts in servers.items()}
         self._members = SimpleNamespace(  # type: ignore[assignment]
             name_server=name_server,
-            registration=SimpleNamespace(admin=Admin(name_server)),
+            registration=SimpleNamespace(admin=SharedAdmin(name_server)),
             site=SimpleNamespace(data=Path(data), servers=known),
             server=known.__getitem__,
         )

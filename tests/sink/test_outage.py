@@ -198,20 +198,19 @@ def test_require_store_ok_asks_again_and_does_not_take_less(
         writes(frame(body=["x"]), topic="t", requireStoreOk="ok", sendTimeout="1s")
 
 
-def test_a_broker_that_is_told_to_take_no_sends_is_waited_for(
-    rocketmq: LocalBroker, topic: str, writes: Writes
-) -> None:
+def test_a_broker_that_refuses_sends_is_waited_for(lone: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """broker-lab.md 8, row 3b, on a live broker."""
-    name = rocketmq.brokers[0]
-    rocketmq.admin.update_broker_config(name, {"startAcceptSendRequestTimeStamp": "9999999999999"})
-    back = threading.Timer(1.0, rocketmq.admin.update_broker_config, (name, {"startAcceptSendRequestTimeStamp": "0"}))
+    (name,), topic = lone.brokers, f"t-{time.time_ns()}"
+    lone.create_topic(topic)
+    lone.admin.update_broker_config(name, {"startAcceptSendRequestTimeStamp": "9999999999999"})
+    back = threading.Timer(1.0, lone.admin.update_broker_config, (name, {"startAcceptSendRequestTimeStamp": "0"}))
     back.start()
     try:
-        done = writes(frame(body=numbered(50)), topic=topic, sendTimeout="30s")
+        done = Writes(lone.name_server, monkeypatch)(frame(body=numbered(50)), topic=topic, sendTimeout="30s")
     finally:
         back.join()
     assert (done.rows, done.retries > 2) == (50, True)
-    assert bodies(stored(rocketmq, topic, 50)) == numbered(50)
+    assert bodies(stored(lone, topic, 50)) == numbered(50)
 
 
 @pytest.fixture
