@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -126,19 +127,21 @@ def test_whole_queues_at_sight(filled: list[OffsetRange], address: str, monkeypa
     assert reading.reader.requests.sent < 150
 
 
-def test_cold_data_in_eights(
-    filled: list[OffsetRange], address: str, admin: Admin, broker_cluster: LocalBroker
-) -> None:
+def test_cold_data_in_eights(lone: LocalBroker) -> None:
     ratios = ("accessMessageInMemoryMaxRatio", "accessMessageInMemoryHotRatio")
-    (broker,) = broker_cluster.brokers
-    before = {name: admin.broker_config(broker)[name] for name in ratios}
-    admin.update_broker_config(broker, dict.fromkeys(ratios, "0"))
-    try:
-        reading = Reading(filled, lambda: address)
-        assert reading.run() == reading.expected
-        assert reading.reader.requests.sent > 400
-    finally:
-        admin.update_broker_config(broker, before)
+    (broker,), counts = lone.brokers, (3000, 1, 500)
+    (topic,) = names(1, "eights")
+    lone.create_topic(topic, queues=len(counts))
+    with contextlib.closing(Parts(lone.name_server)) as parts:
+        filled = whole(fill(parts, topic, counts), counts)
+        before = {name: lone.admin.broker_config(broker)[name] for name in ratios}
+        lone.admin.update_broker_config(broker, dict.fromkeys(ratios, "0"))
+        try:
+            reading = Reading(filled, lambda: lone.address(broker))
+            assert reading.run() == reading.expected
+            assert reading.reader.requests.sent > 400
+        finally:
+            lone.admin.update_broker_config(broker, before)
 
 
 def test_rule_6_what_was_acknowledged_a_moment_ago_is_not_loss(real: Parts, topic: str) -> None:
