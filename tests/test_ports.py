@@ -21,7 +21,7 @@ from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import RemotingPulls
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.client.sender import RemotingSender
-from rocketmq_spark.errors import GroupNotFound, RocketMQError
+from rocketmq_spark.errors import GroupNotFound, MessageRefused, RocketMQError
 from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.grpc_proxy.sender import ProxySender
 from rocketmq_spark.model import (
@@ -35,7 +35,8 @@ from rocketmq_spark.model import (
     SendResult,
     TopicRoute,
 )
-from rocketmq_spark.options import Options
+from rocketmq_spark.options import Options, transport
+from rocketmq_spark.producer.encoding import How, prepare
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.pull import replica
@@ -46,6 +47,7 @@ from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.task import TaskWriter
 from rocketmq_spark.spark.source.commit import GroupOffsets
 from rocketmq_spark.spark.source.readers import PrunedReader, RocketMQReader, RocketMQStreamReader
+from rocketmq_spark.wire.messages import decode_batch
 from tests.consumer import group
 from tests.consumer.pop import FakeProxy
 from tests.consumer.test_simple_consumer import Scripted
@@ -151,7 +153,7 @@ def wired(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def options(role: str, **given: object) -> Options:
-    subscribed = {} if role == "sink" else {"subscribe": "t"}
+    subscribed = {} if role in ("sink", "producer") else {"subscribe": "t"}
     return options_table.parse({"nameServer": "h:1", **subscribed, **given}).for_role(role)
 
 
@@ -183,6 +185,32 @@ def test_a_task_writes_through_a_sender(wired: Callable[..., None]) -> None:
     checks.check_brokers(made, names)
     assert TaskWriter(made, names).write([batch]).rows == 2
     assert {"publish_queues", "timers", "keeps_batches", "send_async"} == set(fake.asked)
+
+
+def test_the_sink_asks_a_transport_for_its_features_and_not_for_its_name(
+    wired: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One like no other: it chooses queues, takes few messages of groups at once, and has priorities."""
+    features = transport.TransportFeatures(chooses_queues="it does", priorities=True, most_one_by_one=3)
+    monkeypatch.setitem(transport.FEATURES, transport.REMOTING, features)
+    fake, sent = sender(), []
+
+    def send_async(queue: MessageQueue, request: SendRequest, deadline: Deadline, done: Callable[..., None]) -> None:
+        sent.append((queue, decode_batch(bytes(request.body))))
+        done(ok(queue, request))
+
+    monkeypatch.setattr(fake, "send_async", send_async)
+    wired(sender=fake)
+    rows = {"body": [b"%d" % i for i in range(20)], "shardingKey": ["a"] * 20, "priority": pa.array([1] * 20, pa.int32())}
+    batch = pa.record_batch(rows)
+    made = options("sink", topic="t")
+    names = checks.check(made, from_arrow_schema(batch.schema))
+    assert TaskWriter(made, names).write([batch]).rows == 20
+    assert len({queue for queue, _ in sent}) == 1
+    assert [len(items) for _, items in sent] == [3] * 6 + [2]
+    assert [item.body for _, items in sent for item in items] == rows["body"]
+    with pytest.raises(MessageRefused, match=r"is to go to .*, but it does"):
+        prepare(Message("t", b"x"), "ID", ProducerSettings.of(options("producer")), How(queue=QUEUES[0]))
 
 
 def test_a_producer_sends_through_a_sender() -> None:

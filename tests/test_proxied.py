@@ -16,13 +16,14 @@ from rocketmq_spark import options, session
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import Message, SendRequest
+from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.session import proxied
 from rocketmq_spark.wire.compression import compress
 
-GRPC = {"transport": "grpc", "proxyEndpoint": "p:8081"}
-SETTINGS = ProducerSettings(group="g", proxied=True)
+OVER_GRPC = {"transport": "grpc", "proxyEndpoint": "p:8081"}
+SETTINGS = ProducerSettings(group="g", features=FEATURES[GRPC])
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def _forgotten():
 
 
 def parsed(**given: object) -> options.Options:
-    return options.parse({**GRPC, **given}).for_role("producer")
+    return options.parse({**OVER_GRPC, **given}).for_role("producer")
 
 
 def test_those_with_the_same_connection_share_a_client_until_it_is_closed():
@@ -76,7 +77,7 @@ def test_what_was_compressed_is_opened(kind):
 
 def test_over_grpc_nothing_is_compressed_and_no_topic_is_made():
     settings = ProducerSettings.of(parsed(compressAbove="0"))
-    assert (settings.compression, settings.auto_create_topics, settings.proxied) == ("none", False, True)
+    assert (settings.compression, settings.auto_create_topics, settings.features) == ("none", False, FEATURES[GRPC])
 
 
 def test_without_the_extra_the_error_says_what_to_install():
@@ -85,7 +86,7 @@ def test_without_the_extra_the_error_says_what_to_install():
         "import sys; sys.modules['grpc'] = None\n"
         "from rocketmq_spark import options\n"
         "from rocketmq_spark.session import proxied\n"
-        f"proxied.sender(options.parse({GRPC}).for_role('producer'))"
+        f"proxied.sender(options.parse({OVER_GRPC}).for_role('producer'))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     error = done.stderr.splitlines()[-1]

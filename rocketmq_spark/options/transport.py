@@ -6,7 +6,7 @@ is connected to.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from rocketmq_spark.base.codes import TopicType
 
@@ -25,6 +25,45 @@ NO_ADMINISTRATION = (
 # Which selectors need no queue of the user's choice.
 SELECTORS = ("roundRobin", "random", "hash")
 CHOOSES = "over gRPC the Proxy chooses the queue"
+
+
+class TransportFeatures(NamedTuple):
+    """What producers and the sink know of a transport, and all they know.
+
+    Args:
+        chooses_queues: Why no queue can be named, as a part of a sentence; None where it can. What a producer calls a queue is
+            then a lane that keeps order, the selectors are ``SELECTORS``, and the key of a hash names a message group.
+        priorities: Whether a message may have one.
+        takes_compressed: Whether readers learn how a body is compressed.
+        creates_topics: Whether a topic without a route is created by the first message.
+        knows_timers: Whether it says which delays the brokers' timers can do.
+        knows_offsets: Whether it says where queues end, and where a message is stored.
+        most_one_by_one: How many messages of groups, or with priorities, go as one send; None for any number. Where each of
+            them is a request of its own, all must end within one attempt: else all are sent again.
+    """
+
+    chooses_queues: str | None = None
+    priorities: bool = False
+    takes_compressed: bool = True
+    creates_topics: bool = True
+    knows_timers: bool = True
+    knows_offsets: bool = True
+    most_one_by_one: int | None = None
+
+
+FEATURES = {
+    REMOTING: TransportFeatures(),
+    GRPC: TransportFeatures(
+        chooses_queues=CHOOSES,
+        priorities=True,
+        takes_compressed=False,
+        creates_topics=False,
+        knows_timers=False,
+        knows_offsets=False,
+        # An attempt of three seconds, a producer's and a spool's, is enough where a Proxy takes 180 ms for each.
+        most_one_by_one=16,
+    ),
+}
 
 # Options that need another one, by field: without it the client would send plain text, or no name.
 NEEDS = {
@@ -67,6 +106,11 @@ _OF_CONSUMERS = {
     "post_subscription_when_pull": ("postSubscriptionWhenPull", _NO_QUEUES),
     "local_offsets_dir": ("localOffsetsDir", _NO_QUEUES),
 }
+
+
+def features(options: Any) -> TransportFeatures:
+    """Those of the transport that ``Options`` name."""
+    return FEATURES[options.transport]
 
 
 def message_type(delayed: bool, grouped: bool, ranked: bool) -> str:

@@ -17,7 +17,7 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.base.codes import LONGEST_DELAY_MS, Property, SysFlag
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message, MessageQueue, SendRequest
-from rocketmq_spark.options.transport import CHOOSES, SELECTORS
+from rocketmq_spark.options.transport import SELECTORS
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, MessageBatch, key_words
 from rocketmq_spark.producer.settings import COMPRESSIONS, ProducerSettings
 from rocketmq_spark.queues.selection import Select
@@ -65,8 +65,8 @@ class Prepared(NamedTuple):
 def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How = ANYHOW) -> Prepared:
     """Check ``message`` and encode its properties; ``MessageRefused`` says what no broker would take."""
     check_topic(message.topic)
-    if settings.proxied and how.queue is not None:
-        raise MessageRefused(f"the message is to go to {how.queue}, but {CHOOSES}", topic=message.topic)
+    if (chooses := settings.features.chooses_queues) and how.queue is not None:
+        raise MessageRefused(f"the message is to go to {how.queue}, but {chooses}", topic=message.topic)
     body: object = message.body
     if isinstance(body, memoryview):  # of items of any size, and perhaps with gaps
         message = dataclasses.replace(message, body=body.tobytes())
@@ -75,8 +75,8 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
     system = {Property.WAIT: "true" if message.wait_store_ok else "false", Property.UNIQ_KEY: msg_id, **delay}
     if message.priority is not None:
         system[Property.PRIORITY] = _priority(message, settings)
-    if settings.proxied and how.selector is not None:
-        system |= _message_group(message.topic, how)
+    if chooses and how.selector is not None:
+        system |= _message_group(message.topic, how, chooses)
     try:
         properties = encode_properties(message_properties(message, **system), _SINGLE_MAX_PROPERTIES)
     except MessageRefused as e:
@@ -85,7 +85,7 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
 
 
 def _priority(message: Message, settings: ProducerSettings) -> str:
-    if not settings.proxied:
+    if not settings.features.priorities:
         raise MessageRefused(
             "the message has a priority, which goes over gRPC only", topic=message.topic, remedy="Set transport=grpc"
         )
@@ -129,12 +129,12 @@ def check_queue(topic: str, queue: MessageQueue) -> None:
         raise MessageRefused(f"message's topic not equal mq's topic: {topic!r} and {queue}", topic=topic)
 
 
-def _message_group(topic: str, how: How) -> dict[str, str]:
-    """Over gRPC order is that of a message group; the Proxy chooses a queue for each."""
+def _message_group(topic: str, how: How, chooses: str) -> dict[str, str]:
+    """Where a server chooses queues, order is that of a message group, for each of which it takes one."""
     name = how.selector.lower() if isinstance(how.selector, str) else ""
     if name not in (each.lower() for each in SELECTORS):
         raise MessageRefused(
-            f"selector {how.selector!r} chooses a queue, but {CHOOSES}; expected one of {', '.join(SELECTORS)}",
+            f"selector {how.selector!r} chooses a queue, but {chooses}; expected one of {', '.join(SELECTORS)}",
             topic=topic,
         )
     return {Property.SHARDING_KEY: str(how.arg)} if name == "hash" else {}

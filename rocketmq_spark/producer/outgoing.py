@@ -41,9 +41,9 @@ def split(result: SendResult, count: int) -> list[SendResult]:
     ids = result.msg_id.split(_SEPARATOR)
     if result.status is SendStatus.SPOOLED:
         return [result._replace(msg_id=msg_id) for msg_id in ids]
-    proxied = result.queue is not None and result.queue.queue_id < 0
+    unplaced = result.queue is not None and result.queue.queue_id < 0
     offset_ids = (
-        [None] * len(ids) if proxied or result.queue_offset is None else (result.offset_msg_id or "").split(_SEPARATOR)
+        [None] * len(ids) if unplaced or result.queue_offset is None else (result.offset_msg_id or "").split(_SEPARATOR)
     )
     if len(ids) != count or len(offset_ids) != count:
         raise SendFailed(

@@ -82,7 +82,9 @@ class EngineResender:
         self._pumps = threading.Lock()  # held while a pump is to come
 
     def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
-        return _Run(first, min(_RUN_BYTES, self._max_message_size), self._settings.most_one_by_one or _RUN).takes
+        return _Run(
+            first, min(_RUN_BYTES, self._max_message_size), self._settings.features.most_one_by_one or _RUN
+        ).takes
 
     def joined(self, sends: Sequence[SpooledSend]) -> SpooledSend:
         run = _Run(sends[0], len(sends) * self._max_message_size)
@@ -97,7 +99,7 @@ class EngineResender:
         except RuntimeError as e:
             done(Resent(None, str(e), passing=True))
             return
-        if not self._settings.proxied and any(name in send.request.properties for name in _TIMERS):
+        if self._settings.features.knows_timers and any(name in send.request.properties for name in _TIMERS):
             self._asking.soon(functools.partial(self._resend_delayed, send, done))
         else:
             self._resend(send, done)

@@ -14,7 +14,7 @@ from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
 from rocketmq_spark.options import Options
-from rocketmq_spark.options.transport import GRPC
+from rocketmq_spark.options.transport import FEATURES, REMOTING, TransportFeatures, features
 from rocketmq_spark.producer.accumulator import BatchLimits
 from rocketmq_spark.producer.attempts import RETRY_CODES, RetryPolicy
 from rocketmq_spark.producer.faults import CURRENT, FaultTables, tables
@@ -81,8 +81,6 @@ class Hooks:
 
 
 COMPRESSIONS = {"none": None, "zlib": codes.SysFlag.ZLIB, "lz4": codes.SysFlag.LZ4, "zstd": codes.SysFlag.ZSTD}
-# An attempt of three seconds, a producer's and a spool's, is enough where a Proxy takes 180 ms for each.
-_MOST_ONE_BY_ONE = 16
 _TEMPLATE_GROUPS = ("DEFAULT_PRODUCER", "DEFAULT_CONSUMER")
 
 
@@ -95,8 +93,8 @@ class ProducerSettings:
     ``route_refresh_s`` 0 mean never: for producers that live shorter than that. What waits behind a failed batch of its
     queue fails with it; ``queues_stay_shut`` refuses what comes later, too. ``max_in_flight`` is how many requests may be
     at brokers at once; None bounds them per broker instead, by ``max_in_flight_per_broker`` or adaptively. What has no
-    outcome yet is bounded by ``max_async_messages``, if that is not None, and ``max_async_bytes``. ``proxied`` is over gRPC,
-    where a Proxy chooses queues and types are checked: it makes no topics, and the key of a hash names a message group.
+    outcome yet is bounded by ``max_async_messages``, if that is not None, and ``max_async_bytes``.
+    ``features`` are those of the transport.
     """
 
     group: str
@@ -121,7 +119,7 @@ class ProducerSettings:
     batch_max_delay_ms: int | None = None
     total_batch_max_bytes: int | None = None
     environment: Environment | None = None
-    proxied: bool = False
+    features: TransportFeatures = FEATURES[REMOTING]
     long_delay: str = "error"
     max_in_flight: int | None = 1024
     max_in_flight_per_broker: int | None = None
@@ -134,7 +132,7 @@ class ProducerSettings:
     @classmethod
     def of(cls, options: Options) -> ProducerSettings:
         """Those of a producer with these options."""
-        proxied = options.transport == GRPC
+        transport = features(options)
         return cls(
             group=options.group,
             send_timeout_s=options.send_timeout,
@@ -142,9 +140,9 @@ class ProducerSettings:
             store_must_be_ok=options.require_store_ok == "ok",
             max_message_size=options.max_message_size,
             compress_above=options.compress_above,
-            compression="none" if proxied else options.compression,
-            auto_create_topics=not proxied,
-            proxied=proxied,
+            compression=options.compression if transport.takes_compressed else "none",
+            auto_create_topics=transport.creates_topics,
+            features=transport,
             send_latency_fault=bool(options.send_latency_fault),
             fault_tables=tables(
                 options.send_latency_fault or "current", options.latency_max, options.not_available_duration
@@ -198,13 +196,6 @@ class ProducerSettings:
         return [(what, value, expected) for what, value, good, expected in checks if not good]
 
     @property
-    def most_one_by_one(self) -> int | None:
-        """How many messages of groups, or with priorities, go as one send. Over gRPC each of them is a request of its own, and
-        all of them must end within one attempt: else all are sent again.
-        """
-        return _MOST_ONE_BY_ONE if self.proxied else None
-
-    @property
     def retry_policy(self) -> RetryPolicy:
         return RetryPolicy(self.retries, self.pinned_retries, self.retry_codes, self.store_must_be_ok)
 
@@ -215,5 +206,5 @@ class ProducerSettings:
             shared.max_delay_ms if self.batch_max_delay_ms is None else self.batch_max_delay_ms,
             shared.total_max_bytes if self.total_batch_max_bytes is None else self.total_batch_max_bytes,
             min(shared.max_encoded_bytes, self.max_message_size),
-            max_of_queue=self.most_one_by_one,
+            max_of_queue=self.features.most_one_by_one,
         )

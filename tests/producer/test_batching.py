@@ -12,6 +12,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import CallTimeout, ClosedError, ConnectionLost, MessageRefused, RocketMQError, SendFailed
 from rocketmq_spark.model import Message, SendRequest, SendResult, SendStatus
+from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer import batching
 from rocketmq_spark.producer.encoding import prepare
 from rocketmq_spark.producer.producer import BaseProducer
@@ -185,7 +186,7 @@ def test_2_8_messages_for_a_queue_are_batched_for_that_queue(bench: Bench) -> No
 
 
 def test_over_grpc_messages_of_groups_have_small_batches(bench: Bench) -> None:
-    producer = bench.producer(auto_batch=True, proxied=True)
+    producer = bench.producer(auto_batch=True, features=FEATURES[GRPC])
     for i in range(40):
         producer.send_async(message(f"{i}"), selector="hash", arg="a group")
         producer.send_async(message(f"{i}"))

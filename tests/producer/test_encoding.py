@@ -11,6 +11,7 @@ import pytest
 
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
+from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer.accumulator import BatchEntry, Key, MessageBatch
 from rocketmq_spark.producer.encoding import (
     How,
@@ -94,7 +95,7 @@ def test_properties_that_would_be_torn_apart_or_are_too_long(properties: dict[st
 
 
 def test_a_priority_goes_over_grpc_only() -> None:
-    proxied = ProducerSettings(group="g", proxied=True)
+    proxied = ProducerSettings(group="g", features=FEATURES[GRPC])
     prepared = prepare(Message("T", b"x", priority=7), "ID", proxied)
     assert decode_properties(prepared.properties)["_SYS_MSG_PRIORITY_"] == "7"
     with pytest.raises(MessageRefused, match="priority is -1; expected 0 or more"):

@@ -14,6 +14,7 @@ from rocketmq_spark.base.codes import Property, Response, SysFlag
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, Resent, SendRequest, SendResult, SendStatus, SpooledSend
+from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
 from rocketmq_spark.producer.long_delays import TIMERS_S
 from rocketmq_spark.producer.resending import SILENT_S, EngineResender
@@ -246,7 +247,7 @@ def test_whatever_goes_wrong_with_a_delay_is_an_outcome(
 def test_a_proxy_is_not_asked_what_timers_do(bench: Bench) -> None:
     bench.sender = Sender(bench.time)
     bench.sender.longest_timers = {}
-    settings = ProducerSettings(group="g", proxied=True, auto_create_topics=False)
+    settings = ProducerSettings(group="g", features=FEATURES[GRPC], auto_create_topics=False)
     resender = EngineResender(bench.sender, settings, ManualTimer(bench.time))
     assert delayed(bench, resender, b"x").queue is not None
 
@@ -327,7 +328,9 @@ def test_a_batch_has_bounds(resender: EngineResender) -> None:
 
 def test_over_grpc_where_each_of_a_lane_is_a_request_few_go_as_one(bench: Bench) -> None:
     """Else a Proxy that takes 12 ms for each would be sent the same 256 again and again, and never all in time."""
-    resender = EngineResender(bench.sender, ProducerSettings(group="g", proxied=True), ManualTimer(bench.time))
+    resender = EngineResender(
+        bench.sender, ProducerSettings(group="g", features=FEATURES[GRPC]), ManualTimer(bench.time)
+    )
     takes = resender.joins(single(b"a"))
     assert sum(takes(single(b"b")) for _ in range(1000)) == 15
 

@@ -71,7 +71,7 @@ def check(options: Options, schema: StructType, stream: bool = False) -> dict[st
     problems += _option_problems(options) + guarantee.problems(options, by_role)
     if by_position(options) and (stream or options.topic is None):
         problems.append(position_problem(options, _OF_STREAMS if stream else _OF_COLUMNS))
-    if "priority" in by_role and options.transport != transport.GRPC:
+    if "priority" in by_role and not transport.features(options).priorities:
         problems.append(
             f"column {by_role['priority']!r} is for messages over gRPC only; expected option 'transport' grpc"
         )

@@ -28,7 +28,7 @@ def wanted(options: Options) -> bool:
 # What is refused together with exactly-once: when, and why.
 _REFUSED: tuple[tuple[Callable[[Options], bool], str], ...] = (
     (
-        lambda o: o.transport == transport.GRPC,
+        lambda o: not transport.features(o).knows_offsets,
         "'transport' is 'grpc': a Proxy does not say where queues end, nor where a message is stored",
     ),
     (

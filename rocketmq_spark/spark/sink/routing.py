@@ -20,9 +20,8 @@ from rocketmq_spark.columnar.arrow import Ints
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import MessageRefused, SelectorError
 from rocketmq_spark.model import Message, MessageQueue
-from rocketmq_spark.options import Options
+from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.callables import resolve
-from rocketmq_spark.options.transport import GRPC
 from rocketmq_spark.producer.encoding import check_topic
 from rocketmq_spark.queues.hash_columns import hash_codes
 from rocketmq_spark.queues.selection import Select, custom, in_rooms
@@ -186,9 +185,10 @@ class RoutingPlan(NamedTuple):
 def selector_of(options: Options, columns: Mapping[str, str]) -> str | Callable[..., object]:
     """The selector in force: the one given, or the column's when there is a column ``queueId``.
 
-    Over gRPC a sharding key makes a message group, whose order is kept by what goes one after the other.
+    Where a server chooses queues, as over gRPC, a sharding key makes a message group, whose order is kept by what goes one
+    after the other.
     """
-    if options.transport == GRPC and "shardingkey" in columns:
+    if transport.features(options).chooses_queues and "shardingkey" in columns:
         return "hash"
     if "queue_selector" not in options.given and "queueid" in columns:
         return "column"

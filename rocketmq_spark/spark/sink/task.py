@@ -148,7 +148,9 @@ class TaskWriter:
         self._topics = self._engine.topics
         self._outcomes: queues.SimpleQueue[tuple[int, Ended]] = queues.SimpleQueue()
         self._batch_bytes = min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
-        self._batch_rows = self._settings.most_one_by_one if {"shardingkey", "priority"} & self._names.keys() else None
+        self._batch_rows = (
+            self._settings.features.most_one_by_one if {"shardingkey", "priority"} & self._names.keys() else None
+        )
         ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms) if once is None else once.ids
         self._encoder = Encoder(self._names, options.max_message_size, ids, self._batch_bytes)
         self._whole = BatchTopicPlan(options, self._names, self._sender, self._engine.timer.wall_ms)
