@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.producer import transactions
 from rocketmq_spark.producer.transactions import HalfState
+from tests.fix_spark import ROOT
 from tests.helpers import killed, stored_now
 from tests.mockbroker import eventually
 from tests.witness import java_read
@@ -108,3 +110,13 @@ def test_in_a_namespace_the_same(asking: LocalBroker) -> None:
         orders.saved = {b"asked"}
         eventually(lambda: orders.asked == [b"asked"], 60)
         eventually(lambda: bodies(asking, "ns%inside") == Counter([b"kept", b"asked"]), 30)
+
+
+def test_the_page_s_program_delivers_what_it_says(asking: LocalBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    asking.create_topic("orders", 1)
+    (program,) = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "transactions.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    exec(compile(program.replace("127.0.0.1:9876", asking.name_server), "page", "exec"), {})
+    assert capsys.readouterr().out == "HalfState.COMMITTED\n"
+    assert bodies(asking, "orders") == Counter([b"seven"])
