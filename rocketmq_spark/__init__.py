@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
     from rocketmq_spark.model.membership import ConsumerStats
     from rocketmq_spark.model.message import PoppedMessage
+    from rocketmq_spark.model.send import TransactionState
+    from rocketmq_spark.producer.transactions import HalfMessage
     from rocketmq_spark.session.public import Consumer, Producer, PullConsumer, SimpleConsumer
     from rocketmq_spark.spark.datasource import register
     from rocketmq_spark.spark.explained import explain
@@ -33,6 +35,7 @@ _HOMES = {
     "ConsumerStats": "model.membership",
     "Context": "consumer.result",
     "GroupOffsetListener": "spark.monitoring.listener",
+    "HalfMessage": "producer.transactions",
     "Listener": "consumer.result",
     "LocalBroker": "localbroker",
     "Message": "model",
@@ -47,6 +50,7 @@ _HOMES = {
     "SendResult": "model",
     "SendStatus": "model",
     "SimpleConsumer": "session.public",
+    "TransactionState": "model.send",
     "exactly_once_conf": "spark.tuning",
     "explain": "spark.explained",
     "foreach_batch_writer": "spark.sink.foreach",
@@ -61,6 +65,7 @@ __all__ = [
     "ConsumerStats",
     "Context",
     "GroupOffsetListener",
+    "HalfMessage",
     "Listener",
     "LocalBroker",
     "Message",
@@ -75,6 +80,7 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "SimpleConsumer",
+    "TransactionState",
     "exactly_once_conf",
     "explain",
     "foreach_batch_writer",

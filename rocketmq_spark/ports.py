@@ -29,6 +29,7 @@ from rocketmq_spark.model import (
 )
 from rocketmq_spark.model.membership import Asked, Membership
 from rocketmq_spark.model.message import GroupPolicy, PoppedMessage
+from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 
 
 class Sender(Protocol):
@@ -56,17 +57,13 @@ class Sender(Protocol):
         """Whether any master is up: while none is, the topics are unknown."""
 
     def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> Mapping[str, int]:
-        """The longest delay in ms that each broker's timers do, 0 where it has none, all asked at once; those that do not
-        answer are left out.
-        """
+        """The longest delay in ms that each broker's timers do, 0 where it has none; without those that do not answer."""
 
     def consumed(self, topic: str, deadline: Deadline) -> bool:
         """Whether a member of some consumer group subscribes to the topic now. Raises ``RouteNotFound`` without such a topic."""
 
     def keeps_batches(self, topic: str, deadline: Deadline) -> bool:
-        """Whether the topic stores a batch that has an id of its own as one message (``queue.type=BatchCQ``); remembered for a
-        while, never an error. Not while that is unknown: batches without an id are stored one by one, as readers expect.
-        """
+        """Whether the topic stores a batch with an id of its own as one message (``queue.type=BatchCQ``); no while unknown."""
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         """One attempt on one queue. ``SendResult.msg_id`` is left empty: ids are the producer's business."""
@@ -86,6 +83,9 @@ class Sender(Protocol):
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
         """Take back a timer message that has not fired; returns its id."""
 
+    def end_transaction(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
+        """Deliver a half message or drop it, once; whether its broker has confirmed it. Two commits are two deliveries."""
+
     def probe(self, broker_name: str, topic: str, deadline: Deadline) -> bool:
         """Whether the master of ``broker_name`` answers (GET_MAX_OFFSET of queue 0); False when it has no address."""
 
@@ -93,10 +93,10 @@ class Sender(Protocol):
     def client_id(self) -> str:
         """How brokers know this process: all that share its connections have one id."""
 
-    def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
+    def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
         """Belong to a producer group, which heartbeats report to brokers soon and then every ``heartbeat_s``, if that is not 0.
-
-        Returns a function that leaves the group. The last member unregisters it. Failures of single brokers are logged.
+        With ``check`` all brokers of the cluster hear of it, and may ask what became of half messages. Returns a function
+        that leaves the group. The last member unregisters it. Failures of single brokers are logged.
         """
 
     def refresh_routes(self, deadline: Deadline) -> None:

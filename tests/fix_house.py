@@ -64,6 +64,7 @@ CLUSTERS = {
     "sick",
     "mastered",
     "other",
+    "asking",
 }
 SPARKS = {"spark", "start_script", "run_script"}
 # What a mark means, and which fixtures give it; ``property`` goes to what hypothesis runs.

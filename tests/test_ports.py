@@ -172,7 +172,7 @@ def sender() -> Fake:
         send_async=send_async,
         send=send,
         client_id="me",
-        join=lambda group, heartbeat_s: lambda deadline: None,
+        join=lambda group, heartbeat_s, check=None: lambda deadline: None,
     )
 
 
@@ -201,7 +201,11 @@ def test_the_sink_asks_a_transport_for_its_features_and_not_for_its_name(
 
     monkeypatch.setattr(fake, "send_async", send_async)
     wired(sender=fake)
-    rows = {"body": [b"%d" % i for i in range(20)], "shardingKey": ["a"] * 20, "priority": pa.array([1] * 20, pa.int32())}
+    rows = {
+        "body": [b"%d" % i for i in range(20)],
+        "shardingKey": ["a"] * 20,
+        "priority": pa.array([1] * 20, pa.int32()),
+    }
     batch = pa.record_batch(rows)
     made = options("sink", topic="t")
     names = checks.check(made, from_arrow_schema(batch.schema))

@@ -16,7 +16,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.errors import LocalProtocolError, NotSupported, RocketMQError
+from rocketmq_spark.model import BrokerData
 from rocketmq_spark.remoting.connection import ServerRequest
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.bodies import GroupMembership
@@ -56,13 +57,15 @@ Asked = Callable[[str, Command], Command | None]
 class Member:
     """A producer, or with ``membership`` a consumer, which says in every heartbeat what it subscribes to.
 
-    ``asked`` is the group's worker. ``heartbeat_s`` 0: no heartbeat for this one's sake.
+    ``asked`` is the group's worker. ``heartbeat_s`` 0: no heartbeat for this one's sake. One that is ``everywhere`` has
+    heartbeats sent to all brokers of the cluster: any of them may have something to ask.
     """
 
     group: str
     heartbeat_s: float = 30.0
     asked: Asked | None = None
     membership: Callable[[], GroupMembership] | None = None
+    everywhere: bool = False
 
     @property
     def consumes(self) -> bool:
@@ -109,6 +112,11 @@ class Groups:
         with self._lock:
             wanted = [member.heartbeat_s for members in self._members.values() for member in members]
         return min(filter(None, wanted), default=0.0)
+
+    def everywhere(self) -> bool:
+        """Whether any member wants all brokers to know its group."""
+        with self._lock:
+            return any(member.everywhere for members in self._members.values() for member in members)
 
     def asked(self, request: ServerRequest) -> bool:
         """Handles a request of a broker, on the thread that reads answers. Returns False if no member takes it."""
@@ -168,6 +176,7 @@ class Instance:
         self._routes = routes
         self._make_timer = make_timer
         self._lock = threading.Lock()
+        self._all: Mapping[str, BrokerData] = {}
         self._telling = threading.Lock()  # so that no heartbeat brings back a group that has just left
         self._timer: Timer | None = None
         self._due_ms = math.inf
@@ -209,6 +218,8 @@ class Instance:
             each = self._groups.each()
             if not each:
                 return
+            if self._groups.everywhere():
+                self._look_around(deadline)
             producers = [on_wire for on_wire, member in each if not member.consumes]
             consumers = [self._membership(on_wire, member) for on_wire, member in each if member.consumes]
             body = bodies.heartbeat(self.client_id, producers, consumers)
@@ -228,10 +239,17 @@ class Instance:
         assert member.membership is not None
         return replace(member.membership().on_wire(self._calls.on_wire), group=on_wire)
 
+    def _look_around(self, deadline: Deadline) -> None:
+        try:
+            self._all = self._routes.cluster(deadline.within(self._calls.request_timeout_s))
+        except RocketMQError as e:  # a Proxy does not say
+            logger.info("the brokers of the cluster are not known, only those of the topics in use: %s", e)
+
     def _addresses(self, slaves: bool) -> list[tuple[str, str]]:
+        known = {data.broker_name: data for data in self._routes.brokers()}
         return [
             (data.broker_name, address)
-            for data in self._routes.brokers()
+            for data in ({**self._all, **known} if self._groups.everywhere() else known).values()
             for address in (data.master, *(data.slaves if slaves else ()))
             if address
         ]

@@ -23,7 +23,7 @@ from rocketmq_spark.base.codes import (
     SysFlag,
 )
 from rocketmq_spark.base.threads import Aside
-from rocketmq_spark.client import topics
+from rocketmq_spark.client import topics, transactions
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.instance import Instance, Member
 from rocketmq_spark.client.questions import BrokerQuestions, Question
@@ -40,6 +40,7 @@ from rocketmq_spark.errors import (
     RouteNotFound,
 )
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest, SendResult, SendStatus, TopicRoute
+from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 from rocketmq_spark.wire import compression, rpc
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.properties import encode_properties
@@ -197,8 +198,18 @@ class RemotingSender:
     def client_id(self) -> str:
         return self._instance.client_id
 
-    def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
-        member = Member(group, heartbeat_s)
+    def end_transaction(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
+        try:
+            address = self._routes.address(place.broker_name)
+        except RocketMQError as e:
+            e.unsent = True
+            raise
+        transactions.end(self._calls, address, place, decision, deadline)
+        return True
+
+    def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
+        asked = None if check is None else transactions.answering(self._calls, group, check)
+        member = Member(group, heartbeat_s, asked, everywhere=check is not None)
         self._instance.join(member)
         return functools.partial(self._instance.leave, member)
 
@@ -226,11 +237,14 @@ def _command(calls: Calls, queue: MessageQueue, request: SendRequest, oneway: bo
         raise LocalProtocolError(
             f"sysFlag {request.sys_flag:#x} has bits that no request may carry", topic=queue.topic, queue=str(queue)
         )
+    group, properties = calls.on_wire(request.group), request.properties
+    if request.sys_flag & SysFlag.TRANSACTION_PREPARED:
+        properties += encode_properties({Property.PRODUCER_GROUP: group})
     row = rpc.SEND_BATCH_MESSAGE if request.batch else rpc.SEND_MESSAGE_V2
     make = row.oneway if oneway else row.request
     return make(
         request.body,
-        producerGroup=calls.on_wire(request.group),
+        producerGroup=group,
         topic=calls.on_wire(queue.topic),
         defaultTopic=AUTO_CREATE_TOPIC,
         defaultTopicQueueNums=request.default_topic_queues,
@@ -238,7 +252,7 @@ def _command(calls: Calls, queue: MessageQueue, request: SendRequest, oneway: bo
         sysFlag=request.sys_flag,
         bornTimestamp=request.born_timestamp_ms,
         flag=request.flag,
-        properties=request.properties,
+        properties=properties,
         reconsumeTimes=request.reconsume_times,
         unitMode=False,
         maxReconsumeTimes=request.max_reconsume_times,

@@ -6,6 +6,7 @@ has a message is not reported, so results name lane -1 of their endpoint.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -15,13 +16,14 @@ from typing import Any, NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.errors import RemoteProtocolError, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import NotSupported, OptionError, RemoteProtocolError, RocketMQError, RouteNotFound
 from rocketmq_spark.grpc_proxy.answers import STORED, refused
 from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECALL_MESSAGE, SEND_MESSAGE, Code, MessageType, Permission
 from rocketmq_spark.grpc_proxy.outgoing import ProxySendRequest, RequestEncoder, RequestMessage, Topic, chains
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.proxy import Proxy
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
+from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +57,7 @@ class ProxySender:
         self, proxy: Proxy, take_apart: TakeApart, by_columns: ByColumns = lambda request, encode: None
     ) -> None:
         self._proxy = proxy
-        self._take_apart = take_apart
-        self._by_columns = by_columns
+        self._made = functools.partial(_made, proxy, take_apart, by_columns)
         self._routes: dict[str, _Route] = {}
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
@@ -126,14 +127,6 @@ class ProxySender:
             return
         _Requests(self._proxy, queue, deadline, done).send(made)
 
-    def _made(self, topic: str, request: SendRequest) -> list[deque[ProxySendRequest]]:
-        """The requests of one send, in chains."""
-        names = Topic(topic, self._proxy.on_wire(topic))
-        encode = RequestEncoder(names, request.born_timestamp_ms, self._proxy.host)
-        if (whole := self._by_columns(request, encode)) is not None:
-            return [deque([whole])]
-        return [deque(map(encode, chain)) for chain in chains(self._take_apart(request))]
-
     def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
         def done(outcome: SendResult | RocketMQError) -> None:
             if isinstance(outcome, RocketMQError):
@@ -157,7 +150,15 @@ class ProxySender:
     def client_id(self) -> str:
         return self._proxy.client_id
 
-    def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
+    def end_transaction(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
+        raise NotSupported("transactional messages are not sent over gRPC", topic=place.topic)
+
+    def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
+        if check is not None:
+            raise OptionError(
+                "transaction_check was given, and option 'transport' is 'grpc': transactional messages go over remoting only",
+                remedy="Use transport=remoting, with brokers or the Proxy's Remoting port as nameServer",
+            )
         return lambda deadline: None  # a Proxy need not know who only sends
 
     def refresh_routes(self, deadline: Deadline) -> None:
@@ -170,6 +171,17 @@ class ProxySender:
 
 def _lanes(topic: str, addresses: Sequence[str]) -> tuple[MessageQueue, ...]:
     return tuple(MessageQueue(topic, one, lane) for lane in range(LANES) for one in addresses)
+
+
+def _made(
+    proxy: Proxy, take_apart: TakeApart, by_columns: ByColumns, topic: str, request: SendRequest
+) -> list[deque[ProxySendRequest]]:
+    """The requests of one send, in chains."""
+    names = Topic(topic, proxy.on_wire(topic))
+    encode = RequestEncoder(names, request.born_timestamp_ms, proxy.host)
+    if (whole := by_columns(request, encode)) is not None:
+        return [deque([whole])]
+    return [deque(map(encode, chain)) for chain in chains(take_apart(request))]
 
 
 def _ask(proxy: Proxy, queue: MessageQueue, request: ProxySendRequest, deadline: Deadline) -> SendResult:

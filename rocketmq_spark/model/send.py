@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.errors import RemoteProtocolError
+from rocketmq_spark.model.message import MessageQueue, ReceivedMessage
 
 
 class SendStatus(enum.Enum):
@@ -46,6 +47,45 @@ class SendResult(NamedTuple):
     offset_msg_id: str | None = None
     transaction_id: str | None = None
     recall_handle: str | None = None
+
+
+class TransactionState(enum.Enum):
+    """What becomes of a half message: it is delivered, it is dropped, or that is not decided yet."""
+
+    COMMIT = "COMMIT"
+    ROLLBACK = "ROLLBACK"
+    UNKNOWN = "UNKNOWN"
+
+
+class HalfPlace(NamedTuple):
+    """A half message as its broker finds it: over remoting by where it is, through a Proxy by its ids.
+
+    ``half_offset`` is an offset of the internal topic, ``commit_log_offset`` a position in bytes; None through a Proxy.
+    """
+
+    topic: str
+    broker_name: str
+    group: str
+    msg_id: str
+    transaction_id: str
+    half_offset: int | None = None
+    commit_log_offset: int | None = None
+
+    @classmethod
+    def of(cls, result: SendResult, group: str, topic: str, msg_id: str) -> HalfPlace:
+        """Where a send has stored it. Raises ``RemoteProtocolError`` if its broker does not say it."""
+        assert result.queue is not None
+        given = result.offset_msg_id or ""
+        try:
+            at = int(given[-16:], 16) if given else None  # the id ends with the position of the message
+        except ValueError as e:
+            raise RemoteProtocolError(f"the half message has id {given!r}, which has no position", topic=topic) from e
+        transaction_id = result.transaction_id or msg_id
+        return cls(topic, result.queue.broker_name, group, msg_id, transaction_id, result.queue_offset, at)
+
+
+# What a transport asks when a broker wants a decision.
+HalfCheck = Callable[[ReceivedMessage, HalfPlace], TransactionState]
 
 
 class SendRequest(NamedTuple):

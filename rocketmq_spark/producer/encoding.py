@@ -53,13 +53,15 @@ class EnvelopedMessage(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A checked message with its id and its encoded properties; ``waiting`` if it is an envelope."""
+    """A checked message with its id and its encoded properties; ``waiting`` if it is an envelope, ``half`` if it
+    is to be committed."""
 
     message: Message
     msg_id: str
     properties: str
     delayed: bool
     waiting: EnvelopedMessage | None = None
+    half: bool = False
 
 
 def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How = ANYHOW) -> Prepared:
@@ -82,6 +84,22 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
     except MessageRefused as e:
         raise MessageRefused(e.message, topic=message.topic) from None
     return Prepared(message, msg_id, properties, bool(delay))
+
+
+# What a transport adds: the property of the group, whose name is this long at most.
+_GROUP_BYTES = len(Property.PRODUCER_GROUP) + 2 + 255
+
+
+def as_half(prepared: Prepared) -> Prepared:
+    """The message as one that is delivered when it is committed."""
+    properties = prepared.properties + encode_properties({Property.TRANSACTION_PREPARED: "true"})
+    size = len(properties.encode()) + _GROUP_BYTES
+    if size > _SINGLE_MAX_PROPERTIES:
+        raise MessageRefused(
+            f"Properties of {size} bytes exceed the {_SINGLE_MAX_PROPERTIES} bytes that a half message may carry",
+            topic=prepared.message.topic,
+        )
+    return prepared._replace(properties=properties, half=True)
 
 
 def _priority(message: Message, settings: ProducerSettings) -> str:
@@ -191,7 +209,7 @@ def single_request(prepared: Prepared, settings: ProducerSettings, now_ms: int) 
         group=settings.group,
         body=body,
         properties=prepared.properties,
-        sys_flag=sys_flag,
+        sys_flag=sys_flag | (SysFlag.TRANSACTION_PREPARED if prepared.half else 0),
         flag=prepared.message.flag,
         born_timestamp_ms=now_ms,
         default_topic_queues=settings.default_topic_queues,

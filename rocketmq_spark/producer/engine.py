@@ -23,7 +23,7 @@ from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer.attempts import Attempts, RetryAttempt, report_of
-from rocketmq_spark.producer.confirming import Confirming, unproved
+from rocketmq_spark.producer.confirming import Confirming, EndKind, end_of, unproved
 from rocketmq_spark.producer.destination import QueueChoice
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.in_flight import Sending, UnderWay, closed
@@ -329,6 +329,9 @@ class Engine:
             outcome = outcome._replace(queue_offset=None, offset_msg_id=None)
         brokers: Collection[str] = ()
         outgoing = sending.outgoing
+        if outgoing.once and end_of(outcome, queue is not None) is EndKind.AMBIGUOUS:
+            sending.attempts.judge(queue, outcome, brokers, 0.0)
+            return outcome
         anywhere = outgoing.queue is None and outgoing.candidates is None
         if anywhere and queue is not None and isinstance(outcome, RocketMQError):
             brokers = self.topics.brokers_of(outgoing.topic)

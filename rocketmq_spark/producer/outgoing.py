@@ -87,9 +87,10 @@ class Outgoing(NamedTuple):
     ``queue`` is the one that the caller or a selector chose; without it each attempt chooses, at random among the
     ``candidates`` of the topic's queues if that is given. Those that are ``ordered`` go one after the other to their
     queue. ``selection``, a selector's name and argument, is what a spool keeps of a choice that could not be made yet;
-    what is not ``spoolable`` is of use now or never. ``timeout`` is a deadline, or seconds from the first attempt on, so
-    that the time in which earlier ones of its queue are sent does not count. ``done`` is called once, on any thread, and
-    must not block. Hooks are shown ``message`` and ``msg_ids``.
+    what is not ``spoolable`` is of use now or never, and what is sent ``once`` is not sent again while it may be stored.
+    ``timeout`` is a deadline, or seconds from the first attempt on, so that the time in which earlier ones of its queue are
+    sent does not count. ``done`` is called once, on any thread, and must not block. Hooks are shown ``message`` and
+    ``msg_ids``.
     """
 
     topic: str
@@ -103,6 +104,7 @@ class Outgoing(NamedTuple):
     msg_ids: Sequence[str] = ()
     selection: tuple[str, Any] | None = None
     spoolable: bool = True
+    once: bool = False
 
     @property
     def ordered_queue(self) -> MessageQueue | None:

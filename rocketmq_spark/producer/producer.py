@@ -87,7 +87,7 @@ class BaseProducer(Closing):
             self._membership = AccumulatorMember(batcher, self, self._pending, settings.send_timeout_s)
         housekeeping.watch(self)
         Housekeeping(sender, self._engine, settings).start(self._housekeeping_timer)
-        self._leave = sender.join(settings.group, settings.heartbeat_s)
+        self._leave = sender.join(settings.group, settings.heartbeat_s, settings.transaction_check)
 
     @property
     def faults(self) -> FaultTable:

@@ -13,6 +13,7 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
+from rocketmq_spark.model.send import HalfCheck
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.transport import FEATURES, REMOTING, TransportFeatures, features
 from rocketmq_spark.producer.accumulator import BatchLimits
@@ -94,7 +95,7 @@ class ProducerSettings:
     queue fails with it; ``queues_stay_shut`` refuses what comes later, too. ``max_in_flight`` is how many requests may be
     at brokers at once; None bounds them per broker instead, by ``max_in_flight_per_broker`` or adaptively. What has no
     outcome yet is bounded by ``max_async_messages``, if that is not None, and ``max_async_bytes``.
-    ``features`` are those of the transport.
+    ``features`` are those of the transport. ``transaction_check`` answers brokers about half messages.
     """
 
     group: str
@@ -120,6 +121,7 @@ class ProducerSettings:
     total_batch_max_bytes: int | None = None
     environment: Environment | None = None
     features: TransportFeatures = FEATURES[REMOTING]
+    transaction_check: HalfCheck | None = None
     long_delay: str = "error"
     max_in_flight: int | None = 1024
     max_in_flight_per_broker: int | None = None

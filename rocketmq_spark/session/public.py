@@ -21,9 +21,9 @@ from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue, OffsetRange, PullRequest, ReceivedMessage
 from rocketmq_spark.options import Options, transport
-from rocketmq_spark.producer import producer as engine
 from rocketmq_spark.producer.confirming import StoredIds
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.transactions import TransactionCheck, TransactionProducer
 from rocketmq_spark.queues.environment import scope_of
 from rocketmq_spark.session import member, pop_member, puller, sender
 from rocketmq_spark.session.spools import open_store, resending
@@ -45,12 +45,14 @@ def _parsed(role: str, name_server: str | None, group: str | None, keywords: Map
     return options_table.parse(given, keywords=True).for_role(role)
 
 
-class Producer(engine.BaseProducer):
+class Producer(TransactionProducer):
     """Sends messages. Defaults are those of RocketMQ's Java client.
 
     Args:
         name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
         group: Producer group. Required.
+        transaction_check: A function of a ``ReceivedMessage`` that returns ``COMMIT``, ``ROLLBACK`` or ``UNKNOWN``, as a
+            ``TransactionState`` or its name: what became of a half message. Brokers ask any producer of the group, at any time.
         options: Options of a producer (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
             (``3s``), sizes bytes or text (``4m``).
 
@@ -59,7 +61,12 @@ class Producer(engine.BaseProducer):
     """
 
     def __init__(
-        self, name_server: str | None = None, group: str | None = None, **options: Unpack[ProducerOptions]
+        self,
+        name_server: str | None = None,
+        group: str | None = None,
+        *,
+        transaction_check: TransactionCheck | None = None,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         parsed = _parsed("producer", name_server, group, options)
         if "group" not in parsed.given:
@@ -70,7 +77,7 @@ class Producer(engine.BaseProducer):
         if spool is not None:
             opened = resending(open_store(spool.folder, parsed, spool), send, settings)
         try:
-            super().__init__(send, settings, spool=opened, stored=stored)
+            super().__init__(send, settings, transaction_check, spool=opened, stored=stored)
         except BaseException:
             if opened is not None:
                 opened.close(Deadline.after(0))

@@ -17,6 +17,7 @@ from rocketmq_spark.base.codes import Response
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound, error_for
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
+from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
@@ -137,6 +138,9 @@ class ScriptedSender:
         self.batch_topics: dict[str, bool] = {}
         self.longest_timers: dict[str, int] = {"a": 259_200_000, "b": 259_200_000}
         self.consumed_topics: set[str] = set()
+        self.check: HalfCheck | None = None
+        self.ends: list[RocketMQError] = []
+        self.proves = True
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         self.events.append(("route", (topic, refresh)))
@@ -206,7 +210,14 @@ class ScriptedSender:
 
     client_id = "me"
 
-    def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
+    def end_transaction(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
+        self.events.append(("end", (place, decision)))
+        if self.ends:
+            raise self.ends.pop(0)
+        return self.proves
+
+    def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
+        self.check = check
         self.events.append(("join", (group, heartbeat_s)))
         return lambda deadline: self.events.append(("leave", group))
 

@@ -1,0 +1,273 @@
+"""Transactional messages: stored as half messages, which no consumer reads before they are committed.
+
+Mirrors ``TransactionMQProducer``: a broker asks a producer of the group about a half message without a decision, every 30 s, 15
+times at most (``checkTransactionState``). What differs is meant:
+
+* A decision is a request with an answer, so that its caller learns whether it has arrived; Java's is sent blindly.
+* A half message that may be stored is not sent again: the second one would be decided by the check alone.
+* A broker writes a half message again before it asks, and a decision about the first copy leaves the second one open. So while
+  this process has not decided, it answers unknown and remembers where the copy is. A question that crosses a commit is
+  about such a copy: it is rolled back, since the first one is delivered. The user's function is asked about all others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Property
+from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.errors import LocalProtocolError, MessageRefused, OptionError, RocketMQError, SendFailed
+from rocketmq_spark.model import Message, ReceivedMessage, SendResult, SendStatus
+from rocketmq_spark.model.send import HalfPlace, TransactionState
+from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer import encoding
+from rocketmq_spark.producer.encoding import How
+from rocketmq_spark.producer.producer import BaseProducer
+from rocketmq_spark.producer.settings import ProducerSettings
+
+logger = logging.getLogger(__name__)
+
+# What a user's function answers: a state, or its name.
+TransactionCheck = Callable[[ReceivedMessage], TransactionState | str]
+
+# A broker notes decisions some seconds later (``transactionOpBatchInterval``), and may ask until then. A question that comes
+# long after a commit means that the broker has lost it.
+CROSSING_S = 60.0
+# Brokers ask for seven and a half minutes with the default settings; decisions are remembered for longer.
+REMEMBERED_S = 900.0
+MOST_REMEMBERED = 100_000
+
+
+class HalfState(enum.Enum):
+    """What a process knows of a half message. ``UNKNOWN``: a decision was sent, and it is not known whether it has arrived."""
+
+    PREPARED = "PREPARED"
+    COMMITTED = "COMMITTED"
+    ROLLED_BACK = "ROLLED_BACK"
+    UNKNOWN = "UNKNOWN"
+
+
+# All moves that there are: from a state, by a decision.
+_MOVES = {
+    (HalfState.PREPARED, TransactionState.COMMIT): HalfState.COMMITTED,
+    (HalfState.PREPARED, TransactionState.ROLLBACK): HalfState.ROLLED_BACK,
+}
+
+
+class HalfMessage:
+    """A stored message that no consumer sees before it is committed. Decide once, from any thread.
+
+    Producers create these (``Producer.send_half``, ``Producer.transaction``).
+
+    Args:
+        message: What was sent.
+        result: Where it is. Its ``queue_offset`` is None: it has none before it is committed.
+        place: For the broker.
+        end: Sends a decision.
+        timeout_s: Seconds that a decision waits for its answer.
+    """
+
+    def __init__(self, message: Message, result: SendResult, place: HalfPlace, end: _End, timeout_s: float) -> None:
+        self.message = message
+        self.result = result
+        self._place = place
+        self._end = end
+        self._timeout_s = timeout_s
+        self._state = HalfState.PREPARED
+        self._delivered: Deadline | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def state(self) -> HalfState:
+        """What is known of it here."""
+        return self._state
+
+    def commit(self, timeout_s: float | None = None) -> None:
+        """Deliver the message.
+
+        Args:
+            timeout_s: Seconds to wait for the broker's answer; the send timeout by default.
+
+        Raises:
+            RocketMQError: The broker did not answer, or refused. If the state is still ``PREPARED`` nothing was sent, and
+                you may try again. If it is ``UNKNOWN``, the broker asks ``transaction_check``.
+            LocalProtocolError: The message was decided before.
+        """
+        self._decide(TransactionState.COMMIT, timeout_s)
+
+    def rollback(self, timeout_s: float | None = None) -> None:
+        """Drop the message. ``timeout_s`` and errors are those of ``commit``."""
+        self._decide(TransactionState.ROLLBACK, timeout_s)
+
+    def asked(self, place: HalfPlace) -> TransactionState | None:
+        """What becomes of a copy that its broker has written to ``place``; None if the user's function must say it."""
+        if not self._lock.acquire(blocking=False):  # it is being decided
+            return TransactionState.UNKNOWN
+        try:
+            if self._state is HalfState.PREPARED:
+                self._place = place
+                return TransactionState.UNKNOWN
+            if self._state is HalfState.COMMITTED:
+                crossing = self._delivered is not None and not self._delivered.expired
+                return TransactionState.ROLLBACK if crossing else TransactionState.COMMIT
+            return TransactionState.ROLLBACK if self._state is HalfState.ROLLED_BACK else None
+        finally:
+            self._lock.release()
+
+    def _decide(self, decision: TransactionState, timeout_s: float | None) -> None:
+        with self._lock:
+            after = _MOVES.get((self._state, decision))
+            if after is None:
+                raise LocalProtocolError(
+                    f"the half message {self.result.msg_id} is {self._state.value} and takes no {decision.value}",
+                    topic=self.message.topic,
+                    remedy="Decide each half message once",
+                )
+            self._state = HalfState.UNKNOWN  # whatever interrupts us
+            timeout = Deadline.after(self._timeout_s if timeout_s is None else timeout_s)
+            try:
+                proved = self._end(self._place, decision, timeout)
+            except RocketMQError as e:
+                if e.unsent:
+                    self._state = HalfState.PREPARED
+                raise
+            self._state = after
+            self._delivered = Deadline.after(CROSSING_S) if proved else None
+
+
+_End = Callable[[HalfPlace, TransactionState, Deadline], bool]
+
+
+class _Halves:
+    """The half messages of this process by id, for as long as brokers may ask about them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, tuple[Deadline, HalfMessage]] = OrderedDict()
+
+    def add(self, half: HalfMessage) -> None:
+        with self._lock:
+            self._known[half.result.msg_id] = Deadline.after(REMEMBERED_S), half
+            while len(self._known) > MOST_REMEMBERED or next(iter(self._known.values()))[0].expired:
+                self._known.popitem(last=False)
+
+    def get(self, msg_id: str) -> HalfMessage | None:
+        with self._lock:
+            known = self._known.get(msg_id)
+        return None if known is None else known[1]
+
+
+# One of a process: a broker may ask any producer of the group. Ids are unique.
+_halves = _Halves()
+
+
+def answer(check: TransactionCheck, message: ReceivedMessage, place: HalfPlace) -> TransactionState:
+    """What becomes of a half message that a broker asks about."""
+    half = _halves.get(message.msg_id)
+    known = None if half is None else half.asked(place)
+    if known is not None:
+        return known
+    made: Any = attempt(check, message)
+    if isinstance(made, Failure):
+        made.log(logger, "transaction_check failed for message %s of %s", message.msg_id, message.topic)
+        return TransactionState.UNKNOWN
+    try:
+        return made if isinstance(made, TransactionState) else TransactionState(made)
+    except ValueError:
+        names = ", ".join(state.value for state in TransactionState)
+        logger.error(
+            "transaction_check returned %r for message %s of %s; expected %s. The broker will ask again",
+            made, message.msg_id, message.topic, names,
+        )  # fmt: skip
+        return TransactionState.UNKNOWN
+
+
+class TransactionProducer(BaseProducer):
+    """A producer that can send transactional messages, if ``check`` says what became of those without a decision."""
+
+    def __init__(
+        self, sender: Sender, settings: ProducerSettings, check: TransactionCheck | None = None, **wiring: Any
+    ) -> None:
+        if check is not None:
+            settings = replace(settings, transaction_check=functools.partial(answer, check))
+        super().__init__(sender, settings, **wiring)
+
+    def send_half(self, message: Message, *, timeout_s: float | None = None) -> HalfMessage:
+        """Store a message that is delivered when you commit it.
+
+        A broker asks ``transaction_check`` about one that was not decided within some seconds, also after a restart. It is not
+        batched and not spooled, and cannot be delayed.
+
+        Args:
+            message: What to send, without a priority.
+            timeout_s: Seconds for all attempts together instead of the send timeout.
+
+        Raises:
+            OptionError: The producer has no ``transaction_check``.
+            SendFailed: The broker stored it less safely than it is configured to, and it was rolled back.
+            RocketMQError: As ``send``. A half message that may be stored all the same is never sent again: its broker asks
+                ``transaction_check``.
+        """
+        if self.settings.transaction_check is None:
+            raise OptionError("transactional messages need transaction_check: brokers ask it what was not decided")
+        self._refused(message)
+        prepared, place, deadline = self._admitted(message, How(timeout_s=timeout_s))
+        prepared = encoding.as_half(prepared)
+        result = self._engine.send(self._outgoing(prepared, place, deadline)._replace(spoolable=False, once=True))
+        assert result.queue is not None
+        where = HalfPlace.of(result, self.settings.group, message.topic, prepared.msg_id)
+        known = result._replace(msg_id=prepared.msg_id, queue_offset=None)
+        timeout = self.settings.send_timeout_s
+        half = HalfMessage(prepared.message, known, where, self._sender.end_transaction, timeout)
+        _halves.add(half)
+        if result.status is not SendStatus.SEND_OK:
+            half.rollback()
+            raise SendFailed(
+                f"the half message was stored with {result.status.value}, and was rolled back",
+                topic=message.topic,
+                queue=str(result.queue),
+                remedy="See whether the broker's disk and slaves keep up",
+            )
+        return half
+
+    @contextlib.contextmanager
+    def transaction(self, message: Message, *, timeout_s: float | None = None) -> Iterator[HalfMessage]:
+        """Store a half message, run the block, and commit; roll back if the block raises. You may decide in the block yourself.
+
+        If the decision cannot be sent, or has no answer, that is logged and not raised: what the block did stands, and the
+        broker asks ``transaction_check``. ``message``, ``timeout_s`` and errors are those of ``send_half``.
+        """
+        half = self.send_half(message, timeout_s=timeout_s)
+        try:
+            yield half
+        except BaseException:
+            self._left(half, half.rollback)
+            raise
+        self._left(half, half.commit)
+
+    def _left(self, half: HalfMessage, decide: Callable[[], None]) -> None:
+        if half.state is not HalfState.PREPARED:
+            return
+        try:
+            decide()
+        except RocketMQError as e:
+            logger.warning(
+                "the decision on half message %s of %s may not have arrived, its broker will ask for it: %s",
+                half.result.msg_id, half.message.topic, e,
+            )  # fmt: skip
+
+    def _refused(self, message: Message) -> None:
+        if message.priority is not None:
+            raise MessageRefused("a transactional message has no priority", topic=message.topic)
+        timing = (Property.DELAY, Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SEC, Property.TIMER_DELIVER_MS)
+        if message.properties and not message.properties.keys().isdisjoint(timing):
+            raise MessageRefused("a transactional message cannot be delayed", topic=message.topic)

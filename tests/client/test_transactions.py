@@ -1,0 +1,148 @@
+"""Half messages on the wire: how they are sent and decided, who hears of their producer, and what a broker's question does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from rocketmq_spark.base.codes import Flag, Property, Request, Response, SysFlag
+from rocketmq_spark.errors import BrokerError, BrokerNotFound
+from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest
+from rocketmq_spark.model.send import HalfPlace, TransactionState
+from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.names import Scope
+from rocketmq_spark.wire.properties import decode_properties
+from tests.client.conftest import Parts
+from tests.harness import store
+from tests.mockbroker import MockBroker, eventually, ok, refuse, route
+
+COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
+PLACE = HalfPlace("t", "broker-a", "pg", "ID", "TX", 5, 1234)
+SENT = {"msgId": "x", "queueId": "0", "queueOffset": "3"}
+
+
+@pytest.fixture
+def tenant(broker: MockBroker) -> Iterator[Parts]:
+    made = Parts(broker.address, scope=Scope("ns"))
+    broker.on(Request.END_TRANSACTION, ok())
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(("decision", "kind"), [(COMMIT, "8"), (ROLLBACK, "12")])
+def test_a_decision_says_where_the_half_message_is(
+    broker: MockBroker, tenant: Parts, decision: TransactionState, kind: str
+) -> None:
+    tenant.routes.get("t")
+    assert tenant.sender.end_transaction(PLACE, decision, tenant.soon) is True
+    (command,) = broker.seen(Request.END_TRANSACTION)
+    assert not command.flag & Flag.ONEWAY
+    assert command.ext == {
+        "topic": "ns%t", "producerGroup": "ns%pg", "tranStateTableOffset": "5", "commitLogOffset": "1234",
+        "commitOrRollback": kind, "fromTransactionCheck": "false", "msgId": "ID", "transactionId": "TX",
+        "bname": "broker-a",
+    }  # fmt: skip
+
+
+def test_a_decision_that_cannot_be_sent_says_so_and_one_that_is_refused_is_an_error(
+    broker: MockBroker, tenant: Parts
+) -> None:
+    with pytest.raises(BrokerNotFound) as unknown:
+        tenant.sender.end_transaction(PLACE, COMMIT, tenant.soon)
+    assert unknown.value.unsent
+    tenant.routes.get("t")
+    broker.on(Request.END_TRANSACTION, refuse(Response.SYSTEM_ERROR, "The producer group wrong"))
+    with pytest.raises(BrokerError, match="The producer group wrong") as wrong:
+        tenant.sender.end_transaction(PLACE, COMMIT, tenant.soon)
+    assert not wrong.value.unsent
+
+
+def test_a_half_message_names_its_group_as_brokers_know_it(broker: MockBroker, tenant: Parts) -> None:
+    broker.on(Request.SEND_MESSAGE_V2, ok(**SENT))
+    tenant.routes.get("t")
+    half = SendRequest("pg", b"x", "UNIQ_KEY\x01ID\x02TRAN_MSG\x01true\x02", int(SysFlag.TRANSACTION_PREPARED))
+    tenant.sender.send(MessageQueue("t", "broker-a", 0), half, tenant.soon)
+    tenant.sender.send(MessageQueue("t", "broker-a", 0), half._replace(sys_flag=0), tenant.soon)
+    first, plain = (decode_properties(command.ext["i"]) for command in broker.seen(Request.SEND_MESSAGE_V2))
+    assert first[Property.PRODUCER_GROUP] == "ns%pg"
+    assert Property.PRODUCER_GROUP not in plain
+
+
+def question(body: bytes, flag: int = Flag.ONEWAY) -> Command:
+    """What broker-a asks; the offsets are those of the copy that it has written."""
+    fields = {
+        "topic": "RMQ_SYS_TRANS_HALF_TOPIC", "bname": "broker-a", "msgId": "ID", "transactionId": "TX",
+        "offsetMsgId": "0", "tranStateTableOffset": "7", "commitLogOffset": "99",
+    }  # fmt: skip
+    return Command(Request.CHECK_TRANSACTION_STATE, fields, body, flag=flag)
+
+
+HALF = store(topic="ns%t", body=b"order 7", properties="PGROUP\x01ns%pg\x02TRAN_MSG\x01true\x02UNIQ_KEY\x01ID\x02")
+
+
+@pytest.mark.parametrize(("decision", "kind"), [(COMMIT, "8"), (ROLLBACK, "12"), (UNKNOWN, "0")])
+def test_a_question_is_answered_by_a_request_about_the_copy(
+    broker: MockBroker, tenant: Parts, decision: TransactionState, kind: str
+) -> None:
+    tenant.routes.get("t")
+    asked: list[tuple[ReceivedMessage, HalfPlace]] = []
+
+    def check(message: ReceivedMessage, place: HalfPlace) -> TransactionState:
+        asked.append((message, place))
+        return decision
+
+    leave = tenant.sender.join("pg", 0, check)
+    tenant.calls.tell(broker.address, Command(Request.GET_ROUTEINFO_BY_TOPIC, {"topic": "ns%t"}, flag=Flag.ONEWAY))
+    broker.ask(question(HALF))
+    broker.wait_for(lambda: bool(broker.seen(Request.END_TRANSACTION)))
+    ((message, place),) = asked
+    assert (message.topic, message.body, message.msg_id) == ("t", b"order 7", "ID")
+    assert place == HalfPlace("t", "broker-a", "pg", "ID", "TX", 7, 99)
+    (command,) = broker.seen(Request.END_TRANSACTION)
+    assert (command.ext["commitOrRollback"], command.ext["fromTransactionCheck"]) == (kind, "true")
+    assert (command.ext["tranStateTableOffset"], command.ext["commitLogOffset"]) == ("7", "99")
+    assert (command.ext["topic"], command.ext["producerGroup"]) == ("ns%t", "ns%pg")
+    assert bool(command.flag & Flag.ONEWAY) is (decision is UNKNOWN), "a broker does not answer that"
+    leave(tenant.soon)
+
+
+def test_a_broker_that_refuses_the_answer_is_logged_and_the_next_question_is_handled(
+    broker: MockBroker, tenant: Parts, caplog: pytest.LogCaptureFixture
+) -> None:
+    tenant.routes.get("t")
+    broker.on(Request.END_TRANSACTION, refuse(Response.SYSTEM_ERROR, "The transaction state table offset wrong"))
+    tenant.sender.join("pg", 0, lambda message, place: COMMIT)
+    broker.ask(question(HALF))
+    eventually(lambda: "COMMIT did not arrive" in caplog.text)
+    broker.ask(question(HALF))
+    broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
+
+
+def test_all_brokers_of_the_cluster_hear_of_who_answers_for_half_messages(broker: MockBroker, parts: Parts) -> None:
+    with MockBroker({Request.HEART_BEAT: ok()}) as other:
+        table = {
+            "brokerAddrTable": {
+                name: {"brokerName": name, "cluster": "c", "brokerAddrs": {"0": address}}
+                for name, address in (("broker-a", broker.address), ("broker-b", other.address))
+            },
+            "clusterAddrTable": {"c": ["broker-a", "broker-b"]},
+        }
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps(table).encode()))
+        broker.on(Request.HEART_BEAT, ok())
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address}))
+        parts.routes.get("t")
+        parts.sender.join("plain", 0)
+        parts.instance.heartbeat(parts.soon)
+        assert [len(one.seen(Request.HEART_BEAT)) for one in (broker, other)] == [1, 0]
+        leave = parts.sender.join("pg", 0, lambda message, place: COMMIT)
+        parts.instance.heartbeat(parts.soon)
+        assert [len(one.seen(Request.HEART_BEAT)) for one in (broker, other)] == [2, 1]
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, refuse(Response.SYSTEM_ERROR, "not now"))
+        parts.instance.heartbeat(parts.soon)
+        assert [len(one.seen(Request.HEART_BEAT)) for one in (broker, other)] == [3, 2], "those known before"
+        other.on(Request.UNREGISTER_CLIENT, ok())
+        broker.on(Request.UNREGISTER_CLIENT, ok())
+        leave(parts.soon)
+        assert len(broker.seen(Request.UNREGISTER_CLIENT)) == 1

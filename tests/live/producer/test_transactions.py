@@ -1,0 +1,122 @@
+"""Transactions on a real broker, with RocketMQ's own client as the reader."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from rocketmq_spark import Message, Producer
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import ReceivedMessage
+from rocketmq_spark.producer import transactions
+from rocketmq_spark.producer.transactions import HalfState
+from tests.fix_spark import ROOT
+from tests.helpers import killed, stored_now
+from tests.mockbroker import eventually
+from tests.witness import java_read
+
+# Below 5 s a broker asks about what it has decided, for it notes decisions every 3 s.
+ASKS = {"transactionTimeOut": 5000, "transactionCheckInterval": 1000}
+
+
+@pytest.fixture(scope="module")
+def asking() -> Iterator[LocalBroker]:
+    """A broker that asks soon."""
+    with LocalBroker(conf={"timerWheelEnable": False, **ASKS}, quiet=True) as mq:
+        yield mq
+
+
+def bodies(mq: LocalBroker, topic: str) -> Counter[bytes]:
+    return Counter(message.body for message in stored_now(mq, topic))
+
+
+class Orders:
+    """A shop's own table: what was saved, and what brokers asked about."""
+
+    def __init__(self) -> None:
+        self.saved: set[bytes] = set()
+        self.asked: list[bytes] = []
+
+    def was_saved(self, message: ReceivedMessage) -> str:
+        self.asked.append(message.body)
+        return "COMMIT" if message.body in self.saved else "ROLLBACK"
+
+
+def test_what_was_committed_is_read_by_java_and_what_was_rolled_back_by_no_one(asking: LocalBroker) -> None:
+    asking.create_topic("decided", 2)
+    orders = Orders()
+    with Producer(asking.name_server, "decided", transaction_check=orders.was_saved) as producer:
+        for i in range(30):
+            with producer.transaction(Message("decided", b"yes %d" % i, tags="a", keys=[f"k{i}"])) as half:
+                assert half.state is HalfState.PREPARED
+                assert bodies(asking, "decided")[b"yes %d" % i] == 0
+            with pytest.raises(KeyError), producer.transaction(Message("decided", b"no %d" % i)):
+                raise KeyError
+    found = java_read(asking.name_server, "decided", 30, bodies=True)
+    assert Counter(record.body for record in found) == Counter(b"yes %d" % i for i in range(30))
+    assert {(record.tags, *(record.keys or ())) for record in found} == {("a", f"k{i}") for i in range(30)}
+    assert orders.asked == []
+
+
+def test_what_a_producer_left_is_decided_by_the_next_one_of_its_group_and_a_killed_broker_asks_again(
+    asking: LocalBroker,
+) -> None:
+    """The second producer has sent nothing: all brokers hear of it all the same."""
+    asking.create_topic("left", 2)
+    first = Producer(asking.name_server, "left")  # answers no questions, as one that has died
+    first.close()
+    orders = Orders()
+    with Producer(asking.name_server, "left", transaction_check=lambda message: "UNKNOWN") as producer:
+        for i in range(10):
+            producer.send_half(Message("left", b"yes %d" % i))
+            producer.send_half(Message("left", b"no %d" % i))
+    transactions._halves._known.clear()  # as in another process
+    orders.saved = {b"yes %d" % i for i in range(10)}
+    killed(asking, "broker-a")
+    asking.restart("broker-a")
+    with Producer(asking.name_server, "left", transaction_check=orders.was_saved):
+        eventually(lambda: len(set(orders.asked)) == 20, 60)
+        eventually(lambda: sum(bodies(asking, "left").values()) >= 10, 60)
+    assert bodies(asking, "left") == Counter(orders.saved)
+
+
+def test_a_block_that_outlasts_the_questions_is_delivered_once(asking: LocalBroker) -> None:
+    asking.create_topic("slow", 1)
+    orders = Orders()
+    moved: list[object] = []
+    with Producer(asking.name_server, "slow", transaction_check=orders.was_saved) as producer:
+        with producer.transaction(Message("slow", b"slow")) as half:
+            before = half._place
+            eventually(lambda: half._place != before, 60)  # the broker has asked
+            moved.append(half._place)
+            assert half.state is HalfState.PREPARED
+        again = producer.send_half(Message("slow", b"after"))
+        again.rollback()
+    assert bodies(asking, "slow") == Counter([b"slow"])
+    assert orders.asked == []
+
+
+def test_in_a_namespace_the_same(asking: LocalBroker) -> None:
+    asking.create_topic("ns%inside", 1)
+    orders = Orders()
+    with Producer(asking.name_server, "inside", namespace="ns", transaction_check=orders.was_saved) as producer:
+        with producer.transaction(Message("inside", b"kept")):
+            pass
+        producer.send_half(Message("inside", b"asked"))
+        transactions._halves._known.clear()
+        orders.saved = {b"asked"}
+        eventually(lambda: orders.asked == [b"asked"], 60)
+        eventually(lambda: bodies(asking, "ns%inside") == Counter([b"kept", b"asked"]), 30)
+
+
+def test_the_page_s_program_delivers_what_it_says(asking: LocalBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    asking.create_topic("orders", 1)
+    (program,) = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "transactions.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    exec(compile(program.replace("127.0.0.1:9876", asking.name_server), "page", "exec"), {})
+    assert capsys.readouterr().out == "HalfState.COMMITTED\n"
+    assert bodies(asking, "orders") == Counter([b"seven"])

@@ -1,0 +1,285 @@
+"""Half messages: what may become of them, and what a process answers when a broker asks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Property, Response, SysFlag
+from rocketmq_spark.errors import (
+    CallTimeout,
+    LocalProtocolError,
+    MessageRefused,
+    OptionError,
+    RemoteProtocolError,
+    SendFailed,
+)
+from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
+from rocketmq_spark.model.send import HalfPlace, TransactionState
+from rocketmq_spark.producer import transactions
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.transactions import HalfMessage, HalfState, TransactionProducer
+from rocketmq_spark.wire.properties import decode_properties
+from tests.consumer.messages import message
+from tests.producer.scripted import ManualTimer, ScriptedSender, Time, refused
+
+COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
+COPY = HalfPlace("T", "a", "g", "copy", "copy", 9, 99)
+
+
+class Halves(ScriptedSender):
+    """Its ids are those of a broker."""
+
+    def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
+        result = super().send(queue, request, deadline)
+        of_script = (result.offset_msg_id or "").startswith("OFF")
+        return result._replace(offset_msg_id=f"{result.queue_offset:032X}") if of_script else result
+
+
+class Shop:
+    """A producer with a check whose answers are scripted."""
+
+    def __init__(self) -> None:
+        self.time = Time()
+        self.sender = Halves(self.time)
+        self.asked: list[str] = []
+        self.answers: list[object] = []
+        settings = ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0)
+        self.producer = TransactionProducer(
+            self.sender, settings, self.check, make_timer=lambda name: ManualTimer(self.time)
+        )
+
+    def check(self, message: object) -> TransactionState:
+        self.asked.append(message.msg_id)  # type: ignore[attr-defined]
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer  # type: ignore[return-value]
+
+    def question(self, msg_id: str, place: HalfPlace = COPY) -> TransactionState:
+        assert self.sender.check is not None
+        return self.sender.check(replace(message(0), properties={"UNIQ_KEY": msg_id}), place)
+
+    def ends(self) -> list[tuple[HalfPlace, TransactionState]]:
+        return self.sender.seen("end")
+
+
+@pytest.fixture
+def shop() -> Iterator[Shop]:
+    made = Shop()
+    yield made
+    made.producer.close()
+
+
+def test_a_block_that_ends_commits_and_one_that_raises_rolls_back(shop: Shop) -> None:
+    with shop.producer.transaction(Message("T", b"x", keys=["7"])) as half:
+        assert half.state is HalfState.PREPARED
+        assert shop.ends() == []
+    assert half.state is HalfState.COMMITTED
+    with pytest.raises(KeyError), shop.producer.transaction(Message("T", b"y")) as second:
+        raise KeyError
+    assert second.state is HalfState.ROLLED_BACK
+    (request, _) = shop.sender.requests
+    assert request.sys_flag & SysFlag.TRANSACTION_PREPARED
+    assert decode_properties(request.properties)[Property.TRANSACTION_PREPARED] == "true"
+    assert decode_properties(request.properties)[Property.UNIQ_KEY] == half.result.msg_id
+    assert [(place.msg_id, decision) for place, decision in shop.ends()] == [
+        (half.result.msg_id, COMMIT), (second.result.msg_id, ROLLBACK)
+    ]  # fmt: skip
+
+
+def test_a_decision_is_about_the_place_that_the_broker_gave(shop: Shop) -> None:
+    where = SendResult(SendStatus.SEND_OK, "", MessageQueue("T", "b", 1), 41, "7F00000100002A9F00000000000003E8", "TX")
+    shop.sender.script = [lambda queue, request: where]
+    half = shop.producer.send_half(Message("T", b"x"))
+    assert half.result.queue_offset is None
+    half.commit()
+    ((place, _),) = shop.ends()
+    assert place == HalfPlace("T", "b", "g", half.result.msg_id, "TX", 41, 1000)
+
+
+def test_each_half_message_is_decided_once(shop: Shop) -> None:
+    half = shop.producer.send_half(Message("T", b"x"))
+    half.rollback()
+    for again in (half.commit, half.rollback):
+        with pytest.raises(LocalProtocolError, match=r"is ROLLED_BACK and takes no"):
+            again()
+    assert len(shop.ends()) == 1
+    with shop.producer.transaction(Message("T", b"y")) as early:
+        early.rollback()
+    assert early.state is HalfState.ROLLED_BACK
+
+
+def test_a_decision_that_was_not_sent_may_be_repeated_and_one_without_an_answer_may_not(shop: Shop) -> None:
+    half = shop.producer.send_half(Message("T", b"x"))
+    unsent = CallTimeout("no connection")
+    unsent.unsent = True
+    shop.sender.ends = [unsent, CallTimeout("no answer")]
+    with pytest.raises(CallTimeout):
+        half.commit()
+    assert half.state is HalfState.PREPARED
+    with pytest.raises(CallTimeout):
+        half.commit()
+    assert half.state is HalfState.UNKNOWN
+    with pytest.raises(LocalProtocolError, match="is UNKNOWN"):
+        half.commit()
+    shop.answers = [ROLLBACK]
+    assert shop.question(half.result.msg_id) is ROLLBACK, "the user's function knows"
+
+
+def test_a_block_whose_decision_is_lost_says_so_and_does_not_raise(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop.sender.ends = [CallTimeout("no answer")]
+    with caplog.at_level(logging.WARNING), shop.producer.transaction(Message("T", b"x")) as half:
+        pass
+    assert half.state is HalfState.UNKNOWN
+    assert f"half message {half.result.msg_id} of T may not have arrived" in caplog.text
+
+
+def test_what_is_not_decided_yet_is_unknown_and_decided_where_the_broker_wrote_it_last(shop: Shop) -> None:
+    half = shop.producer.send_half(Message("T", b"x"))
+    assert shop.question(half.result.msg_id) is UNKNOWN
+    half.commit()
+    assert shop.ends() == [(COPY, COMMIT)]
+    assert shop.asked == []
+
+
+def test_a_question_that_crosses_a_commit_is_about_a_copy(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = shop.producer.send_half(Message("T", b"x"))
+    half.commit()
+    assert shop.question(half.result.msg_id) is ROLLBACK
+    monkeypatch.setattr(transactions, "CROSSING_S", 0.0)
+    late = shop.producer.send_half(Message("T", b"x"))
+    late.commit()
+    assert shop.question(late.result.msg_id) is COMMIT, "its broker has lost the decision"
+    shop.sender.proves = False
+    sent = shop.producer.send_half(Message("T", b"x"))
+    sent.commit()
+    assert shop.question(sent.result.msg_id) is COMMIT, "it may never have had it"
+    dropped = shop.producer.send_half(Message("T", b"x"))
+    dropped.rollback()
+    assert shop.question(dropped.result.msg_id) is ROLLBACK
+    assert shop.asked == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "said"),
+    [
+        (COMMIT, COMMIT, None),
+        ("ROLLBACK", ROLLBACK, None),
+        ("UNKNOWN", UNKNOWN, None),
+        (None, UNKNOWN, "returned None"),
+        (True, UNKNOWN, "returned True"),
+        (ValueError("db is away"), UNKNOWN, "db is away"),
+        (SystemExit(3), UNKNOWN, "transaction_check failed"),
+    ],
+)
+def test_the_user_s_function_decides_about_others(
+    shop: Shop, caplog: pytest.LogCaptureFixture, answer: object, expected: TransactionState, said: str | None
+) -> None:
+    shop.answers = [answer]
+    assert shop.question("of a process that ended") is expected
+    assert shop.asked == ["of a process that ended"]
+    assert said is None or said in caplog.text
+
+
+def test_a_half_message_that_may_be_stored_is_not_sent_again(shop: Shop) -> None:
+    shop.sender.script = [lambda queue, request: CallTimeout("no answer")]
+    with pytest.raises(CallTimeout):
+        shop.producer.send_half(Message("T", b"x"))
+    assert len(shop.sender.calls) == 1
+    shop.sender.script = [lambda queue, request: refused(Response.SERVICE_NOT_AVAILABLE)]
+    shop.producer.send_half(Message("T", b"x"))
+    assert len(shop.sender.calls) == 3, "one that was refused is"
+
+
+def test_what_is_stored_less_safely_than_configured_is_rolled_back(shop: Shop) -> None:
+    shop.sender.script = [lambda queue, request: SendResult(SendStatus.FLUSH_DISK_TIMEOUT, "", queue, 7, "0" * 32)]
+    with pytest.raises(SendFailed, match="FLUSH_DISK_TIMEOUT, and was rolled back"):
+        shop.producer.send_half(Message("T", b"x"))
+    assert [decision for _, decision in shop.ends()] == [ROLLBACK]
+
+
+def test_what_cannot_be_half_is_refused_before_anything_is_sent(shop: Shop) -> None:
+    with pytest.raises(MessageRefused, match="priority"):
+        shop.producer.send_half(Message("T", b"x", priority=1))
+    with pytest.raises(MessageRefused, match="Properties of"):
+        shop.producer.send_half(Message("T", b"x", properties={"a": "b" * 32_200}))
+    plain = ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0)
+    without = TransactionProducer(shop.sender, plain, make_timer=lambda name: ManualTimer(shop.time))
+    with pytest.raises(OptionError, match="transaction_check"):
+        without.send_half(Message("T", b"x"))
+    without.close()
+    assert shop.sender.calls == []
+
+
+def test_a_place_that_cannot_be_read_is_an_error(shop: Shop) -> None:
+    shop.sender.script = [lambda queue, request: SendResult(SendStatus.SEND_OK, "", queue, 7, "no number")]
+    with pytest.raises(RemoteProtocolError, match="no position"):
+        shop.producer.send_half(Message("T", b"x"))
+
+
+def test_only_so_many_are_remembered(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "MOST_REMEMBERED", 3)
+    halves = [shop.producer.send_half(Message("T", b"x")) for _ in range(5)]
+    known = [transactions._halves.get(half.result.msg_id) is half for half in halves]
+    assert known == [False, False, True, True, True]
+
+
+class HalfModel(RuleBasedStateMachine):
+    """Whatever comes in whatever order: one decision at most reaches a copy, and no answer is against it."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.sent: list[TransactionState] = []
+        self.error: Exception | None = None
+        where = SendResult(SendStatus.SEND_OK, "ID", MessageQueue("T", "a", 0), None)
+        self.half = HalfMessage(Message("T", b"x"), where, COPY, self._end, 1.0)
+        self.unanswered = False
+
+    def _end(self, place: HalfPlace, decision: TransactionState, deadline: object) -> bool:
+        error, self.error = self.error, None
+        if error is not None and getattr(error, "unsent", False):
+            raise error
+        self.sent.append(decision)
+        if error is not None:
+            self.unanswered = True
+            raise error
+        return True
+
+    @rule(decision=st.sampled_from([COMMIT, ROLLBACK]), fails=st.sampled_from(["", "unsent", "lost"]))
+    def decide(self, decision: TransactionState, fails: str) -> None:
+        self.error = CallTimeout("x") if fails else None
+        if self.error is not None:
+            self.error.unsent = fails == "unsent"  # type: ignore[attr-defined]
+        before = list(self.sent)
+        try:
+            (self.half.commit if decision is COMMIT else self.half.rollback)()
+        except LocalProtocolError:
+            assert before, "it was decided before"
+        except CallTimeout:
+            assert fails
+
+    @rule()
+    def ask(self) -> None:
+        answer = self.half.asked(COPY)
+        if not self.sent:
+            assert answer is UNKNOWN
+        elif self.unanswered:
+            assert answer is None
+        else:
+            assert answer is ROLLBACK
+
+    @invariant()
+    def decided_once(self) -> None:
+        assert len(getattr(self, "sent", [])) <= 1
+
+
+TestHalfModel = HalfModel.TestCase
