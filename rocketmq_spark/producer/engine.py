@@ -201,6 +201,8 @@ class Engine:
 
     def _attempt_all(self, sending: Sending) -> Outcome:
         spooling = self._spooling if sending.outgoing.spoolable else None
+        # What is sent once is not looked up either: a half message does not lie in its topic.
+        confirming = None if sending.outgoing.once else self.confirming
         if spooling is not None and spooling.overtakes(sending.outgoing):
             return spooling.keep([(sending.outgoing, None)])[0]
         while True:
@@ -208,12 +210,12 @@ class Engine:
             try:
                 queue = self._choose(sending)
                 attempt = self._begin(sending, queue, "sync")
-                outcome = _sent(self._sender, self.confirming, sending, queue, self._share(sending))
+                outcome = _sent(self._sender, confirming, sending, queue, self._share(sending))
                 self._report(attempt, outcome)
             except RocketMQError as e:
                 outcome = e
-            if self.confirming is not None:
-                outcome = self.confirming.known(sending, queue, outcome)
+            if confirming is not None:
+                outcome = confirming.known(sending, queue, outcome)
             verdict = self._judge(sending, queue, outcome)
             if not isinstance(verdict, RetryAttempt):
                 return verdict if spooling is None else spooling.settled(sending.outgoing, verdict)

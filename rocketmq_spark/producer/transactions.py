@@ -25,7 +25,14 @@ from typing import Any
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.errors import LocalProtocolError, MessageRefused, OptionError, RocketMQError, SendFailed
+from rocketmq_spark.errors import (
+    ClosedError,
+    LocalProtocolError,
+    MessageRefused,
+    OptionError,
+    RocketMQError,
+    SendFailed,
+)
 from rocketmq_spark.model import Message, ReceivedMessage, SendResult, SendStatus
 from rocketmq_spark.model.send import HalfPlace, TransactionState
 from rocketmq_spark.ports import Sender
@@ -227,7 +234,7 @@ class TransactionProducer(BaseProducer):
         where = HalfPlace.of(result, self.settings.group, message.topic, prepared.msg_id)
         known = result._replace(msg_id=prepared.msg_id, queue_offset=None)
         timeout = self.settings.send_timeout_s
-        half = HalfMessage(prepared.message, known, where, self._sender.end_transaction, timeout)
+        half = HalfMessage(prepared.message, known, where, self._ended, timeout)
         _halves.add(half)
         if result.status is not SendStatus.SEND_OK:
             half.rollback()
@@ -264,6 +271,14 @@ class TransactionProducer(BaseProducer):
                 "the decision on half message %s of %s may not have arrived, its broker will ask for it: %s",
                 half.result.msg_id, half.message.topic, e,
             )  # fmt: skip
+
+    def _ended(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
+        try:
+            self._owner.check(False)
+        except ClosedError as e:
+            e.unsent = True
+            raise
+        return self._sender.end_transaction(place, decision, deadline)
 
     def _refused(self, message: Message) -> None:
         if message.priority is not None:

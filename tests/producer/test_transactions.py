@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, Response, SysFlag
 from rocketmq_spark.errors import (
     CallTimeout,
+    ClosedError,
     LocalProtocolError,
     MessageRefused,
     OptionError,
@@ -198,6 +201,45 @@ def test_a_half_message_that_may_be_stored_is_not_sent_again(shop: Shop) -> None
     shop.sender.script = [lambda queue, request: refused(Response.SERVICE_NOT_AVAILABLE)]
     shop.producer.send_half(Message("T", b"x"))
     assert len(shop.sender.calls) == 3, "one that was refused is"
+
+
+class Nowhere:
+    """Finds nothing, for a half message does not lie in its topic."""
+
+    def __init__(self) -> None:
+        self.looks: list[object] = []
+
+    def end(self, queue: MessageQueue) -> Any:
+        self.looks.append(queue)
+
+    def among(self, *asked: object) -> Any:
+        self.looks.append(asked)
+
+    def stop(self) -> None:
+        """Nothing is under way."""
+
+
+def test_nor_is_it_looked_up(shop: Shop) -> None:
+    found = Nowhere()
+    settings = ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0)
+    producer = TransactionProducer(
+        shop.sender, settings, shop.check, make_timer=lambda name: ManualTimer(shop.time), stored=found
+    )
+    shop.sender.script = [lambda queue, request: CallTimeout("no answer")]
+    with pytest.raises(CallTimeout):
+        producer.send_half(Message("T", b"x"))
+    assert (len(shop.sender.calls), found.looks) == (1, [])
+    producer.close()
+
+
+def test_a_forked_process_decides_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = shop.producer.send_half(Message("T", b"x"))
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(ClosedError, match="was forked"):
+            half.commit()
+    assert (half.state, shop.ends()) == (HalfState.PREPARED, [])
+    half.commit()
 
 
 def test_what_is_stored_less_safely_than_configured_is_rolled_back(shop: Shop) -> None:
