@@ -141,6 +141,29 @@ def test_a_listener_that_takes_long_keeps_its_message(member):
     assert member.got == ["A", "B"]
 
 
+def test_what_took_long_to_come_is_ours_for_the_time_that_is_left_and_gets_more_at_once(member):
+    """A Proxy counts from the moment at which it sends: by the next look it may be somebody else's."""
+    member.proxy.takes = lambda: member.time.advance(25)
+    goes_on = member.held_up()
+    eventually(lambda: member.proxy.told == [("change", "A", 30.0)], 60)
+    goes_on.set()
+    eventually(lambda: member.proxy.told == [("change", "A", 30.0), ("ack", "A")], 60)
+
+
+def test_what_took_longer_to_come_than_it_is_ours_goes_to_no_listener(member):
+    came: list[float] = []
+
+    def slowly() -> None:
+        came.append(member.time.now)
+        member.time.advance(31)
+
+    member.proxy.takes = slowly
+    member.start()
+    member.proxy.put(of("A"))
+    eventually(lambda: len(came) > 2, 60)
+    assert member.got == []
+
+
 def test_the_end_finishes_what_is_in_hand(member):
     goes_on = member.held_up()
     stopped: list[object] = []

@@ -13,7 +13,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.pop.simple_consumer import MIN_WAIT_S, BaseSimpleConsumer
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter
-from rocketmq_spark.model.message import GroupPolicy, PoppedMessage
+from rocketmq_spark.model.message import Began, GroupPolicy, Place, PoppedMessage, ignore
 from tests.consumer.pop import arrival
 from tests.helpers import raising
 from tests.test_popped import popped
@@ -46,11 +46,11 @@ class Scripted:
         return self.counts[topic]
 
     def receive(
-        self, topic: str, place: int, count: int, invisible_s: float, wait_s: float, deadline: Deadline
+        self, place: Place, count: int, invisible_s: float, wait_s: float, deadline: Deadline, began: Began = ignore
     ) -> Sequence[PoppedMessage]:
-        self.asked.append((topic, place, count, invisible_s))
+        self.asked.append((*place, count, invisible_s))
         assert deadline.remaining() > wait_s >= MIN_WAIT_S  # less is an error of the Proxy: 40018
-        found, self.waiting[topic, place] = self.waiting.get((topic, place), []), []
+        found, self.waiting[place] = self.waiting.get(place, []), []
         return found
 
     def ack(self, message: PoppedMessage, deadline: Deadline) -> None:

@@ -112,12 +112,12 @@ class BaseSimpleConsumer(Closing):
         invisible_s, end = _invisible("invisible", invisible, MIN_INVISIBLE_S), Deadline.after(_seconds("wait", wait))
         while places := self._places():
             with self._lock:
-                topic, place = places[self._turn % len(places)]
+                place = places[self._turn % len(places)]
                 self._turn += 1
             most_s = MIN_WAIT_S if len(places) > 1 else MAX_WAIT_S
             wait_s = max(MIN_WAIT_S, min(most_s, end.remaining()))
             deadline = Deadline.after(wait_s + self._request_s)
-            found = self._member.receive(topic, place, max_messages, invisible_s, wait_s, deadline)
+            found = self._member.receive(place, max_messages, invisible_s, wait_s, deadline)
             if found or end.expired or self._closed:
                 return found
         return []  # the last topic was left meanwhile
