@@ -43,8 +43,8 @@ class Member:
         self.consumer.start(self.listener)
         self.time.run_due()
 
-    def held_up(self) -> threading.Event:
-        """It runs, and its listener has message A until this is set."""
+    def held_up(self, group: str | None = None) -> threading.Event:
+        """It runs, and its listener has message A of this group until this is set."""
         goes_on, has = threading.Event(), threading.Event()
 
         def wait(message: Any) -> None:
@@ -53,7 +53,7 @@ class Member:
 
         self.does = wait
         self.start()
-        self.proxy.put(of("A"))
+        self.proxy.put(of("A", group))
         assert has.wait(60)
         return goes_on
 
@@ -249,6 +249,21 @@ def test_an_ordered_group_keeps_its_order():
     eventually(lambda: len(member.got) == 20, 60)
     assert member.got == [f"{n:02}" for n in range(20)]
     assert member.consumer.stop(30) == []
+
+
+def test_a_message_group_whose_listener_hangs_keeps_no_other_queue_from_being_asked_for():
+    """However many messages wait behind: a broker hands out no more of its queue."""
+    member = Member(ordered=True)
+    member.proxy.counts["t"] = 2
+    goes_on = member.held_up("a")
+    member.proxy.put(*[of(f"A{n}", "a") for n in range(2 * SETTINGS.threads)])
+    eventually(lambda: member.consumer.stats().cached > SETTINGS.threads, 60)
+    member.does = lambda message: None
+    for n in range(3):  # the first of them is asked for already
+        member.proxy.put(of(f"B{n}", "b", queue_id=1), place=1)
+        eventually(lambda n=n: member.got == ["A", *[f"B{k}" for k in range(n + 1)]], 20)
+    goes_on.set()
+    member.consumer.stop(30)
 
 
 def test_while_brokers_do_not_keep_the_order_any_more_nothing_is_handed_to_an_ordered_listener(caplog):

@@ -15,7 +15,7 @@ from functools import partial
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import start_thread
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.consumer.pop.in_hand import INVISIBLE_S, InHand, InvisibleMessage, Settling
+from rocketmq_spark.consumer.pop.in_hand import INVISIBLE_S, InHand, InvisibleMessage, Settling, line_of
 from rocketmq_spark.consumer.pop.in_hand import LOOK_S as RENEW_S
 from rocketmq_spark.consumer.pop.listening import InAnyOrder, InOrder, Listening
 from rocketmq_spark.consumer.push.running import HANGS_S, STATS_S, TIMEOUT_S, ConsumerTools
@@ -156,7 +156,7 @@ class PopRunning:
         self._subscriptions = subscriptions
         self._looks, self._renewals = make.timer(f"{name}-look"), make.timer(f"{name}-renew")
         self._workers = make.workers(f"{name}-listener", settings.threads)
-        self._in_hand = InHand()
+        self._in_hand = InHand(line_of) if settings.ordered else InHand()
         self._settling = Settling(port, settings, self._in_hand, self._renewals)
         self._listening = self._listening_of(listener)
         self._popping = Popping(port, settings, subscriptions, self._in_hand, self._renewals, self._submit)
