@@ -48,7 +48,7 @@ class FakeProxy:
         self.takes: Callable[[], None] = lambda: None  # while an answer comes
         self.waiting = 0
         self.changed = threading.Condition()
-        self.closed = False
+        self.closed, self.goodbye_s = False, 0.0
 
     def put(self, *messages: PoppedMessage, place: int = 0) -> None:
         with self.changed:
@@ -115,7 +115,7 @@ class FakeProxy:
 
     def close(self, deadline: Deadline) -> None:
         with self.changed:
-            self.closed = True
+            self.closed, self.goodbye_s = True, deadline.remaining()
             self.changed.notify_all()
 
     def _note(self, verb: str, message: PoppedMessage, *what: Any) -> None:

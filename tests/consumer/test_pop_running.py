@@ -11,7 +11,7 @@ import pytest
 
 from rocketmq_spark.consumer.pop.running import LOOK_S
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.consumer.push.running import ConsumerTools
+from rocketmq_spark.consumer.push.running import TIMEOUT_S, ConsumerTools
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import NO_FILTER, Filter
 from rocketmq_spark.model.message import GroupPolicy
@@ -175,6 +175,7 @@ def test_the_end_finishes_what_is_in_hand(member):
     assert stopped == [[]]
     assert member.proxy.told[-1] == ("ack", "A")
     assert member.proxy.closed
+    assert member.proxy.goodbye_s <= TIMEOUT_S, "that is for listeners, not for a Proxy that does not answer"
 
 
 @pytest.mark.parametrize("in_time", [True, False])

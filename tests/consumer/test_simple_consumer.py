@@ -231,6 +231,25 @@ def test_it_is_closed_once_and_says_so():
             call()
 
 
+def test_a_question_that_another_thread_ends_by_closing_says_so(monkeypatch):
+    member = Scripted(t=1)
+    consumer = BaseSimpleConsumer(member, "g")
+    consumer.subscribe("t")
+    monkeypatch.setattr(member, "receive", raising(ConnectionLost("away")))
+    with pytest.raises(ConnectionLost):
+        consumer.receive()
+
+    def end(*_: object) -> None:
+        closes = threading.Thread(target=consumer.close)
+        closes.start()
+        closes.join()
+        raise ConnectionLost("the channel was closed")
+
+    monkeypatch.setattr(member, "receive", end)
+    with pytest.raises(ClosedError, match="the consumer is closed"):
+        consumer.receive()
+
+
 def test_a_fork_must_make_its_own():
     member = Scripted(t=1)
     consumer = BaseSimpleConsumer(member, "g")

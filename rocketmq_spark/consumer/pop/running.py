@@ -192,9 +192,10 @@ class PopRunning:
             return unfinished
         finally:  # where Ctrl-C ends the wait, too
             self._settling.close()
-            last_words = Deadline.after(max(TIMEOUT_S, deadline.remaining()))
-            self._port.close(last_words)
-            self._popping.join(last_words)
+            self._port.close(
+                Deadline.after(TIMEOUT_S)
+            )  # a Proxy that does not answer takes no more, however long listeners had
+            self._popping.join(Deadline.after(TIMEOUT_S))
 
     def stats(self) -> ConsumerStats:
         return self._in_hand.stats()
