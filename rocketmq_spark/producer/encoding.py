@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -52,6 +53,10 @@ class EnvelopedMessage(NamedTuple):
     due_ms: int
 
 
+# All but the two that stand between properties.
+_CONTROL = re.compile("[\x00\x03-\x1f\x7f-\x9f]")
+
+
 class Prepared(NamedTuple):
     """A checked message with its id and its encoded properties; ``waiting`` if it is an envelope."""
 
@@ -81,7 +86,20 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
         properties = encode_properties(message_properties(message, **system), _SINGLE_MAX_PROPERTIES)
     except MessageRefused as e:
         raise MessageRefused(e.message, topic=message.topic) from None
+    if settings.proxied:
+        _check_for_proxy(message, properties)
     return Prepared(message, msg_id, properties, bool(delay))
+
+
+def _check_for_proxy(message: Message, properties: str) -> None:
+    """What a Proxy refuses, and with it the whole request: the other messages of a batch must not fail with it."""
+    if found := _CONTROL.search(properties):
+        name = properties[: found.start()].rpartition("\x02")[2].partition("\x01")[0]
+        raise MessageRefused(
+            f"property {name!r} has the control character {found[0]!r}, which a Proxy refuses", topic=message.topic
+        )
+    if "|" in (message.tags or ""):
+        raise MessageRefused(f"the tag is {message.tags!r}; a Proxy takes none with '|'", topic=message.topic)
 
 
 def _priority(message: Message, settings: ProducerSettings) -> str:
