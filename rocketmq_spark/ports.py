@@ -28,7 +28,7 @@ from rocketmq_spark.model import (
     TopicRoute,
 )
 from rocketmq_spark.model.membership import Asked, Membership
-from rocketmq_spark.model.message import GroupPolicy, PoppedMessage
+from rocketmq_spark.model.message import Began, GroupPolicy, Place, PoppedMessage, ignore
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 
 
@@ -383,9 +383,9 @@ class PopMember(Protocol):
         """From how many brokers the topic's messages come. Raises ``RouteNotFound``."""
 
     def receive(
-        self, topic: str, place: int, count: int, invisible_s: float, wait_s: float, deadline: Deadline
+        self, place: Place, count: int, invisible_s: float, wait_s: float, deadline: Deadline, began: Began = ignore
     ) -> Sequence[PoppedMessage]:
-        """At most ``count`` messages of one place of a subscribed topic, in turn; none where ``wait_s`` seconds brought none."""
+        """At most ``count``, in turn; none where ``wait_s`` brought none. ``began``: they begin to come; their time passes."""
 
     def ack(self, message: PoppedMessage, deadline: Deadline) -> None:
         """It is done. Raises ``NotFound`` when it is not this consumer's any more, since its time is over."""

@@ -110,6 +110,8 @@ _FIRST_RECONNECT_MS, _MAX_RECONNECT_MS = 100, 2_000
 # who closes or drops it waits for one without end: such a channel is kept, and of no use.
 _deaf: list[grpc.Channel] = []
 
+_LONGEST_S = 365 * 86_400.0
+
 Headers = Callable[[], list[tuple[str, str]]]
 Done = Callable[[Any], None]
 
@@ -141,7 +143,7 @@ class ProxyChannel:
     def ask(self, rpc: Rpc, request: Any, deadline: Deadline) -> Any:
         """The answer to one call; raises ``ConnectionLost``, ``CallTimeout`` and others."""
         try:
-            return self._call(rpc)(request, timeout=deadline.remaining(), metadata=self._headers())
+            return self._call(rpc)(request, timeout=_seconds(deadline), metadata=self._headers())
         except grpc.RpcError as e:
             raise self._broken(e) from e
         except ValueError as e:
@@ -150,7 +152,7 @@ class ProxyChannel:
     def ask_async(self, rpc: Rpc, request: Any, deadline: Deadline, done: Done) -> None:
         """``done`` gets the answer or a ``RocketMQError``, once, on a thread of gRPC."""
         future = self._begun(
-            rpc, lambda call: call.future(request, timeout=deadline.remaining(), metadata=self._headers())
+            rpc, lambda call: call.future(request, timeout=_seconds(deadline), metadata=self._headers())
         )
 
         def ended(call: Any) -> None:
@@ -166,7 +168,7 @@ class ProxyChannel:
 
     def stream(self, rpc: Rpc, request: Any, deadline: Deadline | None) -> Any:
         """A call that is answered many times; ``answers`` reads it. Its ``cancel`` ends it."""
-        timeout = None if deadline is None else deadline.remaining()
+        timeout = None if deadline is None else _seconds(deadline)
         return self._begun(rpc, lambda call: call(request, timeout=timeout, metadata=self._headers()))
 
     def answers(self, call: Any) -> Iterator[Any]:
@@ -254,6 +256,11 @@ class ProxyChannel:
 
 def _nothing() -> None:
     pass
+
+
+def _seconds(deadline: Deadline) -> float:
+    """What is left: gRPC takes a point of time that is some centuries away for one that is over."""
+    return min(deadline.remaining(), _LONGEST_S)
 
 
 def _serialized(request: Any) -> bytes:

@@ -22,7 +22,7 @@ from rocketmq_spark.grpc_proxy.facts import ClientType, Code, Encoding, FilterTy
 from rocketmq_spark.grpc_proxy.protos import get_ms, get_seconds, proto, set_seconds
 from rocketmq_spark.grpc_proxy.proxy import Proxy, Telemetry, checked
 from rocketmq_spark.model import Filter, MessageQueue
-from rocketmq_spark.model.message import GroupPolicy, PoppedMessage
+from rocketmq_spark.model.message import Began, GroupPolicy, Place, PoppedMessage, ignore
 
 logger = logging.getLogger(__name__)
 
@@ -140,10 +140,11 @@ class ProxyMember:
         return len(self._queues(topic, deadline))
 
     def receive(
-        self, topic: str, place: int, count: int, invisible_s: float, wait_s: float, deadline: Deadline
+        self, place: Place, count: int, invisible_s: float, wait_s: float, deadline: Deadline, began: Began = ignore
     ) -> Sequence[PoppedMessage]:
+        topic, at = place
         queues = self._queues(topic, deadline)
-        queue = queues[place % len(queues)]
+        queue = queues[at % len(queues)]
         wanted = self._filters.get(topic)
         if wanted is None:  # left at this moment, by another thread
             raise LocalProtocolError("the topic is not subscribed to", topic=topic)
@@ -158,7 +159,9 @@ class ProxyMember:
         try:
             call = channel.stream(facts.RECEIVE_MESSAGE, request, deadline)
             room = max(_MIN_OPENED_BYTES, count * _MESSAGE_BYTES)
-            for answer in channel.answers(call):
+            for number, answer in enumerate(channel.answers(call)):
+                if not number:
+                    began()
                 if answer.HasField("message"):
                     if len(found) == count or room <= 0:
                         logger.warning("of what %s gave for topic %s the rest comes again", channel.address, topic)

@@ -147,6 +147,10 @@ def _scheme(host: str) -> AddressScheme:
 
 OnSettings = Callable[[Any], None]
 
+# A Proxy that is overloaded drops settings without a word. So long an answer is awaited, then the stream is made anew: which
+# settings a later answer is about would not be known.
+_ANSWER_S = 30.0
+
 
 class Telemetry:
     """Of one endpoint. ``settings`` makes the first message of each stream; ``on_settings`` receives the answers of the Proxy."""
@@ -157,7 +161,7 @@ class Telemetry:
         self._on_settings = on_settings
         self._changed = threading.Condition()
         self._version, self._known = 0, -1
-        self._sent: deque[int] = deque()
+        self._sent: deque[tuple[int, float]] = deque()  # what has no answer yet, and since when
         self._error: RocketMQError | None = None
         self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._call: Any = None
@@ -169,12 +173,14 @@ class Telemetry:
         with self._changed:
             self._version += 1
             self._put()
+        self._give_up()
 
     def repeat(self) -> None:
         """Send the same settings again, to receive what the Proxy says of them now; not while an answer is awaited."""
         with self._changed:
             if not self._sent:
                 self._put()
+        self._give_up()
 
     def wait(self, deadline: Deadline) -> RocketMQError | None:
         """Until the Proxy has the settings, or has refused them for good; the last error, if there was any, when it has not."""
@@ -196,8 +202,16 @@ class Telemetry:
     def _hopeless(self) -> bool:
         return self._closed.is_set() or (self._error is not None and not self._error.retriable)
 
+    def _give_up(self) -> None:
+        """End a stream that owes an answer for too long; the next one begins with the newest settings."""
+        with self._changed:
+            late = bool(self._sent) and time.monotonic() - self._sent[0][1] > _ANSWER_S
+            call = self._call if late else None
+        if call is not None:
+            call.cancel()
+
     def _put(self) -> None:
-        self._sent.append(self._version)
+        self._sent.append((self._version, time.monotonic()))
         self._outgoing.put(proto("TelemetryCommand")(settings=self._settings()))
 
     def _run(self) -> None:
@@ -238,7 +252,7 @@ class Telemetry:
                     self._on_settings(command.settings)
                     with self._changed:
                         if self._sent:  # each has an answer, in order; a Proxy may also say something by itself
-                            self._known = self._sent.popleft()
+                            self._known, _ = self._sent.popleft()
                         self._error = None
                         self._changed.notify_all()
                 elif command.HasField("status") and command.status.code != Code.OK:

@@ -33,8 +33,8 @@ class SendResult(NamedTuple):
         status: How safely it is stored.
         msg_id: The message id (UNIQ_KEY). For a batch, the ids of all messages joined by commas.
         queue: The queue that stores it; None for a SPOOLED message without a chosen queue.
-        queue_offset: Offset of the (first) message. None for SPOOLED and delayed messages, and for messages that were found
-            stored after a send without an answer (``confirmAmbiguous``).
+        queue_offset: Offset of the (first) message. None for SPOOLED and delayed messages, for messages that were found
+            stored after a send without an answer (``confirmAmbiguous``), and over gRPC with any other status than SEND_OK.
         offset_msg_id: The id that the broker assigned; None if the broker does not return one.
         transaction_id: The id of its transaction; None outside of transactions.
         recall_handle: The handle by which ``Producer.recall`` cancels a delayed message; None for other messages.

@@ -40,6 +40,7 @@ class TransportFeatures(NamedTuple):
         knows_offsets: Whether it says where queues end, and where a message is stored.
         most_one_by_one: How many messages of groups, or with priorities, go as one send; None for any number. Where each of
             them is a request of its own, all must end within one attempt: else all are sent again.
+        plain_texts: Whether control characters in properties, and ``|`` in tags, fail the request and all messages in it.
     """
 
     chooses_queues: str | None = None
@@ -49,6 +50,7 @@ class TransportFeatures(NamedTuple):
     knows_timers: bool = True
     knows_offsets: bool = True
     most_one_by_one: int | None = None
+    plain_texts: bool = False
 
 
 FEATURES = {
@@ -62,6 +64,7 @@ FEATURES = {
         knows_offsets=False,
         # An attempt of three seconds, a producer's and a spool's, is enough where a Proxy takes 180 ms for each.
         most_one_by_one=16,
+        plain_texts=True,
     ),
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -52,6 +53,10 @@ class EnvelopedMessage(NamedTuple):
     due_ms: int
 
 
+# All but the two that stand between properties.
+_CONTROL = re.compile("[\x00\x03-\x1f\x7f-\x9f]")
+
+
 class Prepared(NamedTuple):
     """A checked message with its id and its encoded properties; ``waiting`` if it is an envelope, ``half`` if it
     is to be committed."""
@@ -83,6 +88,8 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
         properties = encode_properties(message_properties(message, **system), _SINGLE_MAX_PROPERTIES)
     except MessageRefused as e:
         raise MessageRefused(e.message, topic=message.topic) from None
+    if settings.features.plain_texts:
+        _check_texts(message, properties)
     return Prepared(message, msg_id, properties, bool(delay))
 
 
@@ -100,6 +107,17 @@ def as_half(prepared: Prepared) -> Prepared:
             topic=prepared.message.topic,
         )
     return prepared._replace(properties=properties, half=True)
+
+
+def _check_texts(message: Message, properties: str) -> None:
+    """What a Proxy refuses, and with it the whole request: the other messages of a batch must not fail with it."""
+    if found := _CONTROL.search(properties):
+        name = properties[: found.start()].rpartition("\x02")[2].partition("\x01")[0]
+        raise MessageRefused(
+            f"property {name!r} has the control character {found[0]!r}, which a Proxy refuses", topic=message.topic
+        )
+    if "|" in (message.tags or ""):
+        raise MessageRefused(f"the tag is {message.tags!r}; a Proxy takes none with '|'", topic=message.topic)
 
 
 def _priority(message: Message, settings: ProducerSettings) -> str:

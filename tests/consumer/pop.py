@@ -19,7 +19,7 @@ from rocketmq_spark.consumer.pop.simple_consumer import MIN_INVISIBLE_S, MIN_WAI
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, NotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Filter, MessageQueue
-from rocketmq_spark.model.message import GroupPolicy, PoppedMessage
+from rocketmq_spark.model.message import Began, GroupPolicy, Place, PoppedMessage, ignore
 from tests.consumer.group import ManualWorkers
 from tests.producer.scripted import ManualTimer, Time
 from tests.test_popped import popped
@@ -45,9 +45,10 @@ class FakeProxy:
         self.lying: defaultdict[tuple[str, int], list[PoppedMessage]] = defaultdict(list)
         self.lent: dict[str, tuple[int, PoppedMessage]] = {}  # by receipt: where each lies again when the time is over
         self.until: dict[str, float] = {}  # of every receipt, also of those that others replaced
+        self.takes: Callable[[], None] = lambda: None  # while an answer comes
         self.waiting = 0
         self.changed = threading.Condition()
-        self.closed = False
+        self.closed, self.goodbye_s = False, 0.0
 
     def put(self, *messages: PoppedMessage, place: int = 0) -> None:
         with self.changed:
@@ -72,26 +73,29 @@ class FakeProxy:
         return self.counts[topic]
 
     def receive(
-        self, topic: str, place: int, count: int, invisible_s: float, wait_s: float, deadline: Deadline
+        self, place: Place, count: int, invisible_s: float, wait_s: float, deadline: Deadline, began: Began = ignore
     ) -> Sequence[PoppedMessage]:
         assert invisible_s >= MIN_INVISIBLE_S, "an error of the Proxy"
         assert wait_s >= MIN_WAIT_S, "an error of the Proxy"
         with self.changed:
-            if self.filters and topic not in self.filters[-1]:
-                raise LocalProtocolError("the topic is not subscribed to", topic=topic)
+            if self.filters and place[0] not in self.filters[-1]:
+                raise LocalProtocolError("the topic is not subscribed to", topic=place[0])
             if "receive" in self.failing:
                 raise self.failing.pop("receive")
             self.waiting += 1
             self.changed.notify_all()
             end = Deadline.after(wait_s)
-            while not (self.closed or self._there(topic, place) or end.expired):
+            while not (self.closed or self._there(*place) or end.expired):
                 self.changed.wait(_LOOK_S)  # nobody tells when a lease ends
             self.waiting -= 1
             if self.closed:
                 raise ClosedError("the channel was closed")
-            found = self.lying[topic, place][:count]
-            del self.lying[topic, place][:count]
-            return [self._lend(message, place, invisible_s) for message in found]
+            found = self.lying[place][:count]
+            del self.lying[place][:count]
+            lent = [self._lend(message, place[1], invisible_s) for message in found]
+            began()
+            self.takes()
+            return lent
 
     def ack(self, message: PoppedMessage, deadline: Deadline) -> None:
         """With a receipt that was replaced it is no error, and comes again all the same."""
@@ -111,7 +115,7 @@ class FakeProxy:
 
     def close(self, deadline: Deadline) -> None:
         with self.changed:
-            self.closed = True
+            self.closed, self.goodbye_s = True, deadline.remaining()
             self.changed.notify_all()
 
     def _note(self, verb: str, message: PoppedMessage, *what: Any) -> None:
@@ -170,7 +174,7 @@ class PopBench:
 
     def lent(self, *messages: PoppedMessage) -> list[InvisibleMessage]:
         self.proxy.put(*messages)
-        found = self.proxy.receive("t", 0, len(messages), INVISIBLE_MS / 1000, MIN_WAIT_S, Deadline.after(MIN_WAIT_S))
+        found = self.proxy.receive(("t", 0), len(messages), INVISIBLE_MS / 1000, MIN_WAIT_S, Deadline.after(MIN_WAIT_S))
         now_ms = self.timer.lease_ms()
         return self.in_hand.came("t", found, now_ms + INVISIBLE_MS, now_ms)
 

@@ -11,7 +11,7 @@ import pytest
 
 from rocketmq_spark.consumer.pop.running import LOOK_S
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.consumer.push.running import ConsumerTools
+from rocketmq_spark.consumer.push.running import TIMEOUT_S, ConsumerTools
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import NO_FILTER, Filter
 from rocketmq_spark.model.message import GroupPolicy
@@ -43,8 +43,8 @@ class Member:
         self.consumer.start(self.listener)
         self.time.run_due()
 
-    def held_up(self) -> threading.Event:
-        """It runs, and its listener has message A until this is set."""
+    def held_up(self, group: str | None = None) -> threading.Event:
+        """It runs, and its listener has message A of this group until this is set."""
         goes_on, has = threading.Event(), threading.Event()
 
         def wait(message: Any) -> None:
@@ -53,7 +53,7 @@ class Member:
 
         self.does = wait
         self.start()
-        self.proxy.put(of("A"))
+        self.proxy.put(of("A", group))
         assert has.wait(60)
         return goes_on
 
@@ -141,6 +141,29 @@ def test_a_listener_that_takes_long_keeps_its_message(member):
     assert member.got == ["A", "B"]
 
 
+def test_what_took_long_to_come_is_ours_for_the_time_that_is_left_and_gets_more_at_once(member):
+    """A Proxy counts from the moment at which it sends: by the next look it may be somebody else's."""
+    member.proxy.takes = lambda: member.time.advance(25)
+    goes_on = member.held_up()
+    eventually(lambda: member.proxy.told == [("change", "A", 30.0)], 60)
+    goes_on.set()
+    eventually(lambda: member.proxy.told == [("change", "A", 30.0), ("ack", "A")], 60)
+
+
+def test_what_took_longer_to_come_than_it_is_ours_goes_to_no_listener(member):
+    came: list[float] = []
+
+    def slowly() -> None:
+        came.append(member.time.now)
+        member.time.advance(31)
+
+    member.proxy.takes = slowly
+    member.start()
+    member.proxy.put(of("A"))
+    eventually(lambda: len(came) > 2, 60)
+    assert member.got == []
+
+
 def test_the_end_finishes_what_is_in_hand(member):
     goes_on = member.held_up()
     stopped: list[object] = []
@@ -152,6 +175,7 @@ def test_the_end_finishes_what_is_in_hand(member):
     assert stopped == [[]]
     assert member.proxy.told[-1] == ("ack", "A")
     assert member.proxy.closed
+    assert member.proxy.goodbye_s <= TIMEOUT_S, "that is for listeners, not for a Proxy that does not answer"
 
 
 @pytest.mark.parametrize("in_time", [True, False])
@@ -226,6 +250,21 @@ def test_an_ordered_group_keeps_its_order():
     eventually(lambda: len(member.got) == 20, 60)
     assert member.got == [f"{n:02}" for n in range(20)]
     assert member.consumer.stop(30) == []
+
+
+def test_a_message_group_whose_listener_hangs_keeps_no_other_queue_from_being_asked_for():
+    """However many messages wait behind: a broker hands out no more of its queue."""
+    member = Member(ordered=True)
+    member.proxy.counts["t"] = 2
+    goes_on = member.held_up("a")
+    member.proxy.put(*[of(f"A{n}", "a") for n in range(2 * SETTINGS.threads)])
+    eventually(lambda: member.consumer.stats().cached > SETTINGS.threads, 60)
+    member.does = lambda message: None
+    for n in range(3):  # the first of them is asked for already
+        member.proxy.put(of(f"B{n}", "b", queue_id=1), place=1)
+        eventually(lambda n=n: member.got == ["A", *[f"B{k}" for k in range(n + 1)]], 20)
+    goes_on.set()
+    member.consumer.stop(30)
 
 
 def test_while_brokers_do_not_keep_the_order_any_more_nothing_is_handed_to_an_ordered_listener(caplog):

@@ -13,7 +13,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.pop.simple_consumer import MIN_WAIT_S, BaseSimpleConsumer
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter
-from rocketmq_spark.model.message import GroupPolicy, PoppedMessage
+from rocketmq_spark.model.message import Began, GroupPolicy, Place, PoppedMessage, ignore
 from tests.consumer.pop import arrival
 from tests.helpers import raising
 from tests.test_popped import popped
@@ -46,11 +46,11 @@ class Scripted:
         return self.counts[topic]
 
     def receive(
-        self, topic: str, place: int, count: int, invisible_s: float, wait_s: float, deadline: Deadline
+        self, place: Place, count: int, invisible_s: float, wait_s: float, deadline: Deadline, began: Began = ignore
     ) -> Sequence[PoppedMessage]:
-        self.asked.append((topic, place, count, invisible_s))
+        self.asked.append((*place, count, invisible_s))
         assert deadline.remaining() > wait_s >= MIN_WAIT_S  # less is an error of the Proxy: 40018
-        found, self.waiting[topic, place] = self.waiting.get((topic, place), []), []
+        found, self.waiting[place] = self.waiting.get(place, []), []
         return found
 
     def ack(self, message: PoppedMessage, deadline: Deadline) -> None:
@@ -229,6 +229,25 @@ def test_it_is_closed_once_and_says_so():
     for call in (consumer.receive, lambda: consumer.ack(popped()), lambda: consumer.subscribe("t")):
         with pytest.raises(ClosedError):
             call()
+
+
+def test_a_question_that_another_thread_ends_by_closing_says_so(monkeypatch):
+    member = Scripted(t=1)
+    consumer = BaseSimpleConsumer(member, "g")
+    consumer.subscribe("t")
+    monkeypatch.setattr(member, "receive", raising(ConnectionLost("away")))
+    with pytest.raises(ConnectionLost):
+        consumer.receive()
+
+    def end(*_: object) -> None:
+        closes = threading.Thread(target=consumer.close)
+        closes.start()
+        closes.join()
+        raise ConnectionLost("the channel was closed")
+
+    monkeypatch.setattr(member, "receive", end)
+    with pytest.raises(ClosedError, match="the consumer is closed"):
+        consumer.receive()
 
 
 def test_a_fork_must_make_its_own():

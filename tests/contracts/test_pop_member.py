@@ -43,7 +43,7 @@ class Case:
 
         def ask() -> list[PoppedMessage]:
             self.pass_time()
-            return list(self.port.receive(self.topic, 0, count, MIN_INVISIBLE_S, MIN_WAIT_S, soon()))
+            return list(self.port.receive((self.topic, 0), count, MIN_INVISIBLE_S, MIN_WAIT_S, soon()))
 
         return awaited(ask)
 

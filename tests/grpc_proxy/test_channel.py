@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from pathlib import Path
 from queue import SimpleQueue
@@ -59,6 +60,12 @@ def test_nobody_is_there(nobody):
 def test_no_answer_in_time(black_hole):
     with pytest.raises(errors.CallTimeout):
         ask(black_hole, 0.3)
+
+
+@pytest.mark.parametrize("seconds", [1e10, 1e18, math.inf])
+def test_a_deadline_that_never_comes_is_not_over(seconds):
+    with serving({"QueryRoute": route()}) as address:
+        assert ask(address, seconds).status.code == Code.OK
 
 
 def test_what_is_not_implemented():

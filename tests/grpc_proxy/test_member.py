@@ -123,7 +123,7 @@ def giving(*bodies: bytes, end: Callable[[Any], Iterator[Any]] = lambda context:
 
 
 def ids(member: ProxyMember, count: int) -> list[str]:
-    return [message.msg_id for message in member.receive("t", 0, count, 30.0, 1.0, Deadline.after(30))]
+    return [message.msg_id for message in member.receive(("t", 0), count, 30.0, 1.0, Deadline.after(30))]
 
 
 def test_no_more_is_taken_than_was_asked_for():
@@ -171,14 +171,23 @@ def test_what_came_of_an_answer_that_does_not_end_well_is_kept(end):
     for count in (3, 0):
         with giving(*[b"x"] * count, end=end) as member:
             if count:
-                assert [one.msg_id for one in member.receive("t", 0, 9, 30.0, 1.0, Deadline.after(2))] == [
+                assert [one.msg_id for one in member.receive(("t", 0), 9, 30.0, 1.0, Deadline.after(2))] == [
                     "0",
                     "1",
                     "2",
                 ]
             else:
                 with pytest.raises(errors.RocketMQError):
-                    member.receive("t", 0, 9, 30.0, 1.0, Deadline.after(2))
+                    member.receive(("t", 0), 9, 30.0, 1.0, Deadline.after(2))
+
+
+def test_when_an_answer_begins_is_said_once_and_before_its_end_comes():
+    began: list[float] = []
+    with giving(b"x", b"x", end=hangs) as member:
+        deadline = Deadline.after(2)
+        found = member.receive(("t", 0), 9, 30.0, 1.0, deadline, lambda: began.append(deadline.remaining()))
+    assert (len(found), len(began)) == (2, 1)
+    assert began[0] > 0
 
 
 class Forgetful:

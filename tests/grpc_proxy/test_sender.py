@@ -104,13 +104,32 @@ def test_an_empty_answer_is_no_acknowledgement():
     ],
 )
 def test_stored_but_not_as_safely(code, stored):
+    """A Proxy says the status then, and neither the id nor the offset."""
+
     def answer(request: Any, context: Any) -> Any:
-        made = acknowledge(request, context)
-        made.status.code = made.entries[0].status.code = code
+        made = proto("SendMessageResponse")(status=status(code))
+        made.entries.add(status=status(code))
         return made
 
-    with sending(part("A"), SendMessage=answer) as (sender, queue):
-        assert sender.send(queue, REQUEST, soon()).status is stored
+    for parts in ((part("A"),), (part("A"), part("B"))):
+        with sending(*parts, SendMessage=answer) as (sender, queue):
+            result = sender.send(queue, REQUEST, soon())
+        assert (result.status, result.queue_offset) == (stored, None)
+
+
+def test_of_several_entries_those_that_are_named_must_be_ours():
+    def answer(request: Any, context: Any) -> Any:
+        made = proto("SendMessageResponse")(status=status(Code.MULTIPLE_RESULTS))
+        made.entries.add(status=status(Code.MASTER_PERSISTENCE_TIMEOUT))
+        made.entries.add(status=status(Code.OK), message_id=named)
+        return made
+
+    with sending(part("A"), part("B"), SendMessage=answer) as (sender, queue):
+        named = "B"
+        assert sender.send(queue, REQUEST, soon()).status is SendStatus.FLUSH_DISK_TIMEOUT
+        named = "Z"
+        with pytest.raises(errors.RemoteProtocolError, match="acknowledged messages Z"):
+            sender.send(queue, REQUEST, soon())
 
 
 def test_messages_of_a_group_go_one_after_the_other_and_have_one_outcome():

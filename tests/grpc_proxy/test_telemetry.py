@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from queue import SimpleQueue
 from typing import Any
 
@@ -15,6 +16,7 @@ from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.proxy import Telemetry
 from tests.grpc_proxy.scripted import client, serving, status
 from tests.helpers import RAISED
+from tests.mockbroker import eventually
 
 
 def answer(commands: Any, context: grpc.ServicerContext) -> Any:
@@ -115,6 +117,33 @@ def test_a_refusal_that_passes_is_forgotten():
         listening = Listening(address)
         assert listening.stream.wait(Deadline.after(30)) is None
         assert not refusals
+        listening.close()
+
+
+@pytest.mark.parametrize("which", [1, 2])
+def test_settings_that_a_proxy_dropped_without_a_word_do_not_silence_the_stream(monkeypatch, which):
+    """As one that is overloaded does; without another stream it would hear nothing more, and answers be taken for others."""
+    monkeypatch.setattr("rocketmq_spark.grpc_proxy.proxy._ANSWER_S", 0.2)
+    numbers = itertools.count(1)
+
+    def drop_one(commands: Any, context: grpc.ServicerContext) -> Any:
+        for command in commands:
+            if next(numbers) != which:
+                yield from answer([command], context)
+
+    with serving({"Telemetry": drop_one}) as address:
+        listening = Listening(address)
+        if which == 2:
+            assert listening.stream.wait(Deadline.after(10)) is None
+            listening.stream.tell()
+        for _ in range(20):
+            heard = listening.stream.wait(Deadline.after(0.2)) is None
+            listening.stream.repeat()
+        assert heard
+        listening.batch = 7
+        listening.stream.tell()
+        assert listening.stream.wait(Deadline.after(10)) is None
+        eventually(lambda: listening.told.get(timeout=10).subscription.receive_batch_size == 7, 60)
         listening.close()
 
 

@@ -104,6 +104,22 @@ def test_a_priority_goes_over_grpc_only() -> None:
         prepare(Message("T", b"x", priority=0), "ID", SETTINGS)
 
 
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (Message("T", b"x", properties={"a": "b", "p": "a\nb"}), "property 'p' has the control character '\\\\n'"),
+        (Message("T", b"x", properties={"a\x85": "b"}), "control character '\\\\x85'"),
+        (Message("T", b"x", keys=["k\t"]), "property 'KEYS'"),
+        (Message("T", b"x", tags="a|b"), "takes none with '|'"),
+    ],
+)
+def test_what_a_proxy_refuses_with_the_whole_request_is_refused_before_it_is_in_a_batch(message, said) -> None:
+    with pytest.raises(MessageRefused, match=said.replace("|", "[|]")) as e:
+        prepare(message, "ID", ProducerSettings(group="g", features=FEATURES[GRPC]))
+    assert e.value.topic == "T"
+    assert prepare(message, "ID", SETTINGS), "brokers take it"
+
+
 def test_room_is_left_for_what_the_broker_adds() -> None:
     assert prepare(Message("T", b"x", properties={"a": "x" * 32_450}), "I", SETTINGS)
     with pytest.raises(MessageRefused, match="exceed"):

@@ -44,10 +44,24 @@ class InvisibleMessage:
     asking: threading.Lock = field(default_factory=threading.Lock)
 
 
-class InHand:
-    """Of one consumer; times are ``Timer.lease_ms``: the broker counts, too, while this machine sleeps."""
+def by_itself(message: PoppedMessage) -> Hashable:
+    """The line of a message that waits for no other."""
+    return id(message)
 
-    def __init__(self) -> None:
+
+def line_of(message: PoppedMessage) -> Hashable:
+    """Those with the same go to an ordered listener one after the other."""
+    return message.queue if message.message_group is None else (message.topic, message.message_group)
+
+
+class InHand:
+    """Of one consumer; times are ``Timer.lease_ms``: the broker counts, too, while this machine sleeps.
+
+    Messages of one ``line`` go to the listener one after the other.
+    """
+
+    def __init__(self, line: Callable[[PoppedMessage], Hashable] = by_itself) -> None:
+        self._line = line
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._lent: dict[int, InvisibleMessage] = {}  # by identity, in the order in which they came
@@ -94,8 +108,8 @@ class InHand:
             return list(self._lent.values())
 
     def room(self, topic: str, waiting: int, wait_s: float) -> bool:
-        """Whether fewer than ``waiting`` messages of a topic wait for a listener, now or within so many seconds: those that
-        wait behind one which fails again and again are in the way of no other topic.
+        """Whether fewer than ``waiting`` messages of a topic could go to a listener, now or within so many seconds. Those that
+        wait behind another do not count, or one that hangs would be in the way of all: of a queue brokers hand out no more then.
         """
         with self._lock:
             return self._changed.wait_for(lambda: self._waiting(topic) < waiting, wait_s)
@@ -124,7 +138,9 @@ class InHand:
             return self._figures.all(topics, now_ms)
 
     def _waiting(self, topic: str) -> int:
-        return sum(one.caller is None and one.message.topic == topic for one in self._lent.values())
+        here = [one for one in self._lent.values() if one.message.topic == topic]
+        called = {self._line(one.message) for one in here if one.caller is not None}
+        return len({self._line(one.message) for one in here} - called)
 
     def _forget(self, lent: InvisibleMessage) -> None:
         self._lent.pop(id(lent), None)

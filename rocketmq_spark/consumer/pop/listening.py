@@ -15,7 +15,7 @@ from typing import Protocol
 from rocketmq_spark.base.codes import DELAY_LEVELS
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.consumer.pop.in_hand import InHand, InvisibleMessage, Settling
+from rocketmq_spark.consumer.pop.in_hand import InHand, InvisibleMessage, Settling, line_of
 from rocketmq_spark.consumer.push.workers import Workers
 from rocketmq_spark.consumer.result import AcknowledgingContext, Context, Listener, Step, concurrent, ordered
 from rocketmq_spark.consumer.settings import ConsumerSettings
@@ -108,7 +108,7 @@ class InOrder:
         begun: list[Hashable] = []
         with self._lock:
             for one in lent:
-                key = _line_of(one)
+                key = line_of(one.message)
                 if key not in self._lines:
                     begun.append(key)
                     self._lines[key] = deque()
@@ -189,11 +189,6 @@ def pause_s(level: int, attempt: int, policy: GroupPolicy) -> float:
     if level:
         return positive_duration(DELAY_LEVELS[min(level, len(DELAY_LEVELS)) - 1])
     return policy.pauses_s[min(attempt, len(policy.pauses_s)) - 1]
-
-
-def _line_of(lent: InvisibleMessage) -> Hashable:
-    message = lent.message
-    return message.queue if message.message_group is None else (message.topic, message.message_group)
 
 
 def _complain(lent: InvisibleMessage, why: str, outcome: object) -> None:

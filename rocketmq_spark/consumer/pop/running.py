@@ -15,7 +15,7 @@ from functools import partial
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import start_thread
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.consumer.pop.in_hand import INVISIBLE_S, InHand, InvisibleMessage, Settling
+from rocketmq_spark.consumer.pop.in_hand import INVISIBLE_S, InHand, InvisibleMessage, Settling, line_of
 from rocketmq_spark.consumer.pop.in_hand import LOOK_S as RENEW_S
 from rocketmq_spark.consumer.pop.listening import InAnyOrder, InOrder, Listening
 from rocketmq_spark.consumer.push.running import HANGS_S, STATS_S, TIMEOUT_S, ConsumerTools
@@ -24,7 +24,7 @@ from rocketmq_spark.consumer.settings import MAX_WAIT_S, ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError
 from rocketmq_spark.model.membership import ConsumerStats, TopicFigures
-from rocketmq_spark.model.message import PoppedMessage
+from rocketmq_spark.model.message import Place, PoppedMessage
 from rocketmq_spark.ports import PopMember
 
 logger = logging.getLogger(__name__)
@@ -32,8 +32,6 @@ logger = logging.getLogger(__name__)
 # How often is looked for topics and brokers that are new or gone.
 LOOK_S = 10.0
 _ROOM_S = 1.0
-
-Place = tuple[str, int]
 
 
 class Popping:
@@ -102,15 +100,22 @@ class Popping:
 
     def _turn(self, place: Place) -> None:
         """Ask once, when there is room."""
-        topic, at = place
+        topic, _ = place
         if not self._in_hand.room(topic, self._settings.threads, _ROOM_S):
             return
         deadline = Deadline.after(MAX_WAIT_S + self._settings.request_timeout_s)
-        found = self._port.receive(topic, at, self._settings.pull_batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
+        begins_ms: list[int] = []  # from when the messages are ours: the rest of a large answer may take long to come
+
+        def began() -> None:
+            begins_ms.append(self._timer.lease_ms())
+
+        size = self._settings.pull_batch_size
+        found = self._port.receive(place, size, INVISIBLE_S, MAX_WAIT_S, deadline, began)
         if not found or self._over(place):
             return  # what came too late is handed to others when its time is over
         now_ms = self._timer.lease_ms()
-        self._submit(self._in_hand.came(topic, found, now_ms + round(1000 * INVISIBLE_S), now_ms))
+        until_ms = (begins_ms or [now_ms])[0] + round(1000 * INVISIBLE_S)
+        self._submit(self._in_hand.came(topic, found, until_ms, now_ms))
 
     def _over(self, place: Place) -> bool:
         wanted = place in self._wanted and self._subscriptions.get(place[0]) is not None  # the latter changes at once
@@ -151,10 +156,10 @@ class PopRunning:
         self._subscriptions = subscriptions
         self._looks, self._renewals = make.timer(f"{name}-look"), make.timer(f"{name}-renew")
         self._workers = make.workers(f"{name}-listener", settings.threads)
-        self._in_hand = InHand()
+        self._in_hand = InHand(line_of) if settings.ordered else InHand()
         self._settling = Settling(port, settings, self._in_hand, self._renewals)
         self._listening = self._listening_of(listener)
-        self._popping = Popping(port, settings, subscriptions, self._in_hand, self._renewals, self._listening.submit)
+        self._popping = Popping(port, settings, subscriptions, self._in_hand, self._renewals, self._submit)
         self._telling = threading.RLock()  # held while the Proxy hears of a change, so that it hears of the newest last
 
     def begin(self) -> None:
@@ -187,9 +192,10 @@ class PopRunning:
             return unfinished
         finally:  # where Ctrl-C ends the wait, too
             self._settling.close()
-            last_words = Deadline.after(max(TIMEOUT_S, deadline.remaining()))
-            self._port.close(last_words)
-            self._popping.join(last_words)
+            self._port.close(
+                Deadline.after(TIMEOUT_S)
+            )  # a Proxy that does not answer takes no more, however long listeners had
+            self._popping.join(Deadline.after(TIMEOUT_S))
 
     def stats(self) -> ConsumerStats:
         return self._in_hand.stats()
@@ -203,6 +209,13 @@ class PopRunning:
         if not self._settings.ordered:
             return InAnyOrder(listener, port, in_hand, settling, workers, self._renewals)
         return InOrder(listener, port, self._settings, in_hand, settling, (workers, self._looks))
+
+    def _submit(self, lent: Sequence[InvisibleMessage]) -> None:
+        self._listening.submit(lent)
+        if lent[0].until_ms - self._renewals.lease_ms() <= 1000 * (
+            INVISIBLE_S - RENEW_S
+        ):  # the next look may come too late
+            self._settling.renew()
 
     def _subscribe(self) -> None:
         with self._telling:

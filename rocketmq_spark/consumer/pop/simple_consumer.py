@@ -13,7 +13,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.lifecycle import Closing, Owner, entry, postponed
 from rocketmq_spark.consumer.settings import MAX_MESSAGES, MAX_WAIT_S
 from rocketmq_spark.consumer.subscriptions import filter_of
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import Filter
 from rocketmq_spark.model.message import PoppedMessage
 from rocketmq_spark.options.parsing import duration, text
@@ -112,12 +112,16 @@ class BaseSimpleConsumer(Closing):
         invisible_s, end = _invisible("invisible", invisible, MIN_INVISIBLE_S), Deadline.after(_seconds("wait", wait))
         while places := self._places():
             with self._lock:
-                topic, place = places[self._turn % len(places)]
+                place = places[self._turn % len(places)]
                 self._turn += 1
             most_s = MIN_WAIT_S if len(places) > 1 else MAX_WAIT_S
             wait_s = max(MIN_WAIT_S, min(most_s, end.remaining()))
             deadline = Deadline.after(wait_s + self._request_s)
-            found = self._member.receive(topic, place, max_messages, invisible_s, wait_s, deadline)
+            try:
+                found = self._member.receive(place, max_messages, invisible_s, wait_s, deadline)
+            except RocketMQError:
+                self._owner.check(self._closed)  # another thread did, which ends what is under way
+                raise
             if found or end.expired or self._closed:
                 return found
         return []  # the last topic was left meanwhile
