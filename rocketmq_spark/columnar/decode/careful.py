@@ -63,7 +63,8 @@ class Careful:
         for piece in fetched.pieces:
             queue = self._queues[piece.number]
             data = fetched.buffer.data[piece.begin : piece.end]
-            messages = map(self._judged, decode_leniently(data, queue.broker_name))
+            window = piece.start, piece.next_offset
+            messages = map(self._judged, decode_leniently(data, queue.broker_name, window=window))
             for message in placed(messages, piece, dense=not self._filtered):
                 if message.decode_error is not None:
                     self._bad.met(queue, message.queue_offset, message.decode_error)
