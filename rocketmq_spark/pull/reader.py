@@ -123,6 +123,8 @@ class RangeReader:
                     if e.retriable:  # else what was refused is not among what is missing
                         yield from self._deliver(leaving=True)
                     self._drop_stream()
+                    if not self._missing:  # all that was missing is refused, or lost
+                        raise
                     queue = self._ranges[self._missing.frontier()[0]].queue
                     e.topic, e.queue = e.topic or queue.topic, e.queue or str(queue)
                     if e.retriable:
