@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.model import (
     BrokerData,
     Message,
@@ -64,7 +65,7 @@ def test_ordered_topics_name_their_queues():
 
 @pytest.mark.parametrize("order_conf", ["a:200001", "a:150000;b:50001", "a:99999999999999", "a:x", "a"])
 def test_an_order_of_more_queues_than_anybody_means_is_none(order_conf):
-    with pytest.raises(ValueError):
+    with pytest.raises(RemoteProtocolError, match=f"orderTopicConf '{order_conf}'; expected broker:queues"):
         TopicRoute("t", (), {}, order_conf).writable()
 
 

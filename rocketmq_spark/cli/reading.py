@@ -133,9 +133,9 @@ class TopicReader:
 
     def _messages(self, queue: MessageQueue, held: HeldAnswers) -> Iterator[ReceivedMessage]:
         for piece, stored in held.answers():
-            for message in placed(
-                decode_leniently(stored, queue.broker_name, queue=queue), piece, dense=not self._filter
-            ):
+            window = piece.start, piece.next_offset
+            found = decode_leniently(stored, queue.broker_name, queue=queue, window=window)
+            for message in placed(found, piece, dense=not self._filter):
                 if self._wanted.accepts(message.tags) or message.decode_error is not None:
                     yield message
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import OFFSET_RESET, RETRY_PREFIX, PullSysFlag, Response, SysFlag
+from rocketmq_spark.base.codes import INNER_BATCH_MASK, OFFSET_RESET, RETRY_PREFIX, PullSysFlag, Response
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.base.threads import Aside
 from rocketmq_spark.client.calls import Calls, refused
@@ -35,7 +35,7 @@ from rocketmq_spark.model import (
 )
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Bytes, Command
-from rocketmq_spark.wire.messages import decode_leniently, portion
+from rocketmq_spark.wire.messages import count, decode_each, portion
 from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import parse_subscription
 
@@ -222,29 +222,36 @@ def answer_of(request: PullRequest, answer: Command, address: str, scope: Scope)
     if status is not PullStatus.FOUND:
         return empty
 
+    read = functools.partial(wanted_of, request, answer.body, scope, empty.next_offset)
     if not request.decoded:
-        return replace(empty, stored=answer.body, read=lambda: wanted_of(request, answer.body, scope))
-    found, left = portion(wanted_of(request, answer.body, scope))
+        return replace(empty, stored=answer.body, read=read)
+    found, left = portion(read())
     return replace(empty, messages=found, next_offset=empty.next_offset if left is None else left.queue_offset)
 
 
-def wanted_of(request: PullRequest, stored: Bytes, scope: Scope) -> Iterator[ReceivedMessage]:
-    """The messages of an answer that were asked for, in the user's names.
+def wanted_of(request: PullRequest, stored: Bytes, scope: Scope, end: int) -> Iterator[ReceivedMessage]:
+    """The messages of an answer that were asked for, in the user's names. ``end``: where the broker went on.
 
     A broker compares tags by their hashes, and gives the whole of an inner batch. What cannot be decoded is given raw,
-    so that it stops no reader; where it does not say its offset, it stands behind the one before it.
+    so that it stops no reader.
+
+    Each has an offset of its own between the one that was asked for and ``end``, in their order: what is committed, and where
+    a queue goes on, is made of these. Damage may have changed what a message says of it, or have shifted the queue.
     """
     queue = request.queue
     tags = parse_subscription(request.filter.expression) if request.filter.kind == "TAG" and request.filter else None
     retried = queue.topic.startswith(RETRY_PREFIX)
-    at = request.offset
-    for message in decode_leniently(stored, queue.broker_name, queue=queue):
-        if message.queue_offset < 0:
-            message = replace(message, queue_offset=at)
-        at = message.queue_offset + 1
-        if message.decode_error is None:
-            if message.queue_offset < request.offset and message.sys_flag & SysFlag.INNER_BATCH:
+    at, left = request.offset, count(stored)
+    for messages in decode_each(stored, queue.broker_name, queue=queue, window=(request.offset, end)):
+        last = end - left  # for the others need one each
+        left -= 1
+        for message in messages:
+            batched = message.decode_error is None and message.sys_flag & INNER_BATCH_MASK == INNER_BATCH_MASK
+            if batched and message.queue_offset < request.offset:
                 continue
-            if tags is not None and not tags.accepts(message.tags):
+            if not batched and message.queue_offset != (place := max(at, min(message.queue_offset, last))):
+                message = replace(message, queue_offset=place)
+            at = message.queue_offset + 1
+            if message.decode_error is None and tags is not None and not tags.accepts(message.tags):
                 continue
-        yield own(message, scope) if retried else message
+            yield own(message, scope) if retried else message

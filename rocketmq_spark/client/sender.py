@@ -35,11 +35,10 @@ from rocketmq_spark.errors import (
     ConnectionLost,
     DecodeError,
     LocalProtocolError,
-    RemoteProtocolError,
     RocketMQError,
     RouteNotFound,
 )
-from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest, SendResult, SendStatus, TopicRoute
+from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 from rocketmq_spark.wire import compression, rpc
 from rocketmq_spark.wire.header import Command
@@ -80,7 +79,7 @@ class RemotingSender:
         route = self._routes.recent(topic, deadline, refresh)
         known = self._published.get(topic)
         if known is None or known[0] is not route:
-            known = (route, _writable(route))
+            known = (route, tuple(route.writable()))
             self._published[topic] = known
         if not known[1]:
             if any(data.perm & Perm.WRITE and data.write_queues for data in route.queues):
@@ -259,15 +258,6 @@ def _command(calls: Calls, queue: MessageQueue, request: SendRequest, oneway: bo
         batch=request.batch,
         brokerName=queue.broker_name,
     )
-
-
-def _writable(route: TopicRoute) -> tuple[MessageQueue, ...]:
-    try:
-        return tuple(route.writable())
-    except ValueError as e:
-        raise RemoteProtocolError(
-            f"the route has orderTopicConf {route.order_conf!r}; expected broker:queues;…", topic=route.topic
-        ) from e
 
 
 def _no_thread(error: RuntimeError, queue: MessageQueue) -> ConnectionLost:

@@ -188,10 +188,12 @@ class Queues(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReadAhead:
-    """How to: ``begin`` reads ranges of one broker within a number of offsets and of bytes, ``messages`` decodes."""
+    """How to: ``begin`` reads ranges of one broker within a number of offsets and of bytes, ``messages`` decodes what came from
+    one offset on, up to another.
+    """
 
     begin: Callable[[Sequence[OffsetRange], int, int], Run]
-    messages: Callable[[MessageQueue, int, Bytes], Iterable[ReceivedMessage]]
+    messages: Callable[[MessageQueue, int, int, Bytes], Iterable[ReceivedMessage]]
 
 
 class _Reader:

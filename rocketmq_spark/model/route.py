@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rocketmq_spark.base.codes import MAX_QUEUES, Perm
+from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.model.message import MessageQueue
 
 MASTER_ID = 0
@@ -88,17 +89,28 @@ class TopicRoute:
     def writable(self) -> list[MessageQueue]:
         """Queues that may be sent to, in Java's publish order: write permission and a live master.
 
+        Raises ``RemoteProtocolError`` for an ``order_conf`` that is none: an operator writes it.
+
         Mirrors ``MQClientInstance.topicRouteData2TopicPublishInfo``.
         """
         if self.order_conf:
-            parts = [item.rsplit(":", 1) for item in self.order_conf.split(";") if item]
-            counts = [(name, int(count)) for name, count in parts]
-            if sum(max(0, count) for _, count in counts) > MAX_QUEUES:
-                raise ValueError(f"it has more than {MAX_QUEUES} queues")
-            return [MessageQueue(self.topic, name, i) for name, count in counts for i in range(count)]
+            return _ordered(self.topic, self.order_conf)
         return [
             MessageQueue(self.topic, data.broker_name, i)
             for data in sorted(self.queues, key=lambda d: d.broker_name)
             if data.perm & Perm.WRITE and data.broker_name in self.brokers and self.brokers[data.broker_name].master
             for i in range(data.write_queues)
         ]
+
+
+def _ordered(topic: str, conf: str) -> list[MessageQueue]:
+    try:
+        parts = [item.rsplit(":", 1) for item in conf.split(";") if item]
+        counts = [(name, int(count)) for name, count in parts]
+        if sum(max(0, count) for _, count in counts) > MAX_QUEUES:
+            raise ValueError(f"it has more than {MAX_QUEUES} queues")
+    except ValueError as e:
+        raise RemoteProtocolError(
+            f"the route has orderTopicConf {conf!r}; expected broker:queues;…", topic=topic
+        ) from e
+    return [MessageQueue(topic, name, i) for name, count in counts for i in range(count)]

@@ -227,20 +227,17 @@ class Missing:
         heapq.heapify(self._parked)
         return _joined(cut)
 
-    def claim(self, slot: Slot, start: int, end: int) -> Slot:
-        """What of ``[start, end)`` is missing next to ``slot``, which was answered, together with it: no longer missing."""
-        low, high = slot.start, slot.end
-        for part in self.cut(Slot(slot.number, start, low)):
-            if part.end == low:
-                low = part.start
-            else:
-                self.put(part)
+    def claim(self, slot: Slot, end: int) -> Slot:
+        """What of the offsets before ``end`` is missing right behind ``slot``, which was answered, together with it: no longer
+        missing.
+        """
+        high = slot.end
         for part in self.cut(Slot(slot.number, high, end)):
             if part.start == high:
                 high = part.end
             else:
                 self.put(part)
-        return Slot(slot.number, low, high)
+        return slot._replace(end=high)
 
     def misses_before(self, slot: Slot) -> bool:
         """Whether something of the same range and below ``slot`` is missing."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import AccessDenied, BrokerError, ConnectionLost, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.fetched import Collected, Fetched, Hole, Piece, covered, first_offset, is_inner_batch
+from rocketmq_spark.pull.fetched import Collected, Fetched, Hole, Piece, covered, is_inner_batch
 from rocketmq_spark.pull.missing import Doubts, Missing, Slot, Trials, lasting, undoubted
 from rocketmq_spark.pull.replica import SILENCE_S, Hints, OnHint, Patience
 from rocketmq_spark.pull.requests import Pacing, PullSettings, Requests
@@ -123,6 +123,8 @@ class RangeReader:
                     if e.retriable:  # else what was refused is not among what is missing
                         yield from self._deliver(leaving=True)
                     self._drop_stream()
+                    if not self._missing:  # all that was missing is refused, or lost
+                        raise
                     queue = self._ranges[self._missing.frontier()[0]].queue
                     e.topic, e.queue = e.topic or queue.topic, e.queue or str(queue)
                     if e.retriable:
@@ -258,12 +260,14 @@ class RangeReader:
         self._missing.put(Slot(number, next_offset, limit))
 
     def _whole(self, slot: Slot, next_offset: int, begin: int) -> Slot:
-        """An inner batch comes whole, however few of its offsets were asked for: what was not had yet is had now."""
+        """An inner batch comes whole, however few of its offsets were asked for: what was not had yet is had now.
+
+        Up to where the broker goes on. What lies before is asked for again: where the batch begins says it alone.
+        """
         assert self._stream is not None
-        buffer = self._stream.buffer
-        if not is_inner_batch(buffer, begin):
+        if not is_inner_batch(self._stream.buffer, begin):
             return slot
-        return self._missing.claim(slot, min(slot.start, first_offset(buffer, begin)), max(slot.end, next_offset))
+        return self._missing.claim(slot, max(slot.end, next_offset))
 
     def _refuse(self, opaque: int, answer: Answer, address: str) -> None:
         slot = self._missing.answered(opaque)

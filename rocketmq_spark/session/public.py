@@ -196,7 +196,7 @@ def _read_ahead(options: Options, group: str) -> ReadAhead | None:
 
         return partial(PlainRun, replace(puller(options, "hint"), group=group))
 
-    def messages(queue: MessageQueue, start: int, stored: bytes | memoryview) -> Iterator[ReceivedMessage]:
-        return wanted_of(PullRequest(group, queue, start), stored, inside)
+    def messages(queue: MessageQueue, start: int, end: int, stored: bytes | memoryview) -> Iterator[ReceivedMessage]:
+        return wanted_of(PullRequest(group, queue, start), stored, inside, end)
 
     return ReadAhead(lambda ranges, offsets, size: runs()(ranges, offsets, size), messages)

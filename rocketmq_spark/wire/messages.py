@@ -11,7 +11,6 @@ import contextlib
 import re
 import struct
 import zlib
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -60,8 +59,12 @@ class BatchItem(NamedTuple):
     flag: int = 0
 
 
+# The offset that a pull asked for, and the one where its broker went on.
+Window = tuple[int, int]
+
+
 class _How(NamedTuple):
-    """How messages are read; those of one ``queue`` say nothing of it themselves.
+    """How messages are read; those of one ``queue`` say nothing of it themselves, and no batch lies outside of a ``window``.
 
     Without ``max_body_bytes`` a compressed body stays as it is.
     """
@@ -70,6 +73,7 @@ class _How(NamedTuple):
     check_crc: bool
     max_body_bytes: int | None
     queue: MessageQueue | None = None
+    window: Window | None = None
 
 
 def boundaries(body: Bytes) -> Iterator[tuple[int, int]]:
@@ -136,24 +140,49 @@ def decode_leniently(
     broker_name: str = "",
     max_body_bytes: int = MAX_DECOMPRESSED_BYTES,
     queue: MessageQueue | None = None,
+    window: Window | None = None,
 ) -> Iterator[ReceivedMessage]:
     """The same one by one; those that cannot be decoded come raw, with the reason as their ``decode_error``.
 
-    All that lies in one ``queue`` is said to be of it and its topic, whatever is stored about that.
+    All that lies in one ``queue`` is said to be of it and its topic, whatever is stored about that. An inner batch that cannot
+    lie in the ``window`` is one that cannot be decoded.
     """
-    data, how, at = bytes(body), _How(broker_name, False, max_body_bytes, queue), 0
-    whole = len(data)
+    for messages in decode_each(body, broker_name, max_body_bytes, queue, window):
+        yield from messages
+
+
+def decode_each(
+    body: Bytes,
+    broker_name: str = "",
+    max_body_bytes: int = MAX_DECOMPRESSED_BYTES,
+    queue: MessageQueue | None = None,
+    window: Window | None = None,
+) -> Iterator[Iterable[ReceivedMessage]]:
+    """The same, apart for each stored message, which may hold many."""
+    data, how = bytes(body), _How(broker_name, False, max_body_bytes, queue, window)
+    for at, end, fits in _lenient_boundaries(data):
+        try:
+            if not fits:
+                raise DecodeError("the size of a message does not fit its answer")
+            messages: Iterable[ReceivedMessage] = _all(data, at, end, how)
+        except DecodeError as exc:
+            messages = [_raw(data[at:end], fits, exc.message, how)]
+        yield messages
+
+
+def count(body: Bytes) -> int:
+    """How many stored messages ``decode_each`` gives."""
+    return sum(1 for _ in _lenient_boundaries(bytes(body)))
+
+
+def _lenient_boundaries(data: bytes) -> Iterator[tuple[int, int, bool]]:
+    """Start and end of each, and whether its size leads there."""
+    at, whole = 0, len(data)
     while at < whole:
         size = _INT.unpack_from(data, at)[0] if whole - at >= _INT.size else 0
         fits = _MIN_BYTES <= size <= whole - at
         end = at + size if fits else _next(data, at)
-        try:
-            if not fits:
-                raise DecodeError(f"a message of {size} bytes does not fit its answer")
-            messages: Iterable[ReceivedMessage] = _all(data, at, end, how)
-        except DecodeError as exc:
-            messages = [_raw(data[at:end], fits, exc.message, how)]
-        yield from messages
+        yield at, end, fits
         at = end
 
 
@@ -190,7 +219,7 @@ def _raw(data: bytes, fits: bool, why: str, how: _How) -> ReceivedMessage:
     with contextlib.suppress(struct.error, DecodeError):
         if fits:
             message = _decode(data, 0, len(data), how._replace(max_body_bytes=None))
-            return replace(message, decode_error=why)
+            return replace(message, queue_offset=_believed(message, how.window), decode_error=why)
     known = _HEAD.unpack_from(data) if fits else (0, 0, 0, -1, 0, -1, 0, 0, 0)
     _, _, _, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms = known
     return ReceivedMessage(
@@ -222,7 +251,7 @@ def _all(data: bytes, start: int, end: int, how: _How) -> Iterable[ReceivedMessa
         message = _decode(data, start, end, how)
     except struct.error as exc:
         raise DecodeError(str(exc)) from exc
-    return _unwrap(message) if message.sys_flag & _INNER_BATCH == _INNER_BATCH else [message]
+    return _unwrap(message, how.window) if message.sys_flag & _INNER_BATCH == _INNER_BATCH else [message]
 
 
 def _decode(data: bytes, start: int, end: int, how: _How) -> ReceivedMessage:
@@ -266,12 +295,25 @@ def _decode(data: bytes, start: int, end: int, how: _How) -> ReceivedMessage:
     )  # fmt: skip
 
 
-def _unwrap(outer: ReceivedMessage) -> Iterable[ReceivedMessage]:
+def _believed(message: ReceivedMessage, window: Window | None) -> int:
+    """Its offset, -1 where that is one of a batch that is somewhere else."""
+    inside = window is None or window[0] <= message.queue_offset < window[1]
+    return message.queue_offset if inside or message.sys_flag & _INNER_BATCH != _INNER_BATCH else -1
+
+
+def _unwrap(outer: ReceivedMessage, window: Window | None) -> Iterable[ReceivedMessage]:
     """What is wrong with any of them is found before the first is given."""
     if len(outer.body) <= _LARGE_BATCH:
-        return list(_unwrapped(outer, decode_batch(outer.body)))
-    deque(_items(outer.body), maxlen=0)
-    return _unwrapped(outer, _items(outer.body))
+        items = decode_batch(outer.body)
+        found: Iterable[ReceivedMessage] = list(_unwrapped(outer, items))
+        size = len(items)
+    else:
+        size = sum(1 for _ in _items(outer.body))
+        found = _unwrapped(outer, _items(outer.body))
+    first = outer.queue_offset
+    if window is not None and size and (first + size <= window[0] or first >= window[1]):
+        raise DecodeError(f"a batch of offsets {first} to {first + size} is not where it was asked for")
+    return found
 
 
 def _unwrapped(outer: ReceivedMessage, items: Iterable[BatchItem]) -> Iterator[ReceivedMessage]:

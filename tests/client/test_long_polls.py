@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import BATCH_QUEUE, PullSysFlag, Request, Response
+from rocketmq_spark.base.codes import BATCH_QUEUE, PullSysFlag, Request, Response, SysFlag
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.pulls import LongPolls, command_of, replica, wanted_of
 from rocketmq_spark.errors import BrokerBusy, BrokerNotFound, CallTimeout, ConnectionLost, OptionError, RocketMQError
@@ -256,7 +256,7 @@ def test_the_replica_to_ask(addresses: dict[int, str], wanted: int, asked: tuple
 def test_a_message_of_a_retry_topic_belongs_to_its_first_topic() -> None:
     queue = MessageQueue("%RETRY%g", "broker-a", 0)
     stored = store("%RETRY%ns%g", b"x", "RETRY_TOPIC\x01ns%t\x02", queue_offset=5, reconsumed=2)
-    (message,) = wanted_of(replace(REQUEST, queue=queue), stored, Scope("ns"))
+    (message,) = wanted_of(replace(REQUEST, queue=queue), stored, Scope("ns"), 6)
     assert (message.topic, message.queue, message.reconsume_times) == ("t", queue, 2)
 
 
@@ -265,12 +265,63 @@ def test_whatever_is_stored_nothing_is_swallowed_and_nobody_is_stopped(junk: byt
     """Of whole messages with junk between them none is lost, and offsets never go back to before what was asked for."""
     good = [store("t", b"%d" % i, "TAGS\x01Aa\x02", 1, 5 + i) for i in range(3)]
     stored = b"".join([*good[:at], junk, *good[at:]])
-    found = list(wanted_of(replace(REQUEST, filter=Filter(tags)), stored, NO_SCOPE))
+    found = list(wanted_of(replace(REQUEST, filter=Filter(tags)), stored, NO_SCOPE, 9))
     whole = [m.body for m in found if m.decode_error is None]
     assert whole[:at] == [b"%d" % i for i in range(at)]
     assert any(m.decode_error for m in found) == bool(junk)
     assert all(m.queue == QUEUE for m in found)
     assert all(m.queue_offset >= 0 for m in found)
+
+
+ODD = st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(0, 30)
+
+
+@given(st.lists(st.none() | ODD, min_size=1, max_size=8))
+def test_what_messages_say_of_their_offsets_moves_no_position(said: list[int | None]) -> None:
+    """Where every offset has a message each has its own, whatever damage made of it, and on a queue that it shifted."""
+    stored = b"".join(store("t", b"%d" % i, "", 1, 5 + i if odd is None else odd) for i, odd in enumerate(said))
+    found = list(wanted_of(REQUEST, stored, NO_SCOPE, 5 + len(said)))
+    assert [(m.queue_offset, m.body) for m in found] == [(5 + i, b"%d" % i) for i in range(len(said))]
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.none() | ODD), min_size=1, max_size=8))
+def test_nor_where_a_filter_left_some_out(said: list[tuple[int, int | None]]) -> None:
+    """Each still has its own, and none lies beyond where the broker went on."""
+    places = [4 + sum(step for step, _ in said[: i + 1]) for i in range(len(said))]
+    end = places[-1] + 1
+    stored = b"".join(
+        store("t", b"%d" % at, "TAGS\x01Aa\x02", 1, at if odd is None else odd)
+        for at, (_, odd) in zip(places, said, strict=True)
+    )
+    found = list(wanted_of(replace(REQUEST, filter=Filter("Aa")), stored, NO_SCOPE, end))
+    assert [m.body for m in found] == [b"%d" % at for at in places]
+    assert [m.queue_offset for m in found] == sorted({m.queue_offset for m in found})
+    assert all(5 <= m.queue_offset < end for m in found)
+    if not any(odd is not None for _, odd in said):
+        assert [m.queue_offset for m in found] == places
+
+
+@pytest.mark.parametrize("lie", [0, 1 << 62])
+def test_a_batch_that_cannot_be_where_it_was_asked_for_comes_raw(lie: int) -> None:
+    flags = int(SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
+    whole = [messages.encode_batch([messages.BatchItem(b"%d" % i) for i in range(n, n + 3)]) for n in (5, 8)]
+    stored = store("t", whole[0], queue_offset=lie, sys_flag=flags) + store(
+        "t", whole[1], queue_offset=8, sys_flag=flags
+    )
+    found = list(wanted_of(REQUEST, stored, NO_SCOPE, 11))
+    assert [(m.queue_offset, m.body) for m in found] == [(5, whole[0]), (8, b"8"), (9, b"9"), (10, b"10")]
+    assert [bool(m.decode_error) for m in found] == [True, False, False, False]
+
+
+def test_an_answer_that_becomes_large_goes_on_where_it_was_left_and_not_where_a_message_says(
+    broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a queue that damage shifted by two."""
+    monkeypatch.setattr(messages, "PORTION_BYTES", 1)
+    stored = b"".join(store("t", b"x", "", 1, offset + 2) for offset in range(5, 9))
+    broker.on(Request.PULL_MESSAGE, ok(stored, **BOUNDS))
+    answer = pull(parts)
+    assert ([m.queue_offset for m in answer.messages], answer.next_offset) == ([5], 6)
 
 
 def test_a_connection_is_made_aside_and_nobody_is_held_up(broker: MockBroker, parts: Parts) -> None:

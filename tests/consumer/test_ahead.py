@@ -45,7 +45,9 @@ def made(fake: FakeMember, reads: Reads, **settings: Any) -> BasePullConsumer:
         consume_from=ConsumeFrom(Where.EARLIEST),
         **{"pull_batch_size": COUNT, "thresholds": Thresholds(40), **settings},
     )
-    how = ReadAhead(reads.begin, lambda queue, start, stored: [message(queue, start + i) for i in range(len(stored))])
+    how = ReadAhead(
+        reads.begin, lambda queue, start, end, stored: [message(queue, start + i) for i in range(len(stored))]
+    )
     return BasePullConsumer(fake, wanted, as_rows, Clock(), how)  # type: ignore[arg-type]
 
 

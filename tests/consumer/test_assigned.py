@@ -20,7 +20,7 @@ def found(ask: Ask, count: int) -> PullAnswer:
 
 
 def part(queue: MessageQueue, start: int, end: int) -> FetchedPart:
-    return FetchedPart(queue, start, [(end, 2)], b"12", lambda start, stored: [])
+    return FetchedPart(queue, start, [(end, 2)], b"12", lambda start, end, stored: [])
 
 
 def assigned() -> Assigned:
@@ -411,10 +411,10 @@ TestMachine.settings = settings(max_examples=200, stateful_step_count=30, deadli
 def test_one_part_is_no_more_than_an_answer() -> None:
     one = assigned()
     ask = one.due(0.0)[0]
-    decoded: list[tuple[int, bytes]] = []
+    decoded: list[tuple[int, int, bytes]] = []
 
-    def decode(start: int, stored: bytes | memoryview) -> list[ReceivedMessage]:
-        decoded.append((start, bytes(stored)))
+    def decode(start: int, end: int, stored: bytes | memoryview) -> list[ReceivedMessage]:
+        decoded.append((start, end, bytes(stored)))
         return []
 
     one.bring(ask, FetchedPart(A, 5, [(7, 2), (8, 5), (11, 6)], b"aabbbc", decode))
@@ -428,7 +428,7 @@ def test_one_part_is_no_more_than_an_answer() -> None:
             (again,) = one.ready.take()
             assert (again.start, again.next_offset) == (7, 8)
         one.ready.give()
-    assert decoded == [(5, b"aa"), (7, b"bbb"), (8, b"c")]
+    assert decoded == [(5, 7, b"aa"), (7, 8, b"bbb"), (8, 11, b"c")]
     assert (one.places[A].waiting, one.places[A].bytes, one.places[A].taken) == (0, 0, 11)
     one.bring(ask, FetchedPart(A, 11, [(12, 1), (13, 2)], b"xy", decode))
     assert [part.next_offset for part in one.ready.take(2)] == [13]

@@ -71,7 +71,9 @@ class Bench:
     def pulls(self, queue: MessageQueue) -> list[int]:
         return [request.offset for request in self.port.seen("pull") if request.queue == queue]
 
-    def messages(self, queue: MessageQueue, start: int, stored: bytes | memoryview) -> Sequence[ReceivedMessage]:
+    def messages(
+        self, queue: MessageQueue, start: int, end: int, stored: bytes | memoryview
+    ) -> Sequence[ReceivedMessage]:
         return self.brokers.queues[queue].messages[start : start + len(stored)]
 
 
@@ -269,10 +271,10 @@ def test_what_cannot_be_made_messages_is_pulled(
     monkeypatch.setattr(ahead, "CALM_S", 600.0)
     real, fails = bench.messages, [1]
 
-    def messages(queue: MessageQueue, start: int, stored: bytes | memoryview) -> Sequence[ReceivedMessage]:
+    def messages(queue: MessageQueue, start: int, end: int, stored: bytes | memoryview) -> Sequence[ReceivedMessage]:
         if start >= 40 and fails.pop():
             raise error
-        return real(queue, start, stored)
+        return real(queue, start, end, stored)
 
     monkeypatch.setattr(bench, "messages", messages)
     bench.fill(A, 1000)
@@ -288,10 +290,10 @@ def test_what_could_not_be_made_messages_holds_back_no_later_read(
     monkeypatch.setattr(ahead, "CALM_S", 0.0)
     real, fails = bench.messages, [1] * 20
 
-    def messages(queue: MessageQueue, start: int, stored: bytes | memoryview) -> Sequence[ReceivedMessage]:
+    def messages(queue: MessageQueue, start: int, end: int, stored: bytes | memoryview) -> Sequence[ReceivedMessage]:
         if fails:
             raise ZeroDivisionError(fails.pop())
-        return real(queue, start, stored)
+        return real(queue, start, end, stored)
 
     monkeypatch.setattr(bench, "messages", messages)
     bench.fill(A, 3000)

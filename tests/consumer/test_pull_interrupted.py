@@ -72,7 +72,9 @@ def test_a_loop_that_is_left_goes_on_behind_its_last_message(
 def test_what_was_read_ahead_stays_too(fake: FakeMember, how: str) -> None:
     fake.add(A, 1000)
     reads = Reads()
-    ahead = ReadAhead(reads.begin, lambda queue, start, stored: [message(queue, start + i) for i in range(len(stored))])
+    ahead = ReadAhead(
+        reads.begin, lambda queue, start, end, stored: [message(queue, start + i) for i in range(len(stored))]
+    )
     settings = ConsumerSettings(
         group="g", consume_from=ConsumeFrom(Where.EARLIEST), pull_batch_size=COUNT, thresholds=Thresholds(40)
     )

@@ -14,7 +14,7 @@ from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.pull.fetched import Fetched, Piece
 from rocketmq_spark.wire import compression
-from rocketmq_spark.wire.messages import encode_batch
+from rocketmq_spark.wire.messages import decode_messages, encode_batch
 from tests import strategies
 from tests.harness import store
 
@@ -173,7 +173,10 @@ def answers(draw: st.DrawFn, first: int, number: int, style: Style) -> Answer:
     next_offset = (offsets[-1] if offsets else first) + 1
     limit = next_offset + draw(st.integers(-style.beyond, 1))
     begins_inside = style.inner and made and made[0][39] & SysFlag.INNER_BATCH
-    start = offsets[0] + draw(st.integers(0, 2)) if begins_inside else first
+    start = first
+    if begins_inside:  # before its end, and before the next message
+        ends = [*offsets[1:2], offsets[0] + len(decode_messages(made[0])), offsets[0] + 3]
+        start = draw(st.integers(offsets[0], max(offsets[0], min(ends) - 1)))
     return Answer(made, number, start, limit, next_offset)
 
 

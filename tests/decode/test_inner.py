@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode import careful, inner, stored_messages
 from rocketmq_spark.columnar.decode.decoder import Decoder
-from rocketmq_spark.columnar.decode.schema import BASIC, FULL, Bad
+from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, Bad
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter
 from rocketmq_spark.wire import compression
@@ -109,14 +109,15 @@ def test_any_window_of_any_batches(sizes: list[tuple[int, int, bool]], skipped: 
     made, at = [], 100
     for size, codec, single in sizes:
         if size:
-            made.append(batch(size, at, codec, topic="n" * 200 if size % 2 else "t"))
+            made.append((at + size, batch(size, at, codec, topic="n" * 200 if size % 2 else "t")))
             at += size
         if single:
-            made.append(stored(b"s", queue_offset=at))
+            made.append((at + 1, stored(b"s", queue_offset=at)))
             at += 1
     if not made:
         return
     start = min(100 + skipped, at - 1)
+    made = [message for end, message in made if end > start]  # an answer begins with what was asked for
     limit = max(start, at - short)
     next_offset = at if limit < at else limit
     fetched = fetch(Answer(made, start=start, limit=limit + beyond, next_offset=max(next_offset, limit + beyond)))
@@ -192,3 +193,35 @@ def test_the_room_of_one_answer_is_shared_by_its_batches(monkeypatch: pytest.Mon
         opened.append(inner.opened(stored_messages.locate(fetched.buffer, fetched.pieces)))
         assert len(both(fetched)) == 80
     assert [found is not None for found in opened] == [True, False]
+
+
+@pytest.mark.parametrize("codec", [0, SysFlag.ZLIB], ids=["plain", "compressed"])
+@pytest.mark.parametrize("lie", [0, 3, 90, 130, 1 << 40, (1 << 63) - 3, -1, -(1 << 63)])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_batch_that_cannot_be_where_it_was_asked_for_cannot_be_decoded(place: int, lie: int, codec: int) -> None:
+    """One flipped byte in its offset: it is neither dropped without a word, nor do others stand for it."""
+    made = [batch(10, 100, codec), batch(10, 110, codec)]
+    made[place] = made[place][:20] + struct.pack(">q", lie) + made[place][28:]
+    fetched = fetch(
+        Answer([batch(10, 90, codec)], start=95, limit=100, next_offset=100),
+        Answer(made, start=100, limit=120, next_offset=120),
+        Answer([stored(b"s", queue_offset=120)], start=120, limit=121, next_offset=121),
+    )
+    doubts: list[object] = []
+
+    def doubted(pieces: object, holes: object) -> int:
+        doubts.append(holes)
+        return 3
+
+    columns = (*BASIC, DECODE_ERROR)
+    for decoder in (Decoder(QUEUES, columns), Decoder(QUEUES, columns, on_holes=doubted)):
+        with pytest.raises(
+            DecodeError, match=f"offset {100 + 10 * place} cannot be decoded: a batch of offsets {lie} to"
+        ):
+            decoder(fetched)
+        found = replace(decoder, bad=Bad("null"))(fetched)
+        bad = [row["queueOffset"] for row in found.to_pylist() if row["decodeError"]]
+        assert bad == list(range(100 + 10 * place, 110 + 10 * place))
+        assert found.column("queueOffset").to_pylist() == list(range(95, 121))
+        assert len(replace(decoder, bad=Bad("skip"))(fetched)) == 16
+    assert not doubts

@@ -101,21 +101,19 @@ class AgainstASet(RuleBasedStateMachine):
         self.wanted -= received
         self.missing.put(slot._replace(start=until))
 
-    @rule(data=st.data(), before=st.integers(0, 20), behind=st.integers(0, 20))
+    @rule(data=st.data(), behind=st.integers(0, 20))
     @precondition(lambda self: self.out)
-    def receive_more(self, data: st.DataObject, before: int, behind: int) -> None:
+    def receive_more(self, data: st.DataObject, behind: int) -> None:
         slot = self.pick(data)
-        got = self.missing.claim(slot, slot.start - before, slot.end + behind)
-        assert got.start <= slot.start
-        assert slot.end <= got.end
+        got = self.missing.claim(slot, slot.end + behind)
+        assert got.start == slot.start
+        assert slot.end <= got.end <= slot.end + behind
         claimed = {(got[0], n) for n in range(got.start, got.end)}
         assert claimed <= self.wanted
-        # No more is claimed than came, and all that is missing next to it.
-        around = (slot.start - before, got.start - 1, got.end, slot.end + behind)
-        assert got.start == around[0] or (slot[0], around[1]) not in self.wanted
-        assert got.end == around[3] or (slot[0], around[2]) not in self.wanted
+        # All that is missing next to it.
+        assert got.end == slot.end + behind or (slot[0], got.end) not in self.wanted
         self.wanted -= claimed
-        came = range(slot.start - before, slot.end + behind)
+        came = range(slot.start, slot.end + behind)
         for opaque, other in list(self.out.items()):
             if other[0] == slot[0] and (other.start in came or other.end - 1 in came):
                 assert self.missing.answered(opaque) is None

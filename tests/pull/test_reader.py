@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+import struct
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.errors import AccessDenied, BrokerError, CallTimeout, ConnectionLost, RouteNotFound
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.pull.replica import SILENCE_S
@@ -69,6 +71,18 @@ def test_inner_batches_of_any_size_are_pulled_about_once(window: tuple[int, int]
     model = Model([Queue(0, 9000, batches=batches)])
     assert read(model, [window]).of(0) == list(range(*window))
     assert len(model.asked) <= 3 * len(batches)
+
+
+@pytest.mark.parametrize("says", [0, 7, 1 << 62])
+def test_an_inner_batch_that_lies_about_its_offset_has_nothing_of_its_neighbours(says: int) -> None:
+    """One flipped byte. What is under way, or is to be asked for again, is not taken for a part of it."""
+    queue = Queue(0, 120, batches={60: 10})
+    lie = struct.pack(">20xq8xi", says, SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP)
+    queue.message = lambda offset: lie if 60 <= offset < 70 else Queue.message(queue, offset)  # type: ignore[method-assign]
+    model = Model([queue])
+    model.latency = lambda queue, start: 0.5 if 30 <= start < 60 else 0.001
+    result = read(model, [(0, 120)], PullSettings(batch_size=8, depth=8))
+    assert {*range(60), *range(70, 120)} <= {*result.of(0)}
 
 
 # --- not now

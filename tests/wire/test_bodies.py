@@ -273,3 +273,7 @@ def test_an_offset_is_a_long(offset):
             bodies.topic_stats("t", body.encode())
     with pytest.raises(RemoteProtocolError, match="offsets"):
         bodies.reset_offsets(f'{{"offsetTable":{{{queue}:{offset}}}}}'.encode())
+
+
+def test_a_topic_that_cannot_be_asked_about_stops_nobody_who_reads_all():
+    assert bodies.topic_list(b'{"topicList":["u","","a\\ud800","\xc3\xa9","t"]}') == ["t", "u", "\xe9"]

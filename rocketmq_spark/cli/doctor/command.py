@@ -32,6 +32,7 @@ from rocketmq_spark.errors import (
     LocalBrokerError,
     NotSupported,
     OffsetError,
+    RemoteProtocolError,
     RocketMQError,
 )
 from rocketmq_spark.localbroker.java import find_java
@@ -178,7 +179,12 @@ def of_topic(client: Client, options: Options, topic: str, group: str | None) ->
     answers: dict[str, RocketMQError | None] = {}
     if queues := [queue for queue in route.readable() if route.brokers[queue.broker_name].master]:
         answers["source"] = _read(client, route, queues[0], group or options.group)
-    if writable := route.writable():
+    try:
+        writable = route.writable()
+    except RemoteProtocolError as e:
+        yield failed(f"topic {topic}", e, "Correct it with RocketMQ's own tool: mqadmin updateOrderConf")
+        writable = []
+    if writable:
         answers["sink"] = _written(client, route, writable[0])
     yield from servers.rights(topic, options.access_key, answers)
 

@@ -20,6 +20,8 @@ from rocketmq_spark.pull.fetched import Fetched
 from rocketmq_spark.wire.messages import decode_leniently
 
 Row = tuple[MessageQueue, ReceivedMessage]
+# Of a message of a batch beside its body and its properties.
+_BATCHED_BYTES = 256
 
 
 class Careful:
@@ -52,7 +54,7 @@ class Careful:
         size, made = 0, False
         for row in self._rows(fetched):
             rows.append(row)
-            size += row[1].store_size if row[1].decode_error else len(row[1].body) + row[1].store_size
+            size += _size(row[1])
             if portion_bytes and size >= portion_bytes:
                 yield self._batch(rows)
                 rows, size, made = [], 0, True
@@ -63,7 +65,8 @@ class Careful:
         for piece in fetched.pieces:
             queue = self._queues[piece.number]
             data = fetched.buffer.data[piece.begin : piece.end]
-            messages = map(self._judged, decode_leniently(data, queue.broker_name))
+            window = piece.start, piece.next_offset
+            messages = map(self._judged, decode_leniently(data, queue.broker_name, window=window))
             for message in placed(messages, piece, dense=not self._filtered):
                 if message.decode_error is not None:
                     self._bad.met(queue, message.queue_offset, message.decode_error)
@@ -93,6 +96,15 @@ class Careful:
         value, known, include = column.reference, column.of_queue, self._include
         assert value is not None
         return pa.array([value(q, m, include) if known or not _unreadable(m) else None for q, m in rows], column.arrow)
+
+
+def _size(message: ReceivedMessage) -> int:
+    """About what it has as a row. One of a batch does not have the bytes of all of it."""
+    if message.decode_error is not None:
+        return message.store_size
+    if not _is_batch(message):
+        return len(message.body) + message.store_size
+    return len(message.body) + _BATCHED_BYTES + sum(map(len, message.properties.values()))
 
 
 def _unreadable(message: ReceivedMessage) -> bool:

@@ -130,7 +130,7 @@ class Decoder:
             return
         if inner.present(messages):
             opened = inner.opened(messages)
-            if opened is None:
+            if opened is None or inner.astray(messages, opened):
                 whole = Fetched(fetched.buffer, fetched.pieces[: len(messages.pieces)])
                 yield from self._careful.batches(self._bounded(whole), portion_bytes)
                 return

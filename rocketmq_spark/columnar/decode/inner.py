@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.columnar.decode.stored_messages import Bytes, Ints, StoredMessages, number_at
+from rocketmq_spark.columnar.decode.stored_messages import Bytes, Ints, StoredMessages, field, number_at
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.wire import compression
 
@@ -75,6 +75,17 @@ def opened(messages: StoredMessages) -> StoredMessages | None:
         properties_start=_in_place(messages.properties_start, record, at, items.body_end + 2),
         properties_end=_in_place(messages.properties_end, record, at, items.properties_end),
     )
+
+
+def astray(messages: StoredMessages, within: StoredMessages) -> bool:
+    """Whether a batch of ``messages``, of which ``within`` has the messages, cannot lie where its answer was asked for."""
+    outer = np.flatnonzero(_is_outer(messages))
+    assert within.record is not None
+    counts = np.bincount(within.record, minlength=len(messages))[outer]
+    first = messages.part("queueOffset")[outer].astype(np.int64)
+    pieces = messages.pieces[messages.piece_of_row[outer]]
+    outside = (first + counts <= field(pieces, "start")) | (first >= field(pieces, "next_offset"))
+    return bool((outside & (counts > 0)).any())
 
 
 def _in_place(

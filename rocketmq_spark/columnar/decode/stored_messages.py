@@ -201,8 +201,9 @@ def _holes_of(messages: StoredMessages, i: int) -> list[Hole]:
     end, mine = min(limit, next_offset), messages.piece_of_row == i
     offsets = messages.part("queueOffset")[mine].tolist()
     if offsets and (messages.sys_flags[mine] & codes.SysFlag.INNER_BATCH).any():
-        # Such a message has several offsets. What is removed is removed from the front.
-        return [Hole(i, start, min(offsets[0], end))] if offsets[0] > start else []
+        # Such a message has several offsets. What is removed is removed from the front; what says that it lies behind the end
+        # is damaged.
+        return [Hole(i, start, min(offsets[0], end))] if start < offsets[0] < next_offset else []
     if len(offsets) >= next_offset - start:
         return []
     made, at = [], start

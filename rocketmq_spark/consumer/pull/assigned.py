@@ -42,15 +42,15 @@ class Ask:
 class FetchedPart:
     """The messages of answers in a row, ``stored``, with the filter of their requests.
 
-    ``ends`` has the next offset of each answer, and where its bytes end. ``decode`` makes messages of bytes, from an offset on.
-    Messages before ``begun`` were given already.
+    ``ends`` has the next offset of each answer, and where its bytes end. ``decode`` makes messages of bytes, from an offset on
+    and up to another. Messages before ``begun`` were given already.
     """
 
     queue: MessageQueue
     start: int
     ends: Sequence[tuple[int, int]]
     stored: Bytes
-    decode: Callable[[int, Bytes], Iterable[ReceivedMessage]]
+    decode: Callable[[int, int, Bytes], Iterable[ReceivedMessage]]
     filter: Filter = NO_FILTER
     begun: int = 0
 
@@ -70,7 +70,7 @@ class FetchedPart:
 
     def read(self) -> Iterable[ReceivedMessage]:
         """The messages as objects, which may be made one by one."""
-        messages = self.decode(self.start, self.stored)
+        messages = self.decode(self.start, self.next_offset, self.stored)
         return (m for m in messages if m.queue_offset >= self.begun) if self.begun > self.start else messages
 
     def cut(self) -> tuple[FetchedPart, FetchedPart]:

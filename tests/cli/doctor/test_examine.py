@@ -32,7 +32,7 @@ from tests.cli.test_lag import feed
 from tests.fix_clusters import ADMIN, WITHOUT_TIMERS, Certificates, Secured
 from tests.helpers import awaited
 from tests.live.writes import sink_options
-from tests.mockbroker import NO_ROUTE, MockBroker, eventually, ok
+from tests.mockbroker import NO_ROUTE, MockBroker, eventually, ok, route, topic_config
 from tests.reading import names
 from tests.sink.test_notes import checkpoint as query
 from tests.source.test_checkpoint import entry
@@ -219,6 +219,16 @@ class TestOfTopics:
         assert "guess" not in str(found)
         assert bad(found) == [("broker broker-a", Level.BROKEN)]
         assert "check signature failed" in " ".join(one.found for one in found)
+
+    def test_an_order_that_an_operator_mistyped(self) -> None:
+        with MockBroker({Request.GET_TOPIC_CONFIG: topic_config()}) as server:
+            server.on(
+                Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": server.address}, orderTopicConf="broker-a:4;b")
+            )
+            target = Target({"name_server": server.address, "num_retries": 0, "request_timeout": "1s"})
+            found = list(command.of_topic(target.client(), target.options(), "t", None))
+        (one,) = [one for one in found if "the route has orderTopicConf 'broker-a:4;b'; expected" in one.found]
+        assert (one.level, one.remedy) == (Level.BROKEN, "Correct it with RocketMQ's own tool: mqadmin updateOrderConf")
 
 
 class TestOfReaders:
