@@ -41,8 +41,10 @@ class Progress(NamedTuple):
     done_ms: int
 
     def done(self, offset: int, due_ms: int) -> bool:
-        """Whether the original of an envelope was sent for sure."""
-        return offset < self.oldest or (offset < self.stored and due_ms <= self.done_ms)
+        """Whether the original of an envelope was sent for sure. A moment of 0 says of none: what is no envelope is due at 0, and
+        may wait then.
+        """
+        return offset < self.oldest or (offset < self.stored and due_ms <= self.done_ms and self.done_ms > 0)
 
     def then(self, later: Progress) -> Progress:
         """What is true after both. Envelopes that come late put ``done_ms`` back: then what was said before says more, unless

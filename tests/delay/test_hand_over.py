@@ -362,3 +362,22 @@ def test_what_came_back_from_the_dead_outlives_its_queue(world: World, damaged: 
         node.turn(TWO)
     assert node.sends.bodies == [b"given up"]
     node.store.close()
+
+
+@pytest.mark.parametrize("how", ["its node dies", "its queue changes hands"])
+def test_what_is_no_envelope_and_waits_is_the_next_owners(world: World, how: str) -> None:
+    """It is due at the first of all moments: that one may not be told as the one up to which all is done."""
+    first, second = world.node("a"), world.node("b")
+    first.sends.answer = lambda send: Resent(None, "the topic of dead letters has no master", passing=True)
+    world.topic.put(b"garbage")
+    for _ in range(3):
+        first.turn(ONE)
+    assert (len(first.sends.sent), world.offsets()) == (1, (0, 1, 0))
+    if how == "its node dies":
+        first.store.close()
+    else:
+        first.turn()
+        assert len(first.store) == 0
+    for _ in range(3):
+        second.turn(ONE)
+    assert second.sends.bodies == [b"garbage"]
