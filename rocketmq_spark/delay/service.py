@@ -220,11 +220,11 @@ class DelayService:
         bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
         first = bounds.min_offset
         if seen is not None and (at := self._other_from(queue, seen)) is not None:
-            self._store.forget([], envelope_records.space_of(queue))
+            self._each(queue, lambda offset, due_ms: True, self._store.free)
             seen = None if others else seen.cut(at)  # what others committed is of the messages that are there now
             committed = committed if seen is None else seen.committed
         elif committed is not None and others:
-            self._forget(queue, committed.done)
+            self._each(queue, committed.done, self._store.forget)
         found = resumed(seen, committed, first)
         if found.stored < first:
             logger.warning(
@@ -264,24 +264,35 @@ class DelayService:
 
     def _leave(self, queue: MessageQueue) -> None:
         """Its next owner reads the envelopes again; what it cannot read stays here, and is sent from here."""
+        seen, other = noted(self._store.notes()).get(queue), None
         try:
             first = self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset
+            if seen is not None:
+                other = self._other_from(queue, seen)
         except RocketMQError as e:
             if e.retriable:
                 raise
             logger.warning("what is held of %s stays here, and may be sent from elsewhere, too: %s", queue, e)
             return
-        gone = self._forget(queue, lambda offset, due_ms: offset >= first)
+        end = 1 << 63 if other is None else other
+        gone = self._each(queue, lambda offset, due_ms: first <= offset < end, self._store.forget)
+        # What its owners say is done are not these: they count no more when it comes back.
+        self._each(queue, lambda offset, due_ms: not first <= offset < end, self._store.free)
         self._store.add([], {note_of(queue): b""})
         logger.info("%s has gone to another node, with %d messages that wait", queue, gone)
 
-    def _forget(self, queue: MessageQueue, unwanted: Callable[[int, int], bool]) -> int:
-        space, start, gone = envelope_records.space_of(queue), b"", 0
+    def _each(
+        self,
+        queue: MessageQueue,
+        which: Callable[[int, int], bool],
+        step: Callable[[Sequence[tuple[bytes, bytes]]], int],
+    ) -> int:
+        """A step for the marks of what waits of a queue, by offset and due time, in portions; the sum of what the steps give."""
+        space, start, count = envelope_records.space_of(queue), b"", 0
         while places := self._store.places(space, start, PAGE):
-            found = [place for place in places if unwanted(*envelope_records.offset_and_due(place))]
-            gone += self._store.forget([(space, place) for place in found])
+            count += step([(space, place) for place in places if which(*envelope_records.offset_and_due(place))])
             start = places[-1] + b"\0"
-        return gone
+        return count
 
     # --- envelopes
 
