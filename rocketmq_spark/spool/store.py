@@ -292,7 +292,8 @@ class Store:
                 self.damages += 1
                 recovery.repair(db, salvaged)
                 recovery.name_owner(db, self._owner, salvaged)
-                self._moved = recovery.pending_now(db, self._leased)
+            # After damage, or a write that was made although it was said to have failed.
+            self._moved = recovery.pending_now(db, self._leased)
             data, known = db.get(TOTALS), self.totals.next_sequence  # no number of what is out is given twice
             self.totals = Totals() if data is None else Totals.decode(data)
             self.totals.next_sequence = max(known, self.totals.next_sequence)
