@@ -15,12 +15,13 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import envelope_records
 from rocketmq_spark.delay.envelope_records import Answering, Retention
-from rocketmq_spark.delay.release import Progress, Seen, note_of, noted, resumed
+from rocketmq_spark.delay.release import Progress, Seen, newest_before, note_of, noted, resumed
 from rocketmq_spark.errors import GroupNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
@@ -226,6 +227,11 @@ class DelayService:
         elif committed is not None and others:
             self._each(queue, committed.done, self._store.forget)
         found = resumed(seen, committed, first)
+        if (
+            not found.newest_ms and found.stored > first
+        ):  # it has read nothing that would tell it from one that is made again
+            when = partial(self._member.search_offset, queue, deadline=Deadline.after(REQUEST_S))
+            found = found._replace(newest_ms=newest_before(found.stored, self._now_ms(), when))
         if found.stored < first:
             logger.warning(
                 "%s begins at %d, and envelopes from %d on are not done: what is not in %s is lost; the topic's retention "

@@ -446,3 +446,26 @@ def test_what_waits_of_an_inner_topic_that_was_made_again_outlives_its_queue(wor
     assert {b"old0", b"old1", b"old2"} <= set(first.sends.bodies)
     assert sorted(second.sends.bodies) == [b"new0", b"new1", b"new2", b"new3"]
     assert (len(first.store), first.store.totals.size) == (0, 0)
+
+
+def test_an_inner_topic_that_is_made_again_is_seen_by_a_node_that_read_nothing_of_the_old_one(world: World) -> None:
+    """It began behind all that was done, and took what lay at the same offsets for the same."""
+    first, second = world.node("a"), world.node("b")
+    for i in range(4):
+        world.topic.put(envelope(f"old{i}", -1))
+        first.turn(ONE)
+    for _ in range(2):
+        first.turn(ONE)
+    first.turn()
+    for _ in range(2):
+        second.turn(ONE)
+    assert second.service._seen[ONE].newest_ms == world.topic.times_ms[ONE][3]
+    world.topic.make_again()
+    for i in range(6):
+        world.topic.put(envelope(f"new{i}", 5))
+    second.reader.at[ONE] = 0
+    for _ in range(9):
+        second.turn(ONE)
+    world.time.advance(6)
+    second.turn(ONE)
+    assert sorted(second.sends.bodies) == [b"new%d" % i for i in range(6)]
