@@ -227,9 +227,7 @@ class DelayService:
         elif committed is not None and others:
             self._each(queue, committed.done, self._store.forget)
         found = resumed(seen, committed, first)
-        if (
-            not found.newest_ms and found.stored > first
-        ):  # it has read nothing that would tell it from one that is made again
+        if not found.newest_ms and found.stored > first:  # else a topic that is made again would be taken for this one
             when = partial(self._member.search_offset, queue, deadline=Deadline.after(REQUEST_S))
             found = found._replace(newest_ms=newest_before(found.stored, self._now_ms(), when))
         if found.stored < first:
