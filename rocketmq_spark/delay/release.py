@@ -7,7 +7,7 @@ not sent, and many behind it may have been sent. So a node commits three numbers
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -41,8 +41,10 @@ class Progress(NamedTuple):
     done_ms: int
 
     def done(self, offset: int, due_ms: int) -> bool:
-        """Whether the original of an envelope was sent for sure."""
-        return offset < self.oldest or (offset < self.stored and due_ms <= self.done_ms)
+        """Whether the original of an envelope was sent for sure. A moment of 0 says of none: what is no envelope is due at 0, and
+        may wait then.
+        """
+        return offset < self.oldest or (offset < self.stored and due_ms <= self.done_ms and self.done_ms > 0)
 
     def then(self, later: Progress) -> Progress:
         """What is true after both. Envelopes that come late put ``done_ms`` back: then what was said before says more, unless
@@ -114,6 +116,25 @@ def resumed(seen: Seen | None, committed: Progress | None, first: int) -> Seen:
     if seen is not None and seen.begin <= committed.oldest <= seen.stored:
         return seen._replace(committed=committed)
     return Seen(committed.oldest, committed.oldest, committed)
+
+
+_AHEAD_MS = 86_400_000  # of this machine's clock a broker's may be
+
+
+def newest_before(offset: int, now_ms: int, search: Callable[[int], int]) -> int:
+    """When the message before ``offset`` was stored; 0 where it is not found. ``search`` gives the first offset of a moment or
+    later.
+    """
+    found_ms, beyond_ms = 0, now_ms + _AHEAD_MS
+    if search(beyond_ms) < offset:
+        return 0
+    while beyond_ms - found_ms > 1:
+        middle_ms = (found_ms + beyond_ms) // 2
+        if search(middle_ms) < offset:
+            found_ms = middle_ms
+        else:
+            beyond_ms = middle_ms
+    return found_ms
 
 
 # Where bodies go that are no envelopes: they must neither stop the others nor get lost.

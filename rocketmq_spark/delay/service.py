@@ -15,12 +15,13 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import envelope_records
 from rocketmq_spark.delay.envelope_records import Answering, Retention
-from rocketmq_spark.delay.release import Progress, Seen, note_of, noted, resumed
+from rocketmq_spark.delay.release import Progress, Seen, newest_before, note_of, noted, resumed
 from rocketmq_spark.errors import GroupNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
@@ -220,12 +221,15 @@ class DelayService:
         bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
         first = bounds.min_offset
         if seen is not None and (at := self._other_from(queue, seen)) is not None:
-            self._store.forget([], envelope_records.space_of(queue))
+            self._each(queue, lambda offset, due_ms: True, self._store.free)
             seen = None if others else seen.cut(at)  # what others committed is of the messages that are there now
             committed = committed if seen is None else seen.committed
         elif committed is not None and others:
-            self._forget(queue, committed.done)
+            self._each(queue, committed.done, self._store.forget)
         found = resumed(seen, committed, first)
+        if not found.newest_ms and found.stored > first:  # else a topic that is made again would be taken for this one
+            when = partial(self._member.search_offset, queue, deadline=Deadline.after(REQUEST_S))
+            found = found._replace(newest_ms=newest_before(found.stored, self._now_ms(), when))
         if found.stored < first:
             logger.warning(
                 "%s begins at %d, and envelopes from %d on are not done: what is not in %s is lost; the topic's retention "
@@ -264,24 +268,35 @@ class DelayService:
 
     def _leave(self, queue: MessageQueue) -> None:
         """Its next owner reads the envelopes again; what it cannot read stays here, and is sent from here."""
+        seen, other = noted(self._store.notes()).get(queue), None
         try:
             first = self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset
+            if seen is not None:
+                other = self._other_from(queue, seen)
         except RocketMQError as e:
             if e.retriable:
                 raise
             logger.warning("what is held of %s stays here, and may be sent from elsewhere, too: %s", queue, e)
             return
-        gone = self._forget(queue, lambda offset, due_ms: offset >= first)
+        end = 1 << 63 if other is None else other
+        gone = self._each(queue, lambda offset, due_ms: first <= offset < end, self._store.forget)
+        # What its owners say is done are not these: they count no more when it comes back.
+        self._each(queue, lambda offset, due_ms: not first <= offset < end, self._store.free)
         self._store.add([], {note_of(queue): b""})
         logger.info("%s has gone to another node, with %d messages that wait", queue, gone)
 
-    def _forget(self, queue: MessageQueue, unwanted: Callable[[int, int], bool]) -> int:
-        space, start, gone = envelope_records.space_of(queue), b"", 0
+    def _each(
+        self,
+        queue: MessageQueue,
+        which: Callable[[int, int], bool],
+        step: Callable[[Sequence[tuple[bytes, bytes]]], int],
+    ) -> int:
+        """A step for the marks of what waits of a queue, by offset and due time, in portions; the sum of what the steps give."""
+        space, start, count = envelope_records.space_of(queue), b"", 0
         while places := self._store.places(space, start, PAGE):
-            found = [place for place in places if unwanted(*envelope_records.offset_and_due(place))]
-            gone += self._store.forget([(space, place) for place in found])
+            count += step([(space, place) for place in places if which(*envelope_records.offset_and_due(place))])
             start = places[-1] + b"\0"
-        return gone
+        return count
 
     # --- envelopes
 

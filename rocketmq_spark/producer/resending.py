@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import KEY_SEPARATOR, RESERVED_PROPERTIES, RETRY_PREFIX, Property, SysFlag
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.errors import ClosedError, DecodeError, MessageRefused, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import ClosedError, DecodeError, MessageRefused, OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Message, Resent, SendStatus, SpooledSend
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
@@ -41,6 +41,8 @@ _RUN, _RUN_BYTES, _BORN_MS = 256, 1 << 20, 1000
 # What a message in a batch may have of RocketMQ's own: the others say what its broker is to do with it, and a batch has no more.
 _PLAIN = {Property.TAGS, Property.KEYS, Property.UNIQ_KEY, Property.WAIT, Property.SHARDING_KEY}
 _TIMERS = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
+# Topics that are missing, and environments without a queue: while brokers are away, or register, some have none.
+_MISSING = (RouteNotFound, OptionError)
 _ids = UniqKeys()
 
 
@@ -110,7 +112,7 @@ class EngineResender:
             send = self._served(send, Deadline.after(TRY_S))
         except RocketMQError as e:
             refused = isinstance(e, MessageRefused) and self._settings.long_delay == "error"
-            soon = isinstance(e, RouteNotFound | MessageRefused) and not refused
+            soon = isinstance(e, (*_MISSING, MessageRefused)) and not refused
             done(Resent(None, str(e), soon or passing(e, self._sender)))
         except Exception as e:  # whatever it is, it must become an outcome
             logger.exception("what timers do for %s cannot be found out", send.topic)
@@ -140,9 +142,7 @@ class EngineResender:
         def ended(end: Ended) -> None:
             outcome = end.outcome
             if isinstance(outcome, RocketMQError):
-                # A topic that was there may be back, too: while brokers register some are, and some are not yet. And
-                # what the close gave up has not failed.
-                soon = isinstance(cause_of(outcome), RouteNotFound | ClosedError)
+                soon = isinstance(cause_of(outcome), (*_MISSING, ClosedError))  # what the close gave up has not failed
                 done(Resent(None, str(outcome), soon or passing(outcome, self._sender)))
             elif self._must_be_ok and outcome.status is not SendStatus.SEND_OK:
                 why = f"it was stored with {outcome.status.value}, and option 'requireStoreOk' is ok"

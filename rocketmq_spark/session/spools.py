@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocketmq_spark.base import process
 from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.errors import SpoolError
+from rocketmq_spark.model import MessageQueue, SpooledSend
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.topics import owned
+from rocketmq_spark.queues.environment import by_position, environment_of
 from rocketmq_spark.remoting.connection import together
 from rocketmq_spark.session import SPOOLS, connection_key, sender
 from rocketmq_spark.spool.folders import SpoolSettings, owner_of
@@ -27,10 +33,45 @@ def open_store(path: Path, options: Options, spool: SpoolSettings | None = None)
     store = Store(path, spool.sync, spool.max_bytes) if spool is not None else Store(path)
     try:
         store.belong(owner_of(options))
+        if by_position(options) and (environment := environment_of(options)) is not None:
+            _recall(store, owned(sender(options), environment))
     except BaseException:
         store.close()
         raise
     return store
+
+
+# The queues of an environment by its number alone, a note for each topic: what was kept while a broker was away would
+# go where the number points by then.
+_POSITIONS = b"environment's queues of "
+_Owned = dict[str, tuple[MessageQueue, ...]]
+
+
+def _recall(store: Store, known: _Owned) -> None:
+    """Whose records a store holds keeps the queues that it had. Raises ``SpoolError`` where this process counted others."""
+    for name, value in store.notes().items():
+        if not name.startswith(_POSITIONS) or not value:
+            continue
+        topic = name.removeprefix(_POSITIONS).decode()
+        queues = tuple(MessageQueue(topic, *place) for place in json.loads(value))
+        if not store.totals.all_bytes:
+            store.add([], {name: b""})
+        elif known.setdefault(topic, queues) != queues:
+            raise SpoolError(
+                f"the records in {store.path} are for {', '.join(map(str, queues))}, and this process counted "
+                f"{', '.join(map(str, known[topic]))} as the queues of the same environment",
+                remedy="Set option 'environments' to the number of environments, or to their queues",
+            )
+
+
+def _positions(known: _Owned, sends: Sequence[SpooledSend]) -> Mapping[bytes, bytes]:
+    """The notes for what is kept."""
+    return {
+        _POSITIONS + topic.encode(): json.dumps(
+            [(queue.broker_name, queue.queue_id) for queue in known[topic]]
+        ).encode()
+        for topic in {send.topic for send in sends} & known.keys()
+    }
 
 
 def resending(
@@ -46,7 +87,10 @@ def resending(
 
     name = f"rocketmq-{settings.group}-spool"
     resender = EngineResender(send, settings, Timer(f"{name}-send"), together)
-    return SendSpool(store, resender, Timer(name), clock, trade=trade or SENDS)
+    trade, environment = trade or SENDS, settings.environment
+    if environment is not None and environment.by_position:
+        trade = trade._replace(notes=functools.partial(_positions, owned(send, environment)))
+    return SendSpool(store, resender, Timer(name), clock, trade=trade)
 
 
 def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:

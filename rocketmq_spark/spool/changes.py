@@ -89,6 +89,14 @@ class AtomicChange:
     def unmark(self, record: Record) -> None:
         self.deletes += [marked(*mark) for mark in record.marks]
 
+    def free(self, sequence: int, data: bytes | None, mark: tuple[bytes, bytes]) -> None:
+        """A record, as it is stored, has this mark no more, nor when its others are set again."""
+        self.deletes.append(marked(*mark))
+        if isinstance(record := decoded(data), Record):
+            freed = dataclasses.replace(record, marks=tuple(each for each in record.marks if each != mark)).encode()
+            self.puts.append((numbered(RECORD, sequence), freed))
+            self.totals.size += len(freed) - len(data or b"")
+
     def finish(self, sequence: int, size: int) -> None:
         """A record is over."""
         self.deletes.append(numbered(RECORD, sequence))

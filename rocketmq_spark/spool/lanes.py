@@ -24,6 +24,7 @@ from rocketmq_spark.spool.records import (
     Due,
     Record,
     RecordState,
+    Totals,
     behind,
     behind_space,
     decoded,
@@ -187,6 +188,18 @@ def leave(db: Database, change: AtomicChange, lane: bytes, gone: Sequence[int], 
     return False
 
 
+def kept(db: Database, work: Work) -> tuple[Record, int]:
+    """A record that was taken and its size as they are now: it may have lost a mark since."""
+    if not work.record.marks:
+        return work.record, work.size
+    data = db.get(numbered(RECORD, work.due.sequence)) or b""
+    record = decoded(data)
+    return (record if isinstance(record, Record) else work.record), len(data)
+
+
+FREED_BYTES = 8 << 20
+
+
 class Marks:
     """The marks of one database."""
 
@@ -213,10 +226,19 @@ class Marks:
         for key, value in self._db.scan(marked(space, start or b""), behind_space(space)):
             yield place_of(key), Due.parse(value)
 
-    def keys(self, space: bytes) -> list[bytes]:
-        """What has to be deleted when the space is empty."""
-        self._floors.pop(space, None)
-        return [marked(space, place) for place, _ in self.all(space)]
+    def freed(
+        self, marks: Sequence[tuple[bytes, bytes]], totals: Totals
+    ) -> tuple[AtomicChange, Sequence[tuple[bytes, bytes]]]:
+        """Takes marks, each of another record, from those who have them; gives those for which there is no room in one write."""
+        change, size = AtomicChange(totals), 0
+        for at, mark in enumerate(marks):
+            if size >= FREED_BYTES:
+                return change, marks[at:]
+            if (due := self.known(*mark)) is not None:
+                data = self._db.get(numbered(RECORD, due.sequence))
+                change.free(due.sequence, data, mark)
+                size += len(data or b"")
+        return change, ()
 
     def added(self, record: Record) -> None:
         """A record has these marks now."""

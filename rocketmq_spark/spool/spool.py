@@ -120,11 +120,14 @@ def _monotonic_ms() -> int:
 
 
 class RedeliveryPolicy(NamedTuple):
-    """What makes a send of a record, by its kind, how many of these may be out at once, and when what fails is due again."""
+    """What makes a send of a record, by its kind, how many of these may be out at once, and when what fails is due again.
+    ``notes`` says what is written down beside sends that are kept.
+    """
 
     sends: Mapping[str, Callable[[Record], SpooledSend]]
     max_out: int = MAX_OUT
     schedule: Schedule = Schedule()
+    notes: Callable[[Sequence[SpooledSend]], Mapping[bytes, bytes]] | None = None
 
 
 SENDS = RedeliveryPolicy({sends.KIND: sends.send_of})
@@ -143,6 +146,7 @@ class SendSpool:
         trade: RedeliveryPolicy = SENDS,
     ) -> None:
         self.store = store
+        self._notes = trade.notes
         self._resender = resender
         try:
             timer.begin()  # now, where a caller can receive the error that there are no more threads
@@ -178,7 +182,8 @@ class SendSpool:
         now_ms = self._clock()
         due_ms = self._schedule.due_ms(0, now_ms)
         assert due_ms is not None
-        self.store.add([(sends.record_of(send, now_ms), due_ms) for send in sends_])
+        notes = None if self._notes is None else self._notes(sends_)
+        self.store.add([(sends.record_of(send, now_ms), due_ms) for send in sends_], notes)
         for target in {sends.target_of(send) for send in sends_}:
             self.redelivery.failed(target)
         self.redelivery.wake()

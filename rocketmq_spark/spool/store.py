@@ -21,7 +21,7 @@ from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool.changes import AtomicChange, GroupCommit, Ticket
 from rocketmq_spark.spool.database import Damaged, Database
 from rocketmq_spark.spool.files import full
-from rocketmq_spark.spool.lanes import Joins, Marks, Turns, Work, followers, lane_with, lanes, leave
+from rocketmq_spark.spool.lanes import Joins, Marks, Turns, Work, followers, kept, lane_with, lanes, leave
 from rocketmq_spark.spool.records import (
     NOTE,
     OWNER,
@@ -101,15 +101,20 @@ class Store:
                 return [] if first is None else [first]
             return [place for place, _ in itertools.islice(self._marks.all(space, start), limit)]
 
-    def forget(self, marks: Sequence[tuple[bytes, bytes]], space: bytes | None = None) -> int:
-        """Drop records by one of their marks, unless they are leased; how many. They have no lane.
+    def free(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
+        """Take marks from records, whatever becomes of them; how many. They stay, and are found by their others."""
+        with self._ready:
+            count, rest = 0, marks
+            while rest:
+                change, rest = self._marks.freed(rest, self.totals)
+                self._write(change)
+                count += len(change.deletes)
+            return count
 
-        Of a whole ``space`` only the marks go: its records stay, and are found by their others.
-        """
+    def forget(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
+        """Drop records by one of their marks, unless they are leased; how many. They have no lane."""
         with self._ready:
             change, gone = AtomicChange(self.totals), set()
-            if space is not None:
-                change.deletes += self._marks.keys(space)
             for mark in marks:
                 due = self._marks.known(*mark)
                 if due is None or due.sequence in self._leased or due.sequence in gone:
@@ -175,16 +180,17 @@ class Store:
                 sequence, tries = work.due.sequence, work.state.tries + 1
                 if (pending := self._moved.get(sequence, work.due)) is None:
                     continue  # damage took it, or an earlier one of its lane came back: it is not the head any more
+                record, size = kept(self._db, work)
                 if isinstance(verdict, RetryLater):
-                    state = RecordState(tries, now_ms, work.record.target, verdict.reason)
-                    change.move(work.record, pending, Due(verdict.due_ms, sequence), state)
+                    state = RecordState(tries, now_ms, record.target, verdict.reason)
+                    change.move(record, pending, Due(verdict.due_ms, sequence), state)
                     continue
                 change.deletes.append(pending.key)
-                change.unmark(work.record)
+                change.unmark(record)
                 if isinstance(verdict, Dead):
-                    change.bury(sequence, work.size, RecordState(tries, now_ms, "", verdict.reason))
+                    change.bury(sequence, size, RecordState(tries, now_ms, "", verdict.reason))
                 else:
-                    change.finish(sequence, work.size)
+                    change.finish(sequence, size)
                 gone = [sequence]
                 for other in work.behind if isinstance(verdict, Done) else ():
                     if self._db.get(numbered(RECORD, other.sequence)) is not None:  # damage may have taken it
@@ -286,7 +292,8 @@ class Store:
                 self.damages += 1
                 recovery.repair(db, salvaged)
                 recovery.name_owner(db, self._owner, salvaged)
-                self._moved = recovery.pending_now(db, self._leased)
+            # After damage, or a write that was made although it was said to have failed.
+            self._moved = recovery.pending_now(db, self._leased)
             data, known = db.get(TOTALS), self.totals.next_sequence  # no number of what is out is given twice
             self.totals = Totals() if data is None else Totals.decode(data)
             self.totals.next_sequence = max(known, self.totals.next_sequence)

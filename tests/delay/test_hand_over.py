@@ -362,3 +362,110 @@ def test_what_came_back_from_the_dead_outlives_its_queue(world: World, damaged: 
         node.turn(TWO)
     assert node.sends.bodies == [b"given up"]
     node.store.close()
+
+
+@pytest.mark.parametrize("how", ["its node dies", "its queue changes hands"])
+def test_what_is_no_envelope_and_waits_is_the_next_owners(world: World, how: str) -> None:
+    """It is due at the first of all moments: that one may not be told as the one up to which all is done."""
+    first, second = world.node("a"), world.node("b")
+    first.sends.answer = lambda send: Resent(None, "the topic of dead letters has no master", passing=True)
+    world.topic.put(b"garbage")
+    for _ in range(3):
+        first.turn(ONE)
+    assert (len(first.sends.sent), world.offsets()) == (1, (0, 1, 0))
+    if how == "its node dies":
+        first.store.close()
+    else:
+        first.turn()
+        assert len(first.store) == 0
+    for _ in range(3):
+        second.turn(ONE)
+    assert second.sends.bodies == [b"garbage"]
+
+
+def test_what_only_its_disk_has_outlives_a_queue_that_goes_and_comes_back(world: World) -> None:
+    """What the next owner says is done is what it could read."""
+    first, second = world.node("a"), world.node("b")
+    for i in range(3):
+        world.topic.put(envelope(f"old{i}", 5000))
+        first.turn(ONE)
+    first.turn(ONE)
+    world.topic.first[ONE] = 2
+    first.turn()
+    assert len(first.store) == 2
+    world.topic.put(envelope("new", 6000))
+    for _ in range(4):
+        second.turn(ONE)
+    assert world.offsets()[0] == 2
+    second.turn()
+    for _ in range(3):
+        first.turn(ONE)
+    assert (len(first.store), len(second.store)) == (4, 0)
+    world.time.advance(7000)
+    first.turn(ONE)
+    assert sorted(first.sends.bodies) == [b"new", b"old0", b"old1", b"old2"]
+
+
+@pytest.mark.parametrize(
+    "when", ["before it is read", "while a try of an old one fails", "after a try of an old one failed"]
+)
+def test_what_waits_of_an_inner_topic_that_was_made_again_outlives_its_queue(world: World, when: str) -> None:
+    """The new topic has other messages at these offsets: they are nobody's but this node's."""
+    first, second = world.node("a"), world.node("b")
+    for i in range(3):
+        world.topic.put(envelope(f"old{i}", 10))
+        first.turn(ONE)
+    first.turn(ONE)
+    if when.startswith("while"):
+        first.sends.answer = lambda send: None
+        world.time.advance(11)
+        first.turn(ONE)
+        assert len(first.sends.waiting) == 3
+    world.topic.make_again()
+    for i in range(4):
+        world.topic.put(envelope(f"new{i}", 500))
+    if not when.startswith("before"):
+        first.reader.at[ONE] = 0
+        for _ in range(8):
+            first.turn(ONE)
+        assert len(first.store) == 7
+        first.sends.answer = lambda send: Resent(None, "busy", passing=True)
+        world.time.advance(11)
+        for done in first.sends.waiting:
+            done(Resent(None, "busy", passing=True))
+        first.turn(ONE)
+    first.turn()
+    assert len(first.store) == 3
+    for _ in range(6):
+        second.turn(ONE)
+    first.sends.answer = lambda send: Resent(MessageQueue(send.topic, "broker-a", 0))
+    for _ in range(30):
+        world.time.advance(20)
+        first.turn()
+        second.turn(ONE)
+    assert {b"old0", b"old1", b"old2"} <= set(first.sends.bodies)
+    assert sorted(second.sends.bodies) == [b"new0", b"new1", b"new2", b"new3"]
+    assert (len(first.store), first.store.totals.size) == (0, 0)
+
+
+def test_an_inner_topic_that_is_made_again_is_seen_by_a_node_that_read_nothing_of_the_old_one(world: World) -> None:
+    """It began behind all that was done, and took what lay at the same offsets for the same."""
+    first, second = world.node("a"), world.node("b")
+    for i in range(4):
+        world.topic.put(envelope(f"old{i}", -1))
+        first.turn(ONE)
+    for _ in range(2):
+        first.turn(ONE)
+    first.turn()
+    for _ in range(2):
+        second.turn(ONE)
+    assert second.service._seen[ONE].newest_ms == world.topic.times_ms[ONE][3]
+    world.topic.make_again()
+    for i in range(6):
+        world.topic.put(envelope(f"new{i}", 5))
+    second.reader.at[ONE] = 0
+    for _ in range(9):
+        second.turn(ONE)
+    world.time.advance(6)
+    second.turn(ONE)
+    assert sorted(second.sends.bodies) == [b"new%d" % i for i in range(6)]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rocketmq_spark.delay.release import Progress, Seen, resumed
+from rocketmq_spark.delay.release import Progress, Seen, newest_before, resumed
 from tests.cli.test_tail import MESSAGE
 
 
@@ -132,6 +132,20 @@ def test_a_younger_message_where_one_was_read_is_another_unless_nobody_knows_how
 ) -> None:
     message = replace(MESSAGE, queue_offset=offset, store_timestamp=stored_ms)
     assert Seen(3, 20, Progress(5, 20, 9), newest_ms).is_other(message) is other
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=9), st.data())
+def test_when_the_message_before_an_offset_was_stored_is_found_by_searching(
+    times_ms: list[int], data: st.DataObject
+) -> None:
+    times_ms = sorted(times_ms)
+    offset = data.draw(st.integers(1, len(times_ms) + 1))
+
+    def search(epoch_ms: int) -> int:
+        return next((at for at, each in enumerate(times_ms) if each >= epoch_ms), len(times_ms))
+
+    found = newest_before(offset, 10**6, search)
+    assert found == (times_ms[offset - 1] if offset <= len(times_ms) else 0)
 
 
 NUMBER = st.integers(0, 2**63 - 1)

@@ -83,6 +83,25 @@ def test_it_stays_in_the_environment_that_its_process_counted_before_a_broker_le
     assert resent(bench, resender, SpooledSend("T", REQUEST)).queue == q("a:0")
 
 
+@pytest.mark.parametrize("delayed", [False, True])
+def test_it_waits_for_a_broker_that_has_the_only_queue_of_its_environment(bench: Bench, delayed: bool) -> None:
+    """A process that starts while it is away finds none: nobody has refused what it was given to keep."""
+    bench.sender = Sender(bench.time)
+    more = f"TIMER_DELIVER_MS\x01{round(1000 * bench.time.now) + 10**15}\x02" if delayed else ""
+    send = SpooledSend("T", REQUEST._replace(properties=REQUEST.properties + more))
+    bench.sender.routes["T"] = tuple(qs("b:0-1"))
+    settings = ProducerSettings(group="g", environment=Environment.of(3, 3))
+    resender = EngineResender(bench.sender, settings, Timer("x") if delayed else ManualTimer(bench.time))
+    found: list[Resent] = []
+    ended = Event()
+    resender.resend(send, lambda each: (found.append(each), ended.set()))
+    bench.time.advance(4)
+    assert ended.wait(10)
+    assert (found[0].queue, found[0].passing) == (None, True)
+    assert "expected at most 2, the queues of a broker" in str(found[0].error)
+    resender.close(Deadline.after(0))
+
+
 def test_a_selector_chooses_now(bench: Bench, resender: EngineResender) -> None:
     found = resent(bench, resender, SpooledSend("T", REQUEST, selector="hash", arg="customer-7"))
     assert found.queue == select("hash", qs("a:0-1 b:0-1"), None, "customer-7")

@@ -9,6 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from rocketmq_spark import options, session
+from rocketmq_spark.errors import SpoolError
+from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.topics import owned
+from rocketmq_spark.session.spools import open_store, resending
 from rocketmq_spark.spool.folders import adopt, claim, spools
 from rocketmq_spark.spool.records import Done
 from rocketmq_spark.spool.store import Store
@@ -97,7 +103,7 @@ def test_large_records_are_moved_a_few_at_a_time(tmp_path: Path, monkeypatch: py
     left.close()
     mine, added = make(tmp_path / "worker-2"), []
     add = mine.add
-    monkeypatch.setattr(mine, "add", lambda records: (added.append(len(records)), add(records)))
+    monkeypatch.setattr(mine, "add", lambda records, notes: (added.append(len(records)), add(records, notes)))
     assert adopt(tmp_path, mine, make, NOW_MS) == 30
     assert added == [8, 8, 8, 6]
     mine.close()
@@ -161,3 +167,37 @@ def test_after_a_clock_was_put_back_what_is_taken_over_waits_no_longer(tmp_path:
     assert mine.next_due_ms() == NOW_MS + 3000
     assert [work.due.due_ms for work in mine.take(NOW_MS + hours_ms, 5)] == [NOW_MS + 3000, NOW_MS + hours_ms]
     mine.close()
+
+
+def test_the_queues_of_an_environment_by_its_number_are_kept_with_its_records(tmp_path: Path) -> None:
+    """Whoever takes a folder over has them too, unless it counted others; an empty spool says nothing of them."""
+    parsed = options.parse({"nameServer": "127.0.0.1:1", "environment": "1"}).for_role("producer")
+    settings, sender = ProducerSettings.of(parsed), session.sender(parsed)
+    assert settings.environment is not None
+    known = owned(sender, settings.environment)
+    known["t"] = (MessageQueue("t", "a", 0),)
+    spool = resending(open_store(tmp_path / "worker-1", parsed), sender, settings)
+    spool.keep([SpooledSend(topic, SendRequest("g", b"x"), None, ("id",)) for topic in ("t", "unknown")])
+    spool.finish()
+    known["t"] = (MessageQueue("t", "b", 0),)
+    mine = open_store(tmp_path / "worker-2", parsed)
+    with pytest.raises(
+        SpoolError, match=r"are for t/a/0, and this process counted t/b/0 as the queues of the same env"
+    ):
+        open_store(tmp_path / "worker-1", parsed)
+    assert adopt(tmp_path, mine, functools.partial(open_store, options=parsed), NOW_MS) == 0
+    known.clear()
+    assert adopt(tmp_path, mine, functools.partial(open_store, options=parsed), NOW_MS) == 2
+    assert known == {"t": (MessageQueue("t", "a", 0),)}
+    mine.close()
+    known.clear()
+    mine = open_store(mine.path, parsed)
+    assert known == {"t": (MessageQueue("t", "a", 0),)}
+    for _ in range(2):
+        mine.settle([(work, Done()) for work in mine.take(10**15, 10)], NOW_MS)
+        mine.close()
+        known.clear()
+        mine = open_store(mine.path, parsed)
+        assert known == {}
+    mine.close()
+    session.close_all()

@@ -140,7 +140,7 @@ def test_a_damaged_record_is_forgotten_with_its_marks(store: Store) -> None:
 def test_the_places_of_a_space_are_forgotten_and_its_records_stay(store: Store) -> None:
     store.add([(marked_record(bytes([i]), i), 10) for i in range(3)])
     assert first(store) == 0
-    store.forget([], b"q")
+    store.free([(b"q", i.to_bytes(8, "big")) for i in range(3)])
     assert first(store) is None
     store.add([(marked_record(b"new", 2), 10)])
     assert first(store) == 2

@@ -451,6 +451,35 @@ def test_ctrl_c_in_a_write_gives_no_number_twice(
     store.close()
 
 
+@pytest.mark.parametrize("verdict", [Done(), Dead("refused"), RetryLater(7, "busy")])
+def test_an_end_that_was_written_although_the_write_was_said_to_have_failed_counts_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict
+) -> None:
+    """Counted twice the totals would fall below nothing, which no write takes: the store would settle nothing any more."""
+    store = Store(path, "never")
+    store.add([(record(b"1", lane=b"l"), 1), (record(b"2", lane=b"l"), 1)])
+    works, write = store.take(1, 10), Database.write
+
+    def failing(self: Database, *args: Any, **kwargs: Any) -> None:
+        write(self, *args, **kwargs)
+        raise SpoolError("an error of the disk")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Database, "write", failing)
+        with pytest.raises(SpoolError, match="of the disk"):
+            store.settle([(work, verdict) for work in works], 1)
+    store.settle([(work, verdict) for work in works], 1)
+    left, dead = 2 - (not isinstance(verdict, RetryLater)), int(isinstance(verdict, Dead))
+    assert (len(store), store.totals.dead, store.totals.give_ups) == (left, dead, dead)
+    found = []
+    while works := store.take(7, 10):
+        found += payloads(works)
+        store.settle([(work, Done()) for work in works], 7)
+    assert found == ([b"2"] if left == 1 else [b"1", b"2"])
+    assert (len(store), store.totals.size, store.holds(b"l")) == (0, 0, False)
+    store.close()
+
+
 def _all(path: Path) -> list[tuple[bytes, bytes]]:
     store = Store(path)
     found = list(store._db.scan(b"\0", b"\xff"))

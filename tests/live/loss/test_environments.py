@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rocketmq_spark import session
+from rocketmq_spark import Message, Producer, session
 from rocketmq_spark.base import process
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model import MessageQueue, SendStatus
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from tests.helpers import stored
 from tests.live.writes import bodies, frame
@@ -67,4 +67,35 @@ def test_a_task_sends_to_the_queue_that_its_driver_counted_although_a_broker_lef
     assert spooled or done.brokers["broker-a"].failures > 0, "it was back before it was tried"
     (message,) = stored(pair, topic, 1)
     assert (bodies([message]), message.queue) == (["mine"], MessageQueue(topic, "broker-a", 0))
+    session.close_all()
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_what_a_producer_spooled_goes_to_the_queue_that_it_counted_also_after_a_restart(pair, tmp_path, number):
+    """With a broker fewer the first number is another environment's queue, and the fourth none, which refuses for good."""
+    (topic,) = names(1, "orders")
+    pair.create_topic(topic, 2)
+    mine = MessageQueue(topic, "broker-a", 0) if number == 1 else MessageQueue(topic, "broker-b", 1)
+
+    def producer():
+        return Producer(
+            name_server=pair.name_server, group="g", environment=str(number), send_timeout="1s",
+            on_send_failure="spool", spool_dir=str(tmp_path),
+        )  # fmt: skip
+
+    first = producer()
+    assert first.send(Message(topic, b"1")).queue == mine
+    pair.kill(mine.broker_name)
+    assert first.send(Message(topic, b"2")).status is SendStatus.SPOOLED
+    first.close()
+    eventually(lambda: mine.broker_name not in pair.admin.routes.cluster(), 60)
+    session.close_all()  # as a process that was started only now
+    again = producer()
+    assert again.send(Message(topic, b"3")).status is SendStatus.SPOOLED
+    pair.restart(mine.broker_name)
+    eventually(lambda: again.spool_metrics().depth == 0, 60)
+    assert again.spool_metrics().dead == 0
+    again.close()
+    found = stored(pair, topic, 3)
+    assert (sorted(bodies(found)), {message.queue for message in found}) == (["1", "2", "3"], {mine})
     session.close_all()
