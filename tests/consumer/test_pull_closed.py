@@ -176,3 +176,32 @@ def test_a_close_while_the_group_is_looked_at_is_no_error_of_the_poll(
     go_on.set()
     polls.join(60)
     assert (got, consumer.assignment()) == ([[]], [])
+
+
+@pytest.mark.parametrize("call", ["subscribe", "another", "unsubscribe"])
+def test_a_close_by_another_thread_while_topics_change_leaves_the_group_for_good(
+    fake: FakeMember, consumer: BasePullConsumer, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the group would have a member that does nothing, and its share of the queues would be read by none."""
+    if call != "subscribe":
+        consumer.subscribe("t")
+    inside, go_on = threading.Event(), threading.Event()
+    whose, name = (fake, "queues") if call != "unsubscribe" else (consumer._shared, "set")
+    real = getattr(whose, name)
+
+    def slow(*given: Any) -> Any:
+        inside.set()
+        assert go_on.wait(60)
+        return real(*given)
+
+    monkeypatch.setattr(whose, name, slow)
+    raised: list[BaseException | None] = []
+    change = consumer.unsubscribe if call == "unsubscribe" else consumer.subscribe
+    changes = threading.Thread(target=lambda: raised.append(in_time(lambda: change("t"))), daemon=True)
+    changes.start()
+    assert inside.wait(60)
+    consumer.close()
+    go_on.set()
+    changes.join(60)
+    assert not fake.joined
+    assert isinstance(raised[0], ClosedError)

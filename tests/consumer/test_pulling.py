@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
@@ -231,6 +233,66 @@ def test_a_reset_that_a_pull_from_before_a_change_is_told_of_is_followed(group: 
     done(PullAnswer(PullStatus.OFFSET_ILLEGAL, 7, 0, 9, reset=True))
     group.time.advance(60)
     assert (got, group.brokers.offsets[A]) == ([b"7", b"8"], 9)
+
+
+def told_of_a_reset(group: GroupBench, offset: int) -> None:
+    """As brokers since 5.2.0 do it: the offset is stored, and one pull is told of it."""
+    ((_, done),) = [entry for entry in group.brokers.parked if entry[0].queue == A]
+    group.brokers.offsets[A] = offset
+    done(PullAnswer(PullStatus.OFFSET_ILLEGAL, offset, 0, 9, reset=True))
+
+
+@pytest.mark.parametrize("when", ["while listeners are waited for", "while the last words are said"])
+def test_a_reset_that_a_pull_is_told_of_while_a_consumer_ends_is_the_last_word(
+    group: GroupBench, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    group.brokers.send(A, *(b"%d" % i for i in range(9)))
+    consumer, port = group.start()
+    group.time.advance(1)
+    assert len(group.bodies()) == 9
+    part, name = (port, "commit") if when == "while the last words are said" else (group.workers[0], "close")
+    real = getattr(part, name)
+
+    def beside(*given: Any) -> Any:
+        monkeypatch.undo()
+        told_of_a_reset(group, 2)
+        return real(*given)
+
+    monkeypatch.setattr(part, name, beside)
+    consumer.stop()
+    assert group.brokers.offsets[A] == 2
+
+
+@pytest.mark.parametrize("when", ["before it is released", "while its offset is stored", "behind that"])
+def test_a_reset_that_the_pull_of_a_queue_that_goes_is_told_of_is_followed_by_its_next_owner(
+    group: GroupBench, monkeypatch: pytest.MonkeyPatch, when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    group.brokers.send(A, *(b"%d" % i for i in range(9)))
+    consumer, port = group.start(name="m2")
+    group.time.advance(1)
+    assert len(group.bodies()) == 9
+    owns = consumer._running._ownership
+    part, name = (port, "commit") if when == "while its offset is stored" else (owns, "_release")
+    real = getattr(part, name)
+
+    def beside(*given: Any) -> Any:
+        if A not in given[name == "commit"]:
+            return real(*given)
+        monkeypatch.setattr(part, name, real)
+        if when != "behind that":
+            told_of_a_reset(group, 2)
+            return real(*given)
+        done = real(*given)
+        told_of_a_reset(group, 2)
+        return done
+
+    monkeypatch.setattr(part, name, beside)
+    other, _ = group.start(name="m1")
+    group.time.advance(30)
+    assert A in group.owned(other)
+    assert [who for who, _, _ in group.got].count("m1") == 7
+    assert group.brokers.offsets[A] == 9
+    assert "reset" in caplog.text
 
 
 def test_an_answer_that_comes_after_a_topic_was_left_and_taken_up_again_is_asked_for_again(group: GroupBench) -> None:

@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from rocketmq_spark.base.clock import Clock
+from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.consumer.pull import upkeep
 from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.pull.positions import Positions
@@ -18,12 +18,18 @@ from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
-from rocketmq_spark.errors import ConnectionLost
+from rocketmq_spark.errors import AccessDenied, ConnectionLost, InvalidParameter, RocketMQError, ServerFault
 from rocketmq_spark.model import NO_FILTER, MessageQueue
-from tests.consumer.fake_member import FakeMember
+from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies, made
+from tests.helpers import raising
 from tests.producer.scripted import ManualTimer, Time
 
 QUEUE = MessageQueue("t", "b", 0)
+
+
+@pytest.fixture
+def hand() -> Hand:
+    return Hand()
 
 
 class Kept:
@@ -210,3 +216,54 @@ def test_4_3_a_look_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     for thread in (first, second):
         thread.join(60)
     assert looks == [first, second]
+
+
+@pytest.mark.parametrize("error", [InvalidParameter, ServerFault])
+def test_a_queue_that_its_topic_has_no_more_is_given_up_and_is_no_error(
+    error: type[RocketMQError], hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read queues were reduced. The route of now says so, not only the next one that is due."""
+    fake = FakeMember([A, B])
+    known = [A, B]
+
+    def queues(topic: str, deadline: Deadline, refresh: bool = False) -> list[MessageQueue]:
+        if refresh:
+            known[:] = sorted(fake.high)
+        return list(known)
+
+    monkeypatch.setattr(fake, "queues", queues)
+    with made(fake, hand) as consumer:
+        consumer.subscribe("t")
+        assert consumer.poll(AT_ONCE) == []
+        request, refused = fake.waiting.pop()
+        assert request.queue == B
+        del fake.high[B]
+        refused(error("queueId[1] is illegal", queue=str(B)))
+        fake.add(A)
+        assert bodies(consumer.poll(AT_ONCE)) == [0]
+        assert consumer.assignment() == [A]
+
+
+@pytest.mark.parametrize("route", ["has it", "is not to be had"])
+def test_a_queue_that_its_broker_refuses_for_another_reason_is_an_error(
+    route: str, hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeMember([A, B])
+    with made(fake, hand) as consumer:
+        consumer.subscribe("t")
+        consumer.poll(AT_ONCE)
+        if route != "has it":
+            monkeypatch.setattr(fake, "queues", raising(ConnectionLost("gone")))
+        fake.waiting[0][1](InvalidParameter("no"))
+        with pytest.raises(InvalidParameter):
+            consumer.poll(AT_ONCE)
+        assert consumer.assignment() == [A, B]
+
+
+def test_an_error_of_a_queue_that_was_given_up_meanwhile_is_raised_no_more(hand: Hand) -> None:
+    fake = FakeMember([A, B])
+    with made(fake, hand) as consumer:
+        consumer.assign([A, B])
+        fake.waiting[1][1](AccessDenied("no"))
+        consumer.assign([A])
+        assert consumer.poll(AT_ONCE) == []

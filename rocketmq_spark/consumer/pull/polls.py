@@ -49,7 +49,8 @@ class Polls:
             bounds = Bounds(settings.pull_batch_size, settings.thresholds.max_count, settings.thresholds.max_bytes)
             self._ahead = Ahead(self._changed, self._assigned, bounds, read_ahead, clock)
             self._ahead.polled = self._pull
-        self._error: RocketMQError | None = None
+        self._error: tuple[MessageQueue, RocketMQError] | None = None
+        self.failed: MessageQueue | None = None  # of which ``wait`` raised last
         self._woken = False
         # Whether the caller has what was taken last; a loop has it up to an offset. They are set in the instruction before a
         # poll returns or a loop yields, for Ctrl-C may come between any others, and what was taken is not given by then.
@@ -155,8 +156,9 @@ class Polls:
             self._pull()
             with self._changed:
                 if self._error is not None:
-                    error, self._error = self._error, None
-                    raise error
+                    (self.failed, error), self._error = self._error, None
+                    if self.failed in self._assigned.places:
+                        raise error
                 self._settle()
                 if parts := self._assigned.ready.take(most):
                     if self._ahead is not None:
@@ -236,7 +238,7 @@ class Polls:
         if error.retriable:
             logger.info("the pull of %s at %d is tried again: %s", ask.queue, ask.offset, error)
         else:
-            self._error = error
+            self._error = ask.queue, error
 
 
 def _checked(assigned: Assigned, queue: MessageQueue) -> MessageQueue:

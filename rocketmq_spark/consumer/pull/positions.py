@@ -58,9 +58,9 @@ class Positions:
         self._own = Own(settings.environment)
         self._trouble = StoreTrouble(settings.group)
 
-    def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The readable queues of a topic, in an environment its own ones."""
-        return self._own(self._member.queues(topic, self.soon()))
+    def queues(self, topic: str, refresh: bool = False) -> Sequence[MessageQueue]:
+        """The readable queues of a topic, in an environment its own ones; with ``refresh`` by a route of now."""
+        return self._own(self._member.queues(topic, self.soon(), refresh))
 
     def start(self, queue: MessageQueue) -> Start:
         """Where a queue begins that is new here. Raises ``OptionError`` for one of another environment."""

@@ -22,7 +22,7 @@ from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions, filter_of
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OptionError, RocketMQError
-from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.wire.messages import portion
 
@@ -99,7 +99,7 @@ class BasePullConsumer(Closing):
         self._owner.check(self._polls.closed)
         if self._named:
             raise _exclusive()
-        self._shared.set(topic, filter_of(tags, sql), self._answers)
+        self._want(topic, filter_of(tags, sql))
         self._upkeep.follow()
 
     @entry
@@ -107,8 +107,17 @@ class BasePullConsumer(Closing):
         """Commit what is finished of the topic, and give up its queues."""
         self._owner.check(self._polls.closed)
         if topic in self._shared.topics:
-            self._shared.set(topic, None, self._answers)
+            self._want(topic, None)
             self._upkeep.rebalance()
+
+    def _want(self, topic: str, wanted: Filter | None) -> None:
+        """Where another thread closes the consumer meanwhile the group is left again, which this may have joined after that."""
+        try:
+            self._shared.set(topic, wanted, self._answers)
+        finally:
+            if self._polls.closed:
+                self._upkeep.close()
+        self._owner.check(self._polls.closed)
 
     @entry
     def assign(self, queues: Iterable[MessageQueue]) -> None:

@@ -19,7 +19,7 @@ from rocketmq_spark.consumer.pull.positions import Positions
 from rocketmq_spark.consumer.rebalance import QueueShare, Start, clustering_share, wait_s
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import InvalidParameter, RocketMQError, ServerFault
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.membership import Asked, Membership
 from rocketmq_spark.ports import GroupMember
@@ -191,9 +191,29 @@ class Upkeep:
             if not self._shared.topics:
                 return self._polls.wait(deadline, most)
             self.look()
-            parts = self._polls.wait(deadline.within(max(LOOK_S, self._shared.wait_s())), most)
+            try:
+                parts = self._polls.wait(deadline.within(max(LOOK_S, self._shared.wait_s())), most)
+            except (InvalidParameter, ServerFault):  # the latter from brokers before 5.0
+                if not self._is_gone(self._polls.failed):
+                    raise
+                continue
             if parts or deadline.expired or self._polls.closed:
                 return parts
+
+    def _is_gone(self, queue: MessageQueue | None) -> bool:
+        """Whether a queue that its broker refuses is none of its topic's any more; then the next look is due.
+
+        Its topic has fewer read queues now, or was made again with fewer.
+        """
+        try:
+            if queue is None or queue in self._positions.queues(queue.topic, refresh=True):
+                return False
+        except RocketMQError as e:
+            logger.info("whether %s is still there is not known: %s", queue, e)
+            return False
+        logger.warning("queue %s is not there any more", queue)
+        self._shared.changed()
+        return True
 
     def follow(self) -> None:
         """Follow the group's changes from now on, also between polls."""

@@ -24,6 +24,7 @@ PATIENCE_S = 1.0  # where listeners are slower than this, pulls are quick enough
 RECHECK_S = 0.05  # as often Java looks at a queue that is full
 
 Submit = Callable[[ProcessQueue, Sequence[ReceivedMessage]], None]
+Move = Callable[[Mapping[MessageQueue, int]], None]  # queues go on at other offsets soon; must not block
 
 
 class BacklogQueue:
@@ -68,11 +69,11 @@ class Backlog:
         self._tokens = 0
         self._places: dict[MessageQueue, BacklogQueue] = {}
         # Set by who makes pulls: the next one of a queue, from an offset on; have messages consumed; is all of a queue wanted;
-        # have a queue go on at another offset.
+        # have queues go on at other offsets.
         self.pull: Callable[[ProcessQueue, int], None] = lambda queue, offset: None
         self.submit: Submit = lambda queue, messages: None
         self.plain: Plain = lambda queue: False
-        self.repair: Callable[[ProcessQueue, int], None] = lambda queue, offset: None
+        self.move: Move = lambda offsets: None
         held.low = bounds.half
 
     def take(self, queue: ProcessQueue, offset: int) -> bool:
@@ -108,9 +109,8 @@ class Backlog:
         return True
 
     def reset(self, ask: Ask, offset: int) -> None:
-        """An operator moved the group: for whatever has the queue now: no other pull receives the reset."""
-        if (queue := self._held.queues.get(ask.queue)) is not None:
-            self.repair(queue, offset)
+        """An operator moved the group: for whatever has the queue now, or had it just now: no other pull receives the reset."""
+        self.move({ask.queue: offset})
 
     def let_go(self, asks: Iterable[Ask], calm_until: float) -> None:
         for ask in asks:

@@ -22,7 +22,7 @@ from rocketmq_spark.consumer.process_queue import (
     full,
     next_pull,
 )
-from rocketmq_spark.consumer.push.backlog import Backlog
+from rocketmq_spark.consumer.push.backlog import Backlog, Move
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import TopicFilter
@@ -68,10 +68,11 @@ class Pulling:
         self._complaints: set[tuple[str, int | None]] = set()  # brokers, and what they last refused us for
         self._backlog: Backlog | None = None
         self.consuming: Consuming | None = None
+        self.move: Move = lambda offsets: None  # for resets
 
     def read_ahead(self, backlog: Backlog) -> None:
         """Leave to ``backlog`` what is far behind, from now on."""
-        backlog.pull, backlog.submit, backlog.repair = self._pull, self._submit, self._repair
+        backlog.pull, backlog.submit, backlog.move = self._pull, self._submit, self.move
         backlog.plain = lambda queue: (wanted := self._subscribed(queue.topic)) is not None and not wanted.filter
         self._backlog = backlog
 
@@ -129,15 +130,18 @@ class Pulling:
         )
 
     def _came(self, queue: ProcessQueue, offset: int, wanted: TopicFilter, answer: PullAnswer | RocketMQError) -> None:
-        """On the thread that reads answers: to the pull thread with it."""
+        """On the thread that reads answers: to the pull thread with it.
+
+        A reset is for whatever has the queue now, or had it just now, also while the consumer ends: no other pull hears of it.
+        """
+        if isinstance(answer, PullAnswer) and answer.reset:
+            self.move({queue.queue: answer.next_offset})
+            return
         self._timer.later(0, partial(self._landed, queue, offset, wanted, answer))
 
     def _landed(
         self, queue: ProcessQueue, offset: int, wanted: TopicFilter, answer: PullAnswer | RocketMQError
     ) -> None:
-        reset = isinstance(answer, PullAnswer) and answer.reset
-        if reset:  # which only one pull receives: it is for whatever has the queue now
-            queue = self._held.queues.get(queue.queue, queue)
         if queue.dropped:
             return
         if isinstance(answer, RocketMQError):
@@ -149,13 +153,12 @@ class Pulling:
             self._replicas[queue.queue] = answer.broker_id
             self._complaints = {known for known in self._complaints if known[0] != queue.queue.broker_name}
             now = self._subscribed(queue.queue.topic)
-            if not reset and (now is None or now.since_ms != wanted.since_ms):
+            if now is None or now.since_ms != wanted.since_ms:
                 self._pull(queue, offset)  # the answer may have passed over what is wanted now
                 return
         then = next_pull(offset, answer, self._settings.pull_interval_s, self._settings.pull_delay_on_error_s)
         if then.repair is not None:
-            why = "is reset by its broker" if reset else "is not to be had"
-            logger.warning("offset %d of %s %s; it goes on at %d", offset, queue.queue, why, then.repair)
+            logger.warning("offset %d of %s is not to be had; it goes on at %d", offset, queue.queue, then.repair)
             self._repair(queue, then.repair)
             return
         self._note(queue, answer, then)

@@ -88,7 +88,7 @@ class Rebalancing:
         self.stop()
         self._timer.close(wait_s)
         self._ended = True
-        self._reset()
+        self.settle()
 
     def repair(self, queue: ProcessQueue, offset: int) -> None:
         """Put an illegal offset right, on this thread (``Pulling`` must not wait)."""
@@ -96,11 +96,14 @@ class Rebalancing:
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Go on at ``offsets``. While the consumer ends they are stored before it leaves, or for who has the queues next."""
-        self._resets.append(partial(self._ownership.reset, dict(offsets)))
+        self.move(offsets)
         if self._ended:
-            self._reset()
-        else:
-            self._soon(self._reset)
+            self.settle()
+
+    def move(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """The same, without a wait for brokers: who ends the consumer calls ``settle`` after its last words."""
+        self._resets.append(partial(self._ownership.reset, dict(offsets)))
+        self._soon(self.settle)
 
     def run(self) -> bool:
         """One run over all topics; whether this member now has its part of each."""
@@ -130,7 +133,8 @@ class Rebalancing:
         finally:
             self.wake(rebalance.wait_s(balanced, self._settings.rebalance_interval_s))
 
-    def _reset(self) -> None:
+    def settle(self) -> None:
+        """Do what is left to do of resets; it waits for brokers."""
         with contextlib.suppress(IndexError):
             while True:
                 done = attempt(self._resets.popleft())
@@ -153,6 +157,7 @@ class Rebalancing:
             logger.warning("queues of %s stay where they are: the strategy says %s", topic, share.problem)
         found = rebalance.change(self._known(), topic, share, self._timer.now_ms())
         gone = self._ownership.drop(found.drop)
+        self.settle()  # a reset may have come meanwhile, and the next member of a queue asks soon where it begins
         added = self._ownership.add(found.add)
         if len(gone) < len(found.drop):
             self.wake(BUSY_S)

@@ -148,7 +148,7 @@ class RunningConsumer:
             port, settings, self.held, subscriptions, self._ownership, make_timer(f"{name}-rebalance")
         )
         self._consuming = self._consumer_of(listener)
-        self._pulling.consuming = self._consuming
+        self._pulling.consuming, self._pulling.move = self._consuming, self.rebalancing.move
         if make.read_ahead is not None and settings.reads_ahead:
             self._pulling.read_ahead(Backlog(settings, self.held, self._pulls, make.read_ahead))
         self._differing = SubscriptionConflicts(port, settings.group, subscriptions)
@@ -197,6 +197,7 @@ class RunningConsumer:
             for close in (self.rebalancing.close, self._upkeep.close, self._locks.close):
                 close(hanging.remaining())
             self._ownership.leave(deadline)
+            self.rebalancing.settle()  # a pull may have heard of a reset meanwhile
         finally:
             if self._leave is not None:
                 self._leave(deadline)
