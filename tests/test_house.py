@@ -62,7 +62,7 @@ ORDER = {
     " source.tasks source.stream source.readers checkpoints.entries checkpoints.notes checkpoints.rewind sink.columns"
     " sink.report sink.routing sink.guarantee sink.checks sink.once sink.task sink.writers datasource sink.foreach"
     " monitoring.progress monitoring.metrics",
-    "grpc_proxy": "facts protos answers channel outgoing proxy sender member",
+    "grpc_proxy": "facts protos answers channel outgoing proxy member transactions sender",
     "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
     " decode.answers decode.properties decode.rows decode.careful decode.decoder"
     " encode.properties encode.batch encode.content_ids encode.encoder encode.proxy_request",
@@ -125,7 +125,7 @@ OUTSIDE = {
     " cli consumer.push.member_state consumer.push.workers consumer.subscriptions consumer.push.offset_store"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"
-    " consumer.push.rebalancing consumer.push.answers consumer.push.consumer consumer.ahead"
+    " consumer.push.rebalancing consumer.push.answers consumer.push.consumer consumer.ahead grpc_proxy.transactions"
     " consumer.pull.polls consumer.pull.upkeep stored.sends spool.store spool.redelivery delay.service notebook",
     "concurrent": "base.timer producer.batching producer.in_flight producer.producer localbroker cli",
     "time": "base.clock base.timer base.retry remoting.endpoint remoting.connection remoting.pool client.credentials"

@@ -81,6 +81,12 @@ _TABLE = """
     RecallMessageRequest            recall_handle            2 string
     RecallMessageResponse           status                   1 Status
     RecallMessageResponse           message_id               2 string
+    EndTransactionRequest           topic                    1 Resource
+    EndTransactionRequest           message_id               2 string
+    EndTransactionRequest           transaction_id           3 string
+    EndTransactionRequest           resolution               4 enum
+    EndTransactionRequest           source                   5 enum
+    EndTransactionResponse          status                   1 Status
     QueryAssignmentRequest          topic                    1 Resource
     QueryAssignmentRequest          group                    2 Resource
     QueryAssignmentRequest          endpoints                3 Endpoints
@@ -142,14 +148,19 @@ _TABLE = """
     Subscription                    fifo                     3 bool
     Subscription                    receive_batch_size       4 int32
     Subscription                    long_polling_timeout     5 duration
+    Publishing                      topics                   1 Resource*
     Settings                        client_type              1 enum
     Settings                        access_point             2 Endpoints
     Settings                        backoff_policy           3 RetryPolicy
     Settings                        request_timeout          4 duration
+    Settings                        publishing               5 Publishing
     Settings                        subscription             6 Subscription
     Settings                        user_agent               7 UA
     TelemetryCommand                status                   1 Status
+    RecoverOrphanedTransactionCommand message                1 Message
+    RecoverOrphanedTransactionCommand transaction_id         2 string
     TelemetryCommand                settings                 2 Settings
+    TelemetryCommand                recover_orphaned_transaction_command 5 RecoverOrphanedTransactionCommand
 """
 
 
@@ -182,6 +193,7 @@ def _rpc(name: str) -> Rpc:
 QUERY_ROUTE = _rpc("QueryRoute")
 SEND_MESSAGE = _rpc("SendMessage")
 RECALL_MESSAGE = _rpc("RecallMessage")
+END_TRANSACTION = _rpc("EndTransaction")
 QUERY_ASSIGNMENT = _rpc("QueryAssignment")
 RECEIVE_MESSAGE = Rpc("ReceiveMessage", "ReceiveMessageRequest", "ReceiveMessageResponse", answers_many=True)
 ACK_MESSAGE = _rpc("AckMessage")
@@ -195,6 +207,7 @@ RPCS = (
     QUERY_ROUTE,
     SEND_MESSAGE,
     RECALL_MESSAGE,
+    END_TRANSACTION,
     QUERY_ASSIGNMENT,
     RECEIVE_MESSAGE,
     ACK_MESSAGE,
@@ -274,7 +287,22 @@ class Encoding(enum.IntEnum):
 
 
 class ClientType(enum.IntEnum):
+    PRODUCER = 1
     SIMPLE_CONSUMER = 3
+
+
+class TransactionResolution(enum.IntEnum):
+    """A decision about a half message."""
+
+    COMMIT = 1
+    ROLLBACK = 2
+
+
+class TransactionSource(enum.IntEnum):
+    """Whether it is the producer's own or the answer to a question."""
+
+    SOURCE_CLIENT = 1
+    SOURCE_SERVER_CHECK = 2
 
 
 class Language(enum.IntEnum):
@@ -290,4 +318,6 @@ ENUMS: tuple[type[enum.IntEnum], ...] = (
     Encoding,
     ClientType,
     Language,
+    TransactionResolution,
+    TransactionSource,
 )

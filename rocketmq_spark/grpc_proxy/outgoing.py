@@ -21,7 +21,7 @@ from rocketmq_spark.options.parsing import positive_duration
 LEFT_OUT = frozenset((Property.WAIT, Property.INSTANCE_ID))
 _TIMING = (Property.DELAY, Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
 # What makes a message one of another type than NORMAL, which has it travel in a request of its own.
-_TYPES = frozenset((Property.SHARDING_KEY, Property.PRIORITY, *_TIMING))
+_TYPES = frozenset((Property.SHARDING_KEY, Property.PRIORITY, Property.TRANSACTION_PREPARED, *_TIMING))
 KEY_SEPARATOR_BYTES = KEY_SEPARATOR.encode()
 # What the fields of a message begin with.
 MESSAGE, USER = start("SendMessageRequest", "messages"), start("Message", "user_properties")
@@ -145,6 +145,8 @@ class RequestEncoder:
         due_ms = _due_ms(properties, self._born_ms, self._topic.name)
         if due_ms is not None:
             found[MessageType.DELAY] = content("SystemProperties", "delivery_timestamp", _moment(due_ms))
+        if Property.TRANSACTION_PREPARED in properties:
+            found[MessageType.TRANSACTION] = b""
         if Property.PRIORITY in properties:
             priority = int(properties[Property.PRIORITY])
             found[MessageType.PRIORITY] = number("SystemProperties", "priority", priority)

@@ -147,15 +147,25 @@ def _scheme(host: str) -> AddressScheme:
 
 OnSettings = Callable[[Any], None]
 
+_HALF = "recover_orphaned_transaction_command"
 # A Proxy that is overloaded drops settings without a word. So long an answer is awaited, then the stream is made anew: which
 # settings a later answer is about would not be known.
 _ANSWER_S = 30.0
 
 
 class Telemetry:
-    """Of one endpoint. ``settings`` makes the first message of each stream; ``on_settings`` receives the answers of the Proxy."""
+    """Of one endpoint. ``settings`` makes the first message of each stream; ``on_settings`` receives the answers of the Proxy,
+    ``on_half`` its questions about half messages.
+    """
 
-    def __init__(self, channel: ProxyChannel, settings: Callable[[], Any], on_settings: OnSettings) -> None:
+    def __init__(
+        self,
+        channel: ProxyChannel,
+        settings: Callable[[], Any],
+        on_settings: OnSettings,
+        on_half: OnSettings = lambda command: None,
+    ) -> None:
+        self._on_half = on_half
         self._channel = channel
         self._settings = settings
         self._on_settings = on_settings
@@ -255,6 +265,8 @@ class Telemetry:
                             self._known, _ = self._sent.popleft()
                         self._error = None
                         self._changed.notify_all()
+                elif command.HasField(_HALF):
+                    self._on_half(getattr(command, _HALF))
                 elif command.HasField("status") and command.status.code != Code.OK:
                     raise refused(command.status, self._channel.address)
         finally:

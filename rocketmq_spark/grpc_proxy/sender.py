@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.errors import NotSupported, OptionError, RemoteProtocolError, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import RemoteProtocolError, RocketMQError, RouteNotFound
 from rocketmq_spark.grpc_proxy.answers import STORED, refused
 from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECALL_MESSAGE, SEND_MESSAGE, Code, MessageType, Permission
 from rocketmq_spark.grpc_proxy.outgoing import ProxySendRequest, RequestEncoder, RequestMessage, Topic, chains
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.proxy import Proxy
+from rocketmq_spark.grpc_proxy.transactions import ProxyTransactions
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 
@@ -51,11 +53,17 @@ class ProxySender:
     """Implements ``ports.Sender``. ``take_apart`` gives the messages of a request as producers encode it.
 
     ``by_columns`` makes of a large batch one request at once, or None where messages have to be looked at one by one.
+    ``unpack`` opens the body of a half message that the Proxy asks about.
     """
 
     def __init__(
-        self, proxy: Proxy, take_apart: TakeApart, by_columns: ByColumns = lambda request, encode: None
+        self,
+        proxy: Proxy,
+        take_apart: TakeApart,
+        by_columns: ByColumns = lambda request, encode: None,
+        unpack: Callable[[bytes], bytes] = bytes,
     ) -> None:
+        self._transactions = ProxyTransactions(proxy, unpack)
         self._proxy = proxy
         self._made = functools.partial(_made, proxy, take_apart, by_columns)
         self._routes: dict[str, _Route] = {}
@@ -102,6 +110,8 @@ class ProxySender:
         return False
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
+        if request.sys_flag & SysFlag.TRANSACTION_PREPARED:
+            self._transactions.publish(queue.topic, request.group, deadline)
         made = self._made(queue.topic, request)
         if len(made) == len(made[0]) == 1:
             return _ask(self._proxy, queue, made[0][0], deadline)
@@ -151,14 +161,11 @@ class ProxySender:
         return self._proxy.client_id
 
     def end_transaction(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
-        raise NotSupported("transactional messages are not sent over gRPC", topic=place.topic)
+        return self._transactions.end(place, decision, deadline)
 
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
         if check is not None:
-            raise OptionError(
-                "transaction_check was given, and option 'transport' is 'grpc': transactional messages go over remoting only",
-                remedy="Use transport=remoting, with brokers or the Proxy's Remoting port as nameServer",
-            )
+            return self._transactions.join(group, check)
         return lambda deadline: None  # a Proxy need not know who only sends
 
     def refresh_routes(self, deadline: Deadline) -> None:

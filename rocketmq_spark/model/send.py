@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rocketmq_spark.errors import RemoteProtocolError
-from rocketmq_spark.model.message import MessageQueue, ReceivedMessage
+from rocketmq_spark.model.message import MessageQueue, PoppedMessage, ReceivedMessage
 
 
 class SendStatus(enum.Enum):
@@ -85,7 +85,7 @@ class HalfPlace(NamedTuple):
 
 
 # What a transport asks when a broker wants a decision.
-HalfCheck = Callable[[ReceivedMessage, HalfPlace], TransactionState]
+HalfCheck = Callable[[ReceivedMessage | PoppedMessage, HalfPlace], TransactionState]
 
 
 class SendRequest(NamedTuple):

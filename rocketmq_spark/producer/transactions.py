@@ -34,6 +34,7 @@ from rocketmq_spark.errors import (
     SendFailed,
 )
 from rocketmq_spark.model import Message, ReceivedMessage, SendResult, SendStatus
+from rocketmq_spark.model.message import PoppedMessage
 from rocketmq_spark.model.send import HalfPlace, TransactionState
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import encoding
@@ -43,8 +44,10 @@ from rocketmq_spark.producer.settings import ProducerSettings
 
 logger = logging.getLogger(__name__)
 
-# What a user's function answers: a state, or its name.
-TransactionCheck = Callable[[ReceivedMessage], TransactionState | str]
+# What a user's function answers: a state, or its name. Over gRPC it gets a message as a Proxy shows it.
+TransactionCheck = (
+    Callable[[ReceivedMessage], TransactionState | str] | Callable[[PoppedMessage], TransactionState | str]
+)
 
 # A broker notes decisions some seconds later (``transactionOpBatchInterval``), and may ask until then. A question that comes
 # long after a commit means that the broker has lost it.
@@ -177,13 +180,13 @@ class _Halves:
 _halves = _Halves()
 
 
-def answer(check: TransactionCheck, message: ReceivedMessage, place: HalfPlace) -> TransactionState:
+def answer(check: Callable[[Any], Any], message: ReceivedMessage | PoppedMessage, place: HalfPlace) -> TransactionState:
     """What becomes of a half message that a broker asks about."""
     half = _halves.get(message.msg_id)
     known = None if half is None else half.asked(place)
     if known is not None:
         return known
-    made: Any = attempt(check, message)
+    made = attempt(check, message)
     if isinstance(made, Failure):
         made.log(logger, "transaction_check failed for message %s of %s", message.msg_id, message.topic)
         return TransactionState.UNKNOWN

@@ -76,7 +76,7 @@ def sender(options: Options) -> ProxySender:
     proxy = process.once(_PROXIES, key, lambda: _proxy(options))
     from rocketmq_spark.grpc_proxy.sender import ProxySender
 
-    return process.once(_SENDERS, key, lambda: ProxySender(proxy, take_apart, by_columns))
+    return process.once(_SENDERS, key, lambda: ProxySender(proxy, take_apart, by_columns, unpack))
 
 
 def pop_member(options: Options) -> ProxyMember:

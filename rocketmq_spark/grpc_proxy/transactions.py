@@ -1,0 +1,159 @@
+"""Half messages through a Proxy: decisions, and what it asks about those without one.
+
+A Proxy takes the topic for the producer group. It asks a client that has said on its telemetry stream that it sends to the
+topic, and knows a half message for 30 s after it has sent or checked it. So a decision goes to the endpoint that took the
+message, or asked last. It passes decisions on without waiting for the broker: its OK proves nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.threads import Aside
+from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.grpc_proxy import facts
+from rocketmq_spark.grpc_proxy.facts import ClientType, TransactionResolution, TransactionSource
+from rocketmq_spark.grpc_proxy.member import HEARTBEAT_S, popped
+from rocketmq_spark.grpc_proxy.protos import proto, set_seconds
+from rocketmq_spark.grpc_proxy.proxy import Proxy, Telemetry, checked
+from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
+
+logger = logging.getLogger(__name__)
+
+_MAX_ASKED = 1000  # questions that wait for one topic: more are dropped, and asked again
+_RESOLUTIONS = {
+    TransactionState.COMMIT: TransactionResolution.COMMIT,
+    TransactionState.ROLLBACK: TransactionResolution.ROLLBACK,
+}
+
+
+class ProxyTransactions:
+    """The questions of one Proxy to the producers of this process. ``unpack`` opens bodies that were compressed."""
+
+    def __init__(self, proxy: Proxy, unpack: Callable[[bytes], bytes]) -> None:
+        self._proxy = proxy
+        self._unpack = unpack
+        self._lock = threading.Lock()
+        self._checks: dict[object, tuple[str, HalfCheck]] = {}
+        self._topics: dict[str, str] = {}  # with the group of who sent to it last
+        self._streams: dict[str, Telemetry] = {}
+        self._timer: Timer | None = None
+        self._aside = Aside(_MAX_ASKED)
+
+    def join(self, group: str, check: HalfCheck) -> Callable[[Deadline], None]:
+        """From now on ``check`` answers for half messages of this group. Returns what ends that."""
+        me = object()
+        with self._lock:
+            self._checks[me] = group, check
+
+        def leave(deadline: Deadline) -> None:
+            with self._lock:
+                self._checks.pop(me, None)
+                if self._checks:
+                    return
+                streams, self._streams = self._streams, {}
+                timer, self._timer = self._timer, None
+                self._topics.clear()
+            if timer is not None:
+                timer.close()
+            for stream in streams.values():
+                stream.close(deadline)
+
+        return leave
+
+    def publish(self, topic: str, group: str, deadline: Deadline) -> None:
+        """A half message is to be sent to ``topic``: the Proxy must know before that it can ask here."""
+        with self._lock:
+            known = self._topics.get(topic) == group
+            self._topics[topic] = group
+            if self._timer is None:
+                self._timer = Timer("rocketmq-transactions-heartbeat")
+                self._timer.every(HEARTBEAT_S, self._beat, HEARTBEAT_S)
+            begun = list(self._streams.values())
+            for one in self._proxy.addresses:
+                if one not in self._streams:
+                    self._streams[one] = Telemetry(
+                        self._proxy.at(one), self._settings, lambda settings: None, partial(self._asked, one)
+                    )
+            streams = list(self._streams.values())
+        if known and begun:
+            return
+        for stream in begun:
+            stream.tell()
+        errors = [stream.wait(deadline) for stream in streams]
+        if all(errors):
+            raise next(error for error in errors if error is not None)
+
+    def end(self, place: HalfPlace, decision: TransactionState, deadline: Deadline, asked: bool = False) -> bool:
+        """Sends a decision to the endpoint that knows the half message; False, for its broker does not answer."""
+        channel = self._proxy.at(place.broker_name)
+        request = proto("EndTransactionRequest")(
+            topic=self._proxy.resource(place.topic),
+            message_id=place.msg_id,
+            transaction_id=place.transaction_id,
+            resolution=_RESOLUTIONS[decision],
+            source=TransactionSource.SOURCE_SERVER_CHECK if asked else TransactionSource.SOURCE_CLIENT,
+        )
+        checked(channel.ask(facts.END_TRANSACTION, request, deadline), channel.address, place.topic)
+        return False
+
+    def _asked(self, address: str, command: Any) -> None:
+        """On the thread of a stream, which must not run a user's function."""
+        name = command.message.topic.name
+        try:
+            self._aside.run(name, partial(self._answer, address, command))
+        except RuntimeError as e:  # there can be no more threads, or too much waits
+            logger.warning(
+                "a question of %s about a half message of %s is left for the next time: %s", address, name, e
+            )
+
+    def _answer(self, address: str, command: Any) -> None:
+        name = command.message.topic.name
+        with self._lock:
+            mine = {self._proxy.on_wire(topic): (topic, group) for topic, group in self._topics.items()}
+            topic, group = mine.get(name, (None, None))
+            checks = [check for whose, check in self._checks.values() if whose == group]
+        if topic is None or group is None or not checks:
+            logger.info("the Proxy at %s asks about topic %s, which is not sent to here", address, name)
+            return
+        message = popped(command.message, topic, (address, address), self._unpack)
+        place = HalfPlace(topic, address, group, message.msg_id, command.transaction_id)
+        decision = checks[0](message, place)
+        if decision is TransactionState.UNKNOWN:
+            return
+        try:
+            self.end(place, decision, Deadline.after(self._proxy.access.request_timeout_s), asked=True)
+        except RocketMQError as e:
+            logger.warning(
+                "the Proxy at %s will ask again about half message %s: %s did not arrive: %s",
+                address, message.msg_id, decision.value, e,
+            )  # fmt: skip
+
+    def _beat(self) -> None:
+        """A Proxy forgets producers without heartbeats."""
+        request = proto("HeartbeatRequest")(client_type=ClientType.PRODUCER)
+        deadline = Deadline.after(self._proxy.access.request_timeout_s)
+        for address in self._proxy.addresses:
+            try:
+                self._proxy.at(address).ask_async(facts.HEARTBEAT, request, deadline, lambda answer: None)
+            except RocketMQError as e:
+                logger.info("no heartbeat for transactions at %s: %s", address, e)
+        with self._lock:
+            streams = list(self._streams.values())
+        for stream in streams:
+            stream.repeat()
+
+    def _settings(self) -> Any:
+        made = proto("Settings")(client_type=ClientType.PRODUCER, user_agent=self._proxy.agent())
+        made.access_point.CopyFrom(self._proxy.endpoints())
+        set_seconds(made.request_timeout, self._proxy.access.request_timeout_s)
+        made.publishing.SetInParent()
+        for topic in list(self._topics):
+            made.publishing.topics.add().CopyFrom(self._proxy.resource(topic))
+        return made

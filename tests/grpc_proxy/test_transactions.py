@@ -1,0 +1,205 @@
+"""Half messages through a scripted Proxy: what it must know before, what a decision says, and what its questions do."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import pytest
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Property, SysFlag
+from rocketmq_spark.errors import MessageIllegal, MessageRefused, RocketMQError
+from rocketmq_spark.grpc_proxy.facts import ClientType, Code, MessageType, TransactionResolution, TransactionSource
+from rocketmq_spark.grpc_proxy.outgoing import RequestEncoder, RequestMessage, Topic
+from rocketmq_spark.grpc_proxy.protos import proto
+from rocketmq_spark.grpc_proxy.sender import ProxySender
+from rocketmq_spark.model import MessageQueue, SendRequest
+from rocketmq_spark.model.message import PoppedMessage
+from rocketmq_spark.model.send import HalfPlace, TransactionState
+from tests.grpc_proxy.scripted import acknowledge, client, route, serving, status
+from tests.mockbroker import eventually
+
+COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
+HALF = SendRequest("g", b"", sys_flag=int(SysFlag.TRANSACTION_PREPARED), born_timestamp_ms=5)
+PART = RequestMessage(b"x", {Property.UNIQ_KEY: "ID", Property.TRANSACTION_PREPARED: "true"})
+
+
+class Scripted:
+    """A Proxy that keeps what it is told, and asks what it is given to ask."""
+
+    def __init__(self) -> None:
+        self.settings: list[Any] = []
+        self.sent: list[Any] = []
+        self.ended: list[Any] = []
+        self.end_code = Code.OK
+        self.questions: SimpleQueue[Any] = SimpleQueue()
+        self.beats: list[Any] = []
+
+    def telemetry(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
+        ended = threading.Event()
+        context.add_callback(lambda: (ended.set(), self.questions.put(None)))
+
+        def hear() -> None:
+            with contextlib.suppress(grpc.RpcError):  # the client has gone
+                for command in requests:
+                    self.settings.append(command.settings)
+                    self.questions.put(proto("TelemetryCommand")(settings=command.settings))
+            ended.set()
+
+        threading.Thread(target=hear, daemon=True).start()
+        while not ended.is_set():
+            command = self.questions.get()
+            if command is not None:
+                yield command
+
+    def send(self, request: Any, context: Any) -> Any:
+        self.sent.append(([topic.name for one in self.settings for topic in one.publishing.topics], request))
+        return acknowledge(request, context)
+
+    def end(self, request: Any, context: Any) -> Any:
+        self.ended.append(request)
+        return proto("EndTransactionResponse")(status=status(self.end_code))
+
+    def beat(self, request: Any, context: Any) -> Any:
+        self.beats.append(request)
+        return proto("HeartbeatResponse")(status=status(Code.OK))
+
+    def ask(self, topic: str = "t", transaction_id: str = "TX") -> None:
+        command = proto("TelemetryCommand")()
+        orphan = command.recover_orphaned_transaction_command
+        orphan.transaction_id = transaction_id
+        orphan.message.topic.name = topic
+        orphan.message.body = b"order 7"
+        orphan.message.system_properties.message_id = "ID"
+        orphan.message.system_properties.keys.append("7")
+        self.questions.put(command)
+
+
+@contextmanager
+def talking(**access: Any) -> Iterator[tuple[Scripted, ProxySender, MessageQueue]]:
+    scripted = Scripted()
+    answers = {
+        "QueryRoute": route(MessageType.TRANSACTION), "SendMessage": scripted.send, "Telemetry": scripted.telemetry,
+        "EndTransaction": scripted.end, "Heartbeat": scripted.beat,
+    }  # fmt: skip
+    with serving(answers) as address:
+        proxy = client(address, **access)
+        yield scripted, ProxySender(proxy, lambda request: [PART]), MessageQueue("t", address, 0)
+        proxy.close()
+
+
+def soon() -> Deadline:
+    return Deadline.after(10)
+
+
+def test_a_proxy_knows_whom_to_ask_before_it_has_the_half_message() -> None:
+    with talking() as (scripted, sender, queue):
+        leave = sender.join("g", 0, lambda message, place: COMMIT)
+        assert scripted.settings == []
+        result = sender.send(queue, HALF, soon())
+        sender.send(queue, HALF, soon())
+        ((topics, request), _) = scripted.sent
+        assert topics == ["t"]
+        assert request.messages[0].system_properties.message_type == MessageType.TRANSACTION
+        assert "TRAN_MSG" not in request.messages[0].user_properties
+        assert scripted.settings[0].client_type == ClientType.PRODUCER
+        assert len(scripted.settings) == 1, "once is enough"
+        assert result.queue is not None
+        sender.send(queue._replace(topic="u"), HALF, soon())
+        assert [topic.name for topic in scripted.settings[-1].publishing.topics] == ["t", "u"]
+        leave(soon())
+
+
+def test_what_goes_with_other_messages_is_not_said() -> None:
+    with talking() as (scripted, sender, queue):
+        sender.send(queue, HALF._replace(sys_flag=0), soon())
+        assert scripted.settings == []
+
+
+@pytest.mark.parametrize(
+    ("decision", "resolution"), [(COMMIT, TransactionResolution.COMMIT), (ROLLBACK, TransactionResolution.ROLLBACK)]
+)
+def test_a_decision_proves_nothing_of_the_broker(decision: TransactionState, resolution: int) -> None:
+    with talking(on_wire=lambda name: f"ns%{name}") as (scripted, sender, queue):
+        place = HalfPlace("t", queue.broker_name, "g", "ID", "TX")
+        assert sender.end_transaction(place, decision, soon()) is False
+        (request,) = scripted.ended
+        assert (request.topic.name, request.message_id, request.transaction_id) == ("ns%t", "ID", "TX")
+        assert (request.resolution, request.source) == (resolution, TransactionSource.SOURCE_CLIENT)
+        scripted.end_code = Code.BAD_REQUEST
+        with pytest.raises(MessageIllegal):
+            sender.end_transaction(place, decision, soon())
+
+
+@pytest.mark.parametrize("decision", [COMMIT, ROLLBACK, UNKNOWN])
+def test_a_question_is_answered_where_it_came_from(decision: TransactionState) -> None:
+    with talking(on_wire=lambda name: f"ns%{name}") as (scripted, sender, queue):
+        asked: list[tuple[PoppedMessage, HalfPlace]] = []
+
+        def check(message: Any, place: HalfPlace) -> TransactionState:
+            asked.append((message, place))
+            return decision
+
+        leave = sender.join("g", 0, check)
+        sender.send(queue, HALF, soon())
+        scripted.ask("of others")
+        scripted.ask("ns%t")
+        eventually(lambda: bool(asked))
+        ((message, place),) = asked
+        assert (message.topic, message.body, message.msg_id, message.keys) == ("t", b"order 7", "ID", ["7"])
+        assert place == HalfPlace("t", queue.broker_name, "g", "ID", "TX")
+        if decision is not UNKNOWN:
+            eventually(lambda: bool(scripted.ended))
+            assert scripted.ended[0].source == TransactionSource.SOURCE_SERVER_CHECK
+            assert scripted.ended[0].resolution == {COMMIT: 1, ROLLBACK: 2}[decision]
+        leave(soon())
+        assert len(scripted.ended) == (decision is not UNKNOWN)
+
+
+def test_the_last_that_leaves_ends_the_streams_and_a_new_one_begins_anew() -> None:
+    with talking() as (scripted, sender, queue):
+        first, second = (sender.join("g", 0, lambda message, place: COMMIT) for _ in range(2))
+        sender.send(queue, HALF, soon())
+        first(soon())
+        streams = list(sender._transactions._streams.values())
+        assert len(streams) == 1
+        second(soon())
+        assert sender._transactions._streams == {}
+        assert all(stream._closed.is_set() for stream in streams)
+        again = sender.join("g", 0, lambda message, place: COMMIT)
+        sender.send(queue, HALF, soon())
+        assert len(scripted.settings) == 2
+        again(soon())
+
+
+def test_heartbeats_keep_the_proxy_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketmq_spark.grpc_proxy.transactions.HEARTBEAT_S", 0.02)
+    with talking() as (scripted, sender, queue):
+        leave = sender.join("g", 0, lambda message, place: COMMIT)
+        sender.send(queue, HALF, soon())
+        eventually(lambda: len(scripted.beats) > 1 and len(scripted.settings) > 1)
+        assert {beat.client_type for beat in scripted.beats} == {ClientType.PRODUCER}
+        leave(soon())
+
+
+def test_a_half_message_is_not_sent_to_a_proxy_that_cannot_ask() -> None:
+    with serving({"SendMessage": acknowledge}) as address:
+        proxy = client(address)
+        sender = ProxySender(proxy, lambda request: [PART])
+        leave = sender.join("g", 0, lambda message, place: COMMIT)
+        with pytest.raises(RocketMQError):
+            sender.send(MessageQueue("t", address, 0), HALF, Deadline.after(1))
+        leave(soon())
+        proxy.close()
+
+
+def test_a_half_message_is_of_no_other_type() -> None:
+    both = RequestMessage(b"x", {**PART.properties, Property.SHARDING_KEY: "a"})
+    with pytest.raises(MessageRefused, match="FIFO and TRANSACTION"):
+        RequestEncoder(Topic("t", "t"), 5, "h")([both])
