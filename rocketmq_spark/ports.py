@@ -1,6 +1,6 @@
-"""What upper rooms may ask of a transport, as small Protocols: the seam is at verbs, not at frames.
+"""The methods of a transport that other rooms may call, as small Protocols: the seam is at verbs, not at frames.
 
-``producer/``, ``consumer/``, ``sink/``, ``source/`` and ``pull/`` know these and nothing else of a client. The remoting
+``producer/``, ``consumer/``, ``spark/`` and ``pull/`` call these methods and no others of a client. The remoting
 client implements them; another transport implements those it can offer. All raise ``RocketMQError`` subclasses only.
 """
 

@@ -50,7 +50,7 @@ class SendResult(NamedTuple):
 
 
 class TransactionState(enum.Enum):
-    """What becomes of a half message: it is delivered, it is dropped, or that is not decided yet."""
+    """The decision on a half message: ``COMMIT`` delivers it, ``ROLLBACK`` drops it, ``UNKNOWN`` means not decided yet."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"

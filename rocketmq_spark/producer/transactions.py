@@ -71,16 +71,16 @@ _MOVES = {
 
 
 class HalfMessage:
-    """A stored message that no consumer sees before it is committed. Decide once, from any thread.
+    """A stored message that consumers cannot see until it is committed. Commit it or roll it back once, from any thread.
 
     Producers create these (``Producer.send_half``, ``Producer.transaction``).
 
     Args:
         message: What was sent.
-        result: Where it is. Its ``queue_offset`` is None: it has none before it is committed.
-        place: For the broker.
-        end: Sends a decision.
-        timeout_s: Seconds that a decision waits for its answer.
+        result: The broker's acknowledgement. ``queue_offset`` is None, because a message has no offset before it is committed.
+        place: The half message as its broker identifies it.
+        end: The function that sends a decision.
+        timeout_s: Seconds that ``commit`` and ``rollback`` wait for the broker's answer.
     """
 
     def __init__(self, message: Message, result: SendResult, place: HalfPlace, end: _End, timeout_s: float) -> None:
@@ -95,7 +95,7 @@ class HalfMessage:
 
     @property
     def state(self) -> HalfState:
-        """What is known of it here."""
+        """The state as this process knows it; ``UNKNOWN`` if a decision was sent and the broker did not answer."""
         return self._state
 
     def commit(self, timeout_s: float | None = None) -> None:
@@ -116,7 +116,7 @@ class HalfMessage:
         self._decide(TransactionState.ROLLBACK, timeout_s)
 
     def asked(self, place: HalfPlace) -> TransactionState | None:
-        """What becomes of a copy that its broker has written to ``place``; None if the user's function must say it."""
+        """Return the decision on the copy that its broker wrote to ``place``, or None if ``transaction_check`` must decide."""
         if not self._lock.acquire(blocking=False):  # it is being decided
             return TransactionState.UNKNOWN
         try:
@@ -211,8 +211,8 @@ class TransactionProducer(BaseProducer):
     def send_half(self, message: Message, *, timeout_s: float | None = None) -> HalfMessage:
         """Store a message that is delivered when you commit it.
 
-        A broker asks ``transaction_check`` about one that was not decided within some seconds, also after a restart. It is not
-        batched and not spooled, and cannot be delayed.
+        If you do not decide within some seconds, the broker calls ``transaction_check``, also after a restart. Half messages are
+        not batched, not spooled, and cannot be delayed.
 
         Args:
             message: What to send, without a priority.
@@ -221,8 +221,8 @@ class TransactionProducer(BaseProducer):
         Raises:
             OptionError: The producer has no ``transaction_check``.
             SendFailed: The broker stored it less safely than it is configured to, and it was rolled back.
-            RocketMQError: As ``send``. A half message that may be stored all the same is never sent again: its broker asks
-                ``transaction_check``.
+            RocketMQError: The errors of ``send``. If the message may be stored nevertheless, it is not sent again, and its broker
+                calls ``transaction_check``.
         """
         if self.settings.transaction_check is None:
             raise OptionError("transactional messages need transaction_check: brokers ask it what was not decided")
@@ -250,8 +250,8 @@ class TransactionProducer(BaseProducer):
     def transaction(self, message: Message, *, timeout_s: float | None = None) -> Iterator[HalfMessage]:
         """Store a half message, run the block, and commit; roll back if the block raises. You may decide in the block yourself.
 
-        If the decision cannot be sent, or has no answer, that is logged and not raised: what the block did stands, and the
-        broker asks ``transaction_check``. ``message``, ``timeout_s`` and errors are those of ``send_half``.
+        If the decision cannot be sent or is not answered, the error is logged and not raised, because the work of the block is
+        done; the broker calls ``transaction_check`` later. ``message``, ``timeout_s`` and errors are those of ``send_half``.
         """
         half = self.send_half(message, timeout_s=timeout_s)
         try:

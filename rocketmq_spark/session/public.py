@@ -51,8 +51,8 @@ class Producer(TransactionProducer):
     Args:
         name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
         group: Producer group. Required.
-        transaction_check: A function of a ``ReceivedMessage`` that returns ``COMMIT``, ``ROLLBACK`` or ``UNKNOWN``, as a
-            ``TransactionState`` or its name: what became of a half message. Brokers ask any producer of the group, at any time.
+        transaction_check: A function that receives an undecided half message (``ReceivedMessage``) and returns a
+            ``TransactionState`` or its name: ``COMMIT``, ``ROLLBACK`` or ``UNKNOWN``. A broker may ask any producer of the group.
         options: Options of a producer (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
             (``3s``), sizes bytes or text (``4m``).
 

@@ -53,7 +53,7 @@ class BaseSimpleConsumer(Closing):
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Receive messages of ``topic`` from now on. May be called again to change the filter.
 
-        Members of a group must want the same.
+        All members of a group must have the same subscriptions.
 
         Args:
             topic: The topic.
@@ -76,7 +76,7 @@ class BaseSimpleConsumer(Closing):
 
     @entry
     def unsubscribe(self, topic: str) -> None:
-        """Receive no more messages of ``topic``, also when no endpoint of the Proxy answers, which raises ``ConnectionLost``."""
+        """Receive no more messages of ``topic``. Takes effect even if it raises ``ConnectionLost``: no endpoint answered."""
         self._owner.check(False)
         with self._changing:
             self._owner.check(self._closed)
@@ -131,7 +131,7 @@ class BaseSimpleConsumer(Closing):
         """Acknowledge ``message``: it is done.
 
         Raises:
-            NotFound: Its time was over. It is delivered again, or was already.
+            NotFound: Its invisible time is over. The message was delivered again, or will be.
         """
         self._ask(self._member.ack, message)
 
