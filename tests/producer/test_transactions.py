@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -146,6 +148,59 @@ def test_a_block_whose_decision_is_lost_says_so_and_does_not_raise(
     assert f"half message {half.result.msg_id} of T may not have arrived" in caplog.text
 
 
+def unsent() -> CallTimeout:
+    error = CallTimeout("no connection")
+    error.unsent = True
+    return error
+
+
+def test_a_block_whose_decision_could_not_even_be_sent_leaves_it_to_the_function(shop: Shop) -> None:
+    """Its broker was killed between send and decision: nobody here will decide any more."""
+    shop.sender.ends = [unsent()]
+    with shop.producer.transaction(Message("T", b"x")) as half:
+        pass
+    assert half.state is HalfState.UNKNOWN
+    shop.sender.ends = [unsent()]
+    with pytest.raises(KeyError), shop.producer.transaction(Message("T", b"y")) as second:
+        raise KeyError
+    shop.answers = [COMMIT, ROLLBACK]
+    assert shop.question(half.result.msg_id) is COMMIT
+    assert shop.question(second.result.msg_id) is ROLLBACK
+    assert shop.asked == [half.result.msg_id, second.result.msg_id]
+
+
+def test_what_nobody_can_decide_any_more_is_left_to_the_function(shop: Shop) -> None:
+    half = shop.producer.send_half(Message("T", b"x"))
+    msg_id = half.result.msg_id
+    assert shop.question(msg_id) is UNKNOWN
+    del half
+    shop.answers = [COMMIT]
+    assert shop.question(msg_id) is COMMIT
+    assert shop.asked == [msg_id]
+
+
+def test_what_was_decided_is_remembered_without_the_message(shop: Shop) -> None:
+    half = shop.producer.send_half(message := Message("T", b"x"))
+    half.commit()
+    seen, msg_id = weakref.ref(half), half.result.msg_id
+    del half, message
+    assert seen() is None
+    assert shop.question(msg_id) is ROLLBACK, "a question that crosses the commit"
+
+
+def test_a_forked_process_knows_nothing_of_its_parent_s(shop: Shop) -> None:
+    """What it answers to a broker, after the parent has died, must not be that it waits for a decision."""
+    half = shop.producer.send_half(Message("T", b"x"))
+    shop.answers = [COMMIT]
+    with transactions._halves._lock:  # of another thread: no child gets it back
+        child = os.fork()
+        if child == 0:  # pragma: no cover
+            signal.alarm(30)
+            os._exit(0 if shop.question(half.result.msg_id) is COMMIT else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert shop.question(half.result.msg_id) is UNKNOWN
+
+
 def test_what_is_not_decided_yet_is_unknown_and_decided_where_the_broker_wrote_it_last(shop: Shop) -> None:
     half = shop.producer.send_half(Message("T", b"x"))
     assert shop.question(half.result.msg_id) is UNKNOWN
@@ -271,7 +326,7 @@ def test_a_place_that_cannot_be_read_is_an_error(shop: Shop) -> None:
 def test_only_so_many_are_remembered(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "MOST_REMEMBERED", 3)
     halves = [shop.producer.send_half(Message("T", b"x")) for _ in range(5)]
-    known = [transactions._halves.get(half.result.msg_id) is half for half in halves]
+    known = [transactions._halves.get(half.result.msg_id) is half._fate for half in halves]
     assert known == [False, False, True, True, True]
 
 
@@ -311,7 +366,7 @@ class HalfModel(RuleBasedStateMachine):
 
     @rule()
     def ask(self) -> None:
-        answer = self.half.asked(COPY)
+        answer = self.half._fate.asked(COPY)
         if not self.sent:
             assert answer is UNKNOWN
         elif self.unanswered:

@@ -89,9 +89,9 @@ def test_a_block_that_outlasts_the_questions_is_delivered_once(asking: LocalBrok
     moved: list[object] = []
     with Producer(asking.name_server, "slow", transaction_check=orders.was_saved) as producer:
         with producer.transaction(Message("slow", b"slow")) as half:
-            before = half._place
-            eventually(lambda: half._place != before, 60)  # the broker has asked
-            moved.append(half._place)
+            before = half._fate._place
+            eventually(lambda: half._fate._place != before, 60)  # the broker has asked
+            moved.append(half._fate._place)
             assert half.state is HalfState.PREPARED
         producer.send_half(Message("slow", b"later"))
         transactions._halves._known.popitem()
