@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -196,7 +197,9 @@ def test_a_forked_process_knows_nothing_of_its_parent_s(shop: Shop) -> None:
         child = os.fork()
         if child == 0:  # pragma: no cover
             signal.alarm(30)
-            os._exit(0 if shop.question(half.result.msg_id) is COMMIT else 1)
+            with contextlib.suppress(Exception):
+                os._exit(0 if shop.question(half.result.msg_id) is COMMIT else 1)
+            os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
     assert shop.question(half.result.msg_id) is UNKNOWN
 
@@ -302,6 +305,17 @@ def test_what_is_stored_less_safely_than_configured_is_rolled_back(shop: Shop) -
     with pytest.raises(SendFailed, match="FLUSH_DISK_TIMEOUT, and was rolled back"):
         shop.producer.send_half(Message("T", b"x"))
     assert [decision for _, decision in shop.ends()] == [ROLLBACK]
+
+
+def test_nor_is_that_sent_again_where_sends_must_be_stored_well(shop: Shop) -> None:
+    """The second one would have the id of the first, which would stay with its broker undecided."""
+    settings = ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0, store_must_be_ok=True)
+    producer = TransactionProducer(shop.sender, settings, shop.check, make_timer=lambda name: ManualTimer(shop.time))
+    shop.sender.script = [lambda queue, request: SendResult(SendStatus.FLUSH_DISK_TIMEOUT, "", queue, 7, "0" * 32)]
+    with pytest.raises(SendFailed, match="FLUSH_DISK_TIMEOUT, and was rolled back"):
+        producer.send_half(Message("T", b"x"))
+    assert (len(shop.sender.calls), [decision for _, decision in shop.ends()]) == (1, [ROLLBACK])
+    producer.close()
 
 
 def test_what_cannot_be_half_is_refused_before_anything_is_sent(shop: Shop) -> None:
