@@ -16,7 +16,7 @@ from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import decode_properties
 from tests.client.conftest import Parts
 from tests.harness import store
-from tests.mockbroker import MockBroker, eventually, ok, refuse, route
+from tests.mockbroker import MockBroker, eventually, never, ok, refuse, route
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 PLACE = HalfPlace("t", "broker-a", "pg", "ID", "TX", 5, 1234)
@@ -137,12 +137,37 @@ def test_all_brokers_of_the_cluster_hear_of_who_answers_for_half_messages(broker
         parts.instance.heartbeat(parts.soon)
         assert [len(one.seen(Request.HEART_BEAT)) for one in (broker, other)] == [1, 0]
         leave = parts.sender.join("pg", 0, lambda message, place: COMMIT)
+        parts.instance.look_around(parts.soon)
         parts.instance.heartbeat(parts.soon)
         assert [len(one.seen(Request.HEART_BEAT)) for one in (broker, other)] == [2, 1]
         broker.on(Request.GET_BROKER_CLUSTER_INFO, refuse(Response.SYSTEM_ERROR, "not now"))
+        parts.instance.look_around(parts.soon)
         parts.instance.heartbeat(parts.soon)
         assert [len(one.seen(Request.HEART_BEAT)) for one in (broker, other)] == [3, 2], "those known before"
         other.on(Request.UNREGISTER_CLIENT, ok())
         broker.on(Request.UNREGISTER_CLIENT, ok())
         leave(parts.soon)
         assert len(broker.seen(Request.UNREGISTER_CLIENT)) == 1
+
+
+def test_a_name_server_that_hangs_hides_no_broker_that_another_one_knows(
+    broker: MockBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer that has sent nothing yet, as after a restart."""
+    monkeypatch.setattr("rocketmq_spark.client.instance.FIRST_HEARTBEAT_S", 0.01)
+    monkeypatch.setattr("rocketmq_spark.client.instance.TIMEOUT_S", 0.5)
+    table = {
+        "brokerAddrTable": {
+            "broker-a": {"brokerName": "broker-a", "cluster": "c", "brokerAddrs": {"0": broker.address}}
+        },
+        "clusterAddrTable": {"c": ["broker-a"]},
+    }
+    broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps(table).encode()))
+    broker.on(Request.HEART_BEAT, ok())
+    with MockBroker({Request.GET_BROKER_CLUSTER_INFO: never}) as hanging:
+        parts = Parts(f"{hanging.address};{broker.address}", request_timeout_s=0.5)
+        parts.name_servers._current = 0
+        parts.sender.join("pg", 30.0, lambda message, place: COMMIT)
+        broker.wait_for(lambda: bool(broker.seen(Request.HEART_BEAT)))
+        parts.close()
+    assert hanging.seen(Request.GET_BROKER_CLUSTER_INFO)
