@@ -5,14 +5,17 @@ Mirrors ``MQClientAPIImpl.endTransactionOneway`` and ``ClientRemotingProcessor.c
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, SysFlag
+from rocketmq_spark.base.threads import Aside
 from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.instance import Asked
 from rocketmq_spark.errors import RemoteProtocolError, RocketMQError
+from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
@@ -50,34 +53,67 @@ def end(calls: Calls, address: str, place: HalfPlace, decision: TransactionState
         calls.tell(address, command, deadline)
 
 
-def answering(calls: Calls, group: str, question: HalfCheck) -> Asked:
-    """What a broker's question does: the answer is a request of its own, to the broker that asked."""
+# Questions that wait for a user's function: what is more is asked again.
+MOST_WAITING = 1000
 
-    def asked(address: str, command: Command) -> Command:
+
+class Answering:
+    """What a broker's question does: the answer is a request of its own, to the broker that asked.
+
+    User code may be slow, or hang. It has a thread of its own, so that what is known without it is said at once: a broker
+    writes its copies anew every 30 s, and an answer about an earlier one leaves the later one open.
+    """
+
+    def __init__(self, calls: Calls, group: str, question: HalfCheck) -> None:
+        self._calls = calls
+        self._group = group
+        self._question = question
+        self._aside = Aside(MOST_WAITING)
+        self._left = False
+
+    def asked(self, address: str, command: Command) -> Command:
+        message, place = self._read(address, command)
+        decision = self._question(message, place)
+        if isinstance(decision, TransactionState):
+            self._answer(address, place, decision)
+        else:
+            try:
+                self._aside.run(self._group, functools.partial(self._decide, address, place, decision))
+            except RuntimeError as e:
+                logger.warning("the broker at %s will ask again about half message %s: %s", address, place.msg_id, e)
+        return rpc.CHECK_TRANSACTION_STATE.reply(command)
+
+    def leave(self) -> None:
+        """What waits is not decided here any more."""
+        self._left = True
+
+    def _read(self, address: str, command: Command) -> tuple[ReceivedMessage, HalfPlace]:
         fields = rpc.CHECK_TRANSACTION_STATE.arguments(command)
         messages = decode_messages(command.body, command.ext.get("bname", ""))
         if len(messages) != 1:
             raise RemoteProtocolError(f"a broker asks about {len(messages)} half messages at once, expected 1", address)
-        topic, queue = calls.scope.plain(messages[0].topic), messages[0].queue
+        topic, queue = self._calls.scope.plain(messages[0].topic), messages[0].queue
         message = replace(messages[0], topic=topic, queue=queue._replace(topic=topic))
         msg_id = message.properties.get(Property.UNIQ_KEY) or fields["msgId"] or message.msg_id
-        place = HalfPlace(
+        return message, HalfPlace(
             message.topic,
             command.ext.get("bname", ""),
-            group,
+            self._group,
             msg_id,
             fields["transactionId"] or msg_id,
             fields["tranStateTableOffset"],
             fields["commitLogOffset"],
         )
-        decision = question(message, place)
+
+    def _decide(self, address: str, place: HalfPlace, decide: Callable[[], TransactionState]) -> None:
+        if not self._left:
+            self._answer(address, place, decide())
+
+    def _answer(self, address: str, place: HalfPlace, decision: TransactionState) -> None:
         try:
-            end(calls, address, place, decision, Deadline.after(calls.request_timeout_s), asked=True)
+            end(self._calls, address, place, decision, Deadline.after(self._calls.request_timeout_s), asked=True)
         except RocketMQError as e:
             logger.warning(
                 "the broker at %s will ask again about half message %s: %s did not arrive: %s",
-                address, msg_id, decision.value, e,
+                address, place.msg_id, decision.value, e,
             )  # fmt: skip
-        return rpc.CHECK_TRANSACTION_STATE.reply(command)
-
-    return asked

@@ -212,12 +212,16 @@ _halves = _Halves()
 os.register_at_fork(after_in_child=_halves.forget)
 
 
-def answer(check: TransactionCheck, message: ReceivedMessage, place: HalfPlace) -> TransactionState:
-    """What becomes of a half message that a broker asks about."""
+def answer(
+    check: TransactionCheck, message: ReceivedMessage, place: HalfPlace
+) -> TransactionState | Callable[[], TransactionState]:
+    """What becomes of a half message that a broker asks about, or what asks the user's function."""
     fate = _halves.get(message.msg_id)
     known = None if fate is None else fate.asked(place)
-    if known is not None:
-        return known
+    return functools.partial(_ask, check, message) if known is None else known
+
+
+def _ask(check: TransactionCheck, message: ReceivedMessage) -> TransactionState:
     made: Any = attempt(check, message)
     if isinstance(made, Failure):
         made.log(logger, "transaction_check failed for message %s of %s", message.msg_id, message.topic)

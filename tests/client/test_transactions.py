@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -118,6 +119,35 @@ def test_a_broker_that_refuses_the_answer_is_logged_and_the_next_question_is_han
     eventually(lambda: "COMMIT did not arrive" in caplog.text)
     broker.ask(question(HALF))
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
+
+
+def test_a_function_that_hangs_holds_up_nothing_that_is_known_without_it(broker: MockBroker, tenant: Parts) -> None:
+    """Nor is what waits behind it asked once its producer has left: what it would look at may be gone."""
+    broker.on(Request.UNREGISTER_CLIENT, ok())
+    tenant.routes.get("t")
+    called, go_on = threading.Event(), threading.Event()
+    calls: list[str] = []
+    decisions: list[TransactionState | None] = [None, None, COMMIT]
+
+    def function(name: str) -> TransactionState:
+        calls.append(name)
+        called.set()
+        go_on.wait(60)
+        return ROLLBACK
+
+    def check(message: ReceivedMessage, place: HalfPlace) -> TransactionState | Callable[[], TransactionState]:
+        return decisions.pop(0) or (lambda: function("asked"))
+
+    leave = tenant.sender.join("pg", 0, check)
+    for _ in range(3):
+        broker.ask(question(HALF))
+    broker.wait_for(lambda: [c.ext["commitOrRollback"] for c in broker.seen(Request.END_TRANSACTION)] == ["8"])
+    assert called.wait(60)
+    leave(tenant.soon)
+    go_on.set()
+    broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
+    eventually(lambda: not any("aside-pg" in thread.name for thread in threading.enumerate()))
+    assert calls == ["asked"]
 
 
 def test_all_brokers_of_the_cluster_hear_of_who_answers_for_half_messages(broker: MockBroker, parts: Parts) -> None:

@@ -70,7 +70,8 @@ class Shop:
 
     def question(self, msg_id: str, place: HalfPlace = COPY) -> TransactionState:
         assert self.sender.check is not None
-        return self.sender.check(replace(message(0), properties={"UNIQ_KEY": msg_id}), place)
+        found = self.sender.check(replace(message(0), properties={"UNIQ_KEY": msg_id}), place)
+        return found if isinstance(found, TransactionState) else found()
 
     def ends(self) -> list[tuple[HalfPlace, TransactionState]]:
         return self.sender.seen("end")
