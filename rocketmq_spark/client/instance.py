@@ -210,7 +210,7 @@ class Instance:
             self._tell(
                 [
                     (address, rpc.UNREGISTER_CLIENT.request(clientID=self.client_id, bname=name, **group))
-                    for name, address in self._addresses(member.consumes)
+                    for name, address in self._addresses(member.consumes, member.everywhere)
                 ],
                 deadline,
             )
@@ -227,7 +227,7 @@ class Instance:
             self._tell(
                 [
                     (address, rpc.HEART_BEAT.request(body, bname=name))
-                    for name, address in self._addresses(bool(consumers))
+                    for name, address in self._addresses(bool(consumers), self._groups.everywhere())
                 ],
                 deadline,
             )
@@ -249,11 +249,11 @@ class Instance:
         except RocketMQError as e:  # a Proxy does not say
             logger.info("the brokers of the cluster are not known, only those of the topics in use: %s", e)
 
-    def _addresses(self, slaves: bool) -> list[tuple[str, str]]:
+    def _addresses(self, slaves: bool, everywhere: bool) -> list[tuple[str, str]]:
         known = {data.broker_name: data for data in self._routes.brokers()}
         return [
             (data.broker_name, address)
-            for data in ({**self._all, **known} if self._groups.everywhere() else known).values()
+            for data in ({**self._all, **known} if everywhere else known).values()
             for address in (data.master, *(data.slaves if slaves else ()))
             if address
         ]
