@@ -244,7 +244,9 @@ class TransactionProducer(BaseProducer):
         self, sender: Sender, settings: ProducerSettings, check: TransactionCheck | None = None, **wiring: Any
     ) -> None:
         if check is not None:
-            settings = replace(settings, transaction_check=functools.partial(answer, check))
+            # Environments that share a topic share no decisions, as their consumers share no group.
+            group = settings.group if settings.environment is None else settings.environment.group(settings.group)
+            settings = replace(settings, group=group, transaction_check=functools.partial(answer, check))
         super().__init__(sender, settings, **wiring)
 
     def send_half(self, message: Message, *, timeout_s: float | None = None) -> HalfMessage:

@@ -31,6 +31,7 @@ from rocketmq_spark.model.send import HalfPlace, TransactionState
 from rocketmq_spark.producer import transactions
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import HalfMessage, HalfState, TransactionProducer
+from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire.properties import decode_properties
 from tests.consumer.messages import message
 from tests.producer.scripted import ManualTimer, ScriptedSender, Time, refused
@@ -250,6 +251,20 @@ def test_the_user_s_function_decides_about_others(
     assert shop.question("of a process that ended") is expected
     assert shop.asked == ["of a process that ended"]
     assert said is None or said in caplog.text
+
+
+def test_environments_that_share_a_topic_are_asked_about_their_own_only(shop: Shop) -> None:
+    """Brokers ask any producer of a group, and the other environment's function would find nothing that was saved."""
+    plain = ProducerSettings(group="g", environment=Environment.of("2", "2"), heartbeat_s=0, route_refresh_s=0)
+    producer = TransactionProducer(shop.sender, plain, shop.check, make_timer=lambda name: ManualTimer(shop.time))
+    producer.send_half(Message("T", b"x")).commit()
+    ((place, _),) = shop.ends()
+    (request,) = shop.sender.requests
+    assert (shop.sender.seen("join")[-1][0], request.group, place.group) == ("g_env_2",) * 3
+    producer.close()
+    without = TransactionProducer(shop.sender, plain, make_timer=lambda name: ManualTimer(shop.time))
+    assert without.settings.group == "g"
+    without.close()
 
 
 def test_a_half_message_that_may_be_stored_is_not_sent_again(shop: Shop) -> None:
