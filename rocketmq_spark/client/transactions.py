@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, SysFlag
-from rocketmq_spark.base.threads import Aside
+from rocketmq_spark.base.threads import Aside, Failure, attempt
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.errors import RemoteProtocolError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
@@ -55,13 +57,17 @@ def end(calls: Calls, address: str, place: HalfPlace, decision: TransactionState
 
 # Questions that wait for a user's function: what is more is asked again.
 MOST_WAITING = 1000
+# A broker notes an answer some seconds later, and may ask about a new copy until then.
+CROSSING_S = 60.0
+MOST_ANSWERED = 100_000
 
 
 class Answering:
     """What a broker's question does: the answer is a request of its own, to the broker that asked.
 
     User code may be slow, or hang. It has a thread of its own, so that what is known without it is said at once: a broker
-    writes its copies anew every 30 s, and an answer about an earlier one leaves the later one open.
+    writes its copies anew every 30 s, and an answer about an earlier one leaves the later one open. So the function is asked
+    once about all copies that came meanwhile, its answer is about the newest, and what comes soon after a commit is rolled back.
     """
 
     def __init__(self, calls: Calls, group: str, question: HalfCheck) -> None:
@@ -70,16 +76,20 @@ class Answering:
         self._question = question
         self._aside = Aside(MOST_WAITING)
         self._left = False
+        self._lock = threading.Lock()
+        self._newest: dict[str, tuple[str, HalfPlace]] = {}  # of those that wait for the function
+        self._committed: OrderedDict[str, Deadline] = OrderedDict()
 
     def asked(self, address: str, command: Command) -> Command:
         message, place = self._read(address, command)
-        decision = self._question(message, place)
+        decision = TransactionState.ROLLBACK if self._crosses(place) else self._question(message, place)
         if isinstance(decision, TransactionState):
             self._answer(address, place, decision)
-        else:
+        elif not self._waits(address, place):
             try:
-                self._aside.run(self._group, functools.partial(self._decide, address, place, decision))
+                self._aside.run(self._group, functools.partial(self._decide, place.msg_id, decision))
             except RuntimeError as e:
+                self._taken(place.msg_id)
                 logger.warning("the broker at %s will ask again about half message %s: %s", address, place.msg_id, e)
         return rpc.CHECK_TRANSACTION_STATE.reply(command)
 
@@ -105,11 +115,37 @@ class Answering:
             fields["commitLogOffset"],
         )
 
-    def _decide(self, address: str, place: HalfPlace, decide: Callable[[], TransactionState]) -> None:
-        if not self._left:
-            self._answer(address, place, decide())
+    def _crosses(self, place: HalfPlace) -> bool:
+        with self._lock:
+            lately = self._committed.get(place.msg_id)
+            return lately is not None and not lately.expired
 
-    def _answer(self, address: str, place: HalfPlace, decision: TransactionState) -> None:
+    def _waits(self, address: str, place: HalfPlace) -> bool:
+        """Whether the function is going to be asked about an earlier copy; then its answer is about this one."""
+        with self._lock:
+            waits = place.msg_id in self._newest
+            self._newest[place.msg_id] = address, place
+            return waits
+
+    def _taken(self, msg_id: str) -> tuple[str, HalfPlace]:
+        with self._lock:
+            return self._newest.pop(msg_id)
+
+    def _decide(self, msg_id: str, decide: Callable[[], TransactionState]) -> None:
+        if self._left:
+            self._taken(msg_id)
+            return
+        made = attempt(decide)
+        if isinstance(made, Failure):  # what is noted of it must not stay
+            made.log(logger, "half message %s could not be decided", msg_id)
+        decision = TransactionState.UNKNOWN if isinstance(made, Failure) else made
+        if self._answer(*self._taken(msg_id), decision) and decision is TransactionState.COMMIT:
+            with self._lock:
+                self._committed[msg_id] = Deadline.after(CROSSING_S)
+                while len(self._committed) > MOST_ANSWERED or next(iter(self._committed.values())).expired:
+                    self._committed.popitem(last=False)
+
+    def _answer(self, address: str, place: HalfPlace, decision: TransactionState) -> bool:
         try:
             end(self._calls, address, place, decision, Deadline.after(self._calls.request_timeout_s), asked=True)
         except RocketMQError as e:
@@ -117,3 +153,5 @@ class Answering:
                 "the broker at %s will ask again about half message %s: %s did not arrive: %s",
                 address, place.msg_id, decision.value, e,
             )  # fmt: skip
+            return False
+        return True

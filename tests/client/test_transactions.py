@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -139,8 +140,8 @@ def test_a_function_that_hangs_holds_up_nothing_that_is_known_without_it(broker:
         return decisions.pop(0) or (lambda: function("asked"))
 
     leave = tenant.sender.join("pg", 0, check)
-    for _ in range(3):
-        broker.ask(question(HALF))
+    for msg_id in (b"1D", b"2D", b"3D"):
+        broker.ask(question(HALF.replace(b"\x01ID\x02", b"\x01" + msg_id + b"\x02")))
     broker.wait_for(lambda: [c.ext["commitOrRollback"] for c in broker.seen(Request.END_TRANSACTION)] == ["8"])
     assert called.wait(60)
     leave(tenant.soon)
@@ -148,6 +149,37 @@ def test_a_function_that_hangs_holds_up_nothing_that_is_known_without_it(broker:
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
     eventually(lambda: not any("aside-pg" in thread.name for thread in threading.enumerate()))
     assert calls == ["asked"]
+
+
+def test_a_function_that_takes_longer_than_the_broker_s_patience_delivers_once(
+    broker: MockBroker, tenant: Parts
+) -> None:
+    """Each question is about a copy of its own, and a commit of each would deliver each."""
+    tenant.routes.get("t")
+    called, go_on = threading.Event(), threading.Event()
+    calls: list[str] = []
+
+    def function() -> TransactionState:
+        calls.append("asked")
+        called.set()
+        go_on.wait(60)
+        return COMMIT
+
+    tenant.sender.join("pg", 0, lambda message, place: function)
+    broker.ask(question(HALF))
+    assert called.wait(60)
+    copy = question(HALF)
+    for offset in ("8", "9"):
+        broker.ask(replace(copy, ext={**copy.ext, "tranStateTableOffset": offset}))
+    (answering,) = [member.asked.__self__ for _, member in tenant.groups.each()]  # type: ignore[union-attr]
+    eventually(lambda: answering._newest["ID"][1].half_offset == 9)
+    go_on.set()
+    broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 1)
+    eventually(lambda: bool(answering._committed))
+    broker.ask(replace(copy, ext={**copy.ext, "tranStateTableOffset": "10"}))
+    broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
+    answers = [(c.ext["tranStateTableOffset"], c.ext["commitOrRollback"]) for c in broker.seen(Request.END_TRANSACTION)]
+    assert (answers, calls) == ([("9", "8"), ("10", "12")], ["asked"])
 
 
 def test_all_brokers_of_the_cluster_hear_of_who_answers_for_half_messages(broker: MockBroker, parts: Parts) -> None:
