@@ -62,6 +62,10 @@ CROSSING_S = 60.0
 MOST_ANSWERED = 100_000
 
 
+# Who asks, and about which copy.
+_Copy = tuple[str, HalfPlace]
+
+
 class Answering:
     """What a broker's question does: the answer is a request of its own, to the broker that asked.
 
@@ -77,20 +81,15 @@ class Answering:
         self._aside = Aside(MOST_WAITING)
         self._left = False
         self._lock = threading.Lock()
-        self._newest: dict[str, tuple[str, HalfPlace]] = {}  # of those that wait for the function
+        self._newest: dict[str, _Copy] = {}  # of those that wait for the function
         self._committed: OrderedDict[str, Deadline] = OrderedDict()
 
     def asked(self, address: str, command: Command) -> Command:
         message, place = self._read(address, command)
-        decision = TransactionState.ROLLBACK if self._crosses(place) else self._question(message, place)
-        if isinstance(decision, TransactionState):
+        known = self._question(message, place)
+        decision = known if isinstance(known, TransactionState) else self._later(address, place, known)
+        if decision is not None:
             self._answer(address, place, decision)
-        elif not self._waits(address, place):
-            try:
-                self._aside.run(self._group, functools.partial(self._decide, place.msg_id, decision))
-            except RuntimeError as e:
-                self._taken(place.msg_id)
-                logger.warning("the broker at %s will ask again about half message %s: %s", address, place.msg_id, e)
         return rpc.CHECK_TRANSACTION_STATE.reply(command)
 
     def leave(self) -> None:
@@ -115,35 +114,49 @@ class Answering:
             fields["commitLogOffset"],
         )
 
-    def _crosses(self, place: HalfPlace) -> bool:
+    def _later(self, address: str, place: HalfPlace, decide: Callable[[], TransactionState]) -> TransactionState | None:
+        """Has the function asked, unless it is going to be, or was: then its answer is about this copy, too."""
         with self._lock:
             lately = self._committed.get(place.msg_id)
-            return lately is not None and not lately.expired
-
-    def _waits(self, address: str, place: HalfPlace) -> bool:
-        """Whether the function is going to be asked about an earlier copy; then its answer is about this one."""
-        with self._lock:
+            if lately is not None and not lately.expired:
+                return TransactionState.ROLLBACK
             waits = place.msg_id in self._newest
             self._newest[place.msg_id] = address, place
-            return waits
-
-    def _taken(self, msg_id: str) -> tuple[str, HalfPlace]:
-        with self._lock:
-            return self._newest.pop(msg_id)
+        if not waits:
+            try:
+                self._aside.run(self._group, functools.partial(self._decide, place.msg_id, decide))
+            except RuntimeError as e:
+                self._done(place.msg_id)
+                logger.warning("the broker at %s will ask again about half message %s: %s", address, place.msg_id, e)
+        return None
 
     def _decide(self, msg_id: str, decide: Callable[[], TransactionState]) -> None:
         if self._left:
-            self._taken(msg_id)
+            self._done(msg_id)
             return
         made = attempt(decide)
         if isinstance(made, Failure):  # what is noted of it must not stay
             made.log(logger, "half message %s could not be decided", msg_id)
         decision = TransactionState.UNKNOWN if isinstance(made, Failure) else made
-        if self._answer(*self._taken(msg_id), decision) and decision is TransactionState.COMMIT:
-            with self._lock:
+        newest: _Copy | None = self._newest[msg_id]
+        while newest is not None:  # another copy may come while one is decided
+            address, place = newest
+            committed = self._answer(address, place, decision) and decision is TransactionState.COMMIT
+            newest = self._done(msg_id, newest, committed)
+            decision = TransactionState.ROLLBACK if committed else decision
+
+    def _done(self, msg_id: str, last: _Copy | None = None, committed: bool = False) -> _Copy | None:
+        """It does not wait any more, unless a question came after the ``last``, which is returned."""
+        with self._lock:
+            if committed:
                 self._committed[msg_id] = Deadline.after(CROSSING_S)
                 while len(self._committed) > MOST_ANSWERED or next(iter(self._committed.values())).expired:
                     self._committed.popitem(last=False)
+            newest = self._newest[msg_id]
+            if last is not None and newest is not last:
+                return newest
+            del self._newest[msg_id]
+            return None
 
     def _answer(self, address: str, place: HalfPlace, decision: TransactionState) -> bool:
         try:

@@ -18,7 +18,7 @@ from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import decode_properties
 from tests.client.conftest import Parts
 from tests.harness import store
-from tests.mockbroker import MockBroker, eventually, never, ok, refuse, route
+from tests.mockbroker import Held, MockBroker, eventually, never, ok, refuse, route
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 PLACE = HalfPlace("t", "broker-a", "pg", "ID", "TX", 5, 1234)
@@ -173,13 +173,21 @@ def test_a_function_that_takes_longer_than_the_broker_s_patience_delivers_once(
         broker.ask(replace(copy, ext={**copy.ext, "tranStateTableOffset": offset}))
     (answering,) = [member.asked.__self__ for _, member in tenant.groups.each()]  # type: ignore[union-attr]
     eventually(lambda: answering._newest["ID"][1].half_offset == 9)
+    held = Held()
+    broker.on(Request.END_TRANSACTION, [held, ok()])
     go_on.set()
-    broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 1)
-    eventually(lambda: bool(answering._committed))
-    broker.ask(replace(copy, ext={**copy.ext, "tranStateTableOffset": "10"}))
+    (commit,) = held.wait(1)
+    broker.ask(
+        replace(copy, ext={**copy.ext, "tranStateTableOffset": "10"})
+    )  # before it knows that its commit has arrived
+    eventually(lambda: answering._newest["ID"][1].half_offset == 10)
+    commit.answer(ok())
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
+    eventually(lambda: not answering._newest)
+    broker.ask(replace(copy, ext={**copy.ext, "tranStateTableOffset": "11"}))
+    broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 3)
     answers = [(c.ext["tranStateTableOffset"], c.ext["commitOrRollback"]) for c in broker.seen(Request.END_TRANSACTION)]
-    assert (answers, calls) == ([("9", "8"), ("10", "12")], ["asked"])
+    assert (answers, calls) == ([("9", "8"), ("10", "12"), ("11", "12")], ["asked"])
 
 
 def test_all_brokers_of_the_cluster_hear_of_who_answers_for_half_messages(broker: MockBroker, parts: Parts) -> None:

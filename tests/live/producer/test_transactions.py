@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -98,6 +99,25 @@ def test_a_block_that_outlasts_the_questions_is_delivered_once(asking: LocalBrok
         eventually(lambda: b"later" in orders.asked, 60)  # 5 s later at least, other questions would have come
     assert bodies(asking, "slow") == Counter([b"slow"])
     assert set(orders.asked) == {b"later"}
+
+
+def test_a_slow_function_delivers_once(asking: LocalBroker) -> None:
+    """The broker asks every second, each time about a new copy, long before the function has come to the last message."""
+    asking.create_topic("late", 1)
+    orders = Orders()
+    orders.saved = {b"%d" % i for i in range(12)}
+
+    def slow(message: ReceivedMessage) -> str:
+        time.sleep(0.5)
+        return orders.was_saved(message)
+
+    with Producer(asking.name_server, "late", transaction_check=slow) as producer:
+        for body in orders.saved:
+            producer.send_half(Message("late", body))
+        eventually(lambda: set(bodies(asking, "late")) == orders.saved, 60)
+        producer.send_half(Message("late", b"last"))
+        eventually(lambda: b"last" in orders.asked, 60)  # 5 s later at least, other questions would have come
+    assert bodies(asking, "late") == Counter(orders.saved)
 
 
 def test_a_large_body_is_compressed_and_read_as_it_was(asking: LocalBroker) -> None:
