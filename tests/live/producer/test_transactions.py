@@ -156,4 +156,4 @@ def test_the_page_s_program_delivers_what_it_says(asking: LocalBroker, capsys: p
     )
     exec(compile(program.replace("127.0.0.1:9876", asking.name_server), "page", "exec"), {})
     assert capsys.readouterr().out == "HalfState.COMMITTED\n"
-    assert bodies(asking, "orders") == Counter([b"seven"])
+    eventually(lambda: bodies(asking, "orders") == Counter([b"seven"]), 30)  # indexed a moment after it was stored
