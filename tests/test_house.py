@@ -119,7 +119,7 @@ OUTSIDE = {
     "select": "remoting.endpoint",
     "subprocess": "localbroker cli.background spark.tuning",
     "threading": "base.lifecycle base.threads remoting.endpoint remoting.connection remoting.pool client.calls"
-    " client.instance client.route producer.batching producer.destination base.timer producer.faults"
+    " client.instance client.route client.transactions producer.batching producer.destination base.timer producer.faults"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
     " producer.transactions localbroker"
     " cli consumer.push.member_state consumer.push.workers consumer.subscriptions consumer.push.offset_store"

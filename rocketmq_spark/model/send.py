@@ -84,8 +84,8 @@ class HalfPlace(NamedTuple):
         return cls(topic, result.queue.broker_name, group, msg_id, transaction_id, result.queue_offset, at)
 
 
-# What a transport asks when a broker wants a decision.
-HalfCheck = Callable[[ReceivedMessage, HalfPlace], TransactionState]
+# What a transport asks when a broker wants a decision. It does not block: what may take long is returned to be called aside.
+HalfCheck = Callable[[ReceivedMessage, HalfPlace], TransactionState | Callable[[], TransactionState]]
 
 
 class SendRequest(NamedTuple):

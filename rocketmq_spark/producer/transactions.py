@@ -16,7 +16,9 @@ import contextlib
 import enum
 import functools
 import logging
+import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -70,10 +72,67 @@ _MOVES = {
 }
 
 
+class _Fate:
+    """What a process knows of a half message, without the message: many are remembered.
+
+    Who holds the message may decide it still: ``held`` is a weak reference to it, and dead when no one can any more.
+    """
+
+    __slots__ = ("_delivered", "_end", "_lock", "_place", "held", "state")
+
+    def __init__(self, place: HalfPlace, end: _End) -> None:
+        self._place = place
+        self._end = end
+        self._lock = threading.Lock()
+        self._delivered: Deadline | None = None
+        self.state = HalfState.PREPARED
+        self.held: Callable[[], HalfMessage | None] = lambda: None
+
+    def asked(self, place: HalfPlace) -> TransactionState | None:
+        """What becomes of a copy that its broker has written to ``place``; None if the user's function must say it."""
+        if not self._lock.acquire(blocking=False):  # it is being decided
+            return TransactionState.UNKNOWN
+        try:
+            if self.state is HalfState.PREPARED:
+                self._place = place
+                return None if self.held() is None else TransactionState.UNKNOWN
+            if self.state is HalfState.COMMITTED:
+                crossing = self._delivered is not None and not self._delivered.expired
+                return TransactionState.ROLLBACK if crossing else TransactionState.COMMIT
+            return TransactionState.ROLLBACK if self.state is HalfState.ROLLED_BACK else None
+        finally:
+            self._lock.release()
+
+    def decide(self, decision: TransactionState, timeout_s: float) -> bool:
+        """Whether it could be decided still; raises what sending the decision raises."""
+        with self._lock:
+            after = _MOVES.get((self.state, decision))
+            if after is None:
+                return False
+            timeout = Deadline.after(timeout_s)
+            self.state = HalfState.UNKNOWN  # whatever interrupts us
+            try:
+                proved = self._end(self._place, decision, timeout)
+            except RocketMQError as e:
+                if e.unsent:
+                    self.state = HalfState.PREPARED
+                raise
+            self.state = after
+            self._delivered = Deadline.after(CROSSING_S) if proved else None
+            return True
+
+    def leave(self) -> None:
+        """It will not be decided here any more: if it is not decided, the user's function is asked."""
+        with self._lock:
+            if self.state is HalfState.PREPARED:
+                self.state = HalfState.UNKNOWN
+
+
 class HalfMessage:
     """A stored message that consumers cannot see until it is committed. Commit it or roll it back once, from any thread.
 
-    Producers create these (``Producer.send_half``, ``Producer.transaction``).
+    Producers create these (``Producer.send_half``, ``Producer.transaction``). While you hold one that is not decided, its
+    broker hears ``UNKNOWN``; when you let go of it, ``transaction_check`` is asked.
 
     Args:
         message: What was sent.
@@ -86,17 +145,14 @@ class HalfMessage:
     def __init__(self, message: Message, result: SendResult, place: HalfPlace, end: _End, timeout_s: float) -> None:
         self.message = message
         self.result = result
-        self._place = place
-        self._end = end
         self._timeout_s = timeout_s
-        self._state = HalfState.PREPARED
-        self._delivered: Deadline | None = None
-        self._lock = threading.Lock()
+        self._fate = _Fate(place, end)
+        self._fate.held = weakref.ref(self)
 
     @property
     def state(self) -> HalfState:
         """The state as this process knows it; ``UNKNOWN`` if a decision was sent and the broker did not answer."""
-        return self._state
+        return self._fate.state
 
     def commit(self, timeout_s: float | None = None) -> None:
         """Deliver the message.
@@ -115,59 +171,37 @@ class HalfMessage:
         """Drop the message. ``timeout_s`` and errors are those of ``commit``."""
         self._decide(TransactionState.ROLLBACK, timeout_s)
 
-    def asked(self, place: HalfPlace) -> TransactionState | None:
-        """Return the decision on the copy that its broker wrote to ``place``, or None if ``transaction_check`` must decide."""
-        if not self._lock.acquire(blocking=False):  # it is being decided
-            return TransactionState.UNKNOWN
-        try:
-            if self._state is HalfState.PREPARED:
-                self._place = place
-                return TransactionState.UNKNOWN
-            if self._state is HalfState.COMMITTED:
-                crossing = self._delivered is not None and not self._delivered.expired
-                return TransactionState.ROLLBACK if crossing else TransactionState.COMMIT
-            return TransactionState.ROLLBACK if self._state is HalfState.ROLLED_BACK else None
-        finally:
-            self._lock.release()
-
     def _decide(self, decision: TransactionState, timeout_s: float | None) -> None:
-        with self._lock:
-            after = _MOVES.get((self._state, decision))
-            if after is None:
-                raise LocalProtocolError(
-                    f"the half message {self.result.msg_id} is {self._state.value} and takes no {decision.value}",
-                    topic=self.message.topic,
-                    remedy="Decide each half message once",
-                )
-            self._state = HalfState.UNKNOWN  # whatever interrupts us
-            timeout = Deadline.after(self._timeout_s if timeout_s is None else timeout_s)
-            try:
-                proved = self._end(self._place, decision, timeout)
-            except RocketMQError as e:
-                if e.unsent:
-                    self._state = HalfState.PREPARED
-                raise
-            self._state = after
-            self._delivered = Deadline.after(CROSSING_S) if proved else None
+        if not self._fate.decide(decision, self._timeout_s if timeout_s is None else timeout_s):
+            raise LocalProtocolError(
+                f"the half message {self.result.msg_id} is {self.state.value} and takes no {decision.value}",
+                topic=self.message.topic,
+                remedy="Decide each half message once",
+            )
 
 
 _End = Callable[[HalfPlace, TransactionState, Deadline], bool]
 
 
 class _Halves:
-    """The half messages of this process by id, for as long as brokers may ask about them."""
+    """The half messages of this process by id, for as long as brokers may ask about them. A forked one begins with none:
+    what its parent holds is not decided here.
+    """
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, tuple[Deadline, HalfMessage]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[Deadline, _Fate]] = OrderedDict()
 
     def add(self, half: HalfMessage) -> None:
         with self._lock:
-            self._known[half.result.msg_id] = Deadline.after(REMEMBERED_S), half
+            self._known[half.result.msg_id] = Deadline.after(REMEMBERED_S), half._fate
             while len(self._known) > MOST_REMEMBERED or next(iter(self._known.values()))[0].expired:
                 self._known.popitem(last=False)
 
-    def get(self, msg_id: str) -> HalfMessage | None:
+    def get(self, msg_id: str) -> _Fate | None:
         with self._lock:
             known = self._known.get(msg_id)
         return None if known is None else known[1]
@@ -175,14 +209,19 @@ class _Halves:
 
 # One of a process: a broker may ask any producer of the group. Ids are unique.
 _halves = _Halves()
+os.register_at_fork(after_in_child=_halves.forget)
 
 
-def answer(check: TransactionCheck, message: ReceivedMessage, place: HalfPlace) -> TransactionState:
-    """What becomes of a half message that a broker asks about."""
-    half = _halves.get(message.msg_id)
-    known = None if half is None else half.asked(place)
-    if known is not None:
-        return known
+def answer(
+    check: TransactionCheck, message: ReceivedMessage, place: HalfPlace
+) -> TransactionState | Callable[[], TransactionState]:
+    """What becomes of a half message that a broker asks about, or what asks the user's function."""
+    fate = _halves.get(message.msg_id)
+    known = None if fate is None else fate.asked(place)
+    return functools.partial(_ask, check, message) if known is None else known
+
+
+def _ask(check: TransactionCheck, message: ReceivedMessage) -> TransactionState:
     made: Any = attempt(check, message)
     if isinstance(made, Failure):
         made.log(logger, "transaction_check failed for message %s of %s", message.msg_id, message.topic)
@@ -205,7 +244,9 @@ class TransactionProducer(BaseProducer):
         self, sender: Sender, settings: ProducerSettings, check: TransactionCheck | None = None, **wiring: Any
     ) -> None:
         if check is not None:
-            settings = replace(settings, transaction_check=functools.partial(answer, check))
+            # Environments that share a topic share no decisions, as their consumers share no group.
+            group = settings.group if settings.environment is None else settings.environment.group(settings.group)
+            settings = replace(settings, group=group, transaction_check=functools.partial(answer, check))
         super().__init__(sender, settings, **wiring)
 
     def send_half(self, message: Message, *, timeout_s: float | None = None) -> HalfMessage:
@@ -271,6 +312,8 @@ class TransactionProducer(BaseProducer):
                 "the decision on half message %s of %s may not have arrived, its broker will ask for it: %s",
                 half.result.msg_id, half.message.topic, e,
             )  # fmt: skip
+        finally:
+            half._fate.leave()
 
     def _ended(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
         try:
