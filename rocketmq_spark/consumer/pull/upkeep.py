@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, MutableSet
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.lifecycle import entry
@@ -19,7 +19,7 @@ from rocketmq_spark.consumer.pull.positions import Positions
 from rocketmq_spark.consumer.rebalance import QueueShare, Start, clustering_share, wait_s
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
-from rocketmq_spark.errors import InvalidParameter, RocketMQError, ServerFault
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, InvalidParameter, RocketMQError, ServerFault
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.membership import Asked, Membership
 from rocketmq_spark.ports import GroupMember
@@ -95,18 +95,28 @@ class Subscribed:
         # Before anything is asked: a change that is reported meanwhile counts.
         self._due_at = self._clock.now() + wait_s(True)
         found: dict[MessageQueue, Start | None] = {}
+        troubled: set[str] = set()  # brokers that do not answer: a poll is not to wait for each of their queues
         for topic in self.topics:
             share = self._share(topic)
             mine = {queue for queue in owned if queue.topic == topic}
             for queue in sorted(mine if share.queues is None else share.queues):
-                try:
-                    found[queue] = None if queue in mine else self._positions.start(queue)
-                except RocketMQError as e:
-                    self.balanced = False
-                    logger.warning("%s is ours, but where it begins is not known yet: %s", queue, e)
+                if queue in mine:
+                    found[queue] = None
+                elif queue.broker_name not in troubled and (start := self._start(queue, troubled)) is not None:
+                    found[queue] = start
         if not self.balanced:
             self._due_at = min(self._due_at, self._clock.now() + wait_s(False))
         return found
+
+    def _start(self, queue: MessageQueue, troubled: MutableSet[str]) -> Start | None:
+        try:
+            return self._positions.start(queue)
+        except RocketMQError as e:
+            self.balanced = False
+            logger.warning("%s is ours, but where it begins is not known yet: %s", queue, e)
+            if isinstance(e, CallTimeout | ConnectionLost):  # others may be of this queue, or its topic, alone
+                troubled.add(queue.broker_name)
+            return None
 
     def _share(self, topic: str) -> QueueShare:
         try:
