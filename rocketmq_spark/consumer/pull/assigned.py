@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import NamedTuple
 
 from rocketmq_spark.consumer.rebalance import Start
@@ -72,6 +73,11 @@ class FetchedPart:
         """The messages as objects, which may be made one by one."""
         messages = self.decode(self.start, self.next_offset, self.stored)
         return (m for m in messages if m.queue_offset >= self.begun) if self.begun > self.start else messages
+
+    def given(self) -> int:
+        """How many of its messages were given already."""
+        messages = self.decode(self.start, self.next_offset, self.stored)
+        return sum(1 for _ in takewhile(lambda m: m.queue_offset < self.begun, messages))
 
     def cut(self) -> tuple[FetchedPart, FetchedPart]:
         """The first answer, and the others."""
