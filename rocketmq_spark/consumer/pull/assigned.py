@@ -265,6 +265,7 @@ class Assigned:
         """Go on at ``offset``; what was pulled or is under way is forgotten. It is what is committed next."""
         place = self.places[queue]
         place.pull_at = place.taken = place.done = offset
+        place.committed = None  # also where it is what was committed last: a later one may be stored without an answer
         place.waiting = place.bytes = 0
         place.broker_id = MASTER_ID
         place.retry_at = 0.0
