@@ -227,7 +227,7 @@ class Ready:
 class Assigned:
     """All of them. A pull is made while fewer than ``max_waiting`` offsets and ``max_bytes`` of a queue wait to be polled.
 
-    ``places`` is to be looked at only.
+    ``places`` is to be looked at only. ``away`` is for resets of queues that were given up.
     """
 
     def __init__(self, max_waiting: int, max_bytes: int = 100 << 20) -> None:
@@ -236,6 +236,7 @@ class Assigned:
         self.places: dict[MessageQueue, AssignedQueue] = {}
         self.ready = Ready(self.places)
         self._tokens = 0
+        self.away: Callable[[MessageQueue, int], None] = lambda queue, offset: None  # must not block
 
     # --- which queues
 
@@ -355,6 +356,8 @@ class Assigned:
         """An operator moved the group: as ``seek``, also from an obsolete answer: no other pull gets it."""
         if ask.queue in self.places:
             self.seek(ask.queue, offset)
+        else:
+            self.away(ask.queue, offset)
 
     def let_go(self, asks: Iterable[Ask], calm_until: float) -> None:
         """These queues are read ahead no more, nor again before ``calm_until``: pulls of them are due."""
