@@ -195,7 +195,7 @@ def test_a_loop_gives_message_by_message_until_its_part_is_worthless() -> None:
     one.ready.give_up_to(9)
     one.ready.take_back()
     one.finish()
-    assert (one.places[A].waiting, one.ready.take(), one.to_commit()) == (0, [], {})
+    assert (one.places[A].waiting, one.ready.take(), one.to_commit()) == (0, [], {A: 5})
 
 
 def test_an_illegal_offset_is_put_right() -> None:

@@ -282,14 +282,15 @@ Answered = tuple[MessageQueue, int, Sequence[tuple[int, int]], bytes | memoryvie
 
 
 def batch_of(
-    parts: Iterable[tuple[Answered, Filter]], begun: Mapping[MessageQueue, int] | None = None
-) -> tuple[pa.RecordBatch, int | None]:
-    """The messages of answers, each with the filter of its request, in the basic columns; and None, for these are all. Of what
-    becomes more than ``PORTION_BYTES`` they are the first, at least one, and beside them is the offset behind the last.
+    parts: Iterable[tuple[Answered, Filter]], given: Mapping[tuple[MessageQueue, Filter], int] | None = None
+) -> tuple[pa.RecordBatch, bool]:
+    """The messages of answers, each with the filter of its request, in the basic columns; and whether these are all. Of what
+    becomes more than ``PORTION_BYTES`` they are the first, at least one.
 
-    Of queues in ``begun`` those before an offset are left out: they were given. Raises ``DecodeError`` with queue and offset
-    of a bad message.
+    So many as ``given`` says, of the first of a queue by a filter, are left out. Offsets that messages have do not matter:
+    damage may have changed them. Raises ``DecodeError`` with queue and offset of a bad message.
     """
+    early = dict(given or {})
     of_filter: dict[Filter, list[Answered]] = {}
     for answered, wanted in parts:
         of_filter.setdefault(wanted, []).append(answered)
@@ -297,24 +298,27 @@ def batch_of(
     room = messages.PORTION_BYTES
     for wanted, answered_parts in of_filter.items():
         for batch in _batches(answered_parts, wanted):
-            for queue, offset in (begun or {}).items():
-                batch = batch.filter(~_is_before(batch, queue, offset))
+            for queue, by in early:
+                if by == wanted and early[queue, by]:
+                    left_out = _first_of(batch, queue, early[queue, by])
+                    early[queue, by] -= int(left_out.sum())
+                    batch = batch.filter(~left_out)
             if batch.num_rows and room <= 0:
-                return (some := pa.concat_batches(found)), some.column("queueOffset")[-1].as_py() + 1
+                return pa.concat_batches(found), False
             if batch.num_rows or not found:
                 found.append(batch)
                 room -= batch.nbytes
     if not found:
-        return pa.RecordBatch.from_pylist([], schema=arrow_schema(BASIC)), None
-    return found[0] if len(found) == 1 else pa.concat_batches(found), None
+        return pa.RecordBatch.from_pylist([], schema=arrow_schema(BASIC)), True
+    return found[0] if len(found) == 1 else pa.concat_batches(found), True
 
 
-def _is_before(batch: pa.RecordBatch, queue: MessageQueue, offset: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which rows are of ``queue`` and before an offset."""
-    before = np.asarray(batch.column("queueOffset")) < offset
+def _first_of(batch: pa.RecordBatch, queue: MessageQueue, count: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which rows are the first ``count`` of ``queue``."""
+    mine = np.ones(batch.num_rows, bool)
     for column, value in zip(("topic", "brokerName", "queueId"), queue, strict=True):
-        before &= np.asarray(pc.equal(batch.column(column), value).to_numpy(zero_copy_only=False), bool)
-    return before
+        mine &= np.asarray(pc.equal(batch.column(column), value).to_numpy(zero_copy_only=False), bool)
+    return mine & (np.cumsum(mine) <= count)
 
 
 def _batches(parts: Iterable[Answered], wanted: Filter) -> Iterator[pa.RecordBatch]:
