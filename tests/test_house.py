@@ -60,7 +60,7 @@ ORDER = {
     " source.pushdown source.planner source.decisions source.account source.starting_offsets"
     " source.filters source.recreation source.catalog source.waiting source.commit monitoring.listener"
     " source.tasks source.stream source.readers checkpoints.entries checkpoints.notes checkpoints.rewind sink.columns"
-    " sink.report sink.routing sink.guarantee sink.checks sink.once sink.task sink.writers datasource sink.foreach"
+    " sink.report sink.routing sink.guarantee sink.checks sink.given_up sink.once sink.task sink.writers datasource sink.foreach"
     " monitoring.progress monitoring.metrics",
     "grpc_proxy": "facts protos answers channel outgoing proxy sender member",
     "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
@@ -116,7 +116,7 @@ OUTSIDE = {
     "pytest": "testing",
     "socket": "remoting.endpoint remoting.bulk localbroker.loopback cli.lag",
     "ssl": "remoting.endpoint",
-    "select": "remoting.endpoint",
+    "select": "remoting.endpoint spark.sink.given_up",
     "subprocess": "localbroker cli.background spark.tuning",
     "threading": "base.lifecycle base.threads remoting.endpoint remoting.connection remoting.pool client.calls"
     " client.instance client.route client.transactions producer.batching producer.destination base.timer producer.faults"
