@@ -267,6 +267,20 @@ def test_a_message_group_whose_listener_hangs_keeps_no_other_queue_from_being_as
     member.consumer.stop(30)
 
 
+def test_message_groups_that_fail_keep_no_other_queue_from_being_asked_for():
+    """However many wait to be tried again: their queues give no more until then."""
+    member = Member(ordered=True, threads=3)
+    member.proxy.counts["t"] = 2
+    member.does = lambda message: 1 if message.msg_id.startswith("A") else None
+    member.start()
+    member.proxy.put(*[of(f"A{n}", f"a{n}") for n in range(4)])
+    eventually(lambda: len(member.got) == 4, 60)
+    for n in range(3):
+        member.proxy.put(of(f"B{n}", "b", queue_id=1), place=1)
+        eventually(lambda n=n: member.got[4:] == [f"B{k}" for k in range(n + 1)], 20)
+    assert member.consumer.stop(30) == []
+
+
 def test_while_brokers_do_not_keep_the_order_any_more_nothing_is_handed_to_an_ordered_listener(caplog):
     member = Member(ordered=True)
     member.start()
