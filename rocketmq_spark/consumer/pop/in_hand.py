@@ -174,6 +174,13 @@ def _count(counts: defaultdict[str, Counter[Hashable]], line: tuple[str, Hashabl
 
 # For how long messages are asked for, and how often those in hand get as much again: two looks may fail.
 INVISIBLE_S, LOOK_S = 30.0, 10.0
+# Of many messages on one way so many threads ask for more time, each for so many at least: one by one a Proxy that takes long
+# for each has no answer for the last ones before their time is over.
+_RENEWERS, _FOR_EACH = 8, 32
+
+
+def _is_due(lent: InvisibleMessage, now_ms: int) -> bool:
+    return lent.until_ms - now_ms <= 1000 * (INVISIBLE_S - LOOK_S)
 
 
 class Settling:
@@ -185,7 +192,7 @@ class Settling:
         self._in_hand = in_hand
         self._timer = timer
         self._closed = False
-        self._renewing: set[Hashable] = set()  # ways on which a thread asks for more time: an endpoint and a broker
+        self._renewing: set[Hashable] = set()  # threads that ask for more time: an endpoint, a broker and a number
 
     def close(self) -> None:
         """Later acknowledgements fail locally; the broker redelivers the messages."""
@@ -229,18 +236,23 @@ class Settling:
                 logger.warning("the listener has had message %s for too long: %s", lent.message.msg_id, outcome)
                 if not self._settings.ordered:
                     continue
-            if lent.until_ms - now_ms <= 1000 * (INVISIBLE_S - LOOK_S):
+            if _is_due(lent, now_ms):
                 due[lent.message.endpoint, lent.message.queue.broker_name].append(lent)
-        for way in due.keys() - self._renewing:
-            self._renewing.add(way)
-            ended = partial(self._renewing.discard, way)
-            try:
-                start_thread(
-                    f"rocketmq-{self._settings.group}-renew", partial(self._renew_each, due[way]), ended, False
-                )
-            except RuntimeError as e:
-                ended()
-                logger.warning("messages in hand have no more time yet: no thread to ask for it: %s", e)
+        for way, these in due.items():
+            share = max(_FOR_EACH, -(-len(these) // _RENEWERS))
+            for at in range(0, len(these), share):
+                self._begin_renewing((way, at // share), these[at : at + share])
+
+    def _begin_renewing(self, who: Hashable, due: Sequence[InvisibleMessage]) -> None:
+        if who in self._renewing:
+            return
+        self._renewing.add(who)
+        ended = partial(self._renewing.discard, who)
+        try:
+            start_thread(f"rocketmq-{self._settings.group}-renew", partial(self._renew_each, due), ended, False)
+        except RuntimeError as e:
+            ended()
+            logger.warning("messages in hand have no more time yet: no thread to ask for it: %s", e)
 
     def _renew_each(self, due: Sequence[InvisibleMessage]) -> None:
         for lent in due:
@@ -249,7 +261,7 @@ class Settling:
     def _renew(self, lent: InvisibleMessage) -> None:
         with lent.asking:
             now_ms = self._timer.lease_ms()
-            if lent.settled or self._closed:
+            if lent.settled or self._closed or not _is_due(lent, now_ms):  # settled, or renewed by another thread
                 return
             try:
                 self._port.change_invisible(lent.message, INVISIBLE_S, self._soon())
