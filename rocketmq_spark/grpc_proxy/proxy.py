@@ -211,8 +211,9 @@ class Telemetry:
             call.cancel()
 
     def _put(self) -> None:
+        command = proto("TelemetryCommand")(settings=self._settings())  # may fail, and then no answer is owed
         self._sent.append((self._version, time.monotonic()))
-        self._outgoing.put(proto("TelemetryCommand")(settings=self._settings()))
+        self._outgoing.put(command)
 
     def _run(self) -> None:
         pauses = backoff(0.1, 5.0)
