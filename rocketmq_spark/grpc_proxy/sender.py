@@ -218,8 +218,7 @@ class _Requests:
         self._done = done
         self._lock = threading.Lock()
         self._waiting: deque[deque[ProxySendRequest]] = deque()
-        self._results: list[SendResult] = []
-        self._stored: dict[str, SendResult] = {}
+        self._results: list[tuple[SendResult, str]] = []  # with the ids of the messages
         self._error: RocketMQError | None = None
         self._left = 0
 
@@ -254,8 +253,7 @@ class _Requests:
                 if self._error is None or (_of_one(self._error) and not _of_one(outcome)):
                     self._error = outcome
             else:
-                self._results.append(outcome)
-                self._stored |= _each(outcome, request)
+                self._results.append((outcome, request.ids))
             stops = self._error is not None and not _of_one(self._error)
             following = None if stops else chain or (self._waiting.popleft() if self._waiting else None)
             if following is None:
@@ -264,10 +262,10 @@ class _Requests:
         if following is not None:
             self._send(following)
         elif over and self._error is not None:
-            self._error.stored = self._stored
+            self._error.stored = _each(self._results)
             self._done(self._error)
         elif over:
-            self._done(_together(self._results))
+            self._done(_together([result for result, _ in self._results]))
 
 
 def _of_one(error: RocketMQError) -> bool:
@@ -275,12 +273,14 @@ def _of_one(error: RocketMQError) -> bool:
     return isinstance(error, MessageIllegal)
 
 
-def _each(result: SendResult, request: ProxySendRequest) -> dict[str, SendResult]:
-    """The result of each message of a request, by its id."""
-    first = result.queue_offset
+def _each(results: Sequence[tuple[SendResult, str]]) -> dict[str, SendResult]:
+    """The result of each message of these requests, by its id."""
     return {
-        msg_id: result._replace(msg_id=msg_id, queue_offset=None if first is None else first + number)
-        for number, msg_id in enumerate(request.ids.split(","))
+        msg_id: result._replace(
+            msg_id=msg_id, queue_offset=None if result.queue_offset is None else result.queue_offset + number
+        )
+        for result, ids in results
+        for number, msg_id in enumerate(ids.split(","))
     }
 
 
