@@ -124,6 +124,21 @@ def test_a_subscription_that_waited_while_the_consumer_was_stopped_joins_no_more
     assert member.proxy.closed
 
 
+def test_a_subscription_during_which_the_consumer_is_stopped_leaves_nobody_behind(member):
+    member.start()
+    tell = member.proxy.subscribe
+
+    def meanwhile(filters: Any, deadline: Any) -> None:
+        stops = threading.Thread(target=member.consumer.stop, args=(30,))
+        stops.start()
+        stops.join(60)
+        tell(filters, deadline)
+
+    member.proxy.subscribe = meanwhile
+    member.consumer.subscribe("u")
+    assert member.proxy.closed
+
+
 def subscribes(member: Member, outcomes: list[Exception]) -> None:
     try:
         member.consumer.subscribe("u")
