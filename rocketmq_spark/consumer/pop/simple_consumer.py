@@ -47,7 +47,7 @@ class BaseSimpleConsumer(Closing):
             threading.RLock()
         )  # held while the Proxy hears of a change: none is made of what another one replaces
         self._turn = 0
-        self._closed = self._left = False
+        self._closed = self._leaves = self._left = False
 
     @entry
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
@@ -71,7 +71,7 @@ class BaseSimpleConsumer(Closing):
         with self._changing:
             self._owner.check(self._closed)
             wanted = self._filters | added
-            self._member.subscribe(wanted, Deadline.after(_START_S))
+            self._tell(wanted)
             self._filters = wanted
 
     @entry
@@ -81,7 +81,7 @@ class BaseSimpleConsumer(Closing):
         with self._changing:
             self._owner.check(self._closed)
             self._filters = {known: each for known, each in self._filters.items() if known != topic}
-            self._member.subscribe(self._filters, Deadline.after(_START_S))
+            self._tell(self._filters)
 
     @entry
     def receive(
@@ -161,8 +161,16 @@ class BaseSimpleConsumer(Closing):
     @entry
     def _leave(self) -> None:
         if not self._left:
+            self._leaves = True
             self._member.close(Deadline.after(_END_S))
             self._left = True  # not before: an interrupted one is repeated
+
+    def _tell(self, wanted: dict[str, Filter]) -> None:
+        try:
+            self._member.subscribe(wanted, Deadline.after(_START_S))
+        finally:
+            if self._leaves:  # meanwhile, by another thread: this may have joined again
+                self._member.close(Deadline.after(_END_S))
 
     def _ask(self, verb: Callable[[PoppedMessage, Deadline], None], message: PoppedMessage) -> None:
         self._owner.check(self._closed)
