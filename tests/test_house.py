@@ -78,7 +78,7 @@ ORDER = {
     "remoting": "protocol endpoint connection bulk pool",
     "session": "proxied spools looks public",
     "model": "lag membership message route pull send",
-    "wire": "header properties identifiers loose_json names compression rpc messages envelope bodies member_bodies",
+    "wire": "header properties identifiers loose_json names compression rpc window messages envelope bodies member_bodies",
 }
 
 # Beyond the ranks: what a room must not know.

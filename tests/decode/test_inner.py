@@ -225,3 +225,33 @@ def test_a_batch_that_cannot_be_where_it_was_asked_for_cannot_be_decoded(place: 
         assert found.column("queueOffset").to_pylist() == list(range(95, 121))
         assert len(replace(decoder, bad=Bad("skip"))(fetched)) == 16
     assert not doubts
+
+
+def indexed(count: int, offset: int, codec: int = 0, says: int | None = None) -> bytes:
+    """As a broker stores it: with its index entry among its properties. It ``says`` another offset where it is damaged."""
+    body, flags = encode_batch(items(count, offset)), int(FLAGS)
+    if codec:
+        body, flags = compression.compress(body, codec), flags | int(SysFlag.COMPRESSED | codec)
+    names = {"KEYS": "INNER_NUM INNER_BASE", "INNER_NUM": str(count), "INNER_BASE": str(offset)}
+    return stored(body, text(**names), queue_offset=offset if says is None else says, sys_flag=flags)
+
+
+@pytest.mark.parametrize("codec", [0, SysFlag.ZLIB], ids=["plain", "compressed"])
+@pytest.mark.parametrize("says", [91, 99])
+def test_a_batch_that_says_two_offsets_cannot_be_decoded(says: int, codec: int) -> None:
+    """What its index entry says goes against its own: rows would be dropped as those from before, or lie where others do."""
+    fetched = fetch(
+        Answer([indexed(10, 100, codec, says), indexed(10, 110, codec)], start=100, limit=120, next_offset=120)
+    )
+    doubts: list[object] = []
+
+    def doubted(pieces: object, holes: object) -> int:
+        doubts.append(holes)
+        return 1
+
+    with pytest.raises(DecodeError, match=f"a batch of offsets {says} to {says + 10} is not where"):
+        Decoder(QUEUES, on_holes=doubted)(fetched)
+    found = Decoder(QUEUES, (*BASIC, DECODE_ERROR), on_holes=doubted, bad=Bad("null"))(fetched)
+    assert found.column("queueOffset").to_pylist() == list(range(100, 120))
+    assert found.column("decodeError").null_count == 10
+    assert not doubts

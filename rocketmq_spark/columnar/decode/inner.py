@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.columnar.decode.stored_messages import Bytes, Ints, StoredMessages, field, number_at
+from rocketmq_spark.columnar.decode.stored_messages import Bytes, Ints, StoredMessages, base_of, field, number_at
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.wire import compression
 
@@ -84,7 +84,9 @@ def astray(messages: StoredMessages, within: StoredMessages) -> bool:
     counts = np.bincount(within.record, minlength=len(messages))[outer]
     first = messages.part("queueOffset")[outer].astype(np.int64)
     pieces = messages.pieces[messages.piece_of_row[outer]]
-    outside = (first + counts <= field(pieces, "start")) | (first >= field(pieces, "next_offset"))
+    said = [base_of(messages, row) for row in outer.tolist()]
+    lies = np.array([base not in (None, at) for base, at in zip(said, first.tolist(), strict=True)], bool)
+    outside = lies | (first + counts <= field(pieces, "start")) | (first >= field(pieces, "next_offset"))
     return bool((outside & (counts > 0)).any())
 
 

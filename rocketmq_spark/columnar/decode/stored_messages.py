@@ -214,6 +214,24 @@ def _holes_of(messages: StoredMessages, i: int) -> list[Hole]:
     return [hole for hole in made if hole.start < hole.end]
 
 
+# A property that brokers write for their index into an inner batch, with what stands before the value.
+_INNER_BASE = f"{codes.Property.INNER_BASE}\x01".encode()
+
+
+def base_of(messages: StoredMessages, row: int) -> int | None:
+    """The first offset of an inner batch once more, None where it is not there."""
+    return _written(messages, row, _INNER_BASE)
+
+
+def _written(messages: StoredMessages, row: int, name: bytes) -> int | None:
+    text = messages.buffer[int(messages.properties_start[row]) : int(messages.properties_end[row])].tobytes()
+    at = text.find(name)
+    if at < 0 or text[at - 1 : at] not in (b"", b"\x02"):
+        return None
+    value = text[at + len(name) :].partition(b"\x02")[0]
+    return int(value[:20]) if value.isdigit() else None
+
+
 _V6 = codes.SysFlag.BORNHOST_V6 | codes.SysFlag.STOREHOST_V6
 
 
