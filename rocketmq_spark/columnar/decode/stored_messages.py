@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,21 +201,42 @@ def _holes_of(messages: StoredMessages, i: int) -> list[Hole]:
     end, mine = min(limit, next_offset), messages.piece_of_row == i
     offsets = messages.part("queueOffset")[mine].tolist()
     if offsets and (messages.sys_flags[mine] & codes.SysFlag.INNER_BATCH).any():
-        # Such a message has several offsets. What is removed is removed from the front; what says that it lies behind the end
-        # is damaged.
-        return [Hole(i, start, min(offsets[0], end))] if start < offsets[0] < next_offset else []
-    if len(offsets) >= next_offset - start:
+        covered = _spans(messages, np.flatnonzero(mine).tolist(), start, next_offset)
+        # Of batches that do not say it: what is removed is removed from the front; what says that it lies behind the end is
+        # damaged.
+        covered = covered or [(offsets[0] if start < offsets[0] < next_offset else start, next_offset)]
+    elif len(offsets) >= next_offset - start:
         return []
+    else:
+        covered = [(offset, offset + 1) for offset in sorted(offsets)]
     made, at = [], start
-    for offset in [*sorted(offsets), end]:
-        if offset > at:
-            made.append(Hole(i, at, min(offset, end)))
-        at = max(at, offset + 1)
+    for first, behind in [*covered, (end, end)]:
+        if first > at:
+            made.append(Hole(i, at, min(first, end)))
+        at = max(at, behind)
     return [hole for hole in made if hole.start < hole.end]
 
 
-# A property that brokers write for their index into an inner batch, with what stands before the value.
-_INNER_BASE = f"{codes.Property.INNER_BASE}\x01".encode()
+def _spans(messages: StoredMessages, rows: Sequence[int], start: int, next_offset: int) -> list[tuple[int, int]] | None:
+    """The offsets of each message of an answer, as its broker's index has them; None where that cannot be so."""
+    spans: list[tuple[int, int]] = []
+    at, offsets = start, messages.part("queueOffset")
+    for row in rows:
+        first, count = int(offsets[row]), 1
+        if messages.sys_flags[row] & codes.SysFlag.INNER_BATCH:
+            base, wrote = base_of(messages, row), _written(messages, row, _INNER_NUM)
+            if wrote is None and messages.sys_flags[row] & codes.SysFlag.NEED_UNWRAP:
+                return None
+            first, count = first if base is None else base, wrote or 1
+        if first + count <= at or first + count > next_offset or (spans and first < at):
+            return None
+        spans.append((first, first + count))
+        at = first + count
+    return spans
+
+
+# Properties that brokers write for their index into an inner batch, with what stands before the value.
+_INNER_NUM, _INNER_BASE = (f"{name}\x01".encode() for name in (codes.Property.INNER_NUM, codes.Property.INNER_BASE))
 
 
 def base_of(messages: StoredMessages, row: int) -> int | None:
