@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark.base import codes
+from rocketmq_spark.columnar.decode import index_entries
 from rocketmq_spark.pull.fetched import Hole, Piece
 
 Bytes = npt.NDArray[np.uint8]
@@ -188,12 +189,12 @@ def locate(buffer: Bytes, pieces: list[Piece]) -> StoredMessages:
     )
 
 
-def holes(messages: StoredMessages) -> list[Hole]:
+def holes(messages: StoredMessages, dense: npt.NDArray[np.bool_] | None = None) -> list[Hole]:
     """What answers jumped over, where every offset of a queue has a message: their number shows it, whatever offsets the
-    messages themselves have. Without holes it costs one comparison."""
+    messages themselves have. Without holes it costs one comparison. Answers that are ``dense`` have none for sure."""
     going = field(messages.pieces, "next_offset") - field(messages.pieces, "start")
-    odd = np.flatnonzero(messages.counts != going).tolist()
-    return [hole for i in odd for hole in _holes_of(messages, i)]
+    odd = messages.counts != going if dense is None else ~dense
+    return [hole for i in np.flatnonzero(odd).tolist() for hole in _holes_of(messages, i)]
 
 
 def _holes_of(messages: StoredMessages, i: int) -> list[Hole]:
@@ -201,7 +202,9 @@ def _holes_of(messages: StoredMessages, i: int) -> list[Hole]:
     end, mine = min(limit, next_offset), messages.piece_of_row == i
     offsets = messages.part("queueOffset")[mine].tolist()
     if offsets and (messages.sys_flags[mine] & codes.SysFlag.INNER_BATCH).any():
-        covered = _spans(messages, np.flatnonzero(mine).tolist(), start, next_offset)
+        texts = property_texts(messages, np.flatnonzero(mine))
+        entries = zip(offsets, messages.sys_flags[mine].tolist(), texts, strict=True)
+        covered = index_entries.spans(entries, start, next_offset)
         # Of batches that do not say it: what is removed is removed from the front; what says that it lies behind the end is
         # damaged.
         covered = covered or [(offsets[0] if start < offsets[0] < next_offset else start, next_offset)]
@@ -217,40 +220,11 @@ def _holes_of(messages: StoredMessages, i: int) -> list[Hole]:
     return [hole for hole in made if hole.start < hole.end]
 
 
-def _spans(messages: StoredMessages, rows: Sequence[int], start: int, next_offset: int) -> list[tuple[int, int]] | None:
-    """The offsets of each message of an answer, as its broker's index has them; None where that cannot be so."""
-    spans: list[tuple[int, int]] = []
-    at, offsets = start, messages.part("queueOffset")
-    for row in rows:
-        first, count = int(offsets[row]), 1
-        if messages.sys_flags[row] & codes.SysFlag.INNER_BATCH:
-            base, wrote = base_of(messages, row), _written(messages, row, _INNER_NUM)
-            if wrote is None and messages.sys_flags[row] & codes.SysFlag.NEED_UNWRAP:
-                return None
-            first, count = first if base is None else base, wrote or 1
-        if first + count <= at or first + count > next_offset or (spans and first < at):
-            return None
-        spans.append((first, first + count))
-        at = first + count
-    return spans
-
-
-# Properties that brokers write for their index into an inner batch, with what stands before the value.
-_INNER_NUM, _INNER_BASE = (f"{name}\x01".encode() for name in (codes.Property.INNER_NUM, codes.Property.INNER_BASE))
-
-
-def base_of(messages: StoredMessages, row: int) -> int | None:
-    """The first offset of an inner batch once more, None where it is not there."""
-    return _written(messages, row, _INNER_BASE)
-
-
-def _written(messages: StoredMessages, row: int, name: bytes) -> int | None:
-    text = messages.buffer[int(messages.properties_start[row]) : int(messages.properties_end[row])].tobytes()
-    at = text.find(name)
-    if at < 0 or text[at - 1 : at] not in (b"", b"\x02"):
-        return None
-    value = text[at + len(name) :].partition(b"\x02")[0]
-    return int(value[:20]) if value.isdigit() else None
+def property_texts(messages: StoredMessages, rows: npt.NDArray[np.intp]) -> list[bytes]:
+    """The properties of some messages as they are stored."""
+    view = messages.buffer.data
+    bounds = zip(messages.properties_start[rows].tolist(), messages.properties_end[rows].tolist(), strict=True)
+    return [bytes(view[start:end]) for start, end in bounds]
 
 
 _V6 = codes.SysFlag.BORNHOST_V6 | codes.SysFlag.STOREHOST_V6
