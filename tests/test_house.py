@@ -63,8 +63,8 @@ ORDER = {
     " sink.report sink.routing sink.guarantee sink.checks sink.given_up sink.once sink.task sink.writers datasource sink.foreach"
     " monitoring.progress monitoring.metrics",
     "grpc_proxy": "facts protos answers channel outgoing proxy sender member",
-    "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
-    " decode.answers decode.properties decode.rows decode.careful decode.decoder"
+    "columnar": "decode encode arrow decode.schema decode.property_columns decode.index_entries"
+    " decode.stored_messages decode.inner decode.answers decode.properties decode.rows decode.careful decode.decoder"
     " encode.properties encode.batch encode.content_ids encode.encoder encode.proxy_request",
     "stored": "ends ids look sends",
     "base": "codes extras lifecycle process java threads clock timer retry",
@@ -78,7 +78,7 @@ ORDER = {
     "remoting": "protocol endpoint connection bulk pool",
     "session": "proxied spools looks public",
     "model": "lag membership message route pull send",
-    "wire": "header properties identifiers loose_json names compression rpc messages envelope bodies member_bodies",
+    "wire": "header properties identifiers loose_json names compression rpc window messages envelope bodies member_bodies",
 }
 
 # Beyond the ranks: what a room must not know.

@@ -122,17 +122,22 @@ class Decoder:
     def batches(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """The same in batches of about ``portion_bytes``, to be taken before more is fetched."""
         try:
-            messages = self._whole(stored_messages.locate(fetched.buffer, fetched.pieces), fetched)
+            messages = stored_messages.locate(fetched.buffer, fetched.pieces)
         except Malformed as e:
             if self.bad.fails:
                 raise self._decode_error(fetched, e) from e
             yield from self._around(fetched, portion_bytes)
             return
+        opened = inner.opened(messages) if inner.present(messages) else None
+        dense = None if opened is None else inner.dense(messages, opened)
+        usable = self._usable(messages, fetched.pieces, dense)
+        if usable < len(fetched.pieces):
+            part = Fetched(fetched.buffer, fetched.pieces[:usable])
+            yield from replace(self, on_holes=None).batches(part, portion_bytes)
+            return
         if inner.present(messages):
-            opened = inner.opened(messages)
-            if opened is None or inner.astray(messages, opened):
-                whole = Fetched(fetched.buffer, fetched.pieces[: len(messages.pieces)])
-                yield from self._careful.batches(self._bounded(whole), portion_bytes)
+            if opened is None or dense is None or inner.astray(messages, opened, dense):
+                yield from self._careful.batches(self._bounded(fetched), portion_bytes)
                 return
             messages = _begun(messages, opened)
         yield from self._batches(_trimmed(messages, self.on_beyond), portion_bytes)
@@ -141,14 +146,12 @@ class Decoder:
     def _careful(self) -> careful.Careful:
         return careful.Careful(self.queues, self.columns, self.include_properties, self.filtered, self.bad)
 
-    def _whole(self, messages: StoredMessages, fetched: Fetched) -> StoredMessages:
-        """Without what comes behind a hole that may still be filled. Where a broker filters, holes are not asked for."""
-        if self.on_holes is None or not (holes := stored_messages.holes(messages)):
-            return messages
-        usable = self.on_holes(fetched.pieces, holes)
-        if usable == len(fetched.pieces):
-            return messages
-        return stored_messages.locate(fetched.buffer, fetched.pieces[:usable])
+    def _usable(self, messages: StoredMessages, pieces: Sequence[Piece], dense: npt.NDArray[np.bool_] | None) -> int:
+        """How many answers: those behind a hole that may still be filled are not. Where a broker filters, holes are not asked
+        for."""
+        if self.on_holes is None or not (holes := stored_messages.holes(messages, dense)):
+            return len(pieces)
+        return self.on_holes(pieces, holes)
 
     def _around(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Some answers cannot be located: those go the careful way, the others the usual one."""
