@@ -35,10 +35,10 @@ from rocketmq_spark.model import (
 )
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Bytes, Command
-from rocketmq_spark.wire.messages import How, Stored, decode_one, portion, stored_in
+from rocketmq_spark.wire.messages import DecodeSettings, Stored, decode_one, portion, stored_in
 from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import parse_subscription
-from rocketmq_spark.wire.window import Window
+from rocketmq_spark.wire.window import OffsetWindow
 
 T = TypeVar("T")
 
@@ -242,13 +242,15 @@ def wanted_of(request: PullRequest, stored: Bytes, scope: Scope, end: int) -> It
     queue = request.queue
     tags = parse_subscription(request.filter.expression) if request.filter.kind == "TAG" and request.filter else None
     retried = queue.topic.startswith(RETRY_PREFIX)
-    data, how = bytes(stored), How(queue.broker_name, queue=queue)
+    data, how = bytes(stored), DecodeSettings(queue.broker_name, queue=queue)
     found = list(stored_in(data))
     at, left = request.offset, len(found)
     for one, latest in zip(found, _latest(found, at, end), strict=True):
         left -= 1
         if one.batch:
-            how = how._replace(window=Window(request.offset, end, at if at > request.offset else None, end - left))
+            how = how._replace(
+                window=OffsetWindow(request.offset, end, at if at > request.offset else None, end - left)
+            )
         for message in decode_one(data, one, how):
             batched = one.batch and message.decode_error is None
             if batched and message.queue_offset < request.offset:

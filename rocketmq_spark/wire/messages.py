@@ -22,7 +22,7 @@ from rocketmq_spark.wire.compression import MAX_DECOMPRESSED_BYTES, decompress
 from rocketmq_spark.wire.header import Bytes
 from rocketmq_spark.wire.identifiers import host_text, offset_msg_id
 from rocketmq_spark.wire.properties import StoredProperties, decode_properties
-from rocketmq_spark.wire.window import Window
+from rocketmq_spark.wire.window import OffsetWindow
 
 _HEAD = struct.Struct(">iIIiiqqiq")  # size, magic, body CRC, queue id, flag, queue offset, commit log offset, sys, born
 _OFFSET_AT, _OFFSET, _SYS_FLAG_AT = 20, struct.Struct(">q"), 39  # the flags' last byte
@@ -71,7 +71,7 @@ class Stored(NamedTuple):
     batch: bool
 
 
-class How(NamedTuple):
+class DecodeSettings(NamedTuple):
     """How messages are read; those of one ``queue`` say nothing of it themselves, and no batch lies outside of a ``window``.
 
     Without ``max_body_bytes`` a compressed body stays as it is.
@@ -81,7 +81,7 @@ class How(NamedTuple):
     check_crc: bool = False
     max_body_bytes: int | None = MAX_DECOMPRESSED_BYTES
     queue: MessageQueue | None = None
-    window: Window | None = None
+    window: OffsetWindow | None = None
 
 
 def boundaries(body: Bytes) -> Iterator[tuple[int, int]]:
@@ -136,7 +136,7 @@ def decode_at(
     """The message between two ``boundaries``: one, or those of an inner batch."""
     data = bytes(memoryview(body)[start:end])
     try:
-        return list(_all(data, 0, len(data), How(broker_name, check_crc, max_body_bytes)))
+        return list(_all(data, 0, len(data), DecodeSettings(broker_name, check_crc, max_body_bytes)))
     except DecodeError as exc:
         raise DecodeError(
             f"The message at byte {start} of an answer: {exc.message}", queue=_place(data, broker_name)
@@ -148,19 +148,19 @@ def decode_leniently(
     broker_name: str = "",
     max_body_bytes: int = MAX_DECOMPRESSED_BYTES,
     queue: MessageQueue | None = None,
-    window: Window | None = None,
+    window: OffsetWindow | None = None,
 ) -> Iterator[ReceivedMessage]:
     """The same one by one; those that cannot be decoded come raw, with the reason as their ``decode_error``.
 
     All that lies in one ``queue`` is said to be of it and its topic, whatever is stored about that. An inner batch that cannot
     lie in the ``window`` is one that cannot be decoded.
     """
-    data, how = bytes(body), How(broker_name, False, max_body_bytes, queue, window)
+    data, how = bytes(body), DecodeSettings(broker_name, False, max_body_bytes, queue, window)
     for one in stored_in(data):
         yield from decode_one(data, one, how)
 
 
-def decode_one(data: bytes, one: Stored, how: How) -> Iterable[ReceivedMessage]:
+def decode_one(data: bytes, one: Stored, how: DecodeSettings) -> Iterable[ReceivedMessage]:
     """The same of one of the messages that are ``stored_in`` ``data``, which may hold many."""
     try:
         if one.offset is None:
@@ -214,7 +214,7 @@ class _AstrayError(DecodeError):
     """A batch says that it lies where it cannot."""
 
 
-def _raw(data: bytes, fits: bool, error: DecodeError, how: How) -> ReceivedMessage:
+def _raw(data: bytes, fits: bool, error: DecodeError, how: DecodeSettings) -> ReceivedMessage:
     """What can be read of a message: its stored body, and where its parts do not fit all of its bytes."""
     why = error.message
     with contextlib.suppress(struct.error, DecodeError):
@@ -245,7 +245,7 @@ def _raw(data: bytes, fits: bool, error: DecodeError, how: How) -> ReceivedMessa
     )
 
 
-def _all(data: bytes, start: int, end: int, how: How) -> Iterable[ReceivedMessage]:
+def _all(data: bytes, start: int, end: int, how: DecodeSettings) -> Iterable[ReceivedMessage]:
     """One message, or those of an inner batch; what is wrong is a ``DecodeError``."""
     if end - start < _MIN_BYTES:
         raise DecodeError(f"{end - start} bytes are fewer than a message has")
@@ -256,7 +256,7 @@ def _all(data: bytes, start: int, end: int, how: How) -> Iterable[ReceivedMessag
     return _unwrap(message, how.window) if message.sys_flag & _INNER_BATCH == _INNER_BATCH else [message]
 
 
-def _decode(data: bytes, start: int, end: int, how: How) -> ReceivedMessage:
+def _decode(data: bytes, start: int, end: int, how: DecodeSettings) -> ReceivedMessage:
     """The message in ``data[start:end]``, which is no shorter than the shortest one.
 
     A consumer gets all of its messages through here, so nothing is called or made on the way that can be done without.
@@ -297,13 +297,13 @@ def _decode(data: bytes, start: int, end: int, how: How) -> ReceivedMessage:
     )  # fmt: skip
 
 
-def _believable(message: ReceivedMessage, window: Window | None) -> bool:
+def _believable(message: ReceivedMessage, window: OffsetWindow | None) -> bool:
     """Whether its offset may be true: that of a batch is not where it is not in the window."""
     inside = window is None or window.start <= message.queue_offset < window.end
     return inside or message.sys_flag & _INNER_BATCH != _INNER_BATCH
 
 
-def _unwrap(outer: ReceivedMessage, window: Window | None) -> Iterable[ReceivedMessage]:
+def _unwrap(outer: ReceivedMessage, window: OffsetWindow | None) -> Iterable[ReceivedMessage]:
     """What is wrong with any of them is found before the first is given."""
     if len(outer.body) <= _LARGE_BATCH:
         items = decode_batch(outer.body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Window(NamedTuple):
+class OffsetWindow(NamedTuple):
     """The offset that a pull asked for, and the one where its broker went on. A batch has offsets between them; it may begin
     before, but not before ``least``, and ends by ``most``.
     """
