@@ -8,7 +8,8 @@ from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import envelope_records, service
-from rocketmq_spark.delay.service import DelayService, Names, Tools
+from rocketmq_spark.delay.commits import Names
+from rocketmq_spark.delay.service import DelayService, Tools
 from rocketmq_spark.errors import CallTimeout, GroupNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage, Resent, SpooledSend
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -31,7 +32,7 @@ class Topic:
         self.now_ms = START_MS
         self.first: dict[MessageQueue, int] = dict.fromkeys((*QUEUES, OTHER), 0)
         self.offsets: dict[tuple[str, MessageQueue], int] = {}
-        self.groups: set[str] = {"g", "g_stored", "g_done_ms"}
+        self.groups: set[str] = {"g", "g_stored", "g_done_ms", "g_newest_ms"}
         self.silent = False
         self.away: set[str] = set()  # brokers
 
@@ -112,7 +113,7 @@ class Reader:
 
 
 class Sends:
-    """A resender that notes what is sent, and answers as it is told."""
+    """A resender that notes what is sent, and answers as it is committed."""
 
     def __init__(self) -> None:
         self.sent: list[SpooledSend] = []
@@ -190,7 +191,7 @@ def envelope(name: str, due_s: float, topic: str = "orders") -> bytes:
 
 
 def at_once(monkeypatch: Any) -> None:
-    """Positions are told each turn, and queues that change hands are begun without waiting."""
+    """Positions are committed each turn, and queues that change hands are begun without waiting."""
     monkeypatch.setattr(service, "TELL_S", 0.0)
     monkeypatch.setattr(service, "AGAIN_S", 0.0)
     monkeypatch.setattr(service, "HAND_OVER_S", 0.0)
