@@ -11,6 +11,7 @@ A driver: one thread, the caller of ``run``, reads, stores and commits. The spoo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -23,7 +24,8 @@ from rocketmq_spark.delay import envelope_records
 from rocketmq_spark.delay.commits import REQUEST_S, Commits, Committed, Names
 from rocketmq_spark.delay.envelope_records import Answering, Retention
 from rocketmq_spark.delay.release import Progress, Seen, newest_before, note_of, noted, resumed
-from rocketmq_spark.errors import OffsetError, RocketMQError
+from rocketmq_spark.delay.room import Room
+from rocketmq_spark.errors import OffsetError, RocketMQError, SpoolFull
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.spool.records import IDENTITY, due_of
@@ -53,6 +55,8 @@ class EnvelopeReader(Protocol):
     def poll(self, timeout_s: float = 5.0) -> list[ReceivedMessage]: ...
     def assignment(self) -> list[MessageQueue]: ...
     def seek(self, queue: MessageQueue, offset: int) -> None: ...
+    def pause(self, *queues: MessageQueue) -> None: ...
+    def resume(self, *queues: MessageQueue) -> None: ...
     def close(self) -> None: ...
 
 
@@ -92,6 +96,8 @@ class DelayService:
         # To be left, or begun again; with what is known of them, None where that may not be committed.
         self._going: dict[MessageQueue, Seen | None] = {}
         self._brokers = Answering(AGAIN_S)
+        self._room = Room(store.path)
+        self._paused = False
         self._damages = store.damages
         self._next_tell = Deadline(0.0)
         self._joined = False
@@ -106,6 +112,8 @@ class DelayService:
             while not over.is_set():
                 try:
                     self.turn()
+                except SpoolFull:  # ``turn`` has said it
+                    over.wait(PAUSE_S)
                 except RocketMQError as e:
                     if not e.retriable:
                         raise
@@ -117,12 +125,15 @@ class DelayService:
     def turn(self) -> None:
         """One step: take over and give up queues, read and store what comes, say how far it is.
 
-        When it raises, all queues are begun again: what was polled and not stored would else be left out.
+        When it raises, all queues are begun again: what was polled and not stored would else be left out. After ``SpoolFull``
+        nothing is read for a while, but what is held is sent.
         """
         try:
             self._take_turn()
-        except RocketMQError:
+        except RocketMQError as e:
             self._begin_again()
+            if isinstance(e, SpoolFull):
+                self._room.refused(e, self.waiting)
             raise
 
     def _take_turn(self) -> None:
@@ -132,6 +143,7 @@ class DelayService:
             self._store.add([], {note_of(queue): b"" for queue in noted(self._store.notes())})
             self._damages = self._store.damages
             self._begin_again()
+        self._pause(self._room.waits)
         polled, known = self._poll(), set(self._seen)
         self._own(set(self._reader.assignment()))
         # What came of a queue before it was begun comes again, from where it begins.
@@ -222,7 +234,9 @@ class DelayService:
             return
         self._seen[queue] = found
         if found.stored < bounds.max_offset:
-            self._unread[queue], self._catching_up = bounds.max_offset, Deadline.after(CATCH_UP_S)
+            if queue not in self._unread:  # what is begun again after an error is waited for no longer for that
+                self._catching_up = Deadline.after(CATCH_UP_S)
+            self._unread[queue] = bounds.max_offset
         logger.info("%s is read from %d on; all before %d are done", queue, found.stored, found.committed.oldest)
 
     def _resumed(
@@ -303,6 +317,15 @@ class DelayService:
 
     # --- envelopes
 
+    def _pause(self, paused: bool) -> None:
+        """The consumer goes on with all else."""
+        if not (paused or self._paused):
+            return
+        for queue in self._reader.assignment():
+            with contextlib.suppress(OffsetError):  # it has gone since
+                (self._reader.pause if paused else self._reader.resume)(queue)
+        self._paused = paused
+
     def _poll(self) -> list[ReceivedMessage]:
         polled = self._reader.poll(POLL_S)
         while polled and len(polled) < PAGE and (more := self._reader.poll(0)):
@@ -334,6 +357,8 @@ class DelayService:
             return
         notes = {note_of(queue): each.encode() for queue, each in changed.items()}
         self._store.add(records, None if cancels else notes)
+        if records:
+            self._room.found()
         if cancels:  # what takes back counts as read when that is done: else it is read again
             logger.info("%d of %d messages are taken back", self._store.forget(cancels), len(cancels))
             self._store.add([], notes)

@@ -84,21 +84,31 @@ class Reader:
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self.at: dict[MessageQueue, int] = {}
+        self.paused: set[MessageQueue] = set()
         self.closed = False
 
     def own(self, *queues: MessageQueue) -> None:
         self.at = {q: self.at.get(q, self.topic.offsets.get(("g", q), 0)) for q in queues}
+        self.paused &= self.at.keys()
 
     def assignment(self) -> list[MessageQueue]:
         return sorted(self.at)
 
     def poll(self, timeout_s: float = 5.0) -> list[ReceivedMessage]:
         for queue, at in self.at.items():
+            if queue in self.paused:
+                continue
             at = max(at, self.topic.first[queue])
             if at < len(self.topic.messages[queue]):
                 self.at[queue] = at + 1
                 return [received(queue, at, self.topic.messages[queue][at], self.topic.times_ms[queue][at])]
         return []
+
+    def pause(self, *queues: MessageQueue) -> None:
+        self.paused |= set(queues)
+
+    def resume(self, *queues: MessageQueue) -> None:
+        self.paused -= set(queues)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         if queue not in self.at:
@@ -113,7 +123,7 @@ class Reader:
 
 
 class Sends:
-    """A resender that notes what is sent, and answers as it is committed."""
+    """A resender that notes what is sent, and answers as it is told."""
 
     def __init__(self) -> None:
         self.sent: list[SpooledSend] = []
@@ -191,7 +201,7 @@ def envelope(name: str, due_s: float, topic: str = "orders") -> bytes:
 
 
 def at_once(monkeypatch: Any) -> None:
-    """Positions are committed each turn, and queues that change hands are begun without waiting."""
+    """Positions are told each turn, and queues that change hands are begun without waiting."""
     monkeypatch.setattr(service, "TELL_S", 0.0)
     monkeypatch.setattr(service, "AGAIN_S", 0.0)
     monkeypatch.setattr(service, "HAND_OVER_S", 0.0)
