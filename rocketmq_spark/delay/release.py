@@ -73,6 +73,11 @@ class Seen(NamedTuple):
     committed: Progress
     newest_ms: int = 0
 
+    @property
+    def read(self) -> tuple[int, int]:
+        """Up to which offset, and the store time."""
+        return self.stored, self.newest_ms
+
     def encode(self) -> bytes:
         return _SEEN.pack(self.begin, self.stored, *self.committed, self.newest_ms)
 

@@ -11,20 +11,18 @@ A driver: one thread, the caller of ``run``, reads, stores and commits. The spoo
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import envelope_records
 from rocketmq_spark.delay.commits import REQUEST_S, Commits, Committed, Names
 from rocketmq_spark.delay.envelope_records import Answering, Retention
-from rocketmq_spark.delay.release import Progress, Seen, newest_before, note_of, noted, resumed
-from rocketmq_spark.delay.room import Room
+from rocketmq_spark.delay.release import Progress, Seen, note_of, noted, resumed
+from rocketmq_spark.delay.remade import Remade
+from rocketmq_spark.delay.room import EnvelopeReader, Room
 from rocketmq_spark.errors import OffsetError, RocketMQError, SpoolFull
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
@@ -45,19 +43,8 @@ JOIN_S = 30.0
 PAUSE_S = 0.5
 # So long a node that begins with a queue sends nothing before it has read what is there: it may be taken back in there.
 CATCH_UP_S = 60.0
-# Of a queue without a message before its beginning: any that lies there later is another one.
-LONG_AGO_MS = 1
-
-
-class EnvelopeReader(Protocol):
-    """What the node needs of a pull consumer that is subscribed to the inner topic."""
-
-    def poll(self, timeout_s: float = 5.0) -> list[ReceivedMessage]: ...
-    def assignment(self) -> list[MessageQueue]: ...
-    def seek(self, queue: MessageQueue, offset: int) -> None: ...
-    def pause(self, *queues: MessageQueue) -> None: ...
-    def resume(self, *queues: MessageQueue) -> None: ...
-    def close(self) -> None: ...
+# As often it is looked whether queues have the messages that were read.
+LOOK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +72,7 @@ class DelayService:
     ) -> None:
         self._reader = reader
         self._member = member
+        self._remade = Remade(member, names.group)
         self._commits = Commits(member, names, tools.make_group)
         self._store = store
         self._open_spool = open_spool
@@ -96,10 +84,9 @@ class DelayService:
         # To be left, or begun again; with what is known of them, None where that may not be committed.
         self._going: dict[MessageQueue, Seen | None] = {}
         self._brokers = Answering(AGAIN_S)
-        self._room = Room(store.path)
-        self._paused = False
+        self._room = Room(store.path, reader)
         self._damages = store.damages
-        self._next_tell = Deadline(0.0)
+        self._next_tell = self._next_look = Deadline(0.0)
         self._joined = False
         self._patience = Deadline.after(JOIN_S)
         self._unread: dict[MessageQueue, int] = {}
@@ -131,7 +118,7 @@ class DelayService:
         try:
             self._take_turn()
         except RocketMQError as e:
-            self._begin_again()
+            self._begin_again(self._seen)
             if isinstance(e, SpoolFull):
                 self._room.refused(e, self.waiting)
             raise
@@ -142,12 +129,14 @@ class DelayService:
             # written between the damage and this look.
             self._store.add([], {note_of(queue): b"" for queue in noted(self._store.notes())})
             self._damages = self._store.damages
-            self._begin_again()
-        self._pause(self._room.waits)
+            self._begin_again(self._seen)
+        self._room.keep()
         polled, known = self._poll(), set(self._seen)
         self._own(set(self._reader.assignment()))
         # What came of a queue before it was begun comes again, from where it begins.
-        self._keep([message for message in polled if message.queue in known & self._seen.keys()])
+        polled = [message for message in polled if message.queue in known & self._seen.keys()]
+        self._look({message.queue for message in polled if message.queue_offset >= self._seen[message.queue].stored})
+        self._keep([message for message in polled if message.queue in self._seen])
         behind = self._is_behind()
         if self._spool is None and self._joined and not behind:
             self._spool = self._open_spool()
@@ -197,9 +186,36 @@ class DelayService:
             self._going |= dict.fromkeys(noted(self._store.notes()).keys() - mine)  # of an earlier process
             self._brokers.each(self._going, self._give_up)
 
-    def _begin_again(self) -> None:
-        self._going |= dict.fromkeys(self._seen)
-        self._seen.clear()
+    def _begin_again(self, queues: Iterable[MessageQueue]) -> None:
+        """Or leave them, if they have gone."""
+        for queue in list(queues):
+            del self._seen[queue]
+            self._going[queue] = None
+
+    def _look(self, came: set[MessageQueue]) -> None:
+        """Begin again queues that have other messages than those that were read: those of which messages ``came``, and where
+        that is not known, and from time to time all.
+        """
+        same = set()
+
+        def look(queue: MessageQueue) -> None:
+            try:
+                is_same = self._remade.is_same(queue, self._seen[queue])
+            except RocketMQError as e:
+                if e.retriable:
+                    raise
+                logger.info("whether %s has what was read of it is not known: %s", queue, e)
+                return
+            if is_same:
+                same.add(queue)
+            else:
+                self._begin_again([queue])
+
+        asked = came
+        if self._next_look.expired:
+            asked, self._next_look = set(self._seen), Deadline.after(LOOK_S)
+        self._brokers.each(asked, look)
+        self._begin_again((came - same) & self._seen.keys())
 
     def _give_up(self, queue: MessageQueue) -> None:
         """Another node has it."""
@@ -244,9 +260,9 @@ class DelayService:
     ) -> Seen:
         """Where a queue is begun. What this node noted, and what ``others`` committed, may be of messages that are gone."""
         progress = None if last is None else last.progress
-        if last is not None and others and (at := self._other_from(queue, *last.read, bounds)) is not None:
+        if last is not None and others and (at := self._remade.other_from(queue, *last.read, bounds)) is not None:
             progress = last.progress.cut(at)
-        if seen is not None and (at := self._other_from(queue, seen.stored, seen.newest_ms, bounds)) is not None:
+        if seen is not None and (at := self._remade.other_from(queue, *seen.read, bounds)) is not None:
             self._each(queue, lambda offset, due_ms: True, self._store.free)
             seen = None if others else seen.cut(at)
             progress = progress if seen is None else seen.committed
@@ -254,10 +270,8 @@ class DelayService:
             self._each(queue, progress.done, self._store.forget)
         found = resumed(seen, progress, bounds.min_offset)
         if not found.newest_ms and found.stored:  # else a topic that is made again would be taken for this one
-            when = partial(self._member.search_offset, queue, deadline=Deadline.after(REQUEST_S))
             newest_ms = 0 if last is None else last.newest_ms
-            newest_ms = newest_ms or newest_before(found.stored, self._now_ms(), when)
-            found = found._replace(newest_ms=newest_ms or LONG_AGO_MS)
+            found = found._replace(newest_ms=newest_ms or self._remade.newest_of(queue, found.stored, self._now_ms()))
         return found
 
     def _is_behind(self) -> bool:
@@ -266,30 +280,13 @@ class DelayService:
         self._unread = {queue: end for queue, end in unread.items() if self._seen[queue].stored < end}
         return bool(self._unread) and not self._catching_up.expired
 
-    def _other_from(self, queue: MessageQueue, stored: int, newest_ms: int, bounds: QueueBounds) -> int | None:
-        """From where on the messages are others than those that were read, None if they are the same: the topic was made
-        again, or its broker came back without its last messages.
-        """
-        if newest_ms:
-            at = self._member.search_offset(queue, newest_ms + 1, Deadline.after(REQUEST_S))
-        else:
-            at = stored if stored <= bounds.max_offset else bounds.min_offset
-        at = max(at, bounds.min_offset)
-        if at >= stored:
-            return None
-        logger.warning(
-            "%s was read up to %d, and has younger messages from %d on: its topic was made again, or its broker lost its "
-            "last messages. It is read from there on; what was stored of the old ones is sent", queue, stored, at,
-        )  # fmt: skip
-        return at
-
     def _leave(self, queue: MessageQueue) -> None:
         """Its next owner reads the envelopes again; what it cannot read stays here, and is sent from here."""
         seen, other = noted(self._store.notes()).get(queue), None
         try:
             bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
             if seen is not None:
-                other = self._other_from(queue, seen.stored, seen.newest_ms, bounds)
+                other = self._remade.other_from(queue, *seen.read, bounds)
         except RocketMQError as e:
             if e.retriable:
                 raise
@@ -317,15 +314,6 @@ class DelayService:
 
     # --- envelopes
 
-    def _pause(self, paused: bool) -> None:
-        """The consumer goes on with all else."""
-        if not (paused or self._paused):
-            return
-        for queue in self._reader.assignment():
-            with contextlib.suppress(OffsetError):  # it has gone since
-                (self._reader.pause if paused else self._reader.resume)(queue)
-        self._paused = paused
-
     def _poll(self) -> list[ReceivedMessage]:
         polled = self._reader.poll(POLL_S)
         while polled and len(polled) < PAGE and (more := self._reader.poll(0)):
@@ -334,8 +322,7 @@ class DelayService:
 
     def _keep(self, messages: Sequence[ReceivedMessage]) -> None:
         """Store what is not done, and with it how far it was read."""
-        for queue in {message.queue for message in messages if self._seen[message.queue].is_other(message)}:
-            del self._seen[queue]  # it is begun again
+        self._begin_again({message.queue for message in messages if self._seen[message.queue].is_other(message)})
         messages = [message for message in messages if message.queue in self._seen]
         now_ms, seen, cancels = self._now_ms(), dict(self._seen), []
         records = []

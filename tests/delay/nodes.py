@@ -58,10 +58,11 @@ class Topic:
         self._ask(queue)
         return QueueBounds(self.first[queue], max(self.first[queue], len(self.messages[queue])), 0)
 
-    def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline) -> int:
+    def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline, group: str | None = None) -> int:
         self._ask(queue)
         times_ms = self.times_ms[queue]
-        return next((at for at in range(self.first[queue], len(times_ms)) if times_ms[at] >= epoch_ms), len(times_ms))
+        at = next((at for at in range(self.first[queue], len(times_ms)) if times_ms[at] >= epoch_ms), len(times_ms))
+        return min(at, max(0, len(times_ms) - 1)) if group is None else at  # as brokers before 5.1.4
 
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline

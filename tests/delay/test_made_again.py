@@ -6,7 +6,11 @@ import logging
 
 import pytest
 
+from rocketmq_spark.delay import service
+from rocketmq_spark.errors import RocketMQError, ServerFault, TopicNotFound
+from rocketmq_spark.model import MessageQueue
 from tests.delay.nodes import QUEUES, World, envelope
+from tests.helpers import raising
 
 ONE = QUEUES[0]
 
@@ -114,10 +118,76 @@ def test_a_queue_of_which_nothing_is_left_is_not_another_one(world: World, monke
     world.topic.put(envelope("m", 500))
     turns(world, "a", 4)
     world.topic.first[ONE] = 1
-    monkeypatch.setattr(world.topic, "search_offset", lambda queue, epoch_ms, deadline: 0)
+    monkeypatch.setattr(world.topic, "search_offset", lambda queue, epoch_ms, deadline, group: 0)
     world.nodes["a"].kill()
     turns(world, "a", 3)
     assert world.nodes["a"].service._seen[ONE].stored == 1
     world.time.advance(600)
     turns(world, "a", 1)
     assert world.nodes["a"].sends.bodies == [b"m"]
+
+
+@pytest.mark.parametrize("more", [1, 3, 9])
+@pytest.mark.parametrize("at", ["where it was", "at the new end"])
+def test_a_node_that_runs_reads_a_topic_that_was_made_again_from_its_beginning(
+    world: World, more: int, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pull waits on the broker meanwhile, and goes on behind what was read, or at the new end: so do real brokers answer."""
+    monkeypatch.setattr(service, "LOOK_S", 0.0)
+    node = world.node("a")
+    for i in range(3):
+        world.topic.put(envelope(f"old{i}", 1))
+    turns(world, "a", 5)
+    world.time.advance(2)
+    turns(world, "a", 2)
+    world.topic.make_again()
+    for i in range(more):
+        world.topic.put(envelope(f"new{i}", 9))
+    node.reader.at[ONE] = min(3, more) if at == "where it was" else more
+    turns(world, "a", more + 4)
+    world.time.advance(10)
+    turns(world, "a", 1)
+    assert sorted(node.sends.bodies[3:]) == [b"new%d" % i for i in range(more)]
+
+
+@pytest.mark.parametrize("error", [TopicNotFound, ServerFault])
+def test_what_comes_of_a_queue_of_which_nothing_is_known_now_comes_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: type[RocketMQError]
+) -> None:
+    """It may be of a topic that was made again."""
+    node = world.node("a")
+    world.topic.put(envelope("m0", 1))
+    turns(world, "a", 3)
+    world.topic.put(envelope("m1", 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(world.topic, "search_offset", raising(error("not now")))
+        node.service._look({ONE})
+        assert not node.service._seen
+    turns(world, "a", 3)
+    world.time.advance(2)
+    turns(world, "a", 1)
+    assert sorted(node.sends.bodies) == [b"m0", b"m1"]
+
+
+def test_nothing_is_begun_again_while_a_topic_is_the_same(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its first messages are gone, and a broker gives an offset of before."""
+    monkeypatch.setattr(service, "LOOK_S", 0.0)
+    world.node("a")
+    for i in range(3):
+        world.topic.put(envelope(f"m{i}", 500))
+    turns(world, "a", 6)
+    begin = world.nodes["a"].service._begin
+    begun = []
+
+    def noting(queue: MessageQueue) -> None:
+        begun.append(queue)
+        begin(queue)
+
+    monkeypatch.setattr(world.nodes["a"].service, "_begin", noting)
+    turns(world, "a", 3)
+    world.topic.put(envelope("m3", 500))
+    turns(world, "a", 3)
+    world.topic.first[ONE] = 4
+    monkeypatch.setattr(world.topic, "search_offset", lambda queue, epoch_ms, deadline, group: 2)
+    turns(world, "a", 3)
+    assert begun == []
