@@ -114,8 +114,8 @@ REMEDIES = {
     "SendFailed": "read the last cause in the text; raise `sendTimeout`, or keep a spool (spool.md)",
     "ServerFault": "read the exception in the broker's log",
     "ServiceNotAvailable": "free the broker's disk, or write to its master",
-    "SpoolError": "check its folder with `rocketmq-spark spool`: another process may use it, or its disk is full",
-    "SpoolFull": "raise `spoolMaxBytes`, or bring the cluster back: spooled messages are then sent",
+    "SpoolError": "check its folder with `rocketmq-spark spool`, and its disk: another process may use it",
+    "SpoolFull": "raise `spoolMaxBytes`, make room on the disk, or bring the cluster back: spooled messages are then sent",
     "TopicNotFound": "wait until the broker has started, or create the topic there",
 }
 

@@ -250,13 +250,13 @@ class SendFailed(RocketMQError):
 
 
 class SpoolError(RocketMQError):
-    """The spool cannot be opened, read or written: in use, damaged, or its disk is full."""
+    """The spool cannot be opened, read or written: in use, damaged, or its disk fails."""
 
     code = "ROCKETMQ_SPOOL"
 
 
 class SpoolFull(SpoolError):
-    """The spool holds as much as option ``spoolMaxBytes`` allows."""
+    """The spool holds as much as option ``spoolMaxBytes`` allows, or its disk is full."""
 
     code = "ROCKETMQ_SPOOL_FULL"
 

@@ -55,7 +55,7 @@ ORDER = {
     " pop.simple_consumer",
     "localbroker": "java guard ivy distro loopback process servers site members cluster",
     "pull": "verdict fetched missing requests replica reader puller reading",
-    "delay": "release stream envelope_records service node",
+    "delay": "release stream envelope_records commits remade room service node",
     "spark": "checkpoints explained monitoring sink source tuning source.offsets"
     " source.pushdown source.planner source.decisions source.account source.starting_offsets"
     " source.filters source.recreation source.catalog source.waiting source.commit monitoring.listener"
