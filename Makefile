@@ -41,7 +41,7 @@ soak-pipelines: $(READY)
 		tests/live/delay tests/live/environment tests/live/grpc/test_kills.py tests/live/growth tests/live/loss tests/live/spool
 
 soak-properties: $(READY)
-	@$(PYTEST) -m property
+	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -m property
 
 soak-exactly-once: $(READY)
 	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s --complete tests/kill/test_exactly_once.py tests/sink/test_once.py

@@ -7,8 +7,9 @@ copied to every waiter of a broken connection, and Python rebuilds them from ``a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from rocketmq_spark.base import codes
 
@@ -33,6 +34,8 @@ class RocketMQError(Exception):
     retriable: ClassVar[bool] = False
     refresh_route: ClassVar[bool] = False
     unsent = False  # whether it is certain that no byte of the request left this process
+    # The results, by id, of messages of the same send that were acknowledged: where a send is several requests.
+    stored: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,
@@ -247,13 +250,13 @@ class SendFailed(RocketMQError):
 
 
 class SpoolError(RocketMQError):
-    """The spool cannot be opened, read or written: in use, damaged, or its disk is full."""
+    """The spool cannot be opened, read or written: in use, damaged, or its disk fails."""
 
     code = "ROCKETMQ_SPOOL"
 
 
 class SpoolFull(SpoolError):
-    """The spool holds as much as option ``spoolMaxBytes`` allows."""
+    """The spool holds as much as option ``spoolMaxBytes`` allows, or its disk is full."""
 
     code = "ROCKETMQ_SPOOL_FULL"
 

@@ -1,6 +1,6 @@
-"""What upper rooms may ask of a transport, as small Protocols: the seam is at verbs, not at frames.
+"""The methods of a transport that other rooms may call, as small Protocols: the seam is at verbs, not at frames.
 
-``producer/``, ``consumer/``, ``sink/``, ``source/`` and ``pull/`` know these and nothing else of a client. The remoting
+``producer/``, ``consumer/``, ``spark/`` and ``pull/`` call these methods and no others of a client. The remoting
 client implements them; another transport implements those it can offer. All raise ``RocketMQError`` subclasses only.
 """
 
@@ -326,8 +326,8 @@ class GroupMember(Protocol):
     def bounds(self, queue: MessageQueue, deadline: Deadline) -> QueueBounds:
         """First offset kept and next offset to be written, as the master says."""
 
-    def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline) -> int:
-        """First offset stored at or after a time, the maximum if all are older. It may lie below the minimum."""
+    def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline, group: str | None = None) -> int:
+        """As ``search_offsets``: of brokers before 5.1.4 the nearest to that time where no ``group`` may look at messages."""
 
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline

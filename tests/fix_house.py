@@ -65,6 +65,7 @@ CLUSTERS = {
     "mastered",
     "other",
     "asking",
+    "asking_proxy",
 }
 SPARKS = {"spark", "start_script", "run_script"}
 # What a mark means, and which fixtures give it; ``property`` goes to what hypothesis runs.

@@ -17,3 +17,8 @@ SCALE = float(os.environ.get("ROCKETMQ_SPARK_TEST_SCALE", "0.1"))
 def scaled(full: int, minimum: int = 1) -> int:
     """A tenth of ``full`` by default, all of it at scale 1, never below ``minimum``."""
     return max(minimum, round(full * SCALE))
+
+
+def examples(full: int) -> int:
+    """A third of ``full`` examples of a property by default, all of them at scale 1 (``make soak ONLY=properties``)."""
+    return full if SCALE >= 1 else max(1, full // 3)

@@ -55,19 +55,19 @@ ORDER = {
     " pop.simple_consumer",
     "localbroker": "java guard ivy distro loopback process servers site members cluster",
     "pull": "verdict fetched missing requests replica reader puller reading",
-    "delay": "release stream envelope_records service node",
+    "delay": "release stream envelope_records commits remade room service node",
     "spark": "checkpoints explained monitoring sink source tuning source.offsets"
     " source.pushdown source.planner source.decisions source.account source.starting_offsets"
     " source.filters source.recreation source.catalog source.waiting source.commit monitoring.listener"
     " source.tasks source.stream source.readers checkpoints.entries checkpoints.notes checkpoints.rewind sink.columns"
-    " sink.report sink.routing sink.guarantee sink.checks sink.once sink.task sink.writers datasource sink.foreach"
+    " sink.report sink.routing sink.guarantee sink.checks sink.given_up sink.once sink.task sink.writers datasource sink.foreach"
     " monitoring.progress monitoring.metrics",
     "grpc_proxy": "facts protos answers channel outgoing proxy member transactions sender",
-    "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
-    " decode.answers decode.properties decode.rows decode.careful decode.decoder"
+    "columnar": "decode encode arrow decode.schema decode.property_columns decode.index_entries"
+    " decode.stored_messages decode.inner decode.answers decode.properties decode.rows decode.careful decode.decoder"
     " encode.properties encode.batch encode.content_ids encode.encoder encode.proxy_request",
     "stored": "ends ids look sends",
-    "base": "codes extras lifecycle process java threads clock timer retry",
+    "base": "codes extras lifecycle process java threads clock copies timer retry",
     "client": "credentials calls route topics questions broker instance transactions sender admin groups pulls member",
     "spool": "records schedule sends changes files database lanes recovery store folders redelivery spool",
     "options": "kafka_names parsing transport table typed callables",
@@ -78,7 +78,7 @@ ORDER = {
     "remoting": "protocol endpoint connection bulk pool",
     "session": "proxied spools looks public",
     "model": "lag membership message route pull send",
-    "wire": "header properties identifiers loose_json names compression rpc messages envelope bodies member_bodies",
+    "wire": "header properties identifiers loose_json names compression rpc window messages envelope bodies member_bodies",
 }
 
 # Beyond the ranks: what a room must not know.
@@ -116,10 +116,10 @@ OUTSIDE = {
     "pytest": "testing",
     "socket": "remoting.endpoint remoting.bulk localbroker.loopback cli.lag",
     "ssl": "remoting.endpoint",
-    "select": "remoting.endpoint",
+    "select": "remoting.endpoint spark.sink.given_up",
     "subprocess": "localbroker cli.background spark.tuning",
     "threading": "base.lifecycle base.threads remoting.endpoint remoting.connection remoting.pool client.calls"
-    " client.instance client.route producer.batching producer.destination base.timer producer.faults"
+    " client.instance client.route base.copies producer.batching producer.destination base.timer producer.faults"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
     " producer.transactions localbroker"
     " cli consumer.push.member_state consumer.push.workers consumer.subscriptions consumer.push.offset_store"

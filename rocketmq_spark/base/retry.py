@@ -1,8 +1,9 @@
-"""What is asked again when it failed, and what an error says after a time of trying.
+"""Retries of metadata requests (``Retry``), and the error to raise when retries end (``Trouble``).
 
-That is the first cause, and what was said last in time. The question that an expired deadline cut short explains nothing: a
-broker dies, its route goes, and when patience ends the name server has no time left to answer in. "No name server answers"
-would be the last error, of the one server that was well.
+That error names the first cause, and the last error before the deadline. An error of a request that the deadline cut short is
+left out, because it misleads: if a broker dies, its route expires, and at the deadline the name server has no time to answer.
+"No name server answers" would then be the last error, although the name server is healthy. Pulls: ``pull/verdict``; sends:
+``producer/attempts``.
 """
 
 from __future__ import annotations

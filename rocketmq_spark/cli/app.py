@@ -13,7 +13,7 @@ from rocketmq_spark.cli.command import Suggesting
 _COMMANDS = {
     "demo": ("Run a stream from a broker to Spark and back, in about a minute.", "demo.play:demo"),
     "broker": ("Start and stop a real RocketMQ on this machine.", "broker:broker"),
-    "topic": ("Create, list, describe, resize and delete topics.", "topic:topic"),
+    "topic": ("Create, list, describe, widen, shrink and delete topics.", "topic:topic"),
     "produce": ("Send lines of text, or generated orders, to a topic.", "produce:produce"),
     "tail": ("Show the messages of a topic as they arrive.", "tail:tail"),
     "doctor": ("Diagnose problems and suggest fixes.", "doctor.command:doctor"),

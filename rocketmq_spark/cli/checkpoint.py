@@ -67,10 +67,10 @@ def checkpoint() -> None:
 @click.option("--batch", "number", type=click.IntRange(0), help="Show only this batch, queue by queue.")
 @click.pass_obj
 def show(output: Output, folder: str, last: int, number: int | None) -> None:
-    """What each batch read, and what would be read next.
+    """Show what each batch read, and what the query reads next.
 
-    A batch without DONE was begun and is read again, as it was, when the query starts. With --json one object a batch, with
-    its ranges.
+    A batch without DONE was started but not finished: the query reads the same ranges again when it starts. --json prints one
+    object per batch, with its ranges.
     """
     from rocketmq_spark.spark.checkpoints.entries import folder as opened
     from rocketmq_spark.spark.checkpoints.entries import history
@@ -132,10 +132,14 @@ def _next(last: Read) -> str:
 def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> None:
     """Compare the positions of a query with what the brokers have now.
 
-    States without a problem: read (nothing new), behind, and new (a queue that the query will read from its beginning).
-    States of loss: lost (deleted before it was read), went back and made again (the topic was deleted and created again), and
-    gone (the topic or the queue). States that are no loss: not registered (the broker is down) and unknown (the broker does
-    not answer). Exit code 1 if any queue is in a state of the latter two kinds.
+    No problem: read (nothing new), behind, and new (the query will read the queue from its beginning).
+
+    Data loss: lost (messages were deleted before the query read them), went back or made again (the topic was deleted and
+    created again), and gone (the topic or the queue does not exist).
+
+    No loss, but not readable now: not registered (the broker is down) and unknown (the broker does not answer).
+
+    The exit code is 1 if any queue has lost data or is not readable now.
     """
     from rocketmq_spark.cli.positions import clusters, left_out
     from rocketmq_spark.spark.checkpoints.entries import folder as opened

@@ -38,9 +38,9 @@ def environment() -> None:
 def show(output: Output, target: Target, topic: str) -> None:
     """Show which environments write and read each queue of TOPIC.
 
-    The writer of a queue is its owner according to -o environments=..., which must be the same as for the producers: brokers
-    do not store it. The readers are reported by the members of consumer groups; a group without members reads the queues for
-    which it has committed offsets.
+    Writers are computed from -o environments=..., because brokers do not store them: give the value that the producers use.
+    Readers are what the members of consumer groups report. A group without members is shown at the queues for which it has
+    committed offsets.
     """
     from rocketmq_spark.client.groups import readers
 

@@ -176,12 +176,12 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
     """Show how many messages a group or a query has not read yet, by queue, and the age of the next one.
 
     --json prints one object per refresh: lag, lost, behindMs, readPerSecond, writtenPerSecond, catchUpMs and queues. With
-    --checkpoint it also has underWay, the unfinished batch (batchId, forMs, and waitsFor: brokers that it reads and that do not
-    answer), and otherClusters, which the query also reads and the command does not ask. Unknown values are null, such as the
-    rates of the first refresh.
+    --checkpoint it also has underWay, the unfinished batch (batchId, forMs, and waitsFor: its brokers that do not answer), and
+    otherClusters, the clusters that the query reads and the command does not contact. Unknown values, such as the rates of the
+    first refresh, are null.
 
-    If a broker is unavailable, --checkpoint shows the other queues, with null for those of that broker, and exits with 1. --group
-    fails, because the offsets of a group are stored on the brokers.
+    If a broker is unavailable, --checkpoint shows null for the queues of that broker and exits with 1; --group fails, because
+    the brokers store the offsets of a group.
     """
     from rocketmq_spark.cli.lag_view import LagSnapshot, prometheus
 

@@ -80,7 +80,7 @@ def offsets() -> None:
 @connected
 @click.pass_obj
 def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) -> None:
-    """Show the committed offset of GROUP in each queue, which is the next to read. '-' (JSON: null) if it has none."""
+    """Show the committed offset of GROUP in each queue: the offset that it reads next, '-' (JSON: null) without one."""
     from rocketmq_spark.cli import positions
 
     client, own = target.client(), positions.own_group(target, group)

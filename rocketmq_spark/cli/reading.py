@@ -25,6 +25,7 @@ from rocketmq_spark.pull.verdict import OnLoss
 from rocketmq_spark.queues.environment import Own, environment_of
 from rocketmq_spark.wire.messages import decode_leniently
 from rocketmq_spark.wire.properties import ALL, parse_subscription
+from rocketmq_spark.wire.window import OffsetWindow
 
 # How far one queue is read ahead, its messages held to be merged with the others'; further when a filter drops most.
 _CHUNK, _FILTERED_CHUNK = 256, 8192
@@ -133,7 +134,7 @@ class TopicReader:
 
     def _messages(self, queue: MessageQueue, held: HeldAnswers) -> Iterator[ReceivedMessage]:
         for piece, stored in held.answers():
-            window = piece.start, piece.next_offset
+            window = OffsetWindow(piece.start, piece.next_offset)
             found = decode_leniently(stored, queue.broker_name, queue=queue, window=window)
             for message in placed(found, piece, dense=not self._filter):
                 if self._wanted.accepts(message.tags) or message.decode_error is not None:

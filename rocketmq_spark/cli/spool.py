@@ -74,7 +74,7 @@ def show(output: Output, folder: Path, records: bool) -> None:
 @_FOLDER
 @click.pass_obj
 def export(output: Output, folder: Path) -> None:
-    """Every record of FOLDER with its body (base64) and properties, one JSON object a line."""
+    """Print every record of FOLDER as JSON, one object per line, with its body (base64) and properties."""
     from rocketmq_spark.spool.spool import SpoolReading
 
     count = 0
@@ -90,7 +90,7 @@ def export(output: Output, folder: Path) -> None:
 
 @spool.command(cls=SendingCommand)
 @_FOLDER
-@click.option("--dead", is_flag=True, help="Also send records that were given up.")
+@click.option("--dead", is_flag=True, help="Also send dead letters: records that were given up.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -102,9 +102,10 @@ def export(output: Output, folder: Path) -> None:
 @connected
 @click.pass_obj
 def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: float) -> None:
-    """Send all records of FOLDER now, even those that are not due. Records that fail are kept, and are due by their schedule.
+    """Send all records of FOLDER now, even those that are not due.
 
-    A record of several messages counts as one. No other process may use the folder.
+    Records that fail are kept, and retried on their usual schedule. A record of several messages counts as one. No other
+    process may use the folder.
     """
     from rocketmq_spark import options
     from rocketmq_spark.queues.environment import by_position, position_problem
@@ -125,7 +126,10 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
 
 @spool.command()
 @_FOLDER
-@click.option("--delay-group", help="The group of the delay service that owns FOLDER, if damage destroyed its name.")
+@click.option(
+    "--delay-group",
+    help="Group of the delay service that owns FOLDER, if the folder is damaged and no longer names it.",
+)
 @connected
 @click.pass_obj
 def assign(output: Output, target: Target, folder: Path, delay_group: str | None) -> None:

@@ -84,7 +84,7 @@ def _resized(function: Callable[..., None]) -> Callable[..., None]:
 def widen(output: Output, target: Target, name: str, queues: int, brokers: tuple[str, ...]) -> None:
     """Add queues to a topic.
 
-    Messages stay where they are. Keys that choose their queue choose among all of them from then on.
+    Messages stay in their queues. From then on, hash selectors use the new queues too, so a key may move to another queue.
     """
     there = _there(target, name, brokers)
     if any(max(data.read_queues, data.write_queues) > queues for data in there.values()):
@@ -100,7 +100,7 @@ def widen(output: Output, target: Target, name: str, queues: int, brokers: tuple
 def shrink(output: Output, target: Target, name: str, queues: int, brokers: tuple[str, ...], yes: bool) -> None:
     """Remove queues from a topic: those with the highest ids.
 
-    Their messages are not read until the topic has them again. The command shows their number first.
+    The messages of the removed queues cannot be read until you add the queues again. The command first shows how many there are.
     """
     there = _there(target, name, brokers)
     if any(min(data.read_queues, data.write_queues) < queues for data in there.values()):

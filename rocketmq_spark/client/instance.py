@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 FIRST_HEARTBEAT_S = 1.0
 TIMEOUT_S = 3.0
+LOOK_S = (
+    10.0  # more than one name server takes that hangs, and with it far less than the 120 s after which brokers forget
+)
 _MAX_ASKED = 1000  # requests of servers that wait for one group: more are refused
 
 # What a broker asks a consumer, with the field that names the group. What it asks a producer says so in the message.
@@ -207,7 +210,7 @@ class Instance:
             self._tell(
                 [
                     (address, rpc.UNREGISTER_CLIENT.request(clientID=self.client_id, bname=name, **group))
-                    for name, address in self._addresses(member.consumes)
+                    for name, address in self._addresses(member.consumes, member.everywhere)
                 ],
                 deadline,
             )
@@ -218,15 +221,13 @@ class Instance:
             each = self._groups.each()
             if not each:
                 return
-            if self._groups.everywhere():
-                self._look_around(deadline)
             producers = [on_wire for on_wire, member in each if not member.consumes]
             consumers = [self._membership(on_wire, member) for on_wire, member in each if member.consumes]
             body = bodies.heartbeat(self.client_id, producers, consumers)
             self._tell(
                 [
                     (address, rpc.HEART_BEAT.request(body, bname=name))
-                    for name, address in self._addresses(bool(consumers))
+                    for name, address in self._addresses(bool(consumers), self._groups.everywhere())
                 ],
                 deadline,
             )
@@ -239,17 +240,20 @@ class Instance:
         assert member.membership is not None
         return replace(member.membership().on_wire(self._calls.on_wire), group=on_wire)
 
-    def _look_around(self, deadline: Deadline) -> None:
+    def look_around(self, deadline: Deadline) -> None:
+        """Ask which brokers there are, if any member wants all of them to know its group."""
+        if not self._groups.everywhere():
+            return
         try:
-            self._all = self._routes.cluster(deadline.within(self._calls.request_timeout_s))
+            self._all = self._routes.cluster(deadline)
         except RocketMQError as e:  # a Proxy does not say
             logger.info("the brokers of the cluster are not known, only those of the topics in use: %s", e)
 
-    def _addresses(self, slaves: bool) -> list[tuple[str, str]]:
+    def _addresses(self, slaves: bool, everywhere: bool) -> list[tuple[str, str]]:
         known = {data.broker_name: data for data in self._routes.brokers()}
         return [
             (data.broker_name, address)
-            for data in ({**self._all, **known} if self._groups.everywhere() else known).values()
+            for data in ({**self._all, **known} if everywhere else known).values()
             for address in (data.master, *(data.slaves if slaves else ()))
             if address
         ]
@@ -266,6 +270,7 @@ class Instance:
             if due_ms != self._due_ms:  # another one is due before
                 return
         try:
+            self.look_around(Deadline.after(LOOK_S))  # a name server that hangs takes no time from heartbeats
             self.heartbeat(Deadline.after(TIMEOUT_S))
         except RocketMQError as e:
             logger.info("no heartbeat was sent: %s", e)

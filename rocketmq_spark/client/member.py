@@ -119,8 +119,8 @@ class RemotingMember:
     def bounds(self, queue: MessageQueue, deadline: Deadline) -> QueueBounds:
         return self._offsets.bounds_by_queue([queue], deadline)[queue]
 
-    def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline) -> int:
-        return self._offsets.search_offsets({queue: epoch_ms}, deadline)[queue]
+    def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline, group: str | None = None) -> int:
+        return self._offsets.search_offsets({queue: epoch_ms}, deadline, group=group)[queue]
 
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline

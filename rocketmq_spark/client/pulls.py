@@ -8,13 +8,13 @@ pulls of group members, chooses the replica for each and interprets the answer. 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import INNER_BATCH_MASK, OFFSET_RESET, RETRY_PREFIX, PullSysFlag, Response
+from rocketmq_spark.base.codes import OFFSET_RESET, RETRY_PREFIX, PullSysFlag, Response
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.base.threads import Aside
 from rocketmq_spark.client.calls import Calls, refused
@@ -35,9 +35,10 @@ from rocketmq_spark.model import (
 )
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Bytes, Command
-from rocketmq_spark.wire.messages import count, decode_each, portion
+from rocketmq_spark.wire.messages import DecodeSettings, Stored, decode_one, portion, stored_in
 from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import parse_subscription
+from rocketmq_spark.wire.window import OffsetWindow
 
 T = TypeVar("T")
 
@@ -241,17 +242,35 @@ def wanted_of(request: PullRequest, stored: Bytes, scope: Scope, end: int) -> It
     queue = request.queue
     tags = parse_subscription(request.filter.expression) if request.filter.kind == "TAG" and request.filter else None
     retried = queue.topic.startswith(RETRY_PREFIX)
-    at, left = request.offset, count(stored)
-    for messages in decode_each(stored, queue.broker_name, queue=queue, window=(request.offset, end)):
-        last = end - left  # for the others need one each
+    data, how = bytes(stored), DecodeSettings(queue.broker_name, queue=queue)
+    found = list(stored_in(data))
+    at, left = request.offset, len(found)
+    for one, latest in zip(found, _latest(found, at, end), strict=True):
         left -= 1
-        for message in messages:
-            batched = message.decode_error is None and message.sys_flag & INNER_BATCH_MASK == INNER_BATCH_MASK
+        if one.batch:
+            how = how._replace(
+                window=OffsetWindow(request.offset, end, at if at > request.offset else None, end - left)
+            )
+        for message in decode_one(data, one, how):
+            batched = one.batch and message.decode_error is None
             if batched and message.queue_offset < request.offset:
                 continue
-            if not batched and message.queue_offset != (place := max(at, min(message.queue_offset, last))):
-                message = replace(message, queue_offset=place)
+            # What cannot be true is the first that may be: with a later one a commit would pass what is not consumed.
+            if not batched and not at <= message.queue_offset <= latest:
+                message = replace(message, queue_offset=at)
             at = message.queue_offset + 1
             if message.decode_error is None and tags is not None and not tags.accepts(message.tags):
                 continue
             yield own(message, scope) if retried else message
+
+
+def _latest(found: Sequence[Stored], start: int, end: int) -> list[int]:
+    """The last offset that each message can have: those behind it need one each, and have theirs if that can be."""
+    latest: list[int] = []
+    for number in range(len(found) - 1, -1, -1):
+        end -= 1
+        said = found[number].offset
+        if said is not None and start + number <= said < end:
+            end = said
+        latest.append(end)
+    return latest[::-1]

@@ -46,7 +46,7 @@ class NameServers:
         self._current = (rng or random.Random()).randrange(len(self.addresses))
 
     def ask(self, make: Callable[[], Command], deadline: Deadline | None = None) -> Command:
-        """The first server's answer that could be had, each within the time of one request.
+        """The first server's answer that could be had, each within the time of one request, and its part of what is left.
 
         Servers do not know of each other, so a topic that one misses is asked of the others too. When none answers,
         raises the last one's error, naming all that were tried. An address of a broker is an ``OptionError`` if no other does.
@@ -58,7 +58,7 @@ class NameServers:
         for i in range(len(self.addresses)):
             at = (first + i) % len(self.addresses)
             try:
-                answer = self.calls.ask(self.addresses[at], make(), self._share(deadline))
+                answer = self.calls.ask(self.addresses[at], make(), self._share(deadline, len(self.addresses) - i))
             except TopicNotFound as e:
                 unknown = unknown or e
             except (ConnectionLost, CallTimeout, RemoteProtocolError) as e:
@@ -103,16 +103,19 @@ class NameServers:
     def ask_each(self, make: Callable[[], Command], deadline: Deadline | None = None) -> None:
         """Ask every server, because they do not know of each other; raises the first error after all were asked."""
         errors = []
-        for address in self.addresses:
+        for i, address in enumerate(self.addresses):
             try:
-                self.calls.ask(address, make(), self._share(deadline))
+                self.calls.ask(address, make(), self._share(deadline, len(self.addresses) - i))
             except RocketMQError as e:
                 errors.append(e)
         if errors:
             raise errors[0]
 
-    def _share(self, deadline: Deadline | None) -> Deadline | None:
-        return None if deadline is None else deadline.within(self.calls.request_timeout_s)
+    def _share(self, deadline: Deadline | None, servers: int = 1) -> Deadline | None:
+        """For one of ``servers`` that are still to be asked."""
+        if deadline is None:
+            return None
+        return deadline.within(min(self.calls.request_timeout_s, deadline.remaining() / servers))
 
 
 # Routes of deleted topics that are remembered for the addresses in them: the newest.
@@ -144,9 +147,14 @@ class Routes:
         return self._keep(topic, self.fetch(topic, deadline))
 
     def recent(self, topic: str, deadline: Deadline, refresh: bool = False) -> TopicRoute:
-        """A route of the last 30 s; an old one while no name server answers, unless ``refresh`` demands a new one."""
+        """A route of the last 30 s; an old one while no name server answers, unless ``refresh`` demands a new one.
+
+        Where there is an old one, half of the time is left for what is asked by it.
+        """
+        old = not refresh and topic in self.known()
+        soon = deadline.within(deadline.remaining() / 2) if old else deadline
         try:
-            return self.get(topic, 0.0 if refresh else self.recent_s, deadline)
+            return self.get(topic, 0.0 if refresh else self.recent_s, soon)
         except (ConnectionLost, CallTimeout) as e:
             if refresh or topic not in self.known():
                 raise

@@ -207,10 +207,17 @@ class RemotingSender:
         return True
 
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
-        asked = None if check is None else transactions.answering(self._calls, group, check)
-        member = Member(group, heartbeat_s, asked, everywhere=check is not None)
+        answering = None if check is None else transactions.HalfChecks(self._calls, group, check)
+        asked = None if answering is None else answering.asked
+        member = Member(group, heartbeat_s, asked, everywhere=asked is not None)
         self._instance.join(member)
-        return functools.partial(self._instance.leave, member)
+
+        def leave(deadline: Deadline) -> None:
+            if answering is not None:
+                answering.leave()
+            self._instance.leave(member, deadline)
+
+        return leave
 
     def refresh_routes(self, deadline: Deadline) -> None:
         for topic in self._routes.known():

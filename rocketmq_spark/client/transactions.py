@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, SysFlag
+from rocketmq_spark.base.copies import CopyQuestions
 from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.instance import Asked
 from rocketmq_spark.errors import RemoteProtocolError, RocketMQError
+from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
@@ -50,34 +51,61 @@ def end(calls: Calls, address: str, place: HalfPlace, decision: TransactionState
         calls.tell(address, command, deadline)
 
 
-def answering(calls: Calls, group: str, question: HalfCheck) -> Asked:
-    """What a broker's question does: the answer is a request of its own, to the broker that asked."""
+# Who asks, and about which copy.
+_Copy = tuple[str, HalfPlace]
 
-    def asked(address: str, command: Command) -> Command:
+
+class HalfChecks:
+    """What a broker's question does: the answer is a request of its own, to the broker that asked.
+
+    User code may be slow, or hang: a broker writes its copies anew every 30 s, and an answer about an earlier one leaves the
+    later one open. So the function is asked once about all copies that came meanwhile, its answer is about the newest, and
+    what comes soon after a commit is rolled back.
+    """
+
+    def __init__(self, calls: Calls, group: str, question: HalfCheck) -> None:
+        self._calls = calls
+        self._group = group
+        self._question = question
+        state = TransactionState
+        self._copies = CopyQuestions(self._answer, state.COMMIT, state.ROLLBACK, state.UNKNOWN)
+        self.leave = self._copies.leave
+
+    def asked(self, address: str, command: Command) -> Command:
+        message, place = self._read(address, command)
+        known = self._question(message, place)
+        copy = address, place
+        decision = known if isinstance(known, TransactionState) else self._copies.ask(place.msg_id, copy, known)
+        if decision is not None:
+            self._answer(copy, decision)
+        return rpc.CHECK_TRANSACTION_STATE.reply(command)
+
+    def _read(self, address: str, command: Command) -> tuple[ReceivedMessage, HalfPlace]:
         fields = rpc.CHECK_TRANSACTION_STATE.arguments(command)
         messages = decode_messages(command.body, command.ext.get("bname", ""))
         if len(messages) != 1:
             raise RemoteProtocolError(f"a broker asks about {len(messages)} half messages at once, expected 1", address)
-        topic, queue = calls.scope.plain(messages[0].topic), messages[0].queue
+        topic, queue = self._calls.scope.plain(messages[0].topic), messages[0].queue
         message = replace(messages[0], topic=topic, queue=queue._replace(topic=topic))
         msg_id = message.properties.get(Property.UNIQ_KEY) or fields["msgId"] or message.msg_id
-        place = HalfPlace(
+        return message, HalfPlace(
             message.topic,
             command.ext.get("bname", ""),
-            group,
+            self._group,
             msg_id,
             fields["transactionId"] or msg_id,
             fields["tranStateTableOffset"],
             fields["commitLogOffset"],
         )
-        decision = question(message, place)
+
+    def _answer(self, copy: _Copy, decision: TransactionState) -> bool:
+        address, place = copy
         try:
-            end(calls, address, place, decision, Deadline.after(calls.request_timeout_s), asked=True)
+            end(self._calls, address, place, decision, Deadline.after(self._calls.request_timeout_s), asked=True)
         except RocketMQError as e:
             logger.warning(
                 "the broker at %s will ask again about half message %s: %s did not arrive: %s",
-                address, msg_id, decision.value, e,
+                address, place.msg_id, decision.value, e,
             )  # fmt: skip
-        return rpc.CHECK_TRANSACTION_STATE.reply(command)
-
-    return asked
+            return False
+        return True

@@ -23,9 +23,9 @@ MAX_LEVEL = (1 << 31) - 1  # brokers take their highest level for what is above 
 class Listener(Protocol):
     """The function that a ``Consumer`` calls with messages: ``listener(messages, context)``.
 
-    ``messages`` is a tuple of ``ReceivedMessage``, from a Proxy of ``PoppedMessage``; ``context`` a ``Context``, of an ordered
-    consumer an ``OrderedContext``. Returning None means that the messages are done; what else may be returned is made by
-    ``context``. An exception, or any other value, means that they failed.
+    ``messages`` is a tuple of ``ReceivedMessage``, or of ``PoppedMessage`` over gRPC. ``context`` is a ``Context``, or an
+    ``OrderedContext`` if the consumer is ordered. Return None if the messages are done, or a value that a method of ``context``
+    returned. An exception, or any other value, means that they failed.
     """
 
     # The names are the user's to choose; messages and context are of the consumer's kind, which types cannot say.
@@ -80,7 +80,7 @@ class Context:
 
     @property
     def ack_index(self) -> int | None:
-        """The index of the last message that is done, where a listener that returns None did only some; -1: none."""
+        """Set it, and return None, if only some messages are done: the index of the last one that is done, or -1 for none."""
         return self._ack_index
 
     @ack_index.setter
@@ -91,7 +91,7 @@ class Context:
 
     @property
     def delay_level(self) -> int:
-        """At which level those that are not done come again; see ``retry``."""
+        """The delay level after which messages that are not done are delivered again; see ``retry``."""
         return self._delay_level
 
     @delay_level.setter
@@ -102,8 +102,8 @@ class Context:
     def retry(self, level: int = 0) -> Redeliver:
         """Return this from the listener if none of the messages is done.
 
-        They are delivered again after ``level`` of the broker's delay levels. 0 increases the delay each time; -1 makes them dead
-        letters at once.
+        The broker delivers them again after its delay level ``level``. 0 increases the delay with each attempt; -1 makes them
+        dead letters at once.
         """
         return Redeliver(level)
 

@@ -13,9 +13,14 @@ from rocketmq_spark.wire.properties import parse_subscription
 
 
 def filter_of(tags: str | None, sql: str | None) -> Filter:
-    """The filter of one subscription. Raises ``OptionError`` for both at once, and for tags that name none."""
+    """The filter of one subscription. Raises ``OptionError`` for both at once, for tags that name none, and for no text."""
     if tags is not None and sql is not None:
         raise OptionError(f"tags are {tags!r} and sql is {sql!r}; expected at most one of them")
+    for name, given in (("tags are", tags), ("sql is", sql)):
+        try:
+            (given or "").encode()
+        except UnicodeEncodeError as e:  # on its way out it would end what all topics share
+            raise OptionError(f"{name} {given!r}; expected characters that can be sent: {e}") from e
     if sql is not None:
         return Filter(sql, "SQL92")
     try:

@@ -12,8 +12,9 @@ from typing import Any
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.delay import envelope_records
+from rocketmq_spark.delay.commits import Names
 from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC
-from rocketmq_spark.delay.service import DelayService, Names, Tools
+from rocketmq_spark.delay.service import DelayService, Tools
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.session import public, spools

@@ -1,7 +1,8 @@
 """What is sent when a delayed message is due, and how far a node has come with a queue of envelopes. Pure.
 
 A group's offset alone is not enough for a node that takes over a queue: it stays at the oldest envelope whose original was
-not sent, and many behind it may have been sent. So a node commits three numbers (``Progress``), as offsets of three groups.
+not sent, and many behind it may have been sent. So a node commits three numbers (``Progress``), as offsets of three groups
+(``commits``).
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ class Progress(NamedTuple):
         stored, done_ms = (later if newer else self)[1:]
         return Progress(oldest, stored, done_ms)
 
+    def cut(self, at: int) -> Progress:
+        """What still holds when a broker's messages from ``at`` on are others than those that this speaks of."""
+        return Progress(min(self.oldest, at), min(self.stored, at), self.done_ms)
+
 
 class Seen(NamedTuple):
     """What a node wrote down of a queue: all from ``begin`` to before ``stored`` is in its store, or done; and what it committed.
@@ -68,6 +73,11 @@ class Seen(NamedTuple):
     committed: Progress
     newest_ms: int = 0
 
+    @property
+    def read(self) -> tuple[int, int]:
+        """Up to which offset, and the store time."""
+        return self.stored, self.newest_ms
+
     def encode(self) -> bytes:
         return _SEEN.pack(self.begin, self.stored, *self.committed, self.newest_ms)
 
@@ -77,8 +87,7 @@ class Seen(NamedTuple):
 
     def cut(self, at: int) -> Seen:
         """What still holds when a broker's messages from ``at`` on are others than those that were read."""
-        begin, oldest = min(self.begin, at), min(self.committed.oldest, at)
-        return Seen(begin, at, Progress(oldest, at, self.committed.done_ms), self.newest_ms)
+        return Seen(min(self.begin, at), at, self.committed.cut(at), self.newest_ms)
 
     @classmethod
     def decode(cls, data: bytes | None) -> Seen | None:

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import envelope_records
+from rocketmq_spark.delay.commits import REQUEST_S, Commits, Committed, Names
 from rocketmq_spark.delay.envelope_records import Answering, Retention
-from rocketmq_spark.delay.release import Progress, Seen, newest_before, note_of, noted, resumed
-from rocketmq_spark.errors import GroupNotFound, OffsetError, RocketMQError
-from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.delay.release import Progress, Seen, note_of, noted, resumed
+from rocketmq_spark.delay.remade import Remade
+from rocketmq_spark.delay.room import EnvelopeReader, Room
+from rocketmq_spark.errors import OffsetError, RocketMQError, SpoolFull
+from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.spool.records import IDENTITY, due_of
 from rocketmq_spark.spool.spool import SendSpool
@@ -37,32 +38,13 @@ PAGE, TELL_S, POLL_S = 2000, 0.5, 0.2
 AGAIN_S = 5.0
 # So long the last node of a queue has to hear that it is another's now, and to say how far it came.
 HAND_OVER_S = 2.0
-REQUEST_S = 3.0
 # After so long without a queue there is none for this node.
 JOIN_S = 30.0
 PAUSE_S = 0.5
 # So long a node that begins with a queue sends nothing before it has read what is there: it may be taken back in there.
 CATCH_UP_S = 60.0
-
-
-class EnvelopeReader(Protocol):
-    """What the node needs of a pull consumer that is subscribed to the inner topic."""
-
-    def poll(self, timeout_s: float = 5.0) -> list[ReceivedMessage]: ...
-    def assignment(self) -> list[MessageQueue]: ...
-    def seek(self, queue: MessageQueue, offset: int) -> None: ...
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """The consumer group, and those whose offsets are the other two numbers of a ``Progress``."""
-
-    group: str
-
-    @property
-    def all(self) -> tuple[str, str, str]:
-        return self.group, f"{self.group}_stored", f"{self.group}_done_ms"
+# As often it is looked whether queues have the messages that were read.
+LOOK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +72,10 @@ class DelayService:
     ) -> None:
         self._reader = reader
         self._member = member
-        self._names = names
+        self._remade = Remade(member, names.group)
+        self._commits = Commits(member, names, tools.make_group)
         self._store = store
         self._open_spool = open_spool
-        self._tools = tools
         self._now_ms = tools.now_ms
         self._retention = Retention(tools.kept_ms)
         self._spool: SendSpool | None = None
@@ -102,9 +84,9 @@ class DelayService:
         # To be left, or begun again; with what is known of them, None where that may not be committed.
         self._going: dict[MessageQueue, Seen | None] = {}
         self._brokers = Answering(AGAIN_S)
+        self._room = Room(store.path, reader)
         self._damages = store.damages
-        self._next_tell = Deadline(0.0)
-        self._told_all = True
+        self._next_tell = self._next_look = Deadline(0.0)
         self._joined = False
         self._patience = Deadline.after(JOIN_S)
         self._unread: dict[MessageQueue, int] = {}
@@ -117,6 +99,8 @@ class DelayService:
             while not over.is_set():
                 try:
                     self.turn()
+                except SpoolFull:  # ``turn`` has said it
+                    over.wait(PAUSE_S)
                 except RocketMQError as e:
                     if not e.retriable:
                         raise
@@ -128,12 +112,15 @@ class DelayService:
     def turn(self) -> None:
         """One step: take over and give up queues, read and store what comes, say how far it is.
 
-        When it raises, all queues are begun again: what was polled and not stored would else be left out.
+        When it raises, all queues are begun again: what was polled and not stored would else be left out. After ``SpoolFull``
+        nothing is read for a while, but what is held is sent.
         """
         try:
             self._take_turn()
-        except RocketMQError:
-            self._begin_again()
+        except RocketMQError as e:
+            self._begin_again(self._seen)
+            if isinstance(e, SpoolFull):
+                self._room.refused(e, self.waiting)
             raise
 
     def _take_turn(self) -> None:
@@ -142,11 +129,14 @@ class DelayService:
             # written between the damage and this look.
             self._store.add([], {note_of(queue): b"" for queue in noted(self._store.notes())})
             self._damages = self._store.damages
-            self._begin_again()
+            self._begin_again(self._seen)
+        self._room.keep()
         polled, known = self._poll(), set(self._seen)
         self._own(set(self._reader.assignment()))
         # What came of a queue before it was begun comes again, from where it begins.
-        self._keep([message for message in polled if message.queue in known & self._seen.keys()])
+        polled = [message for message in polled if message.queue in known & self._seen.keys()]
+        self._look({message.queue for message in polled if message.queue_offset >= self._seen[message.queue].stored})
+        self._keep([message for message in polled if message.queue in self._seen])
         behind = self._is_behind()
         if self._spool is None and self._joined and not behind:
             self._spool = self._open_spool()
@@ -196,14 +186,42 @@ class DelayService:
             self._going |= dict.fromkeys(noted(self._store.notes()).keys() - mine)  # of an earlier process
             self._brokers.each(self._going, self._give_up)
 
-    def _begin_again(self) -> None:
-        self._going |= dict.fromkeys(self._seen)
-        self._seen.clear()
+    def _begin_again(self, queues: Iterable[MessageQueue]) -> None:
+        """Or leave them, if they have gone."""
+        for queue in list(queues):
+            del self._seen[queue]
+            self._going[queue] = None
+
+    def _look(self, came: set[MessageQueue]) -> None:
+        """Begin again queues that have other messages than those that were read: those of which messages ``came``, and where
+        that is not known, and from time to time all.
+        """
+        same = set()
+
+        def look(queue: MessageQueue) -> None:
+            try:
+                is_same = self._remade.is_same(queue, self._seen[queue])
+            except RocketMQError as e:
+                if e.retriable:
+                    raise
+                logger.info("whether %s has what was read of it is not known: %s", queue, e)
+                return
+            if is_same:
+                same.add(queue)
+            else:
+                self._begin_again([queue])
+
+        asked = came
+        if self._next_look.expired:
+            asked, self._next_look = set(self._seen), Deadline.after(LOOK_S)
+        self._brokers.each(asked, look)
+        self._begin_again((came - same) & self._seen.keys())
 
     def _give_up(self, queue: MessageQueue) -> None:
         """Another node has it."""
         seen = self._going[queue]
-        if seen is not None and self._committed(queue) == seen.committed:
+        last = None if seen is None else self._commits.of(queue)
+        if seen is not None and last is not None and last.progress == seen.committed:
             # A node that committed more since has had the queue for longer.
             self._tell({queue: seen})
         self._leave(queue)
@@ -211,39 +229,50 @@ class DelayService:
 
     def _begin(self, queue: MessageQueue) -> None:
         """One that another node had is left to it for a moment. Raises what questions raise."""
-        committed, seen = self._committed(queue), noted(self._store.notes()).get(queue)
+        last, seen = self._commits.of(queue), noted(self._store.notes()).get(queue)
         # Another node had it, or committed more.
-        others = committed is not None and (seen is None or seen.committed != committed)
+        others = last is not None and (seen is None or seen.committed != last.progress)
         if others:
             patience = self._gained[queue] = self._gained[queue] or Deadline.after(HAND_OVER_S)
             if not patience.expired:
                 return
         bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
-        first = bounds.min_offset
-        if seen is not None and (at := self._other_from(queue, seen)) is not None:
-            self._each(queue, lambda offset, due_ms: True, self._store.free)
-            seen = None if others else seen.cut(at)  # what others committed is of the messages that are there now
-            committed = committed if seen is None else seen.committed
-        elif committed is not None and others:
-            self._each(queue, committed.done, self._store.forget)
-        found = resumed(seen, committed, first)
-        if not found.newest_ms and found.stored > first:  # else a topic that is made again would be taken for this one
-            when = partial(self._member.search_offset, queue, deadline=Deadline.after(REQUEST_S))
-            found = found._replace(newest_ms=newest_before(found.stored, self._now_ms(), when))
-        if found.stored < first:
+        found = self._resumed(queue, seen, last, others, bounds)
+        if found.stored < bounds.min_offset:
             logger.warning(
                 "%s begins at %d, and envelopes from %d on are not done: what is not in %s is lost; the topic's retention "
-                "must exceed the longest delay", queue, first, found.stored, self._store.path,
+                "must exceed the longest delay", queue, bounds.min_offset, found.stored, self._store.path,
             )  # fmt: skip
         try:
-            self._reader.seek(queue, max(first, found.stored))
+            self._reader.seek(queue, max(bounds.min_offset, found.stored))
         except OffsetError as e:  # it is another node's again
             logger.info("%s is not begun: %s", queue, e)
             return
         self._seen[queue] = found
         if found.stored < bounds.max_offset:
-            self._unread[queue], self._catching_up = bounds.max_offset, Deadline.after(CATCH_UP_S)
+            if queue not in self._unread:  # what is begun again after an error is waited for no longer for that
+                self._catching_up = Deadline.after(CATCH_UP_S)
+            self._unread[queue] = bounds.max_offset
         logger.info("%s is read from %d on; all before %d are done", queue, found.stored, found.committed.oldest)
+
+    def _resumed(
+        self, queue: MessageQueue, seen: Seen | None, last: Committed | None, others: bool, bounds: QueueBounds
+    ) -> Seen:
+        """Where a queue is begun. What this node noted, and what ``others`` committed, may be of messages that are gone."""
+        progress = None if last is None else last.progress
+        if last is not None and others and (at := self._remade.other_from(queue, *last.read, bounds)) is not None:
+            progress = last.progress.cut(at)
+        if seen is not None and (at := self._remade.other_from(queue, *seen.read, bounds)) is not None:
+            self._each(queue, lambda offset, due_ms: True, self._store.free)
+            seen = None if others else seen.cut(at)
+            progress = progress if seen is None else seen.committed
+        elif progress is not None and others:
+            self._each(queue, progress.done, self._store.forget)
+        found = resumed(seen, progress, bounds.min_offset)
+        if not found.newest_ms and found.stored:  # else a topic that is made again would be taken for this one
+            newest_ms = 0 if last is None else last.newest_ms
+            found = found._replace(newest_ms=newest_ms or self._remade.newest_of(queue, found.stored, self._now_ms()))
+        return found
 
     def _is_behind(self) -> bool:
         """Whether a queue is not read yet as far as it went when it was begun."""
@@ -251,34 +280,19 @@ class DelayService:
         self._unread = {queue: end for queue, end in unread.items() if self._seen[queue].stored < end}
         return bool(self._unread) and not self._catching_up.expired
 
-    def _other_from(self, queue: MessageQueue, seen: Seen) -> int | None:
-        """From where on the messages are others than those that were read, None if they are the same: the topic was made
-        again, or its broker came back without its last messages.
-        """
-        if not seen.newest_ms:
-            return None
-        at = self._member.search_offset(queue, seen.newest_ms + 1, Deadline.after(REQUEST_S))
-        if at >= seen.stored:
-            return None
-        logger.warning(
-            "%s was read up to %d, and has younger messages from %d on: its topic was made again, or its broker lost its "
-            "last messages. It is read from there on; what was stored of the old ones is sent", queue, seen.stored, at,
-        )  # fmt: skip
-        return at
-
     def _leave(self, queue: MessageQueue) -> None:
         """Its next owner reads the envelopes again; what it cannot read stays here, and is sent from here."""
         seen, other = noted(self._store.notes()).get(queue), None
         try:
-            first = self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset
+            bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
             if seen is not None:
-                other = self._other_from(queue, seen)
+                other = self._remade.other_from(queue, *seen.read, bounds)
         except RocketMQError as e:
             if e.retriable:
                 raise
             logger.warning("what is held of %s stays here, and may be sent from elsewhere, too: %s", queue, e)
             return
-        end = 1 << 63 if other is None else other
+        first, end = bounds.min_offset, 1 << 63 if other is None else other
         gone = self._each(queue, lambda offset, due_ms: first <= offset < end, self._store.forget)
         # What its owners say is done are not these: they count no more when it comes back.
         self._each(queue, lambda offset, due_ms: not first <= offset < end, self._store.free)
@@ -308,8 +322,7 @@ class DelayService:
 
     def _keep(self, messages: Sequence[ReceivedMessage]) -> None:
         """Store what is not done, and with it how far it was read."""
-        for queue in {message.queue for message in messages if self._seen[message.queue].is_other(message)}:
-            del self._seen[queue]  # it is begun again
+        self._begin_again({message.queue for message in messages if self._seen[message.queue].is_other(message)})
         messages = [message for message in messages if message.queue in self._seen]
         now_ms, seen, cancels = self._now_ms(), dict(self._seen), []
         records = []
@@ -331,6 +344,8 @@ class DelayService:
             return
         notes = {note_of(queue): each.encode() for queue, each in changed.items()}
         self._store.add(records, None if cancels else notes)
+        if records:
+            self._room.found()
         if cancels:  # what takes back counts as read when that is done: else it is read again
             logger.info("%d of %d messages are taken back", self._store.forget(cancels), len(cancels))
             self._store.add([], notes)
@@ -340,11 +355,6 @@ class DelayService:
 
     # --- positions
 
-    def _committed(self, queue: MessageQueue) -> Progress | None:
-        deadline = Deadline.after(REQUEST_S)
-        oldest, stored, done_ms = (self._member.committed(g, queue, deadline, False) for g in self._names.all)
-        return None if oldest is None else Progress(oldest, stored if stored is not None else oldest, done_ms or 0)
-
     def _tell(self, known: dict[MessageQueue, Seen]) -> bool:
         """Commit how far queues are; returns whether all commits succeeded. The rest is committed next time: brokers know less
         then, and never too much.
@@ -353,7 +363,7 @@ class DelayService:
         # Never later than now: what comes next may be due before all that waits.
         now_ms = self._now_ms()
         done_ms = min(now_ms, max(0, due_of(first[0]) - 1)) if first else now_ms
-        news: dict[MessageQueue, Progress] = {}
+        news: dict[MessageQueue, Committed] = {}
         for queue, seen in known.items():
             places = self._store.places(envelope_records.space_of(queue))
             oldest = min(seen.stored, envelope_records.offset_and_due(places[0])[0]) if places else seen.stored
@@ -362,37 +372,13 @@ class DelayService:
                 now.oldest == now.stored == seen.committed.oldest == seen.committed.stored
             )  # all is done: since when does not matter
             if now != seen.committed and not nothing_new:
-                news[queue] = now
+                news[queue] = Committed(now, seen.newest_ms)
         # What a damaged store lost is not done: the next turn reads it.
         if not news or self._damages != self._store.damages:
             return True
-        all_told = self._commit(news)
-        for queue, now in news.items():
+        all_told = self._commits.tell(news)
+        for queue, (now, _) in news.items():
             known[queue] = known[queue]._replace(committed=now)
         if news:
             self._store.add([], {note_of(queue): known[queue].encode() for queue in news})
         return all_told
-
-    def _commit(self, news: dict[MessageQueue, Progress]) -> bool:
-        """Drops of ``news`` what brokers did not take; whether they took all.
-
-        The moment first: it may go back, and with the old one a broker that gets no more commits would have too much.
-        """
-        count = len(news)
-        for number, group in reversed(list(enumerate(self._names.all))):
-            offsets = {queue: progress[number] for queue, progress in news.items()}
-            errors = self._member.commit(group, offsets, Deadline.after(REQUEST_S))
-            if new := sorted({queue.broker_name for queue, e in errors.items() if isinstance(e, GroupNotFound)}):
-                self._tools.make_group(group, new)
-                errors = self._member.commit(group, offsets, Deadline.after(REQUEST_S))
-            for queue in errors:
-                del news[queue]
-            if errors:
-                error = next(iter(errors.values()))
-                # Once when it begins.
-                level = logging.WARNING if self._told_all else logging.INFO
-                logger.log(
-                    level, "how far %d queues are cannot be committed as group %s now: %s", len(errors), group, error
-                )
-        self._told_all = len(news) == count
-        return self._told_all

@@ -36,6 +36,7 @@ class Endpoints:
     def __init__(self, addresses: Sequence[str]) -> None:
         self.addresses = tuple(addresses)
         self._until: dict[str, float] = {}
+        self._proven: set[str] = set()
         self._turn = 0
         self._lock = threading.Lock()
 
@@ -53,12 +54,24 @@ class Endpoints:
         """It could not be reached."""
         with self._lock:
             self._until[address] = now + REST_S
+            self._proven.discard(address)
 
     def worked(self, address: str) -> None:
         """It answered, whatever."""
         if address in self._until:
             with self._lock:
                 self._until.pop(address, None)
+
+    def answered(self, address: str) -> None:
+        """What it said was an answer, and no time-out of ours."""
+        self._proven.add(address)
+        self.worked(address)
+
+    def share(self, address: str, deadline: Deadline, left: int) -> Deadline:
+        """The time for a call to one of ``left`` that may be asked. One that never answered leaves the others some of it: behind
+        an address that swallows everything there is no error before the time is over.
+        """
+        return deadline if address in self._proven else deadline.within(deadline.remaining() / left)
 
 
 PROTOCOL = "v2"

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.codes import VERSION
 from rocketmq_spark.base.threads import Failure, attempt, start_thread
-from rocketmq_spark.errors import ConnectionLost, RocketMQError
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError
 from rocketmq_spark.grpc_proxy.answers import refused
 from rocketmq_spark.grpc_proxy.channel import Endpoints, Keys, ProxyChannel, Tls, metadata
 from rocketmq_spark.grpc_proxy.facts import TELEMETRY, AddressScheme, Code, Language, Rpc
@@ -92,10 +92,14 @@ class Proxy:
         """A good answer; raises ``RocketMQError``. Another endpoint is asked when one cannot be reached."""
         for left in range(len(self.addresses), 0, -1):
             channel = self.channel(home)
+            share = self._endpoints.share(channel.address, deadline, left)
             try:
-                answer = channel.ask(rpc, request, deadline)
-            except ConnectionLost as e:
-                self.noted(channel.address, e)
+                answer = channel.ask(rpc, request, share)
+            except (ConnectionLost, CallTimeout) as e:
+                late = isinstance(e, CallTimeout)
+                if late and share is deadline:
+                    raise
+                self.noted(channel.address, ConnectionLost("it never answered") if late else e)
                 if left == 1 or deadline.expired:
                     raise
                 continue
@@ -107,6 +111,8 @@ class Proxy:
         """How a call to an endpoint went."""
         if isinstance(error, ConnectionLost):
             self._endpoints.failed(address, time.monotonic())
+        elif error is None:
+            self._endpoints.answered(address)
         else:
             self._endpoints.worked(address)
 
@@ -221,8 +227,9 @@ class Telemetry:
             call.cancel()
 
     def _put(self) -> None:
+        command = proto("TelemetryCommand")(settings=self._settings())  # may fail, and then no answer is owed
         self._sent.append((self._version, time.monotonic()))
-        self._outgoing.put(proto("TelemetryCommand")(settings=self._settings()))
+        self._outgoing.put(command)
 
     def _run(self) -> None:
         pauses = backoff(0.1, 5.0)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.errors import RemoteProtocolError, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import MessageIllegal, RemoteProtocolError, RocketMQError, RouteNotFound
 from rocketmq_spark.grpc_proxy.answers import STORED, refused
 from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECALL_MESSAGE, SEND_MESSAGE, Code, MessageType, Permission
 from rocketmq_spark.grpc_proxy.outgoing import ProxySendRequest, RequestEncoder, RequestMessage, Topic, chains
@@ -207,7 +207,9 @@ def _ask(proxy: Proxy, queue: MessageQueue, request: ProxySendRequest, deadline:
 
 
 class _Requests:
-    """The requests of one send, in chains: some chains are sent at once, and the first failure is the outcome."""
+    """The requests of one send, in chains: some chains are sent at once. The first failure is the outcome, and bears what was
+    stored. A message that is refused for good stops its own chain only, and what may pass is the outcome rather than that.
+    """
 
     def __init__(self, proxy: Proxy, queue: MessageQueue, deadline: Deadline, done: Done) -> None:
         self._proxy = proxy
@@ -216,7 +218,7 @@ class _Requests:
         self._done = done
         self._lock = threading.Lock()
         self._waiting: deque[deque[ProxySendRequest]] = deque()
-        self._results: list[SendResult] = []
+        self._results: list[tuple[SendResult, str]] = []  # with the ids of the messages
         self._error: RocketMQError | None = None
         self._left = 0
 
@@ -235,27 +237,51 @@ class _Requests:
         def answered(answer: Any) -> None:
             error = answer if isinstance(answer, RocketMQError) else None
             self._proxy.noted(channel.address, error)
-            self._landed(chain, error or _outcome(answer, request, self._queue.topic, channel.address))
+            self._landed(chain, request, error or _outcome(answer, request, self._queue.topic, channel.address))
 
         try:
             channel.ask_async(SEND_MESSAGE, request.data, self._deadline, answered)
         except RocketMQError as e:
-            self._landed(chain, e)
+            self._landed(chain, request, e)
 
-    def _landed(self, chain: deque[ProxySendRequest], outcome: SendResult | RocketMQError) -> None:
+    def _landed(
+        self, chain: deque[ProxySendRequest], request: ProxySendRequest, outcome: SendResult | RocketMQError
+    ) -> None:
         with self._lock:
             if isinstance(outcome, RocketMQError):
-                self._error = self._error or outcome
+                chain.clear()
+                if self._error is None or (_of_one(self._error) and not _of_one(outcome)):
+                    self._error = outcome
             else:
-                self._results.append(outcome)
-            following = None if self._error else chain or (self._waiting.popleft() if self._waiting else None)
+                self._results.append((outcome, request.ids))
+            stops = self._error is not None and not _of_one(self._error)
+            following = None if stops else chain or (self._waiting.popleft() if self._waiting else None)
             if following is None:
                 self._left -= 1
             over = self._left == 0
         if following is not None:
             self._send(following)
+        elif over and self._error is not None:
+            self._error.stored = _each(self._results)
+            self._done(self._error)
         elif over:
-            self._done(self._error or _together(self._results))
+            self._done(_together([result for result, _ in self._results]))
+
+
+def _of_one(error: RocketMQError) -> bool:
+    """Whether it is about one message, and says nothing of others."""
+    return isinstance(error, MessageIllegal)
+
+
+def _each(results: Sequence[tuple[SendResult, str]]) -> dict[str, SendResult]:
+    """The result of each message of these requests, by its id."""
+    return {
+        msg_id: result._replace(
+            msg_id=msg_id, queue_offset=None if result.queue_offset is None else result.queue_offset + number
+        )
+        for result, ids in results
+        for number, msg_id in enumerate(ids.split(","))
+    }
 
 
 def _outcome(answer: Any, request: ProxySendRequest, topic: str, address: str) -> SendResult | RocketMQError:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import Aside
+from rocketmq_spark.base.copies import CopyQuestions
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.grpc_proxy import facts
@@ -26,7 +26,8 @@ from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 
 logger = logging.getLogger(__name__)
 
-_MAX_ASKED = 1000  # questions that wait for one topic: more are dropped, and asked again
+_Copies = CopyQuestions[HalfPlace, TransactionState]
+
 _RESOLUTIONS = {
     TransactionState.COMMIT: TransactionResolution.COMMIT,
     TransactionState.ROLLBACK: TransactionResolution.ROLLBACK,
@@ -40,19 +41,20 @@ class ProxyTransactions:
         self._proxy = proxy
         self._unpack = unpack
         self._lock = threading.Lock()
-        self._checks: dict[object, tuple[str, HalfCheck]] = {}
+        self._checks: dict[object, tuple[str, HalfCheck, _Copies]] = {}
         self._topics: dict[str, str] = {}  # with the group of who sent to it last
         self._streams: dict[str, Telemetry] = {}
         self._timer: Timer | None = None
-        self._aside = Aside(_MAX_ASKED)
 
     def join(self, group: str, check: HalfCheck) -> Callable[[Deadline], None]:
         """From now on ``check`` answers for half messages of this group. Returns what ends that."""
-        me = object()
+        me, state = object(), TransactionState
+        copies: _Copies = CopyQuestions(self._say, state.COMMIT, state.ROLLBACK, state.UNKNOWN)
         with self._lock:
-            self._checks[me] = group, check
+            self._checks[me] = group, check, copies
 
         def leave(deadline: Deadline) -> None:
+            copies.leave()
             with self._lock:
                 self._checks.pop(me, None)
                 if self._checks:
@@ -90,50 +92,67 @@ class ProxyTransactions:
         if all(errors):
             raise next(error for error in errors if error is not None)
 
-    def end(self, place: HalfPlace, decision: TransactionState, deadline: Deadline, asked: bool = False) -> bool:
+    def end(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
         """Sends a decision to the endpoint that knows the half message; False, for its broker does not answer."""
         channel = self._proxy.at(place.broker_name)
-        request = proto("EndTransactionRequest")(
+        request = self._request(place, decision, TransactionSource.SOURCE_CLIENT)
+        checked(channel.ask(facts.END_TRANSACTION, request, deadline), channel.address, place.topic)
+        return False
+
+    def _request(self, place: HalfPlace, decision: TransactionState, source: TransactionSource) -> Any:
+        return proto("EndTransactionRequest")(
             topic=self._proxy.resource(place.topic),
             message_id=place.msg_id,
             transaction_id=place.transaction_id,
             resolution=_RESOLUTIONS[decision],
-            source=TransactionSource.SOURCE_SERVER_CHECK if asked else TransactionSource.SOURCE_CLIENT,
+            source=source,
         )
-        checked(channel.ask(facts.END_TRANSACTION, request, deadline), channel.address, place.topic)
-        return False
 
     def _asked(self, address: str, command: Any) -> None:
         """On the thread of a stream, which must not run a user's function."""
         name = command.message.topic.name
-        try:
-            self._aside.run(name, partial(self._answer, address, command))
-        except RuntimeError as e:  # there can be no more threads, or too much waits
-            logger.warning(
-                "a question of %s about a half message of %s is left for the next time: %s", address, name, e
-            )
-
-    def _answer(self, address: str, command: Any) -> None:
-        name = command.message.topic.name
         with self._lock:
             mine = {self._proxy.on_wire(topic): (topic, group) for topic, group in self._topics.items()}
             topic, group = mine.get(name, (None, None))
-            checks = [check for whose, check in self._checks.values() if whose == group]
+            checks = [(check, copies) for whose, check, copies in self._checks.values() if whose == group]
         if topic is None or group is None or not checks:
             logger.info("the Proxy at %s asks about topic %s, which is not sent to here", address, name)
             return
         message = popped(command.message, topic, (address, address), self._unpack)
         place = HalfPlace(topic, address, group, message.msg_id, command.transaction_id)
-        decision = checks[0](message, place)
+        check, copies = checks[0]
+        known = check(message, place)
+        decision = known if isinstance(known, TransactionState) else copies.ask(message.msg_id, place, known)
+        if decision is not None:
+            self._say(place, decision, wait=False)
+
+    def _say(self, place: HalfPlace, decision: TransactionState, wait: bool = True) -> bool:
+        """An answer to a question. False: a Proxy proves nothing. The thread of a stream does not ``wait`` for it."""
         if decision is TransactionState.UNKNOWN:
-            return
+            return False
+        deadline = Deadline.after(self._proxy.access.request_timeout_s)
+        request = self._request(place, decision, TransactionSource.SOURCE_SERVER_CHECK)
+
+        def answered(answer: Any) -> None:
+            try:
+                if isinstance(answer, RocketMQError):
+                    raise answer
+                checked(answer, place.broker_name, place.topic)
+            except RocketMQError as e:
+                logger.warning(
+                    "the Proxy at %s will ask again about half message %s: %s did not arrive: %s",
+                    place.broker_name, place.msg_id, decision.value, e,
+                )  # fmt: skip
+
+        channel = self._proxy.at(place.broker_name)
         try:
-            self.end(place, decision, Deadline.after(self._proxy.access.request_timeout_s), asked=True)
+            if wait:
+                answered(channel.ask(facts.END_TRANSACTION, request, deadline))
+            else:
+                channel.ask_async(facts.END_TRANSACTION, request, deadline, answered)
         except RocketMQError as e:
-            logger.warning(
-                "the Proxy at %s will ask again about half message %s: %s did not arrive: %s",
-                address, message.msg_id, decision.value, e,
-            )  # fmt: skip
+            answered(e)
+        return False
 
     def _beat(self) -> None:
         """A Proxy forgets producers without heartbeats."""

@@ -129,7 +129,7 @@ class LocalBroker(Closing):
             site.make_archives()
 
     def close(self) -> None:
-        """End all servers; delete the data unless it is to be kept. Does nothing the second time, or in a fork."""
+        """Stop all servers; delete the data unless ``data`` or ``keep`` was given. Does nothing the second time, or in a fork."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -152,7 +152,7 @@ class LocalBroker(Closing):
 
     @property
     def proxy_server(self) -> str:
-        """``host:port`` of the proxy's Remoting port; it takes a name server's place."""
+        """``host:port`` of the proxy's Remoting port, to be used as a name server."""
         return _running(self).server(PROXY).address
 
     @property
@@ -207,15 +207,15 @@ class LocalBroker(Closing):
         batch: bool = False,
         resize: bool = False,
     ) -> None:
-        """Create a topic, and wait until the name server has its route. A topic that has as many queues is left unchanged.
+        """Create a topic, and wait until the name server has its route. One that has this number of queues is unchanged.
 
         Args:
             name: The topic.
-            queues: How many queues on each broker, those for reading and for writing; else as the cluster was made.
-            broker: Only there; else on all running ones.
+            queues: Number of read queues and of write queues on each broker; by default ``queues`` of the cluster.
+            broker: The only broker to create it on; by default all that run.
             attributes: Attributes of the topic, such as ``{"message.type": "FIFO"}``.
             batch: A batch topic, which stores batches whole: the attribute ``queue.type=BatchCQ``.
-            resize: Change the number of queues of a topic that is there. With fewer, the messages of the others are not read.
+            resize: Change the number of queues of an existing topic. The messages of removed queues cannot be read.
         """
         attributes = batch_attributes(attributes) if batch else attributes
         queues, where = queues or self.queues, [broker] if broker else [name for name in self.brokers if self.pid(name)]

@@ -65,7 +65,7 @@ class ReceivedMessage:
     """A stored message, as consumers, commands and look-ups return it. Reads of Spark and ``poll_arrow`` do not create these.
 
     Args:
-        topic: The topic it was sent to; of a message of a retry topic, the topic it was first sent to.
+        topic: The topic it was sent to. For a message of a retry topic, the original topic.
         queue: The queue that stores it.
         queue_offset: Its offset in that queue.
         commit_log_offset: Its position in the broker's commit log, in bytes.

@@ -50,7 +50,7 @@ class SendResult(NamedTuple):
 
 
 class TransactionState(enum.Enum):
-    """What becomes of a half message: it is delivered, it is dropped, or that is not decided yet."""
+    """The decision on a half message: ``COMMIT`` delivers it, ``ROLLBACK`` drops it, ``UNKNOWN`` means not decided yet."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -84,8 +84,8 @@ class HalfPlace(NamedTuple):
         return cls(topic, result.queue.broker_name, group, msg_id, transaction_id, result.queue_offset, at)
 
 
-# What a transport asks when a broker wants a decision.
-HalfCheck = Callable[[ReceivedMessage | PoppedMessage, HalfPlace], TransactionState]
+# What a transport asks when a broker wants a decision. It does not block: what may take long is returned to be called aside.
+HalfCheck = Callable[[ReceivedMessage | PoppedMessage, HalfPlace], TransactionState | Callable[[], TransactionState]]
 
 
 class SendRequest(NamedTuple):

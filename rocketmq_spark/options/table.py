@@ -99,7 +99,7 @@ class Options:
         (),
         _ALL,
         "`host:port`, several separated by `;` or `,`; if one fails, the next one is tried",
-        shown="required, but with `transport=grpc`",
+        shown="required, except with `transport=grpc`",
         aliases=("namesrvAddr",),
     )
     proxy_endpoint: tuple[str, ...] = _row(
@@ -193,7 +193,7 @@ class Options:
         p.choice("error", "earliest", "latest"),
         "error",
         _SOURCE,
-        "where a queue without a committed offset of the group starts",
+        "where a queue without a committed offset of the group starts: `earliest` or `latest`; `error` raises instead",
         shown="error",
     )
     starting_timestamp: int | None = _row(
@@ -209,7 +209,7 @@ class Options:
         "times by queue, epoch ms; overrides `startingOffsets`",
     )
     starting_offsets_by_timestamp_strategy: str = _row(
-        p.choice("error", "latest"), "error", _SOURCE, "if a queue has no message from that time on", shown="error"
+        p.choice("error", "latest"), "error", _SOURCE, "where a queue starts if all messages are older", shown="error"
     )
     ending_offsets: str | dict[MessageQueue, int] = _row(
         p.offsets("latest"), "latest", _BATCH, "`latest` or JSON as above (−1 latest)", shown="latest"
@@ -289,7 +289,7 @@ class Options:
         p.choice("none", "user", "all"),
         "user",
         _SOURCE,
-        "content of `properties`: nothing (null), the properties of the user, or also those of RocketMQ",
+        "content of `properties`: `none` (null), `user` (the properties of the user), or `all` (also those of RocketMQ)",
         shown="user",
     )
     property_columns: tuple[tuple[str, str], ...] = _row(
@@ -407,7 +407,7 @@ class Options:
         p.durations_ms, (), _WRITE, "latency thresholds of `sendLatencyFault`, ascending, such as `50ms,100ms,550ms`"
     )
     not_available_duration: tuple[int, ...] = _row(
-        p.durations_ms, (), _WRITE, "how long a broker of each latency is avoided, as many as `latencyMax`"
+        p.durations_ms, (), _WRITE, "for how long to avoid a broker of each latency; as many values as in `latencyMax`"
     )
     auto_batch: bool = _row(
         p.boolean,
@@ -526,7 +526,7 @@ class Options:
         p.boolean,
         False,
         ("producer",),
-        "look a message up at its broker before a send without an answer is repeated (docs/exactly-once.md)",
+        "if a send has no answer, check whether the broker stored the message before sending it again (docs/exactly-once.md)",
         shown="false",
     )
 
@@ -547,7 +547,7 @@ class Options:
         "messages are done when the listener returns; if false, when it returns `context.commit()`",
         shown="true",
     )
-    auto_commit_interval: float = _row(p.positive_duration, 5.0, _POLL, "least time between them", shown="5s")
+    auto_commit_interval: float = _row(p.positive_duration, 5.0, _POLL, "minimum time between commits", shown="5s")
     pull_threshold_for_queue: int = _row(
         p.integer(1, 65535),
         1000,
@@ -634,7 +634,7 @@ class Options:
         p.string,
         None,
         _PUSH,
-        "where a broadcasting consumer stores its offsets, by host and group; each on a machine needs a folder of its own",
+        "where a broadcasting consumer stores its offsets, by host and group; give each one on a machine its own folder",
         shown="`~/.rocketmq_offsets`",
     )
 

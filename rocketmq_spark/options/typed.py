@@ -76,7 +76,7 @@ class ProducerOptions(TypedDict, total=False):
     latency_max: str
     """Latency thresholds of ``sendLatencyFault``, ascending, such as ``50ms,100ms,550ms``."""
     not_available_duration: str
-    """How long a broker of each latency is avoided, as many as ``latencyMax``."""
+    """For how long to avoid a broker of each latency; as many values as in ``latencyMax``."""
     auto_batch: bool | str
     """Combine single messages into batches. If false, the sink sends every row as a message of its own."""
     batch_max_bytes: int | str
@@ -110,7 +110,7 @@ class ProducerOptions(TypedDict, total=False):
     exactly_once_settle: float | str
     """How long earlier requests may still arrive before a row counts as not stored: more than 2s, in a sink more than 4s."""
     confirm_ambiguous: bool | str
-    """Look a message up at its broker before a send without an answer is repeated (docs/exactly-once.md)."""
+    """If a send has no answer, check whether the broker stored the message before sending it again (docs/exactly-once.md)."""
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -227,7 +227,7 @@ class ConsumerOptions(TypedDict, total=False):
     post_subscription_when_pull: bool | str
     """Send the filter with each pull, not only with heartbeats."""
     local_offsets_dir: str
-    """Where a broadcasting consumer stores its offsets, by host and group; each on a machine needs a folder of its own."""
+    """Where a broadcasting consumer stores its offsets, by host and group; give each one on a machine its own folder."""
 
 
 class PullConsumerOptions(TypedDict, total=False):
@@ -308,7 +308,7 @@ class PullConsumerOptions(TypedDict, total=False):
     messages are done when the listener returns; if false, when it returns ``context.commit()``.
     """
     auto_commit_interval: float | str
-    """Least time between them."""
+    """Minimum time between commits."""
     pull_threshold_for_queue: int | str
     """A queue is not pulled while more messages wait for listener or commit, or (``PullConsumer``) more offsets for a poll."""
     pull_threshold_size_for_queue: int | str
@@ -447,7 +447,7 @@ class SinkOptions(TypedDict, total=False):
     latency_max: str
     """Latency thresholds of ``sendLatencyFault``, ascending, such as ``50ms,100ms,550ms``."""
     not_available_duration: str
-    """How long a broker of each latency is avoided, as many as ``latencyMax``."""
+    """For how long to avoid a broker of each latency; as many values as in ``latencyMax``."""
     auto_batch: bool | str
     """Combine single messages into batches. If false, the sink sends every row as a message of its own."""
     batch_max_bytes: int | str

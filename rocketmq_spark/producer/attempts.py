@@ -184,7 +184,7 @@ class Attempts:
             outcome.remark,
             outcome.remedy,
         )
-        failed.__cause__ = outcome
+        failed.__cause__, failed.stored = outcome, outcome.stored
         return failed
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -164,7 +164,7 @@ class Batcher:
             with self._lock:
                 self.accumulator.done(batch)
             kept: dict[Pending, list[Kept]] = {}
-            for entry, own in zip(batch.entries, _shares(outcome, len(batch.entries)), strict=True):
+            for entry, own in zip(batch.entries, _shares(outcome, batch.entries), strict=True):
                 kept.setdefault(entry.promise.pending, []).append((entry.promise, own))
             for pending, promises in kept.items():
                 handed = attempt(pending.keep, promises)
@@ -206,17 +206,21 @@ class AccumulatorMember:
         return result.result()
 
 
-def _shares(outcome: Outcome, count: int) -> list[Outcome]:
-    """Each message's own outcome; an error becomes a copy for each, so that tracebacks do not mix."""
+def _shares(outcome: Outcome, entries: Sequence[BatchEntry]) -> list[Outcome]:
+    """Each message's own outcome; an error becomes a copy for each that it does not say to be stored, so that tracebacks do
+    not mix.
+    """
     if isinstance(outcome, SendResult):
         try:
-            return list(split(outcome, count))
+            return list(split(outcome, len(entries)))
         except RocketMQError as e:
             outcome = e
     shares: list[Outcome] = []
-    for _ in range(count):
-        share = copy.copy(outcome)
-        share.__cause__ = outcome.__cause__
+    for entry in entries:
+        share = outcome.stored.get(entry.msg_id)
+        if share is None:
+            share = copy.copy(outcome)
+            share.__cause__, share.stored = outcome.__cause__, {}
         shares.append(share)
     return shares
 

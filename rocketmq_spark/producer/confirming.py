@@ -183,12 +183,12 @@ class Confirming:
         return _settled(sending, queue, outcome, self._found({queue: offset}, master, ids, sending.deadline))
 
     def _landed(self, sending: Sending, result: SendResult) -> None:
-        """What is sent later lies behind it."""
+        """What is sent later lies behind it. One before the offset that was noted for it is in a queue that was made again."""
         if sending.since is None or result.queue is None or result.queue_offset is None:
             return
         key = result.queue, sending.since.master
         with self._lock:
-            if result.queue_offset > self._ends.get(key, -1):
+            if result.queue_offset > self._ends.get(key, -1) or result.queue_offset < sending.since.offset:
                 self._ends[key] = result.queue_offset
 
     def _later(self, doubt: Doubt) -> bool:

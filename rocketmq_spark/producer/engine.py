@@ -331,7 +331,7 @@ class Engine:
             outcome = outcome._replace(queue_offset=None, offset_msg_id=None)
         brokers: Collection[str] = ()
         outgoing = sending.outgoing
-        if outgoing.once and end_of(outcome, queue is not None) is EndKind.AMBIGUOUS:
+        if outgoing.once and end_of(outcome, queue is not None) is not EndKind.REFUSED:  # stored badly is stored, too
             sending.attempts.judge(queue, outcome, brokers, 0.0)
             return outcome
         anywhere = outgoing.queue is None and outgoing.candidates is None

@@ -223,7 +223,7 @@ class BaseProducer(Closing):
     ) -> SendResult:
         """Send ``messages`` of one topic in one request; tags may differ. The result's ids are joined by commas.
 
-        They go to ``queue``, or to any; within ``timeout_s`` seconds, or the send timeout. Raises as ``send`` does.
+        Sent to ``queue``, or to any. ``timeout_s``: seconds instead of the send timeout. Errors are those of ``send``.
         """
         self._owner.check(self._closing.locked())
         deadline, now_ms = self._deadline(timeout_s), self._engine.timer.wall_ms()
@@ -258,9 +258,9 @@ class BaseProducer(Closing):
     def recall(self, topic: str, recall_handle: str) -> str:
         """Cancel a delayed message of ``topic`` that is not delivered yet, by the ``recall_handle`` of its result.
 
-        Returns the message id. Raises ``MessageRefused`` for the handle of another topic, and ``BrokerError`` if it is too
-        late. With ``longDelay=dmq``, ``MessageRefused`` means too late, and a message that is about to be due may still be
-        delivered. Also raises if a queue of the inner topic cannot be determined, because a copy may be there.
+        Returns the message id. Raises ``MessageRefused`` for the handle of another topic, and ``BrokerError`` if it is too late.
+        With ``longDelay=dmq``, too late is ``MessageRefused``; a message that is almost due may be delivered nevertheless, and an
+        error is raised if any queue of the inner topic cannot be reached, because it may hold a copy of the message.
         """
         self._owner.check(self._closing.locked())
         deadline = self._deadline(None)
@@ -326,7 +326,7 @@ class BaseProducer(Closing):
         return unsent
 
     def at_exit(self) -> dict[str, RocketMQError]:
-        """The program ends without ``close``: send what waits for company. What fails from now on, by message id."""
+        """Send lingering batches when the program ends without ``close``. Returns errors from then on, by message id."""
         if not self._owner.here or self._closing.locked():
             return {}
         deadline, lost = self._deadline(None), self._pending.watch()
@@ -339,7 +339,7 @@ class BaseProducer(Closing):
         return lost
 
     def enqueue_batch(self, batch: MessageBatch, done: Callable[[Outcome], None]) -> bool:
-        """``batch`` leaves the accumulator: it is this producer's to send; ``done`` gets its outcome (``BatchOwner``)."""
+        """Queue ``batch`` of the accumulator for sending; ``done`` receives its outcome (``BatchOwner``)."""
         now_ms = self._engine.timer.wall_ms()
         batch_id = _ids.next(now_ms)
         ids = [entry.msg_id for entry in batch.entries]

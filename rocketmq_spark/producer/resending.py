@@ -13,7 +13,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import KEY_SEPARATOR, RESERVED_PROPERTIES, RETRY_PREFIX, Property, SysFlag
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import ClosedError, DecodeError, MessageRefused, OptionError, RocketMQError, RouteNotFound
-from rocketmq_spark.model import Message, Resent, SendStatus, SpooledSend
+from rocketmq_spark.model import Message, MessageQueue, Resent, SendStatus, SpooledSend
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
 from rocketmq_spark.producer.destination import Destination
@@ -82,6 +82,10 @@ class EngineResender:
         self._long_delays = LongDelays(sender, Timers(sender, {}, SILENT_S), settings, timer.wall_ms)
         self._gathers = together is not None
         self._pumps = threading.Lock()  # held while a pump is to come
+
+    def pin(self, queues: Mapping[str, tuple[MessageQueue, ...]]) -> None:
+        """Of topics: what was kept goes to these."""
+        self._engine.topics.pinned = queues
 
     def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
         return _Run(

@@ -8,7 +8,7 @@ replaces one whole entry.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rocketmq_spark.base import codes, process
 from rocketmq_spark.base.clock import Deadline, backoff
@@ -42,6 +42,7 @@ class Topics:
         self._settings = settings
         self._known: dict[str, tuple[Sequence[MessageQueue], Sequence[MessageQueue]]] = {}
         self._unmade: set[str] = set()  # published through the template so far
+        self.pinned: Mapping[str, tuple[MessageQueue, ...]] = {}  # of topics: these, whatever else the environment has
         self._rest = Deadline(0.0)
 
     def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
@@ -151,6 +152,8 @@ class Topics:
         environment = self._settings.environment
         if environment is None or topic == INNER_TOPIC:  # the delay service knows no environments
             return queues
+        if topic in self.pinned:
+            return self.pinned[topic]
         kept = owned(self._sender, environment) if environment.by_position else {}
         if topic in kept:
             return kept[topic]

@@ -16,7 +16,9 @@ import contextlib
 import enum
 import functools
 import logging
+import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -73,33 +75,87 @@ _MOVES = {
 }
 
 
-class HalfMessage:
-    """A stored message that no consumer sees before it is committed. Decide once, from any thread.
+class _Fate:
+    """What a process knows of a half message, without the message: many are remembered.
 
-    Producers create these (``Producer.send_half``, ``Producer.transaction``).
+    Who holds the message may decide it still: ``held`` is a weak reference to it, and dead when no one can any more.
+    """
+
+    __slots__ = ("_delivered", "_end", "_lock", "_place", "held", "state")
+
+    def __init__(self, place: HalfPlace, end: _End) -> None:
+        self._place = place
+        self._end = end
+        self._lock = threading.Lock()
+        self._delivered: Deadline | None = None
+        self.state = HalfState.PREPARED
+        self.held: Callable[[], HalfMessage | None] = lambda: None
+
+    def asked(self, place: HalfPlace) -> TransactionState | None:
+        """What becomes of a copy that its broker has written to ``place``; None if the user's function must say it."""
+        if not self._lock.acquire(blocking=False):  # it is being decided
+            return TransactionState.UNKNOWN
+        try:
+            if self.state is HalfState.PREPARED:
+                self._place = place
+                return None if self.held() is None else TransactionState.UNKNOWN
+            if self.state is HalfState.COMMITTED:
+                crossing = self._delivered is not None and not self._delivered.expired
+                return TransactionState.ROLLBACK if crossing else TransactionState.COMMIT
+            return TransactionState.ROLLBACK if self.state is HalfState.ROLLED_BACK else None
+        finally:
+            self._lock.release()
+
+    def decide(self, decision: TransactionState, timeout_s: float) -> bool:
+        """Whether it could be decided still; raises what sending the decision raises."""
+        with self._lock:
+            after = _MOVES.get((self.state, decision))
+            if after is None:
+                return False
+            timeout = Deadline.after(timeout_s)
+            self.state = HalfState.UNKNOWN  # whatever interrupts us
+            try:
+                proved = self._end(self._place, decision, timeout)
+            except RocketMQError as e:
+                if e.unsent:
+                    self.state = HalfState.PREPARED
+                raise
+            self.state = after
+            self._delivered = Deadline.after(CROSSING_S) if proved else None
+            return True
+
+    def leave(self) -> None:
+        """It will not be decided here any more: if it is not decided, the user's function is asked."""
+        with self._lock:
+            if self.state is HalfState.PREPARED:
+                self.state = HalfState.UNKNOWN
+
+
+class HalfMessage:
+    """A stored message that consumers cannot see until it is committed. Commit it or roll it back once, from any thread.
+
+    Producers create these (``Producer.send_half``, ``Producer.transaction``). While you hold one that is not decided, its
+    broker hears ``UNKNOWN``; when you let go of it, ``transaction_check`` is asked.
 
     Args:
         message: What was sent.
-        result: Where it is. Its ``queue_offset`` is None: it has none before it is committed.
-        place: For the broker.
-        end: Sends a decision.
-        timeout_s: Seconds that a decision waits for its answer.
+        result: The broker's acknowledgement. ``queue_offset`` is None, because a message has no offset before it is committed.
+        place: The half message as its broker identifies it.
+        end: The function that sends a decision.
+        timeout_s: Seconds that ``commit`` and ``rollback`` wait for the broker's answer.
     """
 
     def __init__(self, message: Message, result: SendResult, place: HalfPlace, end: _End, timeout_s: float) -> None:
         self.message = message
         self.result = result
-        self._place = place
-        self._end = end
         self._timeout_s = timeout_s
-        self._state = HalfState.PREPARED
-        self._delivered: Deadline | None = None
-        self._lock = threading.Lock()
+        self._fate = _Fate(place, end)
+        self._fate.held = weakref.ref(self)
 
     @property
     def state(self) -> HalfState:
-        """What is known of it here."""
-        return self._state
+        """The state as this process knows it; ``UNKNOWN`` if a decision was sent and the broker did not answer."""
+        return self._fate.state
 
     def commit(self, timeout_s: float | None = None) -> None:
         """Deliver the message.
@@ -118,59 +174,37 @@ class HalfMessage:
         """Drop the message. ``timeout_s`` and errors are those of ``commit``."""
         self._decide(TransactionState.ROLLBACK, timeout_s)
 
-    def asked(self, place: HalfPlace) -> TransactionState | None:
-        """What becomes of a copy that its broker has written to ``place``; None if the user's function must say it."""
-        if not self._lock.acquire(blocking=False):  # it is being decided
-            return TransactionState.UNKNOWN
-        try:
-            if self._state is HalfState.PREPARED:
-                self._place = place
-                return TransactionState.UNKNOWN
-            if self._state is HalfState.COMMITTED:
-                crossing = self._delivered is not None and not self._delivered.expired
-                return TransactionState.ROLLBACK if crossing else TransactionState.COMMIT
-            return TransactionState.ROLLBACK if self._state is HalfState.ROLLED_BACK else None
-        finally:
-            self._lock.release()
-
     def _decide(self, decision: TransactionState, timeout_s: float | None) -> None:
-        with self._lock:
-            after = _MOVES.get((self._state, decision))
-            if after is None:
-                raise LocalProtocolError(
-                    f"the half message {self.result.msg_id} is {self._state.value} and takes no {decision.value}",
-                    topic=self.message.topic,
-                    remedy="Decide each half message once",
-                )
-            self._state = HalfState.UNKNOWN  # whatever interrupts us
-            timeout = Deadline.after(self._timeout_s if timeout_s is None else timeout_s)
-            try:
-                proved = self._end(self._place, decision, timeout)
-            except RocketMQError as e:
-                if e.unsent:
-                    self._state = HalfState.PREPARED
-                raise
-            self._state = after
-            self._delivered = Deadline.after(CROSSING_S) if proved else None
+        if not self._fate.decide(decision, self._timeout_s if timeout_s is None else timeout_s):
+            raise LocalProtocolError(
+                f"the half message {self.result.msg_id} is {self.state.value} and takes no {decision.value}",
+                topic=self.message.topic,
+                remedy="Decide each half message once",
+            )
 
 
 _End = Callable[[HalfPlace, TransactionState, Deadline], bool]
 
 
 class _Halves:
-    """The half messages of this process by id, for as long as brokers may ask about them."""
+    """The half messages of this process by id, for as long as brokers may ask about them. A forked one begins with none:
+    what its parent holds is not decided here.
+    """
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, tuple[Deadline, HalfMessage]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[Deadline, _Fate]] = OrderedDict()
 
     def add(self, half: HalfMessage) -> None:
         with self._lock:
-            self._known[half.result.msg_id] = Deadline.after(REMEMBERED_S), half
+            self._known[half.result.msg_id] = Deadline.after(REMEMBERED_S), half._fate
             while len(self._known) > MOST_REMEMBERED or next(iter(self._known.values()))[0].expired:
                 self._known.popitem(last=False)
 
-    def get(self, msg_id: str) -> HalfMessage | None:
+    def get(self, msg_id: str) -> _Fate | None:
         with self._lock:
             known = self._known.get(msg_id)
         return None if known is None else known[1]
@@ -178,15 +212,20 @@ class _Halves:
 
 # One of a process: a broker may ask any producer of the group. Ids are unique.
 _halves = _Halves()
+os.register_at_fork(after_in_child=_halves.forget)
 
 
-def answer(check: Callable[[Any], Any], message: ReceivedMessage | PoppedMessage, place: HalfPlace) -> TransactionState:
-    """What becomes of a half message that a broker asks about."""
-    half = _halves.get(message.msg_id)
-    known = None if half is None else half.asked(place)
-    if known is not None:
-        return known
-    made = attempt(check, message)
+def answer(
+    check: Callable[[Any], Any], message: ReceivedMessage | PoppedMessage, place: HalfPlace
+) -> TransactionState | Callable[[], TransactionState]:
+    """What becomes of a half message that a broker asks about, or what asks the user's function."""
+    fate = _halves.get(message.msg_id)
+    known = None if fate is None else fate.asked(place)
+    return functools.partial(_ask, check, message) if known is None else known
+
+
+def _ask(check: Callable[[Any], Any], message: ReceivedMessage | PoppedMessage) -> TransactionState:
+    made: Any = attempt(check, message)
     if isinstance(made, Failure):
         made.log(logger, "transaction_check failed for message %s of %s", message.msg_id, message.topic)
         return TransactionState.UNKNOWN
@@ -208,14 +247,16 @@ class TransactionProducer(BaseProducer):
         self, sender: Sender, settings: ProducerSettings, check: TransactionCheck | None = None, **wiring: Any
     ) -> None:
         if check is not None:
-            settings = replace(settings, transaction_check=functools.partial(answer, check))
+            # Environments that share a topic share no decisions, as their consumers share no group.
+            group = settings.group if settings.environment is None else settings.environment.group(settings.group)
+            settings = replace(settings, group=group, transaction_check=functools.partial(answer, check))
         super().__init__(sender, settings, **wiring)
 
     def send_half(self, message: Message, *, timeout_s: float | None = None) -> HalfMessage:
         """Store a message that is delivered when you commit it.
 
-        A broker asks ``transaction_check`` about one that was not decided within some seconds, also after a restart. It is not
-        batched and not spooled, and cannot be delayed.
+        If you do not decide within some seconds, the broker calls ``transaction_check``, also after a restart. Half messages are
+        not batched, not spooled, and cannot be delayed.
 
         Args:
             message: What to send, without a priority.
@@ -224,8 +265,8 @@ class TransactionProducer(BaseProducer):
         Raises:
             OptionError: The producer has no ``transaction_check``.
             SendFailed: The broker stored it less safely than it is configured to, and it was rolled back.
-            RocketMQError: As ``send``. A half message that may be stored all the same is never sent again: its broker asks
-                ``transaction_check``.
+            RocketMQError: The errors of ``send``. If the message may be stored nevertheless, it is not sent again, and its broker
+                calls ``transaction_check``.
         """
         if self.settings.transaction_check is None:
             raise OptionError("transactional messages need transaction_check: brokers ask it what was not decided")
@@ -253,8 +294,8 @@ class TransactionProducer(BaseProducer):
     def transaction(self, message: Message, *, timeout_s: float | None = None) -> Iterator[HalfMessage]:
         """Store a half message, run the block, and commit; roll back if the block raises. You may decide in the block yourself.
 
-        If the decision cannot be sent, or has no answer, that is logged and not raised: what the block did stands, and the
-        broker asks ``transaction_check``. ``message``, ``timeout_s`` and errors are those of ``send_half``.
+        If the decision cannot be sent or is not answered, the error is logged and not raised, because the work of the block is
+        done; the broker calls ``transaction_check`` later. ``message``, ``timeout_s`` and errors are those of ``send_half``.
         """
         half = self.send_half(message, timeout_s=timeout_s)
         try:
@@ -274,6 +315,8 @@ class TransactionProducer(BaseProducer):
                 "the decision on half message %s of %s may not have arrived, its broker will ask for it: %s",
                 half.result.msg_id, half.message.topic, e,
             )  # fmt: skip
+        finally:
+            half._fate.leave()
 
     def _ended(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
         try:

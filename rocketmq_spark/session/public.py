@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rocketmq_spark import options as options_table
@@ -51,8 +52,8 @@ class Producer(TransactionProducer):
     Args:
         name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
         group: Producer group. Required.
-        transaction_check: A function of a ``ReceivedMessage`` that returns ``COMMIT``, ``ROLLBACK`` or ``UNKNOWN``, as a
-            ``TransactionState`` or its name: what became of a half message. Brokers ask any producer of the group, at any time.
+        transaction_check: A function that receives an undecided half message (``ReceivedMessage``) and returns a
+            ``TransactionState`` or its name: ``COMMIT``, ``ROLLBACK`` or ``UNKNOWN``. A broker may ask any producer of the group.
         options: Options of a producer (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
             (``3s``), sizes bytes or text (``4m``).
 
@@ -180,8 +181,10 @@ class SimpleConsumer(simple_consumer.BaseSimpleConsumer):
 def _arrow(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
     from rocketmq_spark.columnar.decode.decoder import batch_of  # here, for who polls messages needs no Arrow
 
-    begun = {part.queue: part.begun for part in parts if part.begun > part.start}
-    return batch_of((((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts), begun)
+    given = {(part.queue, part.filter): part.given() for part in parts if part.begun > part.start}
+    answers = (((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts)
+    batch, whole = batch_of(answers, given)
+    return batch, None if whole else next(islice(parts[0].read(), batch.num_rows, None)).queue_offset
 
 
 def _read_ahead(options: Options, group: str) -> ReadAhead | None:

@@ -16,7 +16,7 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import owned
-from rocketmq_spark.queues.environment import by_position, environment_of
+from rocketmq_spark.queues.environment import Environment, by_position, environment_of
 from rocketmq_spark.remoting.connection import together
 from rocketmq_spark.session import SPOOLS, connection_key, sender
 from rocketmq_spark.spool.folders import SpoolSettings, owner_of
@@ -32,9 +32,12 @@ def open_store(path: Path, options: Options, spool: SpoolSettings | None = None)
 
     store = Store(path, spool.sync, spool.max_bytes) if spool is not None else Store(path)
     try:
+        environment, noted = environment_of(options), _noted(store)
+        if environment is not None and not environment.by_position:
+            _check(store, noted, environment)  # before it says that it is of these options
         store.belong(owner_of(options))
-        if by_position(options) and (environment := environment_of(options)) is not None:
-            _recall(store, owned(sender(options), environment))
+        if environment is not None and environment.by_position:
+            _recall(store, noted, owned(sender(options), environment))
     except BaseException:
         store.close()
         raise
@@ -47,16 +50,39 @@ _POSITIONS = b"environment's queues of "
 _Owned = dict[str, tuple[MessageQueue, ...]]
 
 
-def _recall(store: Store, known: _Owned) -> None:
-    """Whose records a store holds keeps the queues that it had. Raises ``SpoolError`` where this process counted others."""
+def _noted(store: Store) -> _Owned:
+    """What a store says of them. One that is empty says nothing."""
+    found = {}
     for name, value in store.notes().items():
         if not name.startswith(_POSITIONS) or not value:
             continue
         topic = name.removeprefix(_POSITIONS).decode()
-        queues = tuple(MessageQueue(topic, *place) for place in json.loads(value))
-        if not store.totals.all_bytes:
+        if store.totals.all_bytes:
+            found[topic] = tuple(MessageQueue(topic, *place) for place in json.loads(value))
+        else:
             store.add([], {name: b""})
-        elif known.setdefault(topic, queues) != queues:
+    return found
+
+
+def _check(store: Store, noted: _Owned, environment: Environment) -> None:
+    """Raises ``SpoolError`` where what a store holds is for queues that option 'environments' gives to another one."""
+    for topic, queues in noted.items():
+        if tuple(environment.owned(queues, may_lack=(topic,))) != queues:
+            raise SpoolError(
+                f"the records in {store.path} are for {', '.join(map(str, queues))}, which their environment had by its number, "
+                f"and option 'environments' gives environment {environment.name!r} others",
+                remedy=f"If it is theirs, set it so that these are among them, such as {_sample(environment, queues)}",
+            )
+
+
+def _sample(environment: Environment, queues: Sequence[MessageQueue]) -> str:
+    return json.dumps({environment.name: {queue.broker_name: [queue.queue_id] for queue in queues}})
+
+
+def _recall(store: Store, noted: _Owned, known: _Owned) -> None:
+    """Whose records a store holds keeps the queues that it had. Raises ``SpoolError`` where this process counted others."""
+    for topic, queues in noted.items():
+        if known.setdefault(topic, queues) != queues:
             raise SpoolError(
                 f"the records in {store.path} are for {', '.join(map(str, queues))}, and this process counted "
                 f"{', '.join(map(str, known[topic]))} as the queues of the same environment",
@@ -88,7 +114,9 @@ def resending(
     name = f"rocketmq-{settings.group}-spool"
     resender = EngineResender(send, settings, Timer(f"{name}-send"), together)
     trade, environment = trade or SENDS, settings.environment
-    if environment is not None and environment.by_position:
+    if environment is not None and not environment.by_position:
+        resender.pin(_noted(store))
+    elif environment is not None:
         trade = trade._replace(notes=functools.partial(_positions, owned(send, environment)))
     return SendSpool(store, resender, Timer(name), clock, trade=trade)
 
@@ -106,6 +134,13 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
     def make(path: Path) -> Store:
         return open_store(path, options, spool)
 
+    def left(path: Path) -> Store:
+        store = make(path)
+        if not by_position(options) and _noted(store):  # what sends already has no such queues
+            store.close()
+            raise SpoolError(f"the records in {path} are for queues that their environment had by its number")
+        return store
+
     with process.lock():
         connection = options.transport, options.proxy_endpoint, connection_key(options)
         key = (spool, owner_of(options), options.environments, connection, settings)
@@ -113,7 +148,7 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
         if key not in spools:
             spools[key] = resending(folders.claim(spool.folder, make), sender(options), settings)
         mine = spools[key]
-        if folders.adopt(spool.folder, mine.store, make, mine.now_ms()):
+        if folders.adopt(spool.folder, mine.store, left, mine.now_ms()):
             mine.redelivery.begin()
     return mine
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from rocketmq_spark.base import extras
-from rocketmq_spark.errors import ClosedError, SpoolError
-from rocketmq_spark.spool.files import LOG, Wal, damaged_headers, make_folder, manifest, mirror
+from rocketmq_spark.errors import ClosedError, SpoolError, SpoolFull
+from rocketmq_spark.spool.files import FULL, LOG, Wal, damaged_headers, make_folder, manifest, mirror
 
 logger = logging.getLogger(__name__)
 
@@ -238,6 +238,8 @@ class Database:
         text = str(error)
         if _is_damage(error):
             return Damaged(f"the spool in {self.path} is damaged: {text}", remedy=OPEN_IT)
+        if any(os.strerror(number) in text for number in FULL):
+            return SpoolFull(f"cannot {what} the spool in {self.path}: {text}", remedy="Make room on the disk")
         if "LOCK" in text:
             return _in_use(self.path, text)
         return SpoolError(f"cannot {what} the spool in {self.path}: {text}", remedy="See to its disk")

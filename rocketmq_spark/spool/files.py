@@ -11,6 +11,7 @@ A file is a sequence of blocks, and a record is a header and its payload within 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import struct
 from collections.abc import Callable
@@ -219,6 +220,10 @@ class Wal:
     def close(self) -> None:
         while self._files:
             os.close(self._files.popitem()[1])
+
+
+# Of a disk that takes no more.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def full(path: Path, held: int, more: int, max_bytes: int | None) -> SpoolFull | None:

@@ -21,10 +21,10 @@ from collections.abc import Collection, Container, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rocketmq_spark.errors import DecodeError, SpoolError
+from rocketmq_spark.errors import DecodeError, SpoolError, SpoolFull
 from rocketmq_spark.spool.changes import AtomicChange
 from rocketmq_spark.spool.database import WHOLE, Damaged, Database, rebuild
-from rocketmq_spark.spool.files import mirror, sync_folder
+from rocketmq_spark.spool.files import FULL, mirror, sync_folder
 from rocketmq_spark.spool.records import (
     DEAD,
     LOST_OWNER,
@@ -160,7 +160,8 @@ def held(path: Path) -> Iterator[None]:
         finally:
             os.close(lock)
     except OSError as e:  # a full disk, most likely: the old files are still the truth, or the next one goes on
-        raise SpoolError(f"the damaged spool in {path} could not be put together again: {e}") from e
+        kind = SpoolFull if e.errno in FULL else SpoolError
+        raise kind(f"the damaged spool in {path} could not be put together again: {e}") from e
 
 
 def _exchange(path: Path) -> Path:

@@ -22,9 +22,10 @@ from rocketmq_spark.wire.compression import MAX_DECOMPRESSED_BYTES, decompress
 from rocketmq_spark.wire.header import Bytes
 from rocketmq_spark.wire.identifiers import host_text, offset_msg_id
 from rocketmq_spark.wire.properties import StoredProperties, decode_properties
+from rocketmq_spark.wire.window import OffsetWindow
 
 _HEAD = struct.Struct(">iIIiiqqiq")  # size, magic, body CRC, queue id, flag, queue offset, commit log offset, sys, born
-_SYS_FLAG_AT = 39  # its last byte
+_OFFSET_AT, _OFFSET, _SYS_FLAG_AT = 20, struct.Struct(">q"), 39  # the flags' last byte
 _V6 = SysFlag.BORNHOST_V6 | SysFlag.STOREHOST_V6
 # The head, then born host, store time, store host, reconsume times, prepared transaction offset, body length.
 _FIXED = {
@@ -59,21 +60,28 @@ class BatchItem(NamedTuple):
     flag: int = 0
 
 
-# The offset that a pull asked for, and the one where its broker went on.
-Window = tuple[int, int]
+class Stored(NamedTuple):
+    """Where a stored message begins and ends, the offset that it says it has (None: its size does not fit), and whether it
+    holds many.
+    """
+
+    begin: int
+    end: int
+    offset: int | None
+    batch: bool
 
 
-class _How(NamedTuple):
+class DecodeSettings(NamedTuple):
     """How messages are read; those of one ``queue`` say nothing of it themselves, and no batch lies outside of a ``window``.
 
     Without ``max_body_bytes`` a compressed body stays as it is.
     """
 
     broker_name: str
-    check_crc: bool
-    max_body_bytes: int | None
+    check_crc: bool = False
+    max_body_bytes: int | None = MAX_DECOMPRESSED_BYTES
     queue: MessageQueue | None = None
-    window: Window | None = None
+    window: OffsetWindow | None = None
 
 
 def boundaries(body: Bytes) -> Iterator[tuple[int, int]]:
@@ -128,7 +136,7 @@ def decode_at(
     """The message between two ``boundaries``: one, or those of an inner batch."""
     data = bytes(memoryview(body)[start:end])
     try:
-        return list(_all(data, 0, len(data), _How(broker_name, check_crc, max_body_bytes)))
+        return list(_all(data, 0, len(data), DecodeSettings(broker_name, check_crc, max_body_bytes)))
     except DecodeError as exc:
         raise DecodeError(
             f"The message at byte {start} of an answer: {exc.message}", queue=_place(data, broker_name)
@@ -140,49 +148,37 @@ def decode_leniently(
     broker_name: str = "",
     max_body_bytes: int = MAX_DECOMPRESSED_BYTES,
     queue: MessageQueue | None = None,
-    window: Window | None = None,
+    window: OffsetWindow | None = None,
 ) -> Iterator[ReceivedMessage]:
     """The same one by one; those that cannot be decoded come raw, with the reason as their ``decode_error``.
 
     All that lies in one ``queue`` is said to be of it and its topic, whatever is stored about that. An inner batch that cannot
     lie in the ``window`` is one that cannot be decoded.
     """
-    for messages in decode_each(body, broker_name, max_body_bytes, queue, window):
-        yield from messages
+    data, how = bytes(body), DecodeSettings(broker_name, False, max_body_bytes, queue, window)
+    for one in stored_in(data):
+        yield from decode_one(data, one, how)
 
 
-def decode_each(
-    body: Bytes,
-    broker_name: str = "",
-    max_body_bytes: int = MAX_DECOMPRESSED_BYTES,
-    queue: MessageQueue | None = None,
-    window: Window | None = None,
-) -> Iterator[Iterable[ReceivedMessage]]:
-    """The same, apart for each stored message, which may hold many."""
-    data, how = bytes(body), _How(broker_name, False, max_body_bytes, queue, window)
-    for at, end, fits in _lenient_boundaries(data):
-        try:
-            if not fits:
-                raise DecodeError("the size of a message does not fit its answer")
-            messages: Iterable[ReceivedMessage] = _all(data, at, end, how)
-        except DecodeError as exc:
-            messages = [_raw(data[at:end], fits, exc.message, how)]
-        yield messages
+def decode_one(data: bytes, one: Stored, how: DecodeSettings) -> Iterable[ReceivedMessage]:
+    """The same of one of the messages that are ``stored_in`` ``data``, which may hold many."""
+    try:
+        if one.offset is None:
+            raise DecodeError("the size of a message does not fit its answer")
+        return _all(data, one.begin, one.end, how)
+    except DecodeError as exc:
+        return [_raw(data[one.begin : one.end], one.offset is not None, exc, how)]
 
 
-def count(body: Bytes) -> int:
-    """How many stored messages ``decode_each`` gives."""
-    return sum(1 for _ in _lenient_boundaries(bytes(body)))
-
-
-def _lenient_boundaries(data: bytes) -> Iterator[tuple[int, int, bool]]:
-    """Start and end of each, and whether its size leads there."""
+def stored_in(data: bytes) -> Iterator[Stored]:
+    """The messages of an answer, whatever they are."""
     at, whole = 0, len(data)
     while at < whole:
         size = _INT.unpack_from(data, at)[0] if whole - at >= _INT.size else 0
         fits = _MIN_BYTES <= size <= whole - at
         end = at + size if fits else _next(data, at)
-        yield at, end, fits
+        batch = fits and data[at + _SYS_FLAG_AT] & _INNER_BATCH == _INNER_BATCH
+        yield Stored(at, end, _OFFSET.unpack_from(data, at + _OFFSET_AT)[0] if fits else None, batch)
         at = end
 
 
@@ -214,12 +210,18 @@ def _next(whole: bytes, at: int) -> int:
     return len(whole)
 
 
-def _raw(data: bytes, fits: bool, why: str, how: _How) -> ReceivedMessage:
+class _AstrayError(DecodeError):
+    """A batch says that it lies where it cannot."""
+
+
+def _raw(data: bytes, fits: bool, error: DecodeError, how: DecodeSettings) -> ReceivedMessage:
     """What can be read of a message: its stored body, and where its parts do not fit all of its bytes."""
+    why = error.message
     with contextlib.suppress(struct.error, DecodeError):
         if fits:
             message = _decode(data, 0, len(data), how._replace(max_body_bytes=None))
-            return replace(message, queue_offset=_believed(message, how.window), decode_error=why)
+            believed = not isinstance(error, _AstrayError) and _believable(message, how.window)
+            return replace(message, queue_offset=message.queue_offset if believed else -1, decode_error=why)
     known = _HEAD.unpack_from(data) if fits else (0, 0, 0, -1, 0, -1, 0, 0, 0)
     _, _, _, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms = known
     return ReceivedMessage(
@@ -243,7 +245,7 @@ def _raw(data: bytes, fits: bool, why: str, how: _How) -> ReceivedMessage:
     )
 
 
-def _all(data: bytes, start: int, end: int, how: _How) -> Iterable[ReceivedMessage]:
+def _all(data: bytes, start: int, end: int, how: DecodeSettings) -> Iterable[ReceivedMessage]:
     """One message, or those of an inner batch; what is wrong is a ``DecodeError``."""
     if end - start < _MIN_BYTES:
         raise DecodeError(f"{end - start} bytes are fewer than a message has")
@@ -254,7 +256,7 @@ def _all(data: bytes, start: int, end: int, how: _How) -> Iterable[ReceivedMessa
     return _unwrap(message, how.window) if message.sys_flag & _INNER_BATCH == _INNER_BATCH else [message]
 
 
-def _decode(data: bytes, start: int, end: int, how: _How) -> ReceivedMessage:
+def _decode(data: bytes, start: int, end: int, how: DecodeSettings) -> ReceivedMessage:
     """The message in ``data[start:end]``, which is no shorter than the shortest one.
 
     A consumer gets all of its messages through here, so nothing is called or made on the way that can be done without.
@@ -295,24 +297,25 @@ def _decode(data: bytes, start: int, end: int, how: _How) -> ReceivedMessage:
     )  # fmt: skip
 
 
-def _believed(message: ReceivedMessage, window: Window | None) -> int:
-    """Its offset, -1 where that is one of a batch that is somewhere else."""
-    inside = window is None or window[0] <= message.queue_offset < window[1]
-    return message.queue_offset if inside or message.sys_flag & _INNER_BATCH != _INNER_BATCH else -1
+def _believable(message: ReceivedMessage, window: OffsetWindow | None) -> bool:
+    """Whether its offset may be true: that of a batch is not where it is not in the window."""
+    inside = window is None or window.start <= message.queue_offset < window.end
+    return inside or message.sys_flag & _INNER_BATCH != _INNER_BATCH
 
 
-def _unwrap(outer: ReceivedMessage, window: Window | None) -> Iterable[ReceivedMessage]:
+def _unwrap(outer: ReceivedMessage, window: OffsetWindow | None) -> Iterable[ReceivedMessage]:
     """What is wrong with any of them is found before the first is given."""
     if len(outer.body) <= _LARGE_BATCH:
         items = decode_batch(outer.body)
         found: Iterable[ReceivedMessage] = list(_unwrapped(outer, items))
-        size = len(items)
+        first, size = outer.queue_offset, len(items)
     else:
-        size = sum(1 for _ in _items(outer.body))
+        first, size = outer.queue_offset, sum(1 for _ in _items(outer.body))
         found = _unwrapped(outer, _items(outer.body))
-    first = outer.queue_offset
-    if window is not None and size and (first + size <= window[0] or first >= window[1]):
-        raise DecodeError(f"a batch of offsets {first} to {first + size} is not where it was asked for")
+    base = outer.properties.get(Property.INNER_BASE, "")
+    lies = base.isdecimal() and int(base[:20]) != first
+    if window is not None and size and (lies or not window.holds(first, size)):
+        raise _AstrayError(f"a batch of offsets {first} to {first + size} is not where it was asked for")
     return found
 
 

@@ -62,8 +62,8 @@ def test_what_is_held_is_bounded_by_bytes_and_decompressed_one_by_one(producer, 
     stored(120)
     decoded, held = [], []
 
-    def counted(data, broker_name, queue):
-        for message in decode_leniently(data, broker_name, queue=queue):
+    def counted(data, broker_name, **how):
+        for message in decode_leniently(data, broker_name, **how):
             decoded.append(message.queue_offset)
             yield message
 

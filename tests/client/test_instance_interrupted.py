@@ -89,7 +89,7 @@ def test_a_member_that_ctrl_c_kept_from_joining_is_none(parts: Parts) -> None:
 def test_a_member_that_ctrl_c_kept_from_leaving_leaves_again(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     one = Member("g", membership=lambda: GroupMembership("g", {}))
     told: list[Any] = []
-    monkeypatch.setattr(parts.instance, "_addresses", lambda slaves: [("b", "b:1")])
+    monkeypatch.setattr(parts.instance, "_addresses", lambda slaves, everywhere: [("b", "b:1")])
     monkeypatch.setattr(parts.instance, "_tell", lambda asked, deadline: told.extend(asked))
     for at in itertools.count():
         parts.instance.join(one)

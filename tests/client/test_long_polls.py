@@ -313,6 +313,51 @@ def test_a_batch_that_cannot_be_where_it_was_asked_for_comes_raw(lie: int) -> No
     assert [bool(m.decode_error) for m in found] == [True, False, False, False]
 
 
+@given(st.data())
+def test_behind_a_filter_no_position_passes_what_is_not_consumed(data: st.DataObject) -> None:
+    """A commit at any message's position asks for it again, and for all behind it: also where one says what cannot be true."""
+    places = sorted(data.draw(st.sets(st.integers(5, 60), min_size=1, max_size=8)))
+    end, odd = data.draw(st.integers(places[-1] + 1, 70)), data.draw(st.integers(0, len(places) - 1))
+    before, behind = (places[odd - 1] if odd else 4), (places[odd + 1] if odd + 1 < len(places) else end)
+    lie = data.draw(ODD.filter(lambda said: not before < said < behind))
+    said = [*places[:odd], lie, *places[odd + 1 :]]
+    stored = b"".join(store("t", b"%d" % at, "TAGS\x01Aa\x02", 1, of) for at, of in zip(places, said, strict=True))
+    found = list(wanted_of(replace(REQUEST, filter=Filter("Aa")), stored, NO_SCOPE, end))
+    assert [m.body for m in found] == [b"%d" % at for at in places]
+    assert all(m.queue_offset <= at for m, at in zip(found, places, strict=True))
+
+
+@pytest.mark.parametrize("count", [10, 3], ids=["a flipped bit", "more messages than offsets"])
+@pytest.mark.parametrize("lie", [94, 97, 99, 101, 106, 108])
+def test_a_batch_with_offsets_of_others_comes_raw(lie: int, count: int) -> None:
+    """Its messages would take the places of those, which then came to nobody."""
+    flags = int(SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
+    item = [messages.encode_item(b"%d" % i, "", 0) for i in range(10)]
+    first = store("t", b"".join(item), queue_offset=lie if count == 10 else 100, sys_flag=flags)
+    second = store("t", b"".join(item), queue_offset=100 + count, sys_flag=flags)
+    answers = [(100, first, 100 + count), (100 + count, second, 110 + count)]
+    given = [list(wanted_of(replace(REQUEST, offset=at), stored, NO_SCOPE, end)) for at, stored, end in answers]
+    together = list(wanted_of(replace(REQUEST, offset=100), first + second, NO_SCOPE, 110 + count))
+    if lie > 100 or count < 10:
+        assert [len(given[0]), len(given[1])] == [1, 10]
+        assert given[0][0].queue_offset == 100
+        assert given[0][0].decode_error
+    for found in ([*given[0], *given[1]], together):
+        assert [m.queue_offset for m in found] == sorted({m.queue_offset for m in found})
+        assert all(100 <= m.queue_offset < 110 + count for m in found)
+
+
+def test_a_batch_that_says_two_offsets_comes_raw() -> None:
+    """What brokers write for their index beside the offset tells a lie that no neighbour shows."""
+    flags = int(SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
+    body = messages.encode_batch([messages.BatchItem(b"%d" % i) for i in range(10)])
+    for lie in (0, -3):
+        stored = store("t", body, "INNER_NUM\x0110\x02INNER_BASE\x01100\x02", queue_offset=100 + lie, sys_flag=flags)
+        found = list(wanted_of(replace(REQUEST, offset=100), stored, NO_SCOPE, 110))
+        assert [m.queue_offset for m in found] == ([100] if lie else list(range(100, 110)))
+        assert [bool(m.decode_error) for m in found] == ([True] if lie else [False] * 10)
+
+
 def test_an_answer_that_becomes_large_goes_on_where_it_was_left_and_not_where_a_message_says(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,26 @@ class TestNameServers:
             assert parts.routes.get("t", 0.0, Deadline.after(30.0)).topic == "t"
             parts.pool.close()
 
+    def test_a_server_that_hangs_leaves_time_for_the_next(self, broker: MockBroker) -> None:
+        """Also where there is time for one request: consumers ask so, and never heard of a topic."""
+        with MockBroker({ROUTE: mb.never}) as deaf:
+            parts = Parts(f"{deaf.address};{broker.address}", request_timeout_s=1.0)
+            starting_with(parts, 0)
+            for _ in range(3):
+                assert parts.routes.get("t", 0.0, Deadline.after(1.0)).topic == "t"
+            assert len(deaf.seen(ROUTE)) == 1
+            parts.pool.close()
+
+    def test_who_knows_an_old_route_has_time_left_to_ask_by_it(self, broker: MockBroker) -> None:
+        parts = Parts(broker.address)
+        old = parts.routes.get("t")
+        parts.routes.recent_s = 0.0
+        broker.on(ROUTE, mb.never)
+        deadline = Deadline.after(1.0)
+        assert parts.routes.recent("t", deadline) is old
+        assert deadline.remaining() > 0.2
+        parts.pool.close()
+
     def test_bytes_of_another_protocol_count_as_no_answer(self, broker: MockBroker) -> None:
         with MockBroker({ROUTE: mb.raw(b"HTTP/1.1 400 Bad Request\r\n\r\n")}) as web:
             parts = Parts(f"{web.address};{broker.address}")

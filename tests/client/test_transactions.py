@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +18,7 @@ from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import decode_properties
 from tests.client.conftest import Parts
 from tests.harness import store
-from tests.mockbroker import MockBroker, eventually, ok, refuse, route
+from tests.mockbroker import Held, MockBroker, eventually, never, ok, refuse, route
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 PLACE = HalfPlace("t", "broker-a", "pg", "ID", "TX", 5, 1234)
@@ -120,6 +122,74 @@ def test_a_broker_that_refuses_the_answer_is_logged_and_the_next_question_is_han
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
 
 
+def test_a_function_that_hangs_holds_up_nothing_that_is_known_without_it(broker: MockBroker, tenant: Parts) -> None:
+    """Nor is what waits behind it asked once its producer has left: what it would look at may be gone."""
+    broker.on(Request.UNREGISTER_CLIENT, ok())
+    tenant.routes.get("t")
+    called, go_on = threading.Event(), threading.Event()
+    calls: list[str] = []
+    decisions: list[TransactionState | None] = [None, None, COMMIT]
+
+    def function(name: str) -> TransactionState:
+        calls.append(name)
+        called.set()
+        go_on.wait(60)
+        return ROLLBACK
+
+    def check(message: ReceivedMessage, place: HalfPlace) -> TransactionState | Callable[[], TransactionState]:
+        return decisions.pop(0) or (lambda: function("asked"))
+
+    leave = tenant.sender.join("pg", 0, check)
+    for msg_id in (b"1D", b"2D", b"3D"):
+        broker.ask(question(HALF.replace(b"\x01ID\x02", b"\x01" + msg_id + b"\x02")))
+    broker.wait_for(lambda: [c.ext["commitOrRollback"] for c in broker.seen(Request.END_TRANSACTION)] == ["8"])
+    assert called.wait(60)
+    leave(tenant.soon)
+    go_on.set()
+    broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
+    eventually(lambda: not any("aside-pg" in thread.name for thread in threading.enumerate()))
+    assert calls == ["asked"]
+
+
+def test_a_function_that_takes_longer_than_the_broker_s_patience_delivers_once(
+    broker: MockBroker, tenant: Parts
+) -> None:
+    """Each question is about a copy of its own, and a commit of each would deliver each."""
+    tenant.routes.get("t")
+    called, go_on = threading.Event(), threading.Event()
+    calls: list[str] = []
+
+    def function() -> TransactionState:
+        calls.append("asked")
+        called.set()
+        go_on.wait(60)
+        return COMMIT
+
+    tenant.sender.join("pg", 0, lambda message, place: function)
+    broker.ask(question(HALF))
+    assert called.wait(60)
+    copy = question(HALF)
+    for offset in ("8", "9"):
+        broker.ask(replace(copy, ext={**copy.ext, "tranStateTableOffset": offset}))
+    (answering,) = [member.asked.__self__ for _, member in tenant.groups.each()]  # type: ignore[union-attr]
+    eventually(lambda: answering._copies._newest["ID"][1].half_offset == 9)
+    held = Held()
+    broker.on(Request.END_TRANSACTION, [held, ok()])
+    go_on.set()
+    (commit,) = held.wait(1)
+    broker.ask(
+        replace(copy, ext={**copy.ext, "tranStateTableOffset": "10"})
+    )  # before it knows that its commit has arrived
+    eventually(lambda: answering._copies._newest["ID"][1].half_offset == 10)
+    commit.answer(ok())
+    broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
+    eventually(lambda: not answering._copies._newest)
+    broker.ask(replace(copy, ext={**copy.ext, "tranStateTableOffset": "11"}))
+    broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 3)
+    answers = [(c.ext["tranStateTableOffset"], c.ext["commitOrRollback"]) for c in broker.seen(Request.END_TRANSACTION)]
+    assert (answers, calls) == ([("9", "8"), ("10", "12"), ("11", "12")], ["asked"])
+
+
 def test_all_brokers_of_the_cluster_hear_of_who_answers_for_half_messages(broker: MockBroker, parts: Parts) -> None:
     with MockBroker({Request.HEART_BEAT: ok()}) as other:
         table = {
@@ -137,12 +207,37 @@ def test_all_brokers_of_the_cluster_hear_of_who_answers_for_half_messages(broker
         parts.instance.heartbeat(parts.soon)
         assert [len(one.seen(Request.HEART_BEAT)) for one in (broker, other)] == [1, 0]
         leave = parts.sender.join("pg", 0, lambda message, place: COMMIT)
+        parts.instance.look_around(parts.soon)
         parts.instance.heartbeat(parts.soon)
         assert [len(one.seen(Request.HEART_BEAT)) for one in (broker, other)] == [2, 1]
         broker.on(Request.GET_BROKER_CLUSTER_INFO, refuse(Response.SYSTEM_ERROR, "not now"))
+        parts.instance.look_around(parts.soon)
         parts.instance.heartbeat(parts.soon)
         assert [len(one.seen(Request.HEART_BEAT)) for one in (broker, other)] == [3, 2], "those known before"
         other.on(Request.UNREGISTER_CLIENT, ok())
         broker.on(Request.UNREGISTER_CLIENT, ok())
         leave(parts.soon)
-        assert len(broker.seen(Request.UNREGISTER_CLIENT)) == 1
+        assert [len(one.seen(Request.UNREGISTER_CLIENT)) for one in (broker, other)] == [1, 1]
+
+
+def test_a_name_server_that_hangs_hides_no_broker_that_another_one_knows(
+    broker: MockBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer that has sent nothing yet, as after a restart."""
+    monkeypatch.setattr("rocketmq_spark.client.instance.FIRST_HEARTBEAT_S", 0.01)
+    monkeypatch.setattr("rocketmq_spark.client.instance.TIMEOUT_S", 0.5)
+    table = {
+        "brokerAddrTable": {
+            "broker-a": {"brokerName": "broker-a", "cluster": "c", "brokerAddrs": {"0": broker.address}}
+        },
+        "clusterAddrTable": {"c": ["broker-a"]},
+    }
+    broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps(table).encode()))
+    broker.on(Request.HEART_BEAT, ok())
+    with MockBroker({Request.GET_BROKER_CLUSTER_INFO: never}) as hanging:
+        parts = Parts(f"{hanging.address};{broker.address}", request_timeout_s=0.5)
+        parts.name_servers._current = 0
+        parts.sender.join("pg", 30.0, lambda message, place: COMMIT)
+        broker.wait_for(lambda: bool(broker.seen(Request.HEART_BEAT)))
+        parts.close()
+    assert hanging.seen(Request.GET_BROKER_CLUSTER_INFO)

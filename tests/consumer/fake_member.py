@@ -116,7 +116,7 @@ class FakeMember:
     def bounds(self, queue: MessageQueue, deadline: Deadline) -> QueueBounds:
         return QueueBounds(self.low.get(queue, 0), self.high.get(queue, 0), 0)
 
-    def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline) -> int:
+    def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline, group: str | None = None) -> int:
         """Message n was stored in the n-th millisecond."""
         return min(epoch_ms, self.high.get(queue, 0))
 

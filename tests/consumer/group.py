@@ -264,7 +264,7 @@ class FakeMember:
         lying = self.brokers.queues[queue]
         return QueueBounds(lying.first, lying.first + len(lying.messages), 0)
 
-    def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline) -> int:
+    def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline, group: str | None = None) -> int:
         self._call("search", (queue, epoch_ms), queue.broker_name)
         return min(epoch_ms, self.bounds(queue, deadline).max_offset)
 

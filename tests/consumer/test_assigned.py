@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rocketmq_spark.consumer.pull.assigned import Ask, Assigned, FetchedPart
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, ReceivedMessage
+from tests.scale import examples
 
 A, B = (MessageQueue("t", "b", i) for i in range(2))
 QUEUES = st.sampled_from([A, B])
@@ -194,7 +195,7 @@ def test_a_loop_gives_message_by_message_until_its_part_is_worthless() -> None:
     one.ready.give_up_to(9)
     one.ready.take_back()
     one.finish()
-    assert (one.places[A].waiting, one.ready.take(), one.to_commit()) == (0, [], {})
+    assert (one.places[A].waiting, one.ready.take(), one.to_commit()) == (0, [], {A: 5})
 
 
 def test_an_illegal_offset_is_put_right() -> None:
@@ -405,7 +406,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestMachine.settings = settings(max_examples=examples(200), stateful_step_count=30, deadline=None)
 
 
 def test_one_part_is_no_more_than_an_answer() -> None:

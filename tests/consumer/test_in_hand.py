@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.pop.in_hand import InHand
+from rocketmq_spark.consumer.pop.in_hand import InHand, line_of
 from rocketmq_spark.model.membership import ConsumerStats
 from tests.consumer.pop import of
 
@@ -38,9 +38,35 @@ def test_there_is_room_while_few_wait_for_a_listener():
     assert not hand.room("t", 2, 0)
     threading.Thread(target=hand.begin, args=(first, 1)).start()
     assert hand.room("t", 2, 30)
-    assert hand.begin(second, 1)
-    hand.waits(second, 5)
     assert not hand.room("t", 1, 0)
+    hand.begin(second, 1)
+    assert hand.room("t", 1, 0)
+
+
+def test_what_waits_to_be_tried_again_takes_no_room_until_it_is_through():
+    hand = InHand(line_of)
+    first, behind = hand.came("t", [of("A", "a"), of("B", "a")], 30_000, 0)
+    assert not hand.room("t", 1, 0)
+    hand.begin(first, 1)
+    hand.waits(first, 5)
+    assert hand.room("t", 1, 0)
+    first.message.message_group = "what a listener made of it"
+    hand.end(first)
+    assert not hand.room("t", 1, 0)
+    hand.end(behind)
+    assert hand.room("t", 1, 0)
+
+
+def test_how_many_wait_is_not_counted_anew_for_each_who_asks(monkeypatch):
+    """With a poller for each of 64 queues that took the whole interpreter: 70 messages a second came through."""
+    asked: list[object] = []
+    hand = InHand(lambda message: (asked.append(message), message.message_group)[1])
+    lent = hand.came("t", [of(str(n), str(n)) for n in range(64)], 30_000, 0)
+    for one in lent[:32]:
+        hand.begin(one, 1)
+        assert not hand.room("t", 32, 0)
+        hand.end(one)
+    assert len(asked) == 64
 
 
 def test_the_end_waits_for_what_others_have():

@@ -15,7 +15,7 @@ from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, LocalOffset
 from rocketmq_spark.consumer.push.ownership import Ownership
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
 from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.errors import AccessDenied, CallTimeout, ServerFault
+from rocketmq_spark.errors import AccessDenied, BrokerNotFound, CallTimeout, ServerFault
 from rocketmq_spark.model import MessageQueue
 from tests.consumer.group import GROUP, FakeMember, GroupBench
 from tests.producer.scripted import ManualTimer
@@ -54,6 +54,21 @@ def test_a_queue_that_its_broker_refuses_to_tell_of_is_no_reason_not_to_ask_for_
     group.brokers.failing["committed a"] = AccessDenied("no")
     _, port = group.start()
     assert [queue for queue in port.seen("committed") if queue.broker_name == "a"] == ALL[:2]
+
+
+def test_a_queue_that_a_slave_knows_no_offset_of_keeps_no_other_of_its_broker_waiting(group: GroupBench) -> None:
+    """While the master is away its slave tells the offsets that it has, and no start of the others."""
+    real = FakeMember.committed
+
+    def committed(port: FakeMember, named: str, queue: MessageQueue, *rest: Any) -> int | None:
+        if queue == A:
+            raise BrokerNotFound("the master is away, and its slave may not have the group's offset yet")
+        return real(port, named, queue, *rest)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(FakeMember, "committed", committed)
+        consumer, _ = group.start()
+        assert group.owned(consumer) == ALL[1:]
 
 
 def test_a_broker_that_hangs_is_asked_once_a_run(group: GroupBench) -> None:

@@ -124,6 +124,21 @@ def test_a_subscription_that_waited_while_the_consumer_was_stopped_joins_no_more
     assert member.proxy.closed
 
 
+def test_a_subscription_during_which_the_consumer_is_stopped_leaves_nobody_behind(member):
+    member.start()
+    tell = member.proxy.subscribe
+
+    def meanwhile(filters: Any, deadline: Any) -> None:
+        stops = threading.Thread(target=member.consumer.stop, args=(30,))
+        stops.start()
+        stops.join(60)
+        tell(filters, deadline)
+
+    member.proxy.subscribe = meanwhile
+    member.consumer.subscribe("u")
+    assert member.proxy.closed
+
+
 def subscribes(member: Member, outcomes: list[Exception]) -> None:
     try:
         member.consumer.subscribe("u")
@@ -265,6 +280,20 @@ def test_a_message_group_whose_listener_hangs_keeps_no_other_queue_from_being_as
         eventually(lambda n=n: member.got == ["A", *[f"B{k}" for k in range(n + 1)]], 20)
     goes_on.set()
     member.consumer.stop(30)
+
+
+def test_message_groups_that_fail_keep_no_other_queue_from_being_asked_for():
+    """However many wait to be tried again: their queues give no more until then."""
+    member = Member(ordered=True, threads=3)
+    member.proxy.counts["t"] = 2
+    member.does = lambda message: 1 if message.msg_id.startswith("A") else None
+    member.start()
+    member.proxy.put(*[of(f"A{n}", f"a{n}") for n in range(4)])
+    eventually(lambda: len(member.got) == 4, 60)
+    for n in range(3):
+        member.proxy.put(of(f"B{n}", "b", queue_id=1), place=1)
+        eventually(lambda n=n: member.got[4:] == [f"B{k}" for k in range(n + 1)], 20)
+    assert member.consumer.stop(30) == []
 
 
 def test_while_brokers_do_not_keep_the_order_any_more_nothing_is_handed_to_an_ordered_listener(caplog):

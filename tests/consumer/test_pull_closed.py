@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
-from rocketmq_spark.errors import ClosedError, OffsetError
+from rocketmq_spark.errors import CallTimeout, ClosedError, OffsetError
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies
 from tests.consumer.test_consumer_interrupted import in_time, interrupted_once
 
@@ -205,3 +205,27 @@ def test_a_close_by_another_thread_while_topics_change_leaves_the_group_for_good
     changes.join(60)
     assert not fake.joined
     assert isinstance(raised[0], ClosedError)
+
+
+def test_what_is_sought_is_stored_also_where_a_commit_before_it_is_stored_without_an_answer(
+    fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The offset that was committed before that is sought: else a restart would begin behind what was not consumed again."""
+    fake.add(A, 40)
+    consumer.assign([A])
+    consumer.poll(AT_ONCE)
+    consumer.commit()
+    assert bodies(consumer.poll(AT_ONCE)) == list(range(32, 40))
+
+    def unanswered(group: str, offsets: dict[Any, int], deadline: Any) -> dict[Any, CallTimeout]:
+        fake.stored.update(offsets)
+        return {queue: CallTimeout("late") for queue in offsets}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fake, "commit", unanswered)
+        with pytest.raises(CallTimeout):
+            consumer.commit()
+    assert fake.stored[A] == 40
+    consumer.seek(A, 32)
+    consumer.close()
+    assert fake.stored[A] == 32

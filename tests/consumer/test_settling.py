@@ -136,3 +136,23 @@ def test_an_endpoint_that_hangs_keeps_no_other_from_being_asked():
     held.set()
     eventually(lambda: not bench.settling._renewing, 60)
     assert not bench.in_hand.begin(hangs, bench.timer.lease_ms())
+
+
+def test_many_messages_get_more_time_from_several_threads_each_once():
+    """One by one, at 25 ms each, that took longer than their time for 1280 of an ordered consumer."""
+    bench = PopBench()
+    lent = bench.lent(*[of(f"{n}") for n in range(400)])
+    change, together = bench.proxy.change_invisible, threading.Barrier(8)
+    first = threading.local()
+
+    def slowly(message: PoppedMessage, invisible_s: float, deadline: Deadline) -> None:
+        if not hasattr(first, "was"):
+            first.was = together.wait(60)
+        change(message, invisible_s, deadline)
+
+    bench.proxy.change_invisible = slowly
+    bench.time.advance(10)
+    renewed(bench)
+    assert sorted(bench.proxy.told) == sorted(("change", f"{n}", 30.0) for n in range(400))
+    bench.settling._renew_each(lent)  # a thread that was slower than the look after it
+    assert len(bench.proxy.told) == 400

@@ -181,6 +181,29 @@ def test_a_change_that_waited_while_the_consumer_was_closed_joins_no_more(verb):
     assert len(outcomes) == len(member.told) == 1
 
 
+@pytest.mark.parametrize("verb", ["subscribe", "unsubscribe"])
+def test_a_change_during_which_the_consumer_is_closed_leaves_nobody_behind(verb):
+    member = Scripted(t=1)
+    consumer = BaseSimpleConsumer(member, "g")
+    told: list[str] = []
+    tell, leave = member.subscribe, member.close
+
+    def meanwhile(filters: Any, deadline: Any) -> None:
+        closes = threading.Thread(target=consumer.close)
+        closes.start()
+        closes.join(60)
+        tell(filters, deadline)
+        told.append("joined")
+
+    def leaves(deadline: Any) -> None:
+        leave(deadline)
+        told.append("left")
+
+    member.subscribe, member.close = meanwhile, leaves
+    getattr(consumer, verb)("t")
+    assert told == ["left", "joined", "left"]
+
+
 def test_what_becomes_of_a_message():
     member = Scripted(t=1)
     consumer = BaseSimpleConsumer(member, "g")

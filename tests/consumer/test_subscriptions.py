@@ -22,7 +22,13 @@ def test_a_subscription_has_tags_or_sql_or_neither(tags, sql, expected):
 
 
 @pytest.mark.parametrize(
-    ("tags", "sql", "text"), [("a", "b", "at most one"), ("||", None, "expected '\\*' or such as")]
+    ("tags", "sql", "text"),
+    [
+        ("a", "b", "at most one"),
+        ("||", None, "expected '\\*' or such as"),
+        ("a || \udc80", None, r"tags are 'a || .udc80'; expected characters that can be sent"),
+        (None, "a = '\udc80'", "sql is .*; expected characters that can be sent"),
+    ],
 )
 def test_what_cannot_be_meant_is_said(tags, sql, text):
     with pytest.raises(OptionError, match=text):

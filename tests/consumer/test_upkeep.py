@@ -18,7 +18,15 @@ from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
-from rocketmq_spark.errors import AccessDenied, ConnectionLost, InvalidParameter, RocketMQError, ServerFault
+from rocketmq_spark.errors import (
+    AccessDenied,
+    BrokerNotFound,
+    CallTimeout,
+    ConnectionLost,
+    InvalidParameter,
+    RocketMQError,
+    ServerFault,
+)
 from rocketmq_spark.model import NO_FILTER, MessageQueue
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies, made
 from tests.helpers import raising
@@ -216,6 +224,34 @@ def test_4_3_a_look_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     for thread in (first, second):
         thread.join(60)
     assert looks == [first, second]
+
+
+@pytest.mark.parametrize("error", [CallTimeout, ConnectionLost, BrokerNotFound, ServerFault])
+def test_a_broker_that_does_not_answer_is_asked_once_a_look(
+    error: type[RocketMQError], hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A poll would wait for each of its queues: 3 s each. What only a queue is in trouble with holds back no other."""
+    far = [MessageQueue("t", "far", i) for i in range(20)]
+    fake, asked, real = FakeMember([A, *far]), [0], FakeMember.committed
+
+    def committed(self: FakeMember, group: str, queue: MessageQueue, *rest: Deadline) -> int | None:
+        if queue in far:
+            asked[0] += 1
+            if queue == far[0] or error in (CallTimeout, ConnectionLost):
+                raise error("far")
+        return real(self, group, queue, *rest)
+
+    monkeypatch.setattr(FakeMember, "committed", committed)
+    with made(fake, hand) as consumer:
+        consumer.subscribe("t")
+        fake.add(A)
+        assert bodies(consumer.poll(AT_ONCE)) == [0]
+        one = error in (CallTimeout, ConnectionLost)
+        assert (asked[0], consumer.assignment()) == ((1, [A]) if one else (20, [A, *far[1:]]))
+        monkeypatch.undo()
+        hand.now += 1
+        consumer.poll(AT_ONCE)
+        assert consumer.assignment() == [A, *far]
 
 
 @pytest.mark.parametrize("error", [InvalidParameter, ServerFault])

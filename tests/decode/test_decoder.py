@@ -22,6 +22,7 @@ from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.decode.fetching import QUEUES, Answer, fetch, fetches, one, stored, text
 from tests.harness import in_one_test, store, unhex, vectors
+from tests.scale import examples
 
 STORED = vectors("stored_messages")
 PULLED = vectors("pull_bodies")
@@ -99,7 +100,7 @@ def test_bodies_that_java_gives_up_silently_are_errors(case):
 
 
 LENIENT = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 
@@ -131,7 +132,7 @@ def test_answers_in_lock_step(fetched):
     both(fetched)
 
 
-@settings(LENIENT, max_examples=500)
+@settings(LENIENT, max_examples=examples(500))
 @given(fetches(max_answers=2, beyond=0), st.data())
 def test_damaged_messages_are_refused_or_read_the_same_by_both(fetched, data):
     body = [i for piece in fetched.pieces for i in range(piece.begin, piece.end)]

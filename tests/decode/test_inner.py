@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode import careful, inner, stored_messages
+from rocketmq_spark.columnar.decode.answers import apart
 from rocketmq_spark.columnar.decode.decoder import Decoder
 from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, Bad
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter
+from rocketmq_spark.pull.fetched import Hole, Piece
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.decode.fetching import QUEUES, Answer, fetch, one, stored, text
@@ -225,3 +228,77 @@ def test_a_batch_that_cannot_be_where_it_was_asked_for_cannot_be_decoded(place: 
         assert found.column("queueOffset").to_pylist() == list(range(95, 121))
         assert len(replace(decoder, bad=Bad("skip"))(fetched)) == 16
     assert not doubts
+
+
+def indexed(count: int, offset: int, codec: int = 0, says: int | None = None) -> bytes:
+    """As a broker stores it: with its index entry among its properties. It ``says`` another offset where it is damaged."""
+    body, flags = encode_batch(items(count, offset)), int(FLAGS)
+    if codec:
+        body, flags = compression.compress(body, codec), flags | int(SysFlag.COMPRESSED | codec)
+    names = {"KEYS": "INNER_NUM INNER_BASE", "INNER_NUM": str(count), "INNER_BASE": str(offset)}
+    return stored(body, text(**names), queue_offset=offset if says is None else says, sys_flag=flags)
+
+
+@pytest.mark.parametrize("codec", [0, SysFlag.ZLIB], ids=["plain", "compressed"])
+@pytest.mark.parametrize("says", [91, 99, 101, 109])
+def test_a_batch_that_says_two_offsets_cannot_be_decoded(says: int, codec: int) -> None:
+    """What its index entry says goes against its own: rows would be dropped as those from before, or lie where others do."""
+    fetched = fetch(
+        Answer([indexed(10, 100, codec, says), indexed(10, 110, codec)], start=100, limit=120, next_offset=120)
+    )
+    doubts: list[object] = []
+
+    def doubted(pieces: object, holes: object) -> int:
+        doubts.append(holes)
+        return 1
+
+    with pytest.raises(DecodeError, match=f"a batch of offsets {says} to {says + 10} is not where"):
+        Decoder(QUEUES, on_holes=doubted)(fetched)
+    found = Decoder(QUEUES, (*BASIC, DECODE_ERROR), on_holes=doubted, bad=Bad("null"))(fetched)
+    assert found.column("queueOffset").to_pylist() == list(range(100, 120))
+    assert found.column("decodeError").null_count == 10
+    assert not doubts
+
+
+@pytest.mark.parametrize(
+    ("there", "window", "gone"),
+    [
+        ([(100, 10), (110, 10)], (100, 120, 120), []),
+        ([(110, 10), (120, 10)], (100, 130, 130), [(100, 110)]),
+        ([(100, 10), (120, 10)], (100, 130, 130), [(110, 120)]),
+        ([(100, 10), (120, 10)], (105, 125, 130), [(110, 120)]),
+        ([(100, 10), (120, 10)], (105, 115, 130), [(110, 115)]),
+        ([(100, 10), (120, 10)], (100, 140, 140), [(110, 120), (130, 140)]),
+        ([(110, 10), (130, 1), (140, 2)], (100, 150, 142), [(100, 110), (120, 130), (131, 140)]),
+        ([(100, 10)], (109, 200, 130), [(110, 130)]),
+        ([(100, 10)], (109, 110, 130), []),
+    ],
+)
+def test_batches_that_are_gone_between_others_are_a_hole(
+    there: list[tuple[int, int]], window: tuple[int, int, int], gone: list[tuple[int, int]]
+) -> None:
+    """A file that is gone from the middle of the log: a broker leaves its batches out and goes on behind them."""
+    start, limit, next_offset = window
+    made = [stored(b"s", queue_offset=at) if n == 1 else indexed(n, at, at % 20 and SysFlag.ZLIB) for at, n in there]
+    fetched = fetch(
+        Answer([indexed(10, 90)], start=95, limit=100, next_offset=100),
+        Answer(made, start=start, limit=limit, next_offset=next_offset),
+    )
+    seen = []
+
+    def doubted(pieces: Sequence[Piece], holes: Sequence[Hole]) -> int:
+        seen.extend(holes)
+        return len(pieces)
+
+    Decoder(QUEUES, on_holes=doubted)(fetched)
+    assert seen == [Hole(1, *hole) for hole in gone]
+    assert [hole for look in apart(fetched) for hole in look.holes] == seen
+
+
+@pytest.mark.parametrize("flags", [int(SysFlag.INNER_BATCH), int(FLAGS)])
+def test_a_flag_of_a_batch_that_damage_left_hides_no_hole(flags: int) -> None:
+    """Of a message that is none: a body that is opened as a batch is one, or is damaged."""
+    made = [stored(b"s", queue_offset=5), stored(b"s", queue_offset=6, sys_flag=flags), stored(b"s", queue_offset=9)]
+    fetched = fetch(Answer(made, start=5, limit=10, next_offset=10))
+    holes = stored_messages.holes(stored_messages.locate(fetched.buffer, fetched.pieces))
+    assert holes == ([Hole(0, 7, 9)] if flags != FLAGS else [])

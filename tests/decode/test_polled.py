@@ -49,15 +49,16 @@ def test_tags_with_an_equal_hash_are_told_apart() -> None:
 
 def test_rows_that_a_loop_gave_are_left_out_of_their_queue_alone() -> None:
     parts = [(answer(queue, "a", "b", "c"), NO_FILTER) for queue in QUEUES]
-    batch, _ = batch_of(parts, {QUEUES[0]: 7, MessageQueue("t", "other", 1): 99})
+    given = {(QUEUES[0], NO_FILTER): 2, (QUEUES[0], Filter("a")): 1, (MessageQueue("t", "other", 1), NO_FILTER): 99}
+    batch, _ = batch_of(parts, given)
     rows = zip(batch.column("topic").to_pylist(), batch.column("queueOffset").to_pylist(), strict=True)
     assert list(rows) == [("t", 7), ("u", 5), ("u", 6), ("u", 7)]
     assert batch.schema == arrow_schema(BASIC)
 
 
 def test_an_answer_without_messages_has_no_rows() -> None:
-    batch, left = batch_of([((QUEUES[0], 5, [(6, 0)], b""), NO_FILTER)])
-    assert (batch.num_rows, left) == (0, None)
+    batch, whole = batch_of([((QUEUES[0], 5, [(6, 0)], b""), NO_FILTER)])
+    assert (batch.num_rows, whole) == (0, True)
 
 
 def test_nothing_has_no_rows() -> None:
@@ -76,12 +77,13 @@ def test_of_what_becomes_large_the_first_rows_are_given(monkeypatch: pytest.Monk
     stored = b"".join(store("t", packed, "", 1, 5 + i, sys_flag=flag) for i in range(5))
     found = (QUEUES[0], 5, [(10, len(stored))], stored)
     monkeypatch.setattr(messages, "PORTION_BYTES", 150_000)
-    begun, got = 5, []
-    while begun is not None:
-        batch, begun = batch_of([(found, NO_FILTER)], {QUEUES[0]: begun})
+    given, whole, got = 0, False, []
+    while not whole:
+        batch, whole = batch_of([(found, NO_FILTER)], {(QUEUES[0], NO_FILTER): given})
+        given += batch.num_rows
         got.append(batch.column("queueOffset").to_pylist())
         assert set(batch.column("body").to_pylist()) == {b"x" * 100_000}
     assert got == [[5, 6], [7, 8], [9]]
     monkeypatch.setattr(messages, "PORTION_BYTES", 1)
-    batch, left = batch_of([(found, NO_FILTER)])
-    assert (batch.num_rows, left) == (1, 6), "one is always given"
+    batch, whole = batch_of([(found, NO_FILTER)])
+    assert (batch.num_rows, whole) == (1, False), "one is always given"

@@ -14,6 +14,7 @@ from rocketmq_spark.columnar.decode.decoder import Decoder
 from rocketmq_spark.columnar.decode.schema import BASIC, FULL, Bad, Column
 from rocketmq_spark.pull.fetched import Fetched
 from tests.decode.fetching import QUEUES, Answer, Style, clean_properties, fetch, messages, odd_properties, stored
+from tests.scale import examples
 
 # Room for the messages of an inner batch.
 STEP = 10
@@ -53,7 +54,7 @@ def read(fetched: Fetched, portion_bytes: int | None) -> list[dict[str, Any]]:
 
 
 @given(logs(), st.data())
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
 def test_a_message_reads_the_same_alone_among_others_and_in_a_replay_with_other_limits(log, data):
     alone = [row for i in range(len(log)) for row in read(fetch(answer(log, i, i + 1)), None)]
     assert read(fetch(answer(log, 0, len(log))), None) == alone

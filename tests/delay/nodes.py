@@ -8,7 +8,8 @@ from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import envelope_records, service
-from rocketmq_spark.delay.service import DelayService, Names, Tools
+from rocketmq_spark.delay.commits import Names
+from rocketmq_spark.delay.service import DelayService, Tools
 from rocketmq_spark.errors import CallTimeout, GroupNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage, Resent, SpooledSend
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -31,7 +32,7 @@ class Topic:
         self.now_ms = START_MS
         self.first: dict[MessageQueue, int] = dict.fromkeys((*QUEUES, OTHER), 0)
         self.offsets: dict[tuple[str, MessageQueue], int] = {}
-        self.groups: set[str] = {"g", "g_stored", "g_done_ms"}
+        self.groups: set[str] = {"g", "g_stored", "g_done_ms", "g_newest_ms"}
         self.silent = False
         self.away: set[str] = set()  # brokers
 
@@ -57,10 +58,11 @@ class Topic:
         self._ask(queue)
         return QueueBounds(self.first[queue], max(self.first[queue], len(self.messages[queue])), 0)
 
-    def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline) -> int:
+    def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline, group: str | None = None) -> int:
         self._ask(queue)
         times_ms = self.times_ms[queue]
-        return next((at for at in range(self.first[queue], len(times_ms)) if times_ms[at] >= epoch_ms), len(times_ms))
+        at = next((at for at in range(self.first[queue], len(times_ms)) if times_ms[at] >= epoch_ms), len(times_ms))
+        return min(at, max(0, len(times_ms) - 1)) if group is None else at  # as brokers before 5.1.4
 
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
@@ -83,21 +85,31 @@ class Reader:
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self.at: dict[MessageQueue, int] = {}
+        self.paused: set[MessageQueue] = set()
         self.closed = False
 
     def own(self, *queues: MessageQueue) -> None:
         self.at = {q: self.at.get(q, self.topic.offsets.get(("g", q), 0)) for q in queues}
+        self.paused &= self.at.keys()
 
     def assignment(self) -> list[MessageQueue]:
         return sorted(self.at)
 
     def poll(self, timeout_s: float = 5.0) -> list[ReceivedMessage]:
         for queue, at in self.at.items():
+            if queue in self.paused:
+                continue
             at = max(at, self.topic.first[queue])
             if at < len(self.topic.messages[queue]):
                 self.at[queue] = at + 1
                 return [received(queue, at, self.topic.messages[queue][at], self.topic.times_ms[queue][at])]
         return []
+
+    def pause(self, *queues: MessageQueue) -> None:
+        self.paused |= set(queues)
+
+    def resume(self, *queues: MessageQueue) -> None:
+        self.paused -= set(queues)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         if queue not in self.at:

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rocketmq_spark.delay.release import Progress, Seen, newest_before, resumed
 from tests.cli.test_tail import MESSAGE
+from tests.scale import examples
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -88,7 +89,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert set(self.sent) == set(range(len(self.due)))
 
 
-QueueMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+QueueMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=30, deadline=None)
 test_3_f_3_g_nothing_is_lost_and_no_claim_is_false = QueueMachine.TestCase
 
 

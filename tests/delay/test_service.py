@@ -323,7 +323,7 @@ def test_the_groups_of_the_other_numbers_are_made(world: World) -> None:
     world.topic.put(envelope("m", 5))
     node.turn(ONE)
     node.turn(ONE)
-    assert world.topic.groups == {"g", "g_stored", "g_done_ms"}
+    assert world.topic.groups == {"g", "g_stored", "g_done_ms", "g_newest_ms"}
     assert world.offsets() == (0, 1, START_MS)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import time
+
 import pytest
 
 from rocketmq_spark import errors
@@ -19,6 +22,36 @@ def test_another_endpoint_is_asked_when_one_is_away(nobody):
         proxy = client(nobody, address, connect_timeout_s=30.0)
         assert proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(10), home=nobody).status.code == Code.OK
         assert proxy.channel(nobody).address == address  # and not once more at the one that is away
+        proxy.close()
+
+
+def test_an_endpoint_that_swallows_everything_leaves_time_for_another():
+    """A host without power refuses no connection: the first send of a process took all its time to find that out."""
+    with socket.create_server(("127.0.0.1", 0)) as hole, serving({"QueryRoute": route()}) as address:
+        silent = f"127.0.0.1:{hole.getsockname()[1]}"
+        proxy = client(silent, address, connect_timeout_s=30.0)
+        assert proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(2), home=silent).status.code == Code.OK
+        assert proxy.channel(silent).address == address
+        proxy.close()
+        alone = client(silent, connect_timeout_s=30.0)
+        with pytest.raises(errors.CallTimeout, match=silent):
+            alone.ask(QUERY_ROUTE, REQUEST, Deadline.after(0.5))
+        alone.close()
+
+
+def test_an_endpoint_that_has_answered_before_has_all_the_time():
+    asked = []
+
+    def slowly(request, context):
+        asked.append(request)
+        if len(asked) > 1:
+            time.sleep(1.5)
+        return route()(request, context)
+
+    with serving({"QueryRoute": slowly}) as one, serving({}) as other:
+        proxy = client(one, other)
+        for seconds in (30, 2):
+            proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(seconds), home=one)
         proxy.close()
 
 

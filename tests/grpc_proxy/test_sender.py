@@ -174,6 +174,55 @@ def test_of_many_requests_the_first_failure_is_the_outcome_and_told_once():
     assert outcomes.empty()
 
 
+def test_a_message_that_is_refused_for_good_is_in_no_other_groups_way():
+    """The error names what was stored, so that nobody is told that it was refused."""
+
+    def answer(request: Any, context: Any) -> Any:
+        (one,) = request.messages
+        seen.append(one.system_properties.message_id)
+        if one.system_properties.message_group == "g3":
+            return proto("SendMessageResponse")(status=status(Code.BAD_REQUEST, "the group is too long"))
+        return acknowledge(request, context)
+
+    seen: list[str] = []
+    outcomes: SimpleQueue[Any] = SimpleQueue()
+    parts = [part(f"{n}", **{Property.SHARDING_KEY: f"g{n % 50}"}) for n in range(100)]
+    with sending(*parts, SendMessage=answer) as (sender, queue):
+        sender.send_async(queue, REQUEST, soon(), outcomes.put)
+        outcome = outcomes.get(timeout=60)
+    assert isinstance(outcome, errors.MessageIllegal)
+    assert outcome.stored.keys() == {f"{n}" for n in range(100) if n % 50 != 3}
+    assert "53" not in seen, "nothing of its group goes behind it"
+    one = outcome.stored["7"]
+    assert (one.status, one.msg_id, one.queue_offset) == (SendStatus.SEND_OK, "7", 7)
+
+
+def test_what_may_pass_is_the_outcome_rather_than_what_was_refused_for_good():
+    codes = {"a": Code.BAD_REQUEST, "b": Code.TOO_MANY_REQUESTS, "c": Code.BAD_REQUEST}
+
+    def answer(request: Any, context: Any) -> Any:
+        (one,) = request.messages
+        return proto("SendMessageResponse")(status=status(codes[one.system_properties.message_group]))
+
+    parts = [part(group, **{Property.SHARDING_KEY: group}) for group in codes]
+    with sending(*parts, SendMessage=answer) as (sender, queue), pytest.raises(errors.BrokerBusy):
+        sender.send(queue, REQUEST, soon())
+
+
+def test_the_messages_of_a_request_lie_one_behind_the_other():
+    def answer(request: Any, context: Any) -> Any:
+        if len(request.messages) == 1:
+            return proto("SendMessageResponse")(status=status(Code.BAD_REQUEST))
+        return acknowledge(request, context)
+
+    with (
+        sending(part("A"), part("B"), part("C", **{Property.SHARDING_KEY: "g"}), SendMessage=answer) as (sender, queue),
+        pytest.raises(errors.MessageIllegal) as caught,
+    ):
+        sender.send(queue, REQUEST, soon())
+    assert {msg_id: one.queue_offset for msg_id, one in caught.value.stored.items()} == {"A": 7, "B": 8}
+
+
 def test_after_a_failure_nothing_more_of_its_group_is_sent():
     seen = []
 

@@ -56,6 +56,19 @@ def test_settings_are_known_when_they_are_answered():
         listening.close()
 
 
+def test_settings_that_cannot_be_made_leave_no_answer_to_wait_for():
+    with serving({"Telemetry": answer}) as address:
+        listening = Listening(address)
+        assert listening.stream.wait(Deadline.after(10)) is None
+        listening.batch = 1 << 70
+        with pytest.raises(ValueError, match="range"):
+            listening.stream.tell()
+        listening.batch = 2
+        listening.stream.tell()
+        assert listening.stream.wait(Deadline.after(10)) is None
+        listening.close()
+
+
 def test_a_stream_that_broke_is_made_anew_and_told_the_newest():
     with serving({"Telemetry": answer}) as address:
         listening = Listening(address)

@@ -27,6 +27,7 @@ from tests.mockbroker import eventually
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 HALF = SendRequest("g", b"", sys_flag=int(SysFlag.TRANSACTION_PREPARED), born_timestamp_ms=5)
+PLACE = HalfPlace("t", "", "g", "ID", "")
 PART = RequestMessage(b"x", {Property.UNIQ_KEY: "ID", Property.TRANSACTION_PREPARED: "true"})
 
 
@@ -160,6 +161,27 @@ def test_a_question_is_answered_where_it_came_from(decision: TransactionState) -
             assert scripted.ended[0].resolution == {COMMIT: 1, ROLLBACK: 2}[decision]
         leave(soon())
         assert len(scripted.ended) == (decision is not UNKNOWN)
+
+
+def test_a_slow_function_is_asked_once_about_all_copies_that_come_meanwhile() -> None:
+    with talking() as (scripted, sender, queue):
+        may_end, calls = threading.Event(), []
+
+        def slow() -> TransactionState:
+            calls.append(1)
+            assert may_end.wait(30)
+            return COMMIT
+
+        leave = sender.join("g", 0, lambda message, place: slow)
+        sender.send(queue, HALF, soon())
+        for number in range(3):
+            scripted.ask("t", f"TX{number}")
+        copies = next(iter(sender._transactions._checks.values()))[2]
+        eventually(lambda: copies._newest.get("ID", PLACE).transaction_id == "TX2")
+        may_end.set()
+        eventually(lambda: not copies._newest)
+        assert (len(calls), [request.transaction_id for request in scripted.ended]) == (1, ["TX2"])
+        leave(soon())
 
 
 def test_the_last_that_leaves_ends_the_streams_and_a_new_one_begins_anew() -> None:

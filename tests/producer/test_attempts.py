@@ -121,6 +121,7 @@ def test_three_attempts_then_an_error_with_everything_known() -> None:
     assert isinstance(tries.judge(q("a:0"), LOST, AB, 3.0), RetryAttempt)
     assert isinstance(tries.judge(q("b:0"), LOST, AB, 3.0), RetryAttempt)
     busy = code(Response.SYSTEM_BUSY)
+    busy.stored = {"A": OK}
     failed = tries.judge(q("a:1"), busy, AB, 3.0)
     assert isinstance(failed, SendFailed)
     assert failed.message == (
@@ -129,6 +130,7 @@ def test_three_attempts_then_an_error_with_everything_known() -> None:
     )
     assert (failed.addr, failed.broker_code, failed.topic, failed.remark) == ("host:1", 2, "T", "remark")
     assert failed.__cause__ is busy
+    assert failed.stored == {"A": OK}
 
 
 def test_a_single_attempt_that_may_not_be_repeated_gives_its_own_error() -> None:

@@ -14,6 +14,7 @@ from rocketmq_spark.errors import CallTimeout, ClosedError, ConnectionLost, Mess
 from rocketmq_spark.model import Message, SendRequest, SendResult, SendStatus
 from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer import batching
+from rocketmq_spark.producer.accumulator import BatchEntry
 from rocketmq_spark.producer.encoding import prepare
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -409,9 +410,16 @@ def test_flush_sends_what_waits(bench: Bench) -> None:
 def test_errors_are_copied_with_their_cause() -> None:
     error: RocketMQError = ConnectionLost("x")
     error.__cause__ = OSError("y")
-    shares = batching._shares(error, 2)
-    assert shares[0] is not shares[1]
-    assert all(isinstance(s, ConnectionLost) and s.__cause__ is error.__cause__ for s in shares)
+    entries = [BatchEntry(b"", 0, msg_id, (), None) for msg_id in ("A", "B", "C")]
+    result = SendResult(SendStatus.SEND_OK, "B", q("a:0"), 1)
+    error.stored = {"B": result}
+    first, stored, last = batching._shares(error, entries)
+    assert first is not last
+    for share in (first, last):
+        assert isinstance(share, ConnectionLost)
+        assert share.__cause__ is error.__cause__
+        assert not share.stored
+    assert stored is result, "of this one it is known that it was acknowledged"
 
 
 def test_11_21_a_message_that_is_refused_leaves_no_promise_behind(

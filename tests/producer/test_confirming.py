@@ -29,8 +29,10 @@ from rocketmq_spark.errors import (
     error_for,
 )
 from rocketmq_spark.model import MessageQueue, QueueEnd, SendRequest, SendResult, SendStatus
+from rocketmq_spark.producer.attempts import Attempts, RetryPolicy
 from rocketmq_spark.producer.confirming import Confirming, EndKind, end_of, without
 from rocketmq_spark.producer.engine import Engine
+from rocketmq_spark.producer.in_flight import Sending
 from rocketmq_spark.producer.outgoing import Ended, Outgoing, split, with_ids
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch, encode_item
@@ -429,3 +431,20 @@ def test_who_sends_a_batch_again_is_told_that_a_part_of_it_is_stored(bench: Benc
     assert (broker.stored, ended.confirmed) == ({"x": 1}, 1)
     assert isinstance(ended.outcome, UnprovedError)
     assert "1 of its messages are stored" in ended.outcome.message
+
+
+def test_where_a_topic_was_made_again_looks_begin_in_the_new_one(bench: Bench) -> None:
+    """What landed in the old one lies behind what is sent now, and a look from there finds nothing of it."""
+    broker = Broker([])
+    confirming, queue = Confirming(broker, ManualTimer(bench.time)), q("a:0")
+
+    def begun() -> Sending:
+        outgoing = Outgoing("T", batch("x"), 60.0)
+        sending = Sending(outgoing, outgoing.deadline, Attempts(RetryPolicy(), False))
+        confirming.begin(sending, queue)
+        return sending
+
+    for landed in (1000, 999, 4, 3, 5):
+        confirming.knows(begun(), queue, SendResult(SendStatus.SEND_OK, "", queue, landed), lambda *_: None)
+        if landed in (1000, 5):
+            assert begun().since == QueueEnd(landed, broker.master)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -28,6 +31,7 @@ from rocketmq_spark.model.send import HalfPlace, TransactionState
 from rocketmq_spark.producer import transactions
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import HalfMessage, HalfState, TransactionProducer
+from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire.properties import decode_properties
 from tests.consumer.messages import message
 from tests.producer.scripted import ManualTimer, ScriptedSender, Time, refused
@@ -67,7 +71,8 @@ class Shop:
 
     def question(self, msg_id: str, place: HalfPlace = COPY) -> TransactionState:
         assert self.sender.check is not None
-        return self.sender.check(replace(message(0), properties={"UNIQ_KEY": msg_id}), place)
+        found = self.sender.check(replace(message(0), properties={"UNIQ_KEY": msg_id}), place)
+        return found if isinstance(found, TransactionState) else found()
 
     def ends(self) -> list[tuple[HalfPlace, TransactionState]]:
         return self.sender.seen("end")
@@ -146,6 +151,61 @@ def test_a_block_whose_decision_is_lost_says_so_and_does_not_raise(
     assert f"half message {half.result.msg_id} of T may not have arrived" in caplog.text
 
 
+def unsent() -> CallTimeout:
+    error = CallTimeout("no connection")
+    error.unsent = True
+    return error
+
+
+def test_a_block_whose_decision_could_not_even_be_sent_leaves_it_to_the_function(shop: Shop) -> None:
+    """Its broker was killed between send and decision: nobody here will decide any more."""
+    shop.sender.ends = [unsent()]
+    with shop.producer.transaction(Message("T", b"x")) as half:
+        pass
+    assert half.state is HalfState.UNKNOWN
+    shop.sender.ends = [unsent()]
+    with pytest.raises(KeyError), shop.producer.transaction(Message("T", b"y")) as second:
+        raise KeyError
+    shop.answers = [COMMIT, ROLLBACK]
+    assert shop.question(half.result.msg_id) is COMMIT
+    assert shop.question(second.result.msg_id) is ROLLBACK
+    assert shop.asked == [half.result.msg_id, second.result.msg_id]
+
+
+def test_what_nobody_can_decide_any_more_is_left_to_the_function(shop: Shop) -> None:
+    half = shop.producer.send_half(Message("T", b"x"))
+    msg_id = half.result.msg_id
+    assert shop.question(msg_id) is UNKNOWN
+    del half
+    shop.answers = [COMMIT]
+    assert shop.question(msg_id) is COMMIT
+    assert shop.asked == [msg_id]
+
+
+def test_what_was_decided_is_remembered_without_the_message(shop: Shop) -> None:
+    half = shop.producer.send_half(message := Message("T", b"x"))
+    half.commit()
+    seen, msg_id = weakref.ref(half), half.result.msg_id
+    del half, message
+    assert seen() is None
+    assert shop.question(msg_id) is ROLLBACK, "a question that crosses the commit"
+
+
+def test_a_forked_process_knows_nothing_of_its_parent_s(shop: Shop) -> None:
+    """What it answers to a broker, after the parent has died, must not be that it waits for a decision."""
+    half = shop.producer.send_half(Message("T", b"x"))
+    shop.answers = [COMMIT]
+    with transactions._halves._lock:  # of another thread: no child gets it back
+        child = os.fork()
+        if child == 0:  # pragma: no cover
+            signal.alarm(30)
+            with contextlib.suppress(Exception):
+                os._exit(0 if shop.question(half.result.msg_id) is COMMIT else 1)
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert shop.question(half.result.msg_id) is UNKNOWN
+
+
 def test_what_is_not_decided_yet_is_unknown_and_decided_where_the_broker_wrote_it_last(shop: Shop) -> None:
     half = shop.producer.send_half(Message("T", b"x"))
     assert shop.question(half.result.msg_id) is UNKNOWN
@@ -191,6 +251,20 @@ def test_the_user_s_function_decides_about_others(
     assert shop.question("of a process that ended") is expected
     assert shop.asked == ["of a process that ended"]
     assert said is None or said in caplog.text
+
+
+def test_environments_that_share_a_topic_are_asked_about_their_own_only(shop: Shop) -> None:
+    """Brokers ask any producer of a group, and the other environment's function would find nothing that was saved."""
+    plain = ProducerSettings(group="g", environment=Environment.of("2", "2"), heartbeat_s=0, route_refresh_s=0)
+    producer = TransactionProducer(shop.sender, plain, shop.check, make_timer=lambda name: ManualTimer(shop.time))
+    producer.send_half(Message("T", b"x")).commit()
+    ((place, _),) = shop.ends()
+    (request,) = shop.sender.requests
+    assert (shop.sender.seen("join")[-1][0], request.group, place.group) == ("g_env_2",) * 3
+    producer.close()
+    without = TransactionProducer(shop.sender, plain, make_timer=lambda name: ManualTimer(shop.time))
+    assert without.settings.group == "g"
+    without.close()
 
 
 def test_a_half_message_that_may_be_stored_is_not_sent_again(shop: Shop) -> None:
@@ -249,6 +323,17 @@ def test_what_is_stored_less_safely_than_configured_is_rolled_back(shop: Shop) -
     assert [decision for _, decision in shop.ends()] == [ROLLBACK]
 
 
+def test_nor_is_that_sent_again_where_sends_must_be_stored_well(shop: Shop) -> None:
+    """The second one would have the id of the first, which would stay with its broker undecided."""
+    settings = ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0, store_must_be_ok=True)
+    producer = TransactionProducer(shop.sender, settings, shop.check, make_timer=lambda name: ManualTimer(shop.time))
+    shop.sender.script = [lambda queue, request: SendResult(SendStatus.FLUSH_DISK_TIMEOUT, "", queue, 7, "0" * 32)]
+    with pytest.raises(SendFailed, match="FLUSH_DISK_TIMEOUT, and was rolled back"):
+        producer.send_half(Message("T", b"x"))
+    assert (len(shop.sender.calls), [decision for _, decision in shop.ends()]) == (1, [ROLLBACK])
+    producer.close()
+
+
 def test_what_cannot_be_half_is_refused_before_anything_is_sent(shop: Shop) -> None:
     with pytest.raises(MessageRefused, match="priority"):
         shop.producer.send_half(Message("T", b"x", priority=1))
@@ -271,7 +356,7 @@ def test_a_place_that_cannot_be_read_is_an_error(shop: Shop) -> None:
 def test_only_so_many_are_remembered(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "MOST_REMEMBERED", 3)
     halves = [shop.producer.send_half(Message("T", b"x")) for _ in range(5)]
-    known = [transactions._halves.get(half.result.msg_id) is half for half in halves]
+    known = [transactions._halves.get(half.result.msg_id) is half._fate for half in halves]
     assert known == [False, False, True, True, True]
 
 
@@ -311,7 +396,7 @@ class HalfModel(RuleBasedStateMachine):
 
     @rule()
     def ask(self) -> None:
-        answer = self.half.asked(COPY)
+        answer = self.half._fate.asked(COPY)
         if not self.sent:
             assert answer is UNKNOWN
         elif self.unanswered:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import importlib
 import os
 import resource
@@ -11,13 +12,15 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rocketmq_spark.errors import ClosedError, SpoolError
+from rocketmq_spark.errors import ClosedError, SpoolError, SpoolFull
 from rocketmq_spark.spool import database, files
 from rocketmq_spark.spool.database import Damaged, Database, in_use, is_database
+from tests.helpers import raising
 from tests.spool.test_files import synced_files
 
 
@@ -254,6 +257,22 @@ def test_g2_10_a_disk_that_is_full_is_an_error_and_nothing_that_was_kept_is_lost
     errors, kept = map(int, first.split())
     assert (errors, kept) == (3, 87)  # after each failure it is opened again
     assert second == "[] 0 True"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_takes_no_more_is_told_from_one_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Who waits for room must not wait for a disk that is dead."""
+    db = Database(tmp_path)
+    text = f"IO error: {os.strerror(number)}: While appending to file: {tmp_path}/000004.log"
+    for said, kind in ((text, SpoolFull), ("IO error: Input/output error: While appending to file", SpoolError)):
+        monkeypatch.setattr(db, "_db", SimpleNamespace(write=raising(OSError(said))))
+        with pytest.raises(SpoolError) as caught:
+            db.write([(b"k", b"1")])
+        assert type(caught.value) is kind
+    monkeypatch.undo()
+    db.close()
 
 
 def test_files_are_not_left_open(tmp_path: Path) -> None:

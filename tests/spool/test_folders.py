@@ -6,18 +6,22 @@ import functools
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rocketmq_spark import options, session
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import owned
-from rocketmq_spark.session.spools import open_store, resending
+from rocketmq_spark.session.spools import open_store, resending, worker_spool
 from rocketmq_spark.spool.folders import adopt, claim, spools
 from rocketmq_spark.spool.records import Done
+from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
+from tests.producer.scripted import ScriptedSender, Time
 from tests.spool.bench import record
 
 ROOT = Path(__file__).parents[2]
@@ -201,3 +205,55 @@ def test_the_queues_of_an_environment_by_its_number_are_kept_with_its_records(tm
         assert known == {}
     mine.close()
     session.close_all()
+
+
+@pytest.mark.parametrize("given", ["5", '{"1": {"broker-a": [0]}}'])
+def test_what_an_environment_kept_by_its_number_goes_there_also_when_queues_are_given(
+    tmp_path: Path, given: str
+) -> None:
+    """By a count it may have others too, which are another environment's by the number. Commands need a count, or a list."""
+    a, b = (MessageQueue("t", f"broker-{name}", 0) for name in "ab")
+
+    def opened(**more: str) -> SendSpool:
+        parsed = options.parse({"nameServer": "127.0.0.1:1", "environment": "1", **more}).for_role("producer")
+        settings, sender = ProducerSettings.of(parsed), ScriptedSender(Time(), "broker-a:0-3 broker-b:0-3")
+        sender.routes["t"] = (a, b)
+        if not more:
+            assert settings.environment is not None
+            owned(sender, settings.environment)["t"] = (a,)
+        return resending(open_store(tmp_path, parsed), sender, settings)
+
+    spool = opened()
+    spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
+    spool.finish()
+    with pytest.raises(SpoolError, match=r"for t/broker-a/0, which their environment had by its number") as caught:
+        opened(environments='{"1": {"broker-b": [0]}}')
+    assert 'such as {"1": {"broker-a": [0]}}' in str(caught.value)
+    spool = opened(environments=given)
+    resender: Any = spool._resender
+    assert resender._engine.topics.queues("t", Deadline.after(1)) == (a,)
+    spool.finish()
+    session.close_all()
+
+
+def test_a_worker_of_an_environment_with_given_queues_leaves_alone_what_is_for_those_by_its_number(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it sends of its own folder already knows nothing of them."""
+    given = {"nameServer": "127.0.0.1:1", "environment": "1"}
+    spooling = {"onSendFailure": "spool", "spoolDir": str(tmp_path)}
+    by_number = options.parse(given).for_role("producer")
+    settings, sender = ProducerSettings.of(by_number), session.sender(by_number)
+    assert settings.environment is not None
+    owned(sender, settings.environment)["t"] = (MessageQueue("t", "a", 0),)
+    make(tmp_path / "worker-1").close()
+    spool = resending(open_store(tmp_path / "worker-2", by_number), sender, settings)
+    spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
+    spool.finish()
+    counted = options.parse({**given, **spooling, "environments": "5"}).for_role("sink")
+    worker_spool(counted, ProducerSettings.of(counted))
+    assert "for queues that their environment had by its number" in caplog.text
+    session.close_all()
+    left = make(tmp_path / "worker-2")
+    assert len(left) == 1
+    left.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.errors import SpoolError
+from rocketmq_spark.errors import SpoolError, SpoolFull
 from rocketmq_spark.spool.database import is_database
 from rocketmq_spark.spool.files import BLOCK
 from rocketmq_spark.spool.recovery import salvage
@@ -166,7 +166,7 @@ def test_a_full_disk_is_an_error_of_the_spool_and_the_next_try_goes_on(
     whole = shutil.copytree(whole, tmp_path / "store")
     with monkeypatch.context() as full:
         full.setattr(Path, "rename", raising(OSError(errno.ENOSPC, "No space left on device")))
-        with pytest.raises(SpoolError, match=r"could not be put together again.*No space left"):
+        with pytest.raises(SpoolFull, match=r"could not be put together again.*No space left"):
             salvage(whole)
     salvage(whole)
     assert len(drained(whole)) == 3 * COUNT

@@ -352,7 +352,7 @@ def doctor(
 ) -> None:
     """Diagnose problems of a cluster, a topic or a reader, and suggest fixes.
 
-    Nothing is changed, and nothing is sent that a broker would keep. Exit code 0: nothing is broken; 1: something is; 2: wrong
+    The command changes nothing, and stores no message on a broker. Exit codes: 0 if no check failed, 1 if one failed, 2 for wrong
     usage.
     """
     from rocketmq_spark.cli.doctor.findings import Level, code

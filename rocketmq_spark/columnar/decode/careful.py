@@ -18,6 +18,7 @@ from rocketmq_spark.columnar.decode.schema import Bad, Column, arrow_schema
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.pull.fetched import Fetched
 from rocketmq_spark.wire.messages import decode_leniently
+from rocketmq_spark.wire.window import OffsetWindow
 
 Row = tuple[MessageQueue, ReceivedMessage]
 # Of a message of a batch beside its body and its properties.
@@ -65,7 +66,7 @@ class Careful:
         for piece in fetched.pieces:
             queue = self._queues[piece.number]
             data = fetched.buffer.data[piece.begin : piece.end]
-            window = piece.start, piece.next_offset
+            window = OffsetWindow(piece.start, piece.next_offset)
             messages = map(self._judged, decode_leniently(data, queue.broker_name, window=window))
             for message in placed(messages, piece, dense=not self._filtered):
                 if message.decode_error is not None:

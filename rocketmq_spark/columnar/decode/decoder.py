@@ -122,17 +122,22 @@ class Decoder:
     def batches(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """The same in batches of about ``portion_bytes``, to be taken before more is fetched."""
         try:
-            messages = self._whole(stored_messages.locate(fetched.buffer, fetched.pieces), fetched)
+            messages = stored_messages.locate(fetched.buffer, fetched.pieces)
         except Malformed as e:
             if self.bad.fails:
                 raise self._decode_error(fetched, e) from e
             yield from self._around(fetched, portion_bytes)
             return
+        opened = inner.opened(messages) if inner.present(messages) else None
+        dense = None if opened is None else inner.dense(messages, opened)
+        usable = self._usable(messages, fetched.pieces, dense)
+        if usable < len(fetched.pieces):
+            part = Fetched(fetched.buffer, fetched.pieces[:usable])
+            yield from replace(self, on_holes=None).batches(part, portion_bytes)
+            return
         if inner.present(messages):
-            opened = inner.opened(messages)
-            if opened is None or inner.astray(messages, opened):
-                whole = Fetched(fetched.buffer, fetched.pieces[: len(messages.pieces)])
-                yield from self._careful.batches(self._bounded(whole), portion_bytes)
+            if opened is None or dense is None or inner.astray(messages, opened, dense):
+                yield from self._careful.batches(self._bounded(fetched), portion_bytes)
                 return
             messages = _begun(messages, opened)
         yield from self._batches(_trimmed(messages, self.on_beyond), portion_bytes)
@@ -141,14 +146,12 @@ class Decoder:
     def _careful(self) -> careful.Careful:
         return careful.Careful(self.queues, self.columns, self.include_properties, self.filtered, self.bad)
 
-    def _whole(self, messages: StoredMessages, fetched: Fetched) -> StoredMessages:
-        """Without what comes behind a hole that may still be filled. Where a broker filters, holes are not asked for."""
-        if self.on_holes is None or not (holes := stored_messages.holes(messages)):
-            return messages
-        usable = self.on_holes(fetched.pieces, holes)
-        if usable == len(fetched.pieces):
-            return messages
-        return stored_messages.locate(fetched.buffer, fetched.pieces[:usable])
+    def _usable(self, messages: StoredMessages, pieces: Sequence[Piece], dense: npt.NDArray[np.bool_] | None) -> int:
+        """How many answers: those behind a hole that may still be filled are not. Where a broker filters, holes are not asked
+        for."""
+        if self.on_holes is None or not (holes := stored_messages.holes(messages, dense)):
+            return len(pieces)
+        return self.on_holes(pieces, holes)
 
     def _around(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Some answers cannot be located: those go the careful way, the others the usual one."""
@@ -282,14 +285,15 @@ Answered = tuple[MessageQueue, int, Sequence[tuple[int, int]], bytes | memoryvie
 
 
 def batch_of(
-    parts: Iterable[tuple[Answered, Filter]], begun: Mapping[MessageQueue, int] | None = None
-) -> tuple[pa.RecordBatch, int | None]:
-    """The messages of answers, each with the filter of its request, in the basic columns; and None, for these are all. Of what
-    becomes more than ``PORTION_BYTES`` they are the first, at least one, and beside them is the offset behind the last.
+    parts: Iterable[tuple[Answered, Filter]], given: Mapping[tuple[MessageQueue, Filter], int] | None = None
+) -> tuple[pa.RecordBatch, bool]:
+    """The messages of answers, each with the filter of its request, in the basic columns; and whether these are all. Of what
+    becomes more than ``PORTION_BYTES`` they are the first, at least one.
 
-    Of queues in ``begun`` those before an offset are left out: they were given. Raises ``DecodeError`` with queue and offset
-    of a bad message.
+    So many as ``given`` says, of the first of a queue by a filter, are left out. Offsets that messages have do not matter:
+    damage may have changed them. Raises ``DecodeError`` with queue and offset of a bad message.
     """
+    early = dict(given or {})
     of_filter: dict[Filter, list[Answered]] = {}
     for answered, wanted in parts:
         of_filter.setdefault(wanted, []).append(answered)
@@ -297,24 +301,27 @@ def batch_of(
     room = messages.PORTION_BYTES
     for wanted, answered_parts in of_filter.items():
         for batch in _batches(answered_parts, wanted):
-            for queue, offset in (begun or {}).items():
-                batch = batch.filter(~_is_before(batch, queue, offset))
+            for queue, by in early:
+                if by == wanted and early[queue, by]:
+                    left_out = _first_of(batch, queue, early[queue, by])
+                    early[queue, by] -= int(left_out.sum())
+                    batch = batch.filter(~left_out)
             if batch.num_rows and room <= 0:
-                return (some := pa.concat_batches(found)), some.column("queueOffset")[-1].as_py() + 1
+                return pa.concat_batches(found), False
             if batch.num_rows or not found:
                 found.append(batch)
                 room -= batch.nbytes
     if not found:
-        return pa.RecordBatch.from_pylist([], schema=arrow_schema(BASIC)), None
-    return found[0] if len(found) == 1 else pa.concat_batches(found), None
+        return pa.RecordBatch.from_pylist([], schema=arrow_schema(BASIC)), True
+    return found[0] if len(found) == 1 else pa.concat_batches(found), True
 
 
-def _is_before(batch: pa.RecordBatch, queue: MessageQueue, offset: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which rows are of ``queue`` and before an offset."""
-    before = np.asarray(batch.column("queueOffset")) < offset
+def _first_of(batch: pa.RecordBatch, queue: MessageQueue, count: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which rows are the first ``count`` of ``queue``."""
+    mine = np.ones(batch.num_rows, bool)
     for column, value in zip(("topic", "brokerName", "queueId"), queue, strict=True):
-        before &= np.asarray(pc.equal(batch.column(column), value).to_numpy(zero_copy_only=False), bool)
-    return before
+        mine &= np.asarray(pc.equal(batch.column(column), value).to_numpy(zero_copy_only=False), bool)
+    return mine & (np.cumsum(mine) <= count)
 
 
 def _batches(parts: Iterable[Answered], wanted: Filter) -> Iterator[pa.RecordBatch]:

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.columnar.decode.stored_messages import Bytes, Ints, StoredMessages, field, number_at
+from rocketmq_spark.columnar.decode.index_entries import base_of
+from rocketmq_spark.columnar.decode.stored_messages import Bytes, Ints, StoredMessages, field, number_at, property_texts
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.wire import compression
 
@@ -77,15 +78,42 @@ def opened(messages: StoredMessages) -> StoredMessages | None:
     )
 
 
-def astray(messages: StoredMessages, within: StoredMessages) -> bool:
-    """Whether a batch of ``messages``, of which ``within`` has the messages, cannot lie where its answer was asked for."""
-    outer = np.flatnonzero(_is_outer(messages))
+def dense(messages: StoredMessages, within: StoredMessages) -> npt.NDArray[np.bool_]:
+    """In which answers all offsets follow each other, up to where the broker went on: there no message lies about its own.
+
+    ``within`` has the messages of batches in place of these.
+    """
+    first, behind = _extents(messages, within)
+    piece = messages.piece_of_row
+    follows = piece[1:] == piece[:-1]
+    begins, ends = np.append(True, ~follows), np.append(~follows, True)
+    odd = begins & (
+        (first > field(messages.pieces, "start")[piece]) | (behind <= field(messages.pieces, "start")[piece])
+    )
+    odd |= ends & (behind != field(messages.pieces, "next_offset")[piece])
+    odd[1:] |= follows & (first[1:] != behind[:-1])
+    sure: npt.NDArray[np.bool_] = np.bincount(piece[odd], minlength=len(messages.pieces)) == 0
+    return sure
+
+
+def _extents(messages: StoredMessages, within: StoredMessages) -> tuple[Ints, Ints]:
+    """The first offset of each, and the one behind its last."""
     assert within.record is not None
-    counts = np.bincount(within.record, minlength=len(messages))[outer]
-    first = messages.part("queueOffset")[outer].astype(np.int64)
+    first: Ints = messages.part("queueOffset").astype(np.int64)
+    return first, first + np.bincount(within.record, minlength=len(messages))
+
+
+def astray(messages: StoredMessages, within: StoredMessages, sure: npt.NDArray[np.bool_]) -> bool:
+    """Whether a batch of ``messages``, of which ``within`` has the messages, cannot lie where its answer was asked for, or says
+    two offsets; not in answers that are ``sure``.
+    """
+    outer = np.flatnonzero(_is_outer(messages) & ~sure[messages.piece_of_row])
+    first, behind = (each[outer] for each in _extents(messages, within))
     pieces = messages.pieces[messages.piece_of_row[outer]]
-    outside = (first + counts <= field(pieces, "start")) | (first >= field(pieces, "next_offset"))
-    return bool((outside & (counts > 0)).any())
+    said = map(base_of, property_texts(messages, outer))
+    lies = np.array([base not in (None, at) for base, at in zip(said, first.tolist(), strict=True)], bool)
+    outside = lies | (behind <= field(pieces, "start")) | (first >= field(pieces, "next_offset"))
+    return bool((outside & (behind != first)).any())
 
 
 def _in_place(

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark.base import codes
+from rocketmq_spark.columnar.decode import index_entries
 from rocketmq_spark.pull.fetched import Hole, Piece
 
 Bytes = npt.NDArray[np.uint8]
@@ -188,12 +189,12 @@ def locate(buffer: Bytes, pieces: list[Piece]) -> StoredMessages:
     )
 
 
-def holes(messages: StoredMessages) -> list[Hole]:
+def holes(messages: StoredMessages, dense: npt.NDArray[np.bool_] | None = None) -> list[Hole]:
     """What answers jumped over, where every offset of a queue has a message: their number shows it, whatever offsets the
-    messages themselves have. Without holes it costs one comparison."""
+    messages themselves have. Without holes it costs one comparison. Answers that are ``dense`` have none for sure."""
     going = field(messages.pieces, "next_offset") - field(messages.pieces, "start")
-    odd = np.flatnonzero(messages.counts != going).tolist()
-    return [hole for i in odd for hole in _holes_of(messages, i)]
+    odd = messages.counts != going if dense is None else ~dense
+    return [hole for i in np.flatnonzero(odd).tolist() for hole in _holes_of(messages, i)]
 
 
 def _holes_of(messages: StoredMessages, i: int) -> list[Hole]:
@@ -201,17 +202,29 @@ def _holes_of(messages: StoredMessages, i: int) -> list[Hole]:
     end, mine = min(limit, next_offset), messages.piece_of_row == i
     offsets = messages.part("queueOffset")[mine].tolist()
     if offsets and (messages.sys_flags[mine] & codes.SysFlag.INNER_BATCH).any():
-        # Such a message has several offsets. What is removed is removed from the front; what says that it lies behind the end
-        # is damaged.
-        return [Hole(i, start, min(offsets[0], end))] if start < offsets[0] < next_offset else []
-    if len(offsets) >= next_offset - start:
+        texts = property_texts(messages, np.flatnonzero(mine))
+        entries = zip(offsets, messages.sys_flags[mine].tolist(), texts, strict=True)
+        covered = index_entries.spans(entries, start, next_offset)
+        # Of batches that do not say it: what is removed is removed from the front; what says that it lies behind the end is
+        # damaged.
+        covered = covered or [(offsets[0] if start < offsets[0] < next_offset else start, next_offset)]
+    elif len(offsets) >= next_offset - start:
         return []
+    else:
+        covered = [(offset, offset + 1) for offset in sorted(offsets)]
     made, at = [], start
-    for offset in [*sorted(offsets), end]:
-        if offset > at:
-            made.append(Hole(i, at, min(offset, end)))
-        at = max(at, offset + 1)
+    for first, behind in [*covered, (end, end)]:
+        if first > at:
+            made.append(Hole(i, at, min(first, end)))
+        at = max(at, behind)
     return [hole for hole in made if hole.start < hole.end]
+
+
+def property_texts(messages: StoredMessages, rows: npt.NDArray[np.intp]) -> list[bytes]:
+    """The properties of some messages as they are stored."""
+    view = messages.buffer.data
+    bounds = zip(messages.properties_start[rows].tolist(), messages.properties_end[rows].tolist(), strict=True)
+    return [bytes(view[start:end]) for start, end in bounds]
 
 
 _V6 = codes.SysFlag.BORNHOST_V6 | codes.SysFlag.STOREHOST_V6

@@ -32,14 +32,18 @@ logger = logging.getLogger(__name__)
 class InvisibleMessage:
     """A message that is invisible to others until ``until_ms``, which is extended while the message is in hand.
 
-    ``since_ms`` is when it came, or when the listener got it; ``caller`` is the thread whose listener has it. One question
-    about it is asked at a time, under ``asking``: each makes the receipt void that the others would bring along.
+    ``since_ms`` is when it came, or when the listener got it; ``caller`` is the thread whose listener has it. ``begun`` holds
+    from its first call on, also while it waits to be tried again. One question about it is asked at a time, under ``asking``:
+    each makes the receipt void that the others would bring along. ``line`` is its topic and what it waits for there, as it
+    came: a listener may change the message.
     """
 
     message: PoppedMessage
     until_ms: int
     since_ms: int
+    line: tuple[str, Hashable]
     caller: int | None = None
+    begun: bool = False
     settled: bool = False
     asking: threading.Lock = field(default_factory=threading.Lock)
 
@@ -65,15 +69,20 @@ class InHand:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._lent: dict[int, InvisibleMessage] = {}  # by identity, in the order in which they came
+        # By topic: how many messages each line has, and lines of which one was begun. Kept, for every poller asks all the time.
+        self._lines: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
+        self._begun: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
         self._counts: Counter[str] = Counter()
         self._figures = ConsumerFigures()
 
     def came(self, topic: str, messages: Sequence[PoppedMessage], until_ms: int, now_ms: int) -> list[InvisibleMessage]:
         """These were handed out now."""
-        lent = [InvisibleMessage(message, until_ms, now_ms) for message in messages]
+        lent = [InvisibleMessage(one, until_ms, now_ms, (one.topic, self._line(one))) for one in messages]
         with self._lock:
             self._figures.pulled(topic, len(messages), None, now_ms)
             self._lent |= {id(one): one for one in lent}
+            for one in lent:
+                _count(self._lines, one.line)
         return lent
 
     def begin(self, lent: InvisibleMessage, now_ms: int) -> bool:
@@ -83,7 +92,10 @@ class InHand:
                 self._forget(lent)
                 return False
             lent.caller, lent.since_ms = threading.get_ident(), now_ms
-            self._changed.notify_all()
+            if not lent.begun:
+                lent.begun = True
+                _count(self._begun, lent.line)
+                self._changed.notify_all()
             return True
 
     def called(self, lent: InvisibleMessage, done: bool, now_ms: int) -> None:
@@ -109,7 +121,8 @@ class InHand:
 
     def room(self, topic: str, waiting: int, wait_s: float) -> bool:
         """Whether fewer than ``waiting`` messages of a topic could go to a listener, now or within so many seconds. Those that
-        wait behind another do not count, or one that hangs would be in the way of all: of a queue brokers hand out no more then.
+        wait behind another do not count, nor does one that waits to be tried again: what hangs or fails would be in the way of
+        all. Of their queues brokers hand out no more then.
         """
         with self._lock:
             return self._changed.wait_for(lambda: self._waiting(topic) < waiting, wait_s)
@@ -138,17 +151,36 @@ class InHand:
             return self._figures.all(topics, now_ms)
 
     def _waiting(self, topic: str) -> int:
-        here = [one for one in self._lent.values() if one.message.topic == topic]
-        called = {self._line(one.message) for one in here if one.caller is not None}
-        return len({self._line(one.message) for one in here} - called)
+        return len(self._lines.get(topic, ())) - len(self._begun.get(topic, ()))
 
     def _forget(self, lent: InvisibleMessage) -> None:
-        self._lent.pop(id(lent), None)
+        if self._lent.pop(id(lent), None) is None:
+            return
+        _count(self._lines, lent.line, -1)
+        if lent.begun:
+            _count(self._begun, lent.line, -1)
         self._changed.notify_all()
+
+
+def _count(counts: defaultdict[str, Counter[Hashable]], line: tuple[str, Hashable], more: int = 1) -> None:
+    """Nothing is kept of lines and topics that have none."""
+    topic, waits_for = line
+    counts[topic][waits_for] += more
+    if not counts[topic][waits_for]:
+        del counts[topic][waits_for]
+    if not counts[topic]:
+        del counts[topic]
 
 
 # For how long messages are asked for, and how often those in hand get as much again: two looks may fail.
 INVISIBLE_S, LOOK_S = 30.0, 10.0
+# Of many messages on one way so many threads ask for more time, each for so many at least: one by one a Proxy that takes long
+# for each has no answer for the last ones before their time is over.
+_RENEWERS, _FOR_EACH = 8, 32
+
+
+def _is_due(lent: InvisibleMessage, now_ms: int) -> bool:
+    return lent.until_ms - now_ms <= 1000 * (INVISIBLE_S - LOOK_S)
 
 
 class Settling:
@@ -160,7 +192,7 @@ class Settling:
         self._in_hand = in_hand
         self._timer = timer
         self._closed = False
-        self._renewing: set[Hashable] = set()  # ways on which a thread asks for more time: an endpoint and a broker
+        self._renewing: set[Hashable] = set()  # threads that ask for more time: an endpoint, a broker and a number
 
     def close(self) -> None:
         """Later acknowledgements fail locally; the broker redelivers the messages."""
@@ -204,18 +236,23 @@ class Settling:
                 logger.warning("the listener has had message %s for too long: %s", lent.message.msg_id, outcome)
                 if not self._settings.ordered:
                     continue
-            if lent.until_ms - now_ms <= 1000 * (INVISIBLE_S - LOOK_S):
+            if _is_due(lent, now_ms):
                 due[lent.message.endpoint, lent.message.queue.broker_name].append(lent)
-        for way in due.keys() - self._renewing:
-            self._renewing.add(way)
-            ended = partial(self._renewing.discard, way)
-            try:
-                start_thread(
-                    f"rocketmq-{self._settings.group}-renew", partial(self._renew_each, due[way]), ended, False
-                )
-            except RuntimeError as e:
-                ended()
-                logger.warning("messages in hand have no more time yet: no thread to ask for it: %s", e)
+        for way, these in due.items():
+            share = max(_FOR_EACH, -(-len(these) // _RENEWERS))
+            for at in range(0, len(these), share):
+                self._begin_renewing((way, at // share), these[at : at + share])
+
+    def _begin_renewing(self, who: Hashable, due: Sequence[InvisibleMessage]) -> None:
+        if who in self._renewing:
+            return
+        self._renewing.add(who)
+        ended = partial(self._renewing.discard, who)
+        try:
+            start_thread(f"rocketmq-{self._settings.group}-renew", partial(self._renew_each, due), ended, False)
+        except RuntimeError as e:
+            ended()
+            logger.warning("messages in hand have no more time yet: no thread to ask for it: %s", e)
 
     def _renew_each(self, due: Sequence[InvisibleMessage]) -> None:
         for lent in due:
@@ -224,7 +261,7 @@ class Settling:
     def _renew(self, lent: InvisibleMessage) -> None:
         with lent.asking:
             now_ms = self._timer.lease_ms()
-            if lent.settled or self._closed:
+            if lent.settled or self._closed or not _is_due(lent, now_ms):  # settled, or renewed by another thread
                 return
             try:
                 self._port.change_invisible(lent.message, INVISIBLE_S, self._soon())

@@ -221,7 +221,14 @@ class PopRunning:
         with self._telling:
             if self._popping.closed:  # meanwhile: it would join again
                 raise ClosedError("the consumer is closed")
+            self._join()
+
+    def _join(self) -> None:
+        try:
             self._port.subscribe(self._subscriptions.all(), Deadline.after(START_S))
+        finally:
+            if self._popping.closed:  # meanwhile, by another thread, which may have left already
+                self._port.close(Deadline.after(TIMEOUT_S))
 
     def _check_order(self) -> None:
         if not keeps_order(self._settings, self._port):

@@ -47,13 +47,13 @@ class BaseSimpleConsumer(Closing):
             threading.RLock()
         )  # held while the Proxy hears of a change: none is made of what another one replaces
         self._turn = 0
-        self._closed = self._left = False
+        self._closed = self._leaves = self._left = False
 
     @entry
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Receive messages of ``topic`` from now on. May be called again to change the filter.
 
-        Members of a group must want the same.
+        All members of a group must have the same subscriptions.
 
         Args:
             topic: The topic.
@@ -71,17 +71,17 @@ class BaseSimpleConsumer(Closing):
         with self._changing:
             self._owner.check(self._closed)
             wanted = self._filters | added
-            self._member.subscribe(wanted, Deadline.after(_START_S))
+            self._tell(wanted)
             self._filters = wanted
 
     @entry
     def unsubscribe(self, topic: str) -> None:
-        """Receive no more messages of ``topic``, also when no endpoint of the Proxy answers, which raises ``ConnectionLost``."""
+        """Receive no more messages of ``topic``. Takes effect even if it raises ``ConnectionLost``: no endpoint answered."""
         self._owner.check(False)
         with self._changing:
             self._owner.check(self._closed)
             self._filters = {known: each for known, each in self._filters.items() if known != topic}
-            self._member.subscribe(self._filters, Deadline.after(_START_S))
+            self._tell(self._filters)
 
     @entry
     def receive(
@@ -131,7 +131,7 @@ class BaseSimpleConsumer(Closing):
         """Acknowledge ``message``: it is done.
 
         Raises:
-            NotFound: Its time was over. It is delivered again, or was already.
+            NotFound: Its invisible time is over. The message was delivered again, or will be.
         """
         self._ask(self._member.ack, message)
 
@@ -161,8 +161,16 @@ class BaseSimpleConsumer(Closing):
     @entry
     def _leave(self) -> None:
         if not self._left:
+            self._leaves = True
             self._member.close(Deadline.after(_END_S))
             self._left = True  # not before: an interrupted one is repeated
+
+    def _tell(self, wanted: dict[str, Filter]) -> None:
+        try:
+            self._member.subscribe(wanted, Deadline.after(_START_S))
+        finally:
+            if self._leaves:  # meanwhile, by another thread: this may have joined again
+                self._member.close(Deadline.after(_END_S))
 
     def _ask(self, verb: Callable[[PoppedMessage, Deadline], None], message: PoppedMessage) -> None:
         self._owner.check(self._closed)

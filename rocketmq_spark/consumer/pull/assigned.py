@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import NamedTuple
 
 from rocketmq_spark.consumer.rebalance import Start
@@ -72,6 +73,11 @@ class FetchedPart:
         """The messages as objects, which may be made one by one."""
         messages = self.decode(self.start, self.next_offset, self.stored)
         return (m for m in messages if m.queue_offset >= self.begun) if self.begun > self.start else messages
+
+    def given(self) -> int:
+        """How many of its messages were given already."""
+        messages = self.decode(self.start, self.next_offset, self.stored)
+        return sum(1 for _ in takewhile(lambda m: m.queue_offset < self.begun, messages))
 
     def cut(self) -> tuple[FetchedPart, FetchedPart]:
         """The first answer, and the others."""
@@ -221,7 +227,7 @@ class Ready:
 class Assigned:
     """All of them. A pull is made while fewer than ``max_waiting`` offsets and ``max_bytes`` of a queue wait to be polled.
 
-    ``places`` is to be looked at only.
+    ``places`` is to be looked at only. ``away`` is for resets of queues that were given up.
     """
 
     def __init__(self, max_waiting: int, max_bytes: int = 100 << 20) -> None:
@@ -230,6 +236,7 @@ class Assigned:
         self.places: dict[MessageQueue, AssignedQueue] = {}
         self.ready = Ready(self.places)
         self._tokens = 0
+        self.away: Callable[[MessageQueue, int], None] = lambda queue, offset: None  # must not block
 
     # --- which queues
 
@@ -259,6 +266,7 @@ class Assigned:
         """Go on at ``offset``; what was pulled or is under way is forgotten. It is what is committed next."""
         place = self.places[queue]
         place.pull_at = place.taken = place.done = offset
+        place.committed = None  # also where it is what was committed last: a later one may be stored without an answer
         place.waiting = place.bytes = 0
         place.broker_id = MASTER_ID
         place.retry_at = 0.0
@@ -348,6 +356,8 @@ class Assigned:
         """An operator moved the group: as ``seek``, also from an obsolete answer: no other pull gets it."""
         if ask.queue in self.places:
             self.seek(ask.queue, offset)
+        else:
+            self.away(ask.queue, offset)
 
     def let_go(self, asks: Iterable[Ask], calm_until: float) -> None:
         """These queues are read ahead no more, nor again before ``calm_until``: pulls of them are due."""

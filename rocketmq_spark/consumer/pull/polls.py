@@ -44,6 +44,9 @@ class Polls:
         self._clock = clock
         self._changed = threading.Condition()
         self._assigned = Assigned(settings.thresholds.max_count, settings.thresholds.max_bytes)
+        # Called where a pull of a queue that was given up hears of a reset; it must not block.
+        self.away: Callable[[MessageQueue, int], None] = lambda queue, offset: None
+        self._assigned.away = lambda queue, offset: self.away(queue, offset)
         self._ahead: Ahead | None = None
         if read_ahead is not None:
             bounds = Bounds(settings.pull_batch_size, settings.thresholds.max_count, settings.thresholds.max_bytes)

@@ -82,10 +82,10 @@ class BasePullConsumer(Closing):
 
     @entry
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
-        """Share the topic's queues with the group. Queues are assigned and given up also between polls.
+        """Share the topic's queues with the group. Queues may be assigned and revoked at any time, also between polls.
 
-        All members of a group should want the same of a topic. Called again, the new filter holds for what is pulled from
-        then on; messages that were pulled before are kept.
+        All members of a group should use the same filter for a topic. A second call changes the filter for messages that are
+        pulled from then on; messages that were pulled before are still returned.
 
         Args:
             topic: The topic.
@@ -104,7 +104,7 @@ class BasePullConsumer(Closing):
 
     @entry
     def unsubscribe(self, topic: str) -> None:
-        """Commit what is finished of the topic, and give up its queues."""
+        """Commit the finished messages of ``topic``, and release its queues."""
         self._owner.check(self._polls.closed)
         if topic in self._shared.topics:
             self._want(topic, None)
@@ -202,11 +202,12 @@ class BasePullConsumer(Closing):
         """Store offsets of the group on the brokers.
 
         Args:
-            offsets: Offsets by queue. Without them, those of all messages that polls returned so far; this finishes them.
+            offsets: Offsets by queue. Without it, all messages that polls returned so far count as finished, and their offsets
+                are committed.
 
         Raises:
             OffsetError: An offset is negative or not an integer. No offset is stored then.
-            RocketMQError: The first error, if some could not be stored. Those of polls are retried by the next commit.
+            RocketMQError: The first error, if some offsets could not be stored. The next commit retries the offsets of polls.
         """
         self._owner.check(self._polls.closed)
         for queue, offset in (offsets or {}).items():
@@ -256,7 +257,8 @@ class BasePullConsumer(Closing):
             in its order. At most 64 MiB, or one larger message.
 
         Raises:
-            DecodeError: A message cannot be decoded. It comes after the answers before it were returned; ``seek`` leads past it.
+            DecodeError: A message cannot be decoded. It is raised when all earlier answers were returned; ``seek`` past the
+                message to continue.
             OptionError: pyarrow is not installed.
         """
         deadline, parts_at_once = self._begun(timeout_s), ARROW_PARTS
@@ -310,8 +312,9 @@ class BasePullConsumer(Closing):
     # --- the end
 
     def close(self) -> None:
-        """Stop, and leave the group. Offsets of what is finished are committed if option 'autoCommit' says so; what the last
-        poll gave is not. In a signal handler above a poll or another call, that call ends soon, and does it then.
+        """Stop, and leave the group. With option 'autoCommit', the offsets of finished messages are committed; the messages of
+        the last poll are not finished. If a signal handler calls ``close`` while a poll or another method runs in the same
+        thread, that method returns soon, and the consumer is closed then.
         """
         if not self._owner.here:
             return

@@ -6,9 +6,11 @@ or on a thread of its own, for a member that works long between polls must give 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, MutableSet
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.lifecycle import entry
@@ -19,7 +21,7 @@ from rocketmq_spark.consumer.pull.positions import Positions
 from rocketmq_spark.consumer.rebalance import QueueShare, Start, clustering_share, wait_s
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
-from rocketmq_spark.errors import InvalidParameter, RocketMQError, ServerFault
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, InvalidParameter, RocketMQError, ServerFault
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.membership import Asked, Membership
 from rocketmq_spark.ports import GroupMember
@@ -95,18 +97,28 @@ class Subscribed:
         # Before anything is asked: a change that is reported meanwhile counts.
         self._due_at = self._clock.now() + wait_s(True)
         found: dict[MessageQueue, Start | None] = {}
+        troubled: set[str] = set()  # brokers that do not answer: a poll is not to wait for each of their queues
         for topic in self.topics:
             share = self._share(topic)
             mine = {queue for queue in owned if queue.topic == topic}
             for queue in sorted(mine if share.queues is None else share.queues):
-                try:
-                    found[queue] = None if queue in mine else self._positions.start(queue)
-                except RocketMQError as e:
-                    self.balanced = False
-                    logger.warning("%s is ours, but where it begins is not known yet: %s", queue, e)
+                if queue in mine:
+                    found[queue] = None
+                elif queue.broker_name not in troubled and (start := self._start(queue, troubled)) is not None:
+                    found[queue] = start
         if not self.balanced:
             self._due_at = min(self._due_at, self._clock.now() + wait_s(False))
         return found
+
+    def _start(self, queue: MessageQueue, troubled: MutableSet[str]) -> Start | None:
+        try:
+            return self._positions.start(queue)
+        except RocketMQError as e:
+            self.balanced = False
+            logger.warning("%s is ours, but where it begins is not known yet: %s", queue, e)
+            if isinstance(e, CallTimeout | ConnectionLost):  # others may be of this queue, or its topic, alone
+                troubled.add(queue.broker_name)
+            return None
 
     def _share(self, topic: str) -> QueueShare:
         try:
@@ -158,6 +170,8 @@ class Upkeep:
         self._turn_of: int | None = None  # a thread; it means nothing while the lock is free, where Ctrl-C left it
         self._storing = threading.RLock()  # not plain: a signal handler may commit above a commit
         self._left: dict[MessageQueue, int] = {}  # of queues that were given up at the end, not stored yet
+        self._resets: deque[tuple[MessageQueue, int]] = deque()
+        polls.away = self.moved
         self._following = False
         self._next_commit = clock.now() + settings.auto_commit_interval_s
         self._next_again = clock.now() + AGAIN_S
@@ -233,6 +247,27 @@ class Upkeep:
         self._polls.wake()
         self._timer.later(0, self.look)
 
+    def moved(self, queue: MessageQueue, offset: int) -> None:
+        """A pull of a queue that was given up heard of a reset, which no other pull hears of: it is stored soon."""
+        self._resets.append((queue, offset))
+        with contextlib.suppress(RuntimeError):  # no more threads: at the end, then
+            self._timer.later(0, self._settle_in_turn)
+
+    def _settle_in_turn(self) -> None:
+        with self._turns:  # not while the queue comes back: where it begins may be asked for by now
+            self._turn_of = threading.get_ident()
+            self._settle()
+
+    def _settle(self) -> None:
+        """Behind the commit of what was given up, which may have put the offset from before the reset in its place."""
+        with contextlib.suppress(IndexError):
+            while True:
+                queue, offset = self._resets.popleft()
+                text = "offset %d of %s, which was given up, is reset by its broker: it is stored for the next member"
+                logger.warning(text, offset, queue)
+                self._polls.reset({queue: offset})
+                self.store({queue: offset})
+
     def look(self) -> None:
         """Have the queues that are ours now, if that is due and no other thread does it."""
         if self._shared.topics and not self._shared.wait_s() and not self._turns.locked():
@@ -274,6 +309,7 @@ class Upkeep:
         with self._storing:
             try:
                 self._store_left()
+                self._settle()
             finally:
                 self._shared.leave()
 

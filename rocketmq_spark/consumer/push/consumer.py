@@ -110,13 +110,14 @@ class BaseConsumer(Closing):
     def stop(self, timeout_s: float = 30.0) -> list[ReceivedMessage] | list[PoppedMessage]:
         """Leave the group.
 
-        Running listeners are waited for, offsets are committed, and other members get the queues. Messages that are not finished
-        are delivered again, to the member that then has their queue; so are the messages of a listener that calls ``stop``
-        itself. Over remoting no new listener call begins; over gRPC, listeners still get messages that were already handed out,
-        within the time.
+        Waits for running listeners, commits offsets, and releases the queues to other members. Messages that are not finished
+        are delivered again, to the new owner of their queue. That includes the messages of a listener that calls ``stop``
+        itself. Over remoting, no new listener call begins. Over gRPC, listeners are still called with messages that the Proxy
+        has already handed out, until the timeout.
 
-        A second call waits for the first one, or continues it after an interruption. In a signal handler above another call of
-        this consumer, ``stop`` returns at once, and that call leaves the group when it ends.
+        A second call waits for the first one, or continues it after an interruption. If a signal handler calls ``stop`` while
+        another method of this consumer runs in the same thread, ``stop`` returns at once, and the consumer leaves the group when
+        that method returns.
 
         Args:
             timeout_s: Seconds to wait for listeners. A broker that does not answer may take 3 s more.

@@ -18,7 +18,7 @@ from rocketmq_spark.consumer.push.offset_store import OffsetStore
 from rocketmq_spark.consumer.push.orderly import Orderly
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Start, StartQuestions, Where, start_offset
 from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.ports import GroupMember
 
@@ -209,7 +209,7 @@ class Ownership:
             offset, stored = self._start(queue)
         except RocketMQError as e:
             logger.warning("queue %s is not begun yet, its offset is not known: %s", queue, e)
-            if e.retriable:
+            if isinstance(e, CallTimeout | ConnectionLost):  # others may be of this queue alone
                 troubled.add(queue.broker_name)
             return False
         fresh = ProcessQueue(queue, self._timer.now_ms())

@@ -233,13 +233,13 @@ class MetricsListener(StreamingQueryListener):
         self._write(json.dumps(figures.progress(raw, time.time()), separators=(",", ":")) + "\n")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """The query of ``event`` has nothing to read: it does not wait within a batch."""
+        """The query of ``event`` has nothing to read, so no batch is running."""
         if str(event.runId) in self._queries:
             self._queries[str(event.runId)].idle(time.time())
             self._write()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """The query of ``event`` ended; what it did stays in the text until it runs again."""
+        """The query of ``event`` ended. Its metrics stay in the output until it runs again."""
         if str(event.runId) in self._queries:
             self._queries[str(event.runId)].active = False
         ended = [run for run, figures in self._queries.items() if not figures.active]

@@ -19,7 +19,7 @@ _SUMS = ("lag", "queues", "queuesAway")
 def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) -> dict[str, Any] | None:
     """Return the figures of the rocketmq sources in the last progress of ``query``.
 
-    ``lag``: messages (where there are gaps, offsets) behind the end of the batch. ``behindMs``: ms since this run first saw
+    ``lag``: unread messages after the end of the batch (gaps in the offsets count too). ``behindMs``: ms since this run first saw
     the oldest unread message; 0 if there is none, None while it reads messages that are older than the run. ``queues``:
     queues whose brokers answer. ``queuesAway`` and ``brokersAway``: queues and brokers that do not answer now; their lag is
     not counted. ``losses``: by cause, the ``ranges`` and ``offsets`` that the driver skipped in this run. ``sources``: the

@@ -65,16 +65,16 @@ def write_rocketmq(
     """Writes a batch DataFrame. Unlike ``df.write.format("rocketmq").save()`` it needs no ``mode("append")``.
 
     Args:
-        df: Its columns are those of the sink (docs/options.md, "Columns of the sink"). name_server: ``host:port``, several
-        separated by ``;``. Required unless ``transport`` is ``grpc``. checkpoint_location: The checkpoint location of the
-        query, inside ``foreachBatch`` with ``delivery_guarantee`` exactly-once. write_name: The name of this write in that
-        case, if a batch is written to one topic more than once. options: Options of the sink (docs/options.md), in snake_case
-        or camelCase. Durations are milliseconds or text
+        df: A DataFrame with columns of the sink (docs/options.md, "Columns of the sink").
+        name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
+        checkpoint_location: The checkpoint location of the query, if this is called in ``foreachBatch`` with
+            ``delivery_guarantee`` exactly-once.
+        write_name: The name of this write, if such a batch is written to one topic more than once.
+        options: Options of the sink (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
             (``3s``), sizes bytes or text (``4m``).
 
     Returns:
-        The counts of what brokers acknowledged: rows, bytes of bodies, batches, retries and spooled rows, with what each
-        broker acknowledged.
+        Counts of acknowledged rows, bytes of bodies and batches, in all and by broker, and of retries and spooled rows.
 
     Raises:
         OptionError: An option or a column is unknown or has a wrong value or type. Nothing was sent.
@@ -133,8 +133,8 @@ def foreach_batch_writer(
 ) -> ForeachBatchWriter:
     """Returns a function for ``writeStream.foreachBatch``. It works with output modes append, update and complete.
 
-    A micro-batch that Spark repeats is written again; with ``delivery_guarantee`` exactly-once, only the rows that are not stored
-    yet.
+    If Spark repeats a micro-batch, all of its rows are written again; with ``delivery_guarantee`` exactly-once, only those that
+    are not stored yet.
 
     Args:
         name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.

@@ -43,7 +43,7 @@ from rocketmq_spark.queues.environment import layout_text
 from rocketmq_spark.session.looks import look_tools, noted_ids
 from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
-from rocketmq_spark.spark.sink import checks, guarantee
+from rocketmq_spark.spark.sink import checks, given_up, guarantee
 from rocketmq_spark.spark.sink.report import Tally
 from rocketmq_spark.stored.ends import Enough, QueueEnds, ends_now
 from rocketmq_spark.stored.ids import ScopedHashes
@@ -199,6 +199,7 @@ class TaskOnce:
             self._found = len((plan.found or {}).get(partition, b"")) // ROW_BYTES
         self.ids = ContentIds(scope, Timer("rocketmq-ids").wall_ms)
         self.stored = noted_ids(options, plan.ends)
+        self._given_up = given_up.watch()
 
     @property
     def repeats(self) -> bool:
@@ -228,8 +229,13 @@ class TaskOnce:
         return batch if missing.all() else batch.filter(pa.array(missing))
 
     def sender(self, sender: Sender) -> Sender:
-        """One that knows the queues of the note only."""
-        return cast(Sender, NotedSender(sender, self.plan.ends.queues))
+        """One that knows the queues of the note only, and sends while Spark wants this attempt."""
+        return cast(Sender, NotedSender(sender, self.plan.ends.queues, self._given_up))
+
+    def check_wanted(self) -> None:
+        """Raises ``ClosedError`` when Spark has given up this attempt."""
+        if self._given_up():
+            raise given_up.error()
 
 
 def _stored_rows(options: Options, plan: OncePlan, partition: int, attempt: int) -> StoredRows | None:
@@ -271,12 +277,16 @@ def check_task(plan: OncePlan, settle_s: float) -> None:
 class NotedSender:
     """A sender whose topics have the queues that were noted; what joined a route since is used from the next plan on.
 
-    Those of one process with the same queues are equal: each task makes one, and what a process keeps for its senders stays.
+    Nothing is sent once its attempt is ``given_up``: the next one may have looked already. Those of one process with the same
+    queues are equal: each task makes one, and what a process keeps for its senders stays.
     """
 
-    def __init__(self, sender: Sender, noted: Collection[MessageQueue]) -> None:
+    def __init__(
+        self, sender: Sender, noted: Collection[MessageQueue], given_up: Callable[[], bool] = given_up.never
+    ) -> None:
         self._sender = sender
         self._noted = frozenset(noted)
+        self._given_up = given_up
         self._known: dict[str, tuple[Sequence[MessageQueue], tuple[MessageQueue, ...]]] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -296,6 +306,9 @@ class NotedSender:
         done: Callable[[SendResult | RocketMQError], None],
     ) -> None:
         """Nothing goes to a queue that was not noted, where a repeat does not look."""
+        if self._given_up():
+            done(given_up.error())
+            return
         if queue in self._noted:
             self._sender.send_async(queue, request, deadline, done)
             return

@@ -113,6 +113,8 @@ ROUTE_S = 30.0
 LAST_RESORT_S = 60.0
 # A batch that may be stored is looked up, in steps that each may take that long.
 LOOKS = 4
+# Who waits for an outcome asks so often whether Spark still wants it.
+WANTED_S = 0.5
 
 
 def _faults(options: Options) -> FaultTable:
@@ -294,15 +296,18 @@ class TaskWriter:
         """The next one. Of what is out something ends within the send timeout, unless it was forgotten."""
         looks = 1 if self._once is None else LOOKS
         patience = looks * self._options.send_timeout + LAST_RESORT_S
-        try:
-            return self._outcomes.get(timeout=patience)
-        except queues.Empty:
-            under_way = self._engine.in_flight
-            raise SendFailed(
-                f"{under_way.requests} batches of {under_way.bytes} bytes have had no outcome for {patience:g} s, longer "
-                "than 'sendTimeout' allows",
-                remedy="This is a bug of rocketmq-spark: please report it with the worker's log",
-            ) from None
+        until = Deadline.after(patience)
+        while not until.expired:
+            with contextlib.suppress(queues.Empty):
+                return self._outcomes.get(timeout=until.remaining() if self._once is None else WANTED_S)
+            if self._once is not None:
+                self._once.check_wanted()
+        under_way = self._engine.in_flight
+        raise SendFailed(
+            f"{under_way.requests} batches of {under_way.bytes} bytes have had no outcome for {patience:g} s, longer "
+            "than 'sendTimeout' allows",
+            remedy="This is a bug of rocketmq-spark: please report it with the worker's log",
+        )
 
     def _settle(self) -> None:
         """Wait for one outcome."""

@@ -12,6 +12,7 @@ from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.spark.source import planner
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.reading import canonical
+from tests.scale import examples
 
 BROKERS = ("room1@a", "room1@b", "room2@c")
 
@@ -54,7 +55,7 @@ def planned(draw: st.DrawFn) -> dict[str, object]:
     return {**draw(STRATEGIES), **{name: n for name, n in numbers.items() if n is not None}}
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(states(), planned())
 def test_every_offset_is_in_exactly_one_range_and_in_order(state, how):
     parsed = options.parse({"nameServer": "h:1", "subscribe": "t", **how}).for_role("batch source")
@@ -75,7 +76,7 @@ def test_every_offset_is_in_exactly_one_range_and_in_order(state, how):
     assert all(sum(r.size for r in task) <= (max_rows or 500_000) for task in tasks)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(states(), st.integers(1, 50), st.randoms(use_true_random=False))
 def test_successive_batches_cover_everything_once(state, max_offsets, rng):
     """The planner against a set of offsets: queues grow while it goes on, and new ones appear."""
@@ -94,7 +95,7 @@ def test_successive_batches_cover_everything_once(state, max_offsets, rng):
     assert seen == Counter((queue, n) for queue, (start, end) in state.items() for n in range(start, end))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(states(), st.randoms(use_true_random=False), st.booleans())
 def test_equal_offsets_are_equal_texts(state, rng, filtered):
     """Spark compares texts: another order of keys would be an endless sequence of empty batches."""

@@ -54,6 +54,19 @@ def test_automatic_batches_give_each_message_its_own_result(proxied):
     assert found == {result.msg_id: result.queue_offset for result in results}
 
 
+def test_a_message_of_a_batch_that_the_proxy_refuses_fails_alone(proxied):
+    """Its group is longer than the Proxy takes; only the Proxy knows how much that is."""
+    topic = new_topic(proxied, "FIFO")
+    with producer(proxied, auto_batch=True, batch_max_delay="200ms") as sends:
+        keys = ["k" * 70 if n == 5 else f"customer-{n}" for n in range(16)]
+        results = [sends.send_async(Message(topic, b"x"), selector="hash", arg=key) for key in keys]
+        refused = [result.exception(30) for result in results]
+        assert isinstance(refused[5], errors.MessageIllegal)
+        assert [n for n, error in enumerate(refused) if error is not None] == [5]
+        ids = {result.result().msg_id for n, result in enumerate(results) if n != 5}
+    assert {row["msgId"] for row in stored_rows(proxied, topic, 15)} == ids
+
+
 def test_a_hash_key_is_a_message_group_and_keeps_its_order(proxied):
     topic = new_topic(proxied, "FIFO")
     with producer(proxied) as sends:

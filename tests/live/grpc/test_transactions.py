@@ -20,14 +20,14 @@ ASKS = {"transactionTimeOut": 5000, "transactionCheckInterval": 1000, "transacti
 
 
 @pytest.fixture(scope="module")
-def asking() -> Iterator[LocalBroker]:
+def asking_proxy() -> Iterator[LocalBroker]:
     """A broker that asks soon, and a Proxy."""
     with LocalBroker(conf={"timerWheelEnable": False, **ASKS}, proxy=True, quiet=True) as mq:
         yield mq
 
 
-def test_decisions_and_questions_go_through_the_proxy(asking: LocalBroker) -> None:
-    topic = new_topic(asking, "TRANSACTION", 2)
+def test_decisions_and_questions_go_through_the_proxy(asking_proxy: LocalBroker) -> None:
+    topic = new_topic(asking_proxy, "TRANSACTION", 2)
     saved: set[bytes] = set()
     asked: list[bytes] = []
 
@@ -36,7 +36,7 @@ def test_decisions_and_questions_go_through_the_proxy(asking: LocalBroker) -> No
         return "COMMIT" if message.body in saved else "ROLLBACK"
 
     with Producer(
-        transport="grpc", proxy_endpoint=asking.proxy_grpc, group="shop", transaction_check=was_saved
+        transport="grpc", proxy_endpoint=asking_proxy.proxy_grpc, group="shop", transaction_check=was_saved
     ) as producer:
         for i in range(5):
             with producer.transaction(Message(topic, b"yes %d" % i, keys=[f"k{i}"])) as half:
@@ -50,6 +50,6 @@ def test_decisions_and_questions_go_through_the_proxy(asking: LocalBroker) -> No
         saved |= {b"left %d" % i for i in range(3)}
         transactions._halves._known.clear()  # as in another process
         eventually(lambda: len(set(asked)) == 6, 90)
-        eventually(lambda: len(stored_now(asking, topic)) == 8, 60)
+        eventually(lambda: len(stored_now(asking_proxy, topic)) == 8, 60)
     wanted = Counter([*(b"yes %d" % i for i in range(5)), *saved])
-    assert Counter(record.body for record in java_read(asking.name_server, topic, 8, bodies=True)) == wanted
+    assert Counter(record.body for record in java_read(asking_proxy.name_server, topic, 8, bodies=True)) == wanted

@@ -139,15 +139,17 @@ def test_compaction_removes_older_messages_of_a_key_and_that_is_no_loss(make_clu
     assert lost_lines() == []
 
 
-def test_a_file_of_the_log_that_is_gone_is_a_loss_although_the_broker_answers_found(make_cluster, lost_lines):
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_file_of_the_log_that_is_gone_is_a_loss_although_the_broker_answers_found(batch, make_cluster, lost_lines):
     """Index and minimum know nothing of it: the broker skips its messages and goes on behind them."""
     conf = {"mappedFileSizeCommitLog": 1 << 20, "maxMessageSize": 512 << 10}
     mq = make_cluster(conf)
-    mq.create_topic("orders", 2)
-    for _ in range(4):  # not compressed, and both queues in each file
-        post(mq, [Message("orders", os.urandom(10_000)) for _ in range(100)])
+    mq.create_topic("orders", 2, batch=batch)
+    for _ in range(40 if batch else 4):  # not compressed, and both queues in each file
+        post(mq, [Message("orders", os.urandom(10_000)) for _ in range(10 if batch else 100)])
     before = read(mq, subscribe="orders", metadata="full")
     assert len(before) == 400
+    assert (len({r["commitLogOffset"] for r in before}) < 400) == batch
     mq.stop("broker-a")
     gone = sorted((mq.data / "broker-a" / "store" / "commitlog").iterdir())[1]
     gone.unlink()

@@ -1,0 +1,92 @@
+"""Resets that brokers since 5.2.0 tell to one pull of a queue and to nobody else, and the queue is not here any more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.consumer.pull.assigned import Ask
+from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
+from rocketmq_spark.model import MASTER_ID, PullAnswer, PullStatus
+from tests.consumer.fake_member import AT_ONCE, A, B, Done, FakeMember, Hand, bodies
+
+
+def finished(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> Done:
+    """Nine messages are, and not stored yet; what tells the pull that waits."""
+    fake.add(A, 9)
+    consumer.subscribe("t")
+    assert bodies(consumer.poll(AT_ONCE)) == list(range(9))
+    assert consumer.poll(AT_ONCE) == []
+    return next(done for request, done in fake.waiting if request.queue == A)
+
+
+def reset(fake: FakeMember, done: Done, offset: int = 2) -> None:
+    """The broker stores it, and tells the pull."""
+    fake.stored[A] = offset
+    done(PullAnswer(PullStatus.OFFSET_ILLEGAL, offset, 0, 9, reset=True))
+
+
+@pytest.mark.parametrize("how", ["close", "rebalance"])
+def test_a_reset_that_is_told_while_a_queue_is_given_up_is_the_last_word(
+    fake: FakeMember, consumer: BasePullConsumer, hand: Hand, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the offset from before it, whose commit is under way, would be."""
+    done, real = finished(fake, consumer, hand), fake.commit
+
+    def commit(group: str, offsets: Any, deadline: Any) -> Any:
+        if offsets.get(A) == 9:
+            reset(fake, done)
+        return real(group, offsets, deadline)
+
+    fake.commit = commit  # type: ignore[method-assign]
+    if how == "close":
+        consumer.close()
+    else:
+        fake.ids = ["Me", "me"]
+        consumer._upkeep.rebalance()
+        hand.time.run_due()
+        assert consumer.assignment() == [B]
+    assert {A: 9} in fake.commits
+    assert fake.stored[A] == 2
+    assert "which was given up, is reset by its broker" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["pull", "read ahead"])
+def test_a_reset_that_is_told_of_a_queue_of_before_is_stored_for_its_next_member(
+    fake: FakeMember, consumer: BasePullConsumer, hand: Hand, how: str
+) -> None:
+    done = finished(fake, consumer, hand)
+    fake.ids = ["Me", "me"]
+    consumer._upkeep.rebalance()
+    assert (consumer.assignment(), fake.stored[A]) == ([B], 9)
+    if how == "pull":
+        reset(fake, done)
+    else:
+        consumer._polls._assigned.reset(Ask(A, 9, MASTER_ID, 1), 2)
+    fake.stored[A] = 9  # by the member that has it now, and was not told
+    hand.time.run_due()
+    assert fake.stored[A] == 2
+
+
+def test_a_queue_that_has_come_back_meanwhile_goes_on_there(
+    fake: FakeMember, consumer: BasePullConsumer, hand: Hand
+) -> None:
+    done = finished(fake, consumer, hand)
+    fake.ids = ["Me", "me"]
+    consumer._upkeep.rebalance()
+    fake.ids, real = ["me"], fake.committed
+
+    def committed(*given: Any, **named: Any) -> int | None:
+        offset = real(*given, **named)
+        fake.committed = real  # type: ignore[method-assign]
+        reset(fake, done)
+        return offset
+
+    fake.committed = committed  # type: ignore[method-assign]
+    consumer._shared.changed()
+    consumer._upkeep.rebalance()
+    hand.time.run_due()
+    assert consumer.assignment() == [A, B]
+    assert fake.stored[A] == 2
+    assert bodies(consumer.poll(AT_ONCE)) == list(range(2, 9))

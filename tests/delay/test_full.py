@@ -1,0 +1,161 @@
+"""A node whose disk has no room reads nothing more, sends what it holds, and says so again and again. The store is real."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.delay import room, service
+from rocketmq_spark.errors import CallTimeout, SpoolFull
+from rocketmq_spark.spool import files
+from tests.delay.nodes import QUEUES, Node, World, envelope
+
+ONE, TWO = QUEUES
+
+
+class Disk:
+    """What is left of the disk beyond the reserve."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left = 1 << 20
+        monkeypatch.setattr(
+            os, "statvfs", lambda path: SimpleNamespace(f_bavail=files.RESERVE_BYTES + self.left, f_frsize=1)
+        )
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    monkeypatch.setattr(room, "FULL_S", 0.0)
+    return Disk(monkeypatch)
+
+
+def refused(node: Node) -> None:
+    """Its queue is begun first, perhaps."""
+
+    def turns() -> None:
+        for _ in range(4):
+            node.turn(ONE)
+
+    with pytest.raises(SpoolFull):
+        turns()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_is_held_is_sent_while_the_disk_is_full_and_the_rest_when_it_is_not(
+    world: World, disk: Disk, monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    """A node that begins holds what is due back for a minute, whatever it meets: it may be taken back in what is not read."""
+    node = world.node("a")
+    for i in range(3):
+        world.topic.put(envelope(f"held{i}", 5))
+    for _ in range(6):
+        node.turn(ONE)
+    disk.left = 0
+    for i in range(3):
+        world.topic.put(envelope(f"unread{i}", 5))
+    if restarted:
+        node.service.close()
+        node.open()
+    monkeypatch.setattr(service, "CATCH_UP_S", 0.3)
+    world.time.advance(6)
+    for _ in range(5):
+        refused(node)
+    monkeypatch.setattr(room, "FULL_S", 60.0)
+    refused(node)
+    over = threading.Event()
+    over.wait(0.3)
+    node.turn(ONE)
+    node.turn(ONE)
+    assert sorted(node.sends.bodies) == [b"held0", b"held1", b"held2"]
+    disk.left = 1 << 20
+    for _ in range(5):
+        node.turn(ONE)
+    assert (len(node.store), len(node.sends.bodies)) == (0, 3), "nothing is read for a while"
+    node.service._room._again = service.Deadline(0.0)
+    for _ in range(5):
+        node.turn(ONE)
+    assert sorted(node.sends.bodies[3:]) == [b"unread0", b"unread1", b"unread2"]
+    assert world.offsets()[:2] == (6, 6)
+
+
+def test_a_queue_that_comes_while_the_disk_is_full_is_not_read_either(
+    world: World, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = world.node("a")
+    node.turn(ONE)
+    disk.left = 0
+    world.topic.put(envelope("one", 5), ONE)
+    monkeypatch.setattr(room, "FULL_S", 60.0)
+    refused(node)
+    world.topic.put(envelope("two", 5), TWO)
+    for _ in range(3):
+        node.turn(ONE, TWO)
+    assert node.reader.paused == {ONE, TWO}
+    disk.left = 1 << 20
+    node.service._room._again = service.Deadline(0.0)
+    for _ in range(6):
+        node.turn(ONE, TWO)
+    assert node.reader.paused == set()
+    world.time.advance(6)
+    assert sorted(node.sends.bodies) == [b"one", b"two"]
+
+
+def test_the_node_goes_on_and_says_so_again_and_again(
+    world: World, disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(service, "PAUSE_S", 0.0)
+    monkeypatch.setattr(room, "ALARM_S", 0.2)
+    node, over = world.node("a"), threading.Event()
+    node.reader.own(ONE)
+    world.topic.put(envelope("m", 5))
+    disk.left = 0
+    running = threading.Thread(target=node.service.run, args=(over,))
+    running.start()
+    begun = time.monotonic()
+    while caplog.text.count("no room for more delayed messages") < 3:
+        over.wait(0.05)
+    assert time.monotonic() - begun >= 0.3, "not each time"
+    disk.left = 1 << 20
+    for _ in range(100):
+        if node.service.stored:
+            break
+        over.wait(0.05)
+    over.set()
+    running.join()
+    assert caplog.text.count("there is room again") == 1
+    assert node.service.stored == 1
+
+
+def test_errors_that_come_again_and_again_hold_nothing_back_for_more_than_a_minute(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each began all queues again, and with them the minute."""
+    node = world.node("a")
+    world.topic.put(envelope("due", 1))
+    for _ in range(3):
+        node.turn(ONE)
+    world.time.advance(2)
+    node.kill()
+    for i in range(50):
+        world.topic.put(envelope(f"m{i}", 500))
+    monkeypatch.setattr(service, "CATCH_UP_S", 0.3)
+    keep: Any = node.service._keep
+
+    def fails(messages: Any) -> None:
+        raise CallTimeout("no answer")
+
+    pause = threading.Event()
+    for turn in range(12):
+        monkeypatch.setattr(node.service, "_keep", keep if turn % 2 else fails)
+        if turn % 2:
+            node.turn(ONE)
+        else:
+            with pytest.raises(CallTimeout):
+                node.turn(ONE)
+        pause.wait(0.1)
+    assert node.sends.bodies == [b"due"]

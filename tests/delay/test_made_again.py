@@ -1,0 +1,193 @@
+"""An inner topic that is made again: what nodes tell each other is of the messages that they read, and of no others."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from rocketmq_spark.delay import service
+from rocketmq_spark.errors import RocketMQError, ServerFault, TopicNotFound
+from rocketmq_spark.model import MessageQueue
+from tests.delay.nodes import QUEUES, World, envelope
+from tests.helpers import raising
+
+ONE = QUEUES[0]
+
+
+def turns(world: World, name: str, count: int) -> None:
+    for _ in range(count):
+        world.nodes[name].turn(ONE)
+
+
+def test_what_was_told_of_a_topic_before_it_was_made_again_is_not_believed(world: World) -> None:
+    """Its node goes on telling before it hears of it, and the queue goes to another one."""
+    world.node("a")
+    world.node("b")
+    world.topic.put(envelope("sent", 1))
+    world.topic.put(envelope("waits", 500))
+    turns(world, "a", 4)
+    world.time.advance(2)
+    turns(world, "a", 2)
+    world.topic.make_again()
+    world.time.advance(2)
+    turns(world, "a", 2)
+    assert world.offsets()[:2] == (1, 2), "told on the new one"
+    for i in range(4):
+        world.topic.put(envelope(f"new{i}", 20))
+    turns(world, "b", 8)
+    world.nodes["a"].turn()
+    world.time.advance(30)
+    turns(world, "b", 2)
+    assert sorted(world.nodes["b"].sends.bodies) == [b"new%d" % i for i in range(4)]
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_broker_that_keeps_what_was_told_of_a_topic_that_was_made_again_is_not_believed(
+    world: World, empty: bool
+) -> None:
+    """Brokers before 5 do. The next owner sought an offset that the new one does not have, again and again."""
+    world.node("a")
+    for i in range(4):
+        world.topic.put(envelope(f"old{i}", 1))
+    turns(world, "a", 6)
+    world.time.advance(2)
+    turns(world, "a", 2)
+    world.nodes["a"].service.close()
+    told = dict(world.topic.offsets)
+    world.topic.make_again()
+    world.topic.offsets |= told
+    world.node("b")
+    if not empty:
+        world.topic.put(envelope("new0", 9))
+    turns(world, "b", 2)
+    for i in range(1, 6):
+        world.topic.put(envelope(f"new{i}", 9))
+    turns(world, "b", 9)
+    world.time.advance(30)
+    turns(world, "b", 2)
+    assert set(world.nodes["b"].sends.bodies) >= {b"new%d" % i for i in range(empty, 6)}
+
+
+def test_what_an_earlier_release_told_beyond_the_end_is_not_believed(world: World) -> None:
+    """It did not tell by when it had read."""
+    for group, number in (("g", 5), ("g_stored", 5), ("g_done_ms", 1)):
+        world.topic.offsets[group, ONE] = number
+    for i in range(3):
+        world.topic.put(envelope(f"new{i}", 5))
+    world.node("a")
+    turns(world, "a", 6)
+    world.time.advance(10)
+    turns(world, "a", 1)
+    assert sorted(world.nodes["a"].sends.bodies) == [b"new0", b"new1", b"new2"]
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_of_a_queue_that_was_empty_when_it_was_begun_all_are_others_that_lie_before(
+    world: World, another: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its broker had removed them, and so knew nothing by which to tell a topic that is made again."""
+    caplog.set_level(logging.WARNING)
+    for i in range(5):
+        world.topic.put(envelope(f"gone{i}", 1))
+    world.topic.first[ONE] = 5
+    name = "a"
+    world.node("a")
+    turns(world, "a", 3)
+    world.nodes["a"].kill()
+    turns(world, "a", 3)
+    assert not caplog.records, "it is the same topic"
+    if another:
+        world.nodes["a"].service.close()
+        name = "b"
+        world.node("b")
+        turns(world, "b", 2)
+    world.topic.make_again()
+    for i in range(7):
+        world.topic.put(envelope(f"new{i}", 5))
+    world.nodes[name].reader.at[ONE] = 0  # a pull says that the offset is beyond the end
+    turns(world, name, 11)
+    world.time.advance(10)
+    turns(world, name, 1)
+    assert sorted(world.nodes[name].sends.bodies) == [b"new%d" % i for i in range(7)]
+
+
+def test_a_queue_of_which_nothing_is_left_is_not_another_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its broker answers when it is asked what it stored after a moment."""
+    world.node("a")
+    world.topic.put(envelope("m", 500))
+    turns(world, "a", 4)
+    world.topic.first[ONE] = 1
+    monkeypatch.setattr(world.topic, "search_offset", lambda queue, epoch_ms, deadline, group: 0)
+    world.nodes["a"].kill()
+    turns(world, "a", 3)
+    assert world.nodes["a"].service._seen[ONE].stored == 1
+    world.time.advance(600)
+    turns(world, "a", 1)
+    assert world.nodes["a"].sends.bodies == [b"m"]
+
+
+@pytest.mark.parametrize("more", [1, 3, 9])
+@pytest.mark.parametrize("at", ["where it was", "at the new end"])
+def test_a_node_that_runs_reads_a_topic_that_was_made_again_from_its_beginning(
+    world: World, more: int, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pull waits on the broker meanwhile, and goes on behind what was read, or at the new end: so do real brokers answer."""
+    monkeypatch.setattr(service, "LOOK_S", 0.0)
+    node = world.node("a")
+    for i in range(3):
+        world.topic.put(envelope(f"old{i}", 1))
+    turns(world, "a", 5)
+    world.time.advance(2)
+    turns(world, "a", 2)
+    world.topic.make_again()
+    for i in range(more):
+        world.topic.put(envelope(f"new{i}", 9))
+    node.reader.at[ONE] = min(3, more) if at == "where it was" else more
+    turns(world, "a", more + 4)
+    world.time.advance(10)
+    turns(world, "a", 1)
+    assert sorted(node.sends.bodies[3:]) == [b"new%d" % i for i in range(more)]
+
+
+@pytest.mark.parametrize("error", [TopicNotFound, ServerFault])
+def test_what_comes_of_a_queue_of_which_nothing_is_known_now_comes_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: type[RocketMQError]
+) -> None:
+    """It may be of a topic that was made again."""
+    node = world.node("a")
+    world.topic.put(envelope("m0", 1))
+    turns(world, "a", 3)
+    world.topic.put(envelope("m1", 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(world.topic, "search_offset", raising(error("not now")))
+        node.service._look({ONE})
+        assert not node.service._seen
+    turns(world, "a", 3)
+    world.time.advance(2)
+    turns(world, "a", 1)
+    assert sorted(node.sends.bodies) == [b"m0", b"m1"]
+
+
+def test_nothing_is_begun_again_while_a_topic_is_the_same(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its first messages are gone, and a broker gives an offset of before."""
+    monkeypatch.setattr(service, "LOOK_S", 0.0)
+    world.node("a")
+    for i in range(3):
+        world.topic.put(envelope(f"m{i}", 500))
+    turns(world, "a", 6)
+    begin = world.nodes["a"].service._begin
+    begun = []
+
+    def noting(queue: MessageQueue) -> None:
+        begun.append(queue)
+        begin(queue)
+
+    monkeypatch.setattr(world.nodes["a"].service, "_begin", noting)
+    turns(world, "a", 3)
+    world.topic.put(envelope("m3", 500))
+    turns(world, "a", 3)
+    world.topic.first[ONE] = 4
+    monkeypatch.setattr(world.topic, "search_offset", lambda queue, epoch_ms, deadline, group: 2)
+    turns(world, "a", 3)
+    assert begun == []

@@ -1,0 +1,150 @@
+"""A task that Spark has given up stops sending: its next attempt looks what is stored, and sends the rest."""
+
+from __future__ import annotations
+
+import queue as queues
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.errors import ClosedError
+from rocketmq_spark.model import MessageQueue, SendRequest
+from rocketmq_spark.producer.attempts import Attempts, RetryPolicy
+from rocketmq_spark.producer.confirming import EndKind, end_of
+from rocketmq_spark.spark.sink import given_up
+from rocketmq_spark.spark.sink.once import NotedSender, TaskOnce
+from rocketmq_spark.spark.sink.task import TaskWriter
+from tests.fix_spark import Finished
+
+QUEUE = MessageQueue("t", "a", 0)
+
+
+@pytest.fixture
+def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
+    spark, worker = socket.socketpair()
+    yield spark, worker
+    spark.close()
+    worker.close()
+
+
+def watched(worker: socket.socket) -> Callable[[], bool]:
+    """As below PySpark's worker, which has the connection to Spark in a variable of this name."""
+    names: dict[str, Any] = {"__name__": "pyspark.worker", "watch": given_up.watch}
+    exec("def main(infile, outfile):\n    return (lambda: watch())()", names)
+    with worker.makefile("rb") as infile:
+        return cast(Callable[[], bool], names["main"](infile, None))
+
+
+def test_outside_of_a_worker_nobody_gives_up() -> None:
+    assert given_up.watch() is given_up.never
+
+
+def test_a_connection_that_spark_has_closed_is_seen_behind_what_can_still_be_read(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    spark, worker = sockets
+    over = watched(worker)
+    spark.sendall(b"rows")
+    assert not over()
+    spark.close()
+    assert over()
+    assert worker.recv(4) == b"rows"
+    assert over()
+
+
+class Keeping:
+    def __init__(self) -> None:
+        self.sent: list[MessageQueue] = []
+
+    def send_async(self, queue: MessageQueue, request: SendRequest, deadline: Deadline, done: object) -> None:
+        self.sent.append(queue)
+
+
+def test_nothing_is_sent_when_spark_has_given_up_the_attempt() -> None:
+    keeping, outcomes, over = Keeping(), list[Any](), False
+    sender = NotedSender(cast(Any, keeping), [QUEUE], lambda: over)
+    request = SendRequest("g", b"x", "")
+    sender.send_async(QUEUE, request, Deadline.after(1), outcomes.append)
+    assert (keeping.sent, outcomes) == ([QUEUE], [])
+    over = True
+    sender.send_async(QUEUE, request, Deadline.after(1), outcomes.append)
+    assert keeping.sent == [QUEUE]
+    (refused,) = outcomes
+    assert end_of(refused) is EndKind.REFUSED
+    assert Attempts(RetryPolicy(None, None), False).judge(QUEUE, refused, (), 60.0) is refused
+
+
+def test_who_waits_for_an_outcome_hears_that_spark_does_not_want_it_any_more() -> None:
+    """A broker that does not answer must not keep a worker that Spark has forgotten."""
+    writer, once = TaskWriter.__new__(TaskWriter), TaskOnce.__new__(TaskOnce)
+    asked: list[bool] = []
+
+    def over() -> bool:
+        asked.append(len(asked) > 0)
+        return asked[-1]
+
+    once._given_up = over
+    writer._once, writer._options = once, cast(Any, type("Given", (), {"send_timeout": 60.0}))
+    writer._outcomes = queues.SimpleQueue()
+    with pytest.raises(ClosedError, match="Spark has given up this task"):
+        writer._outcome()
+    assert asked == [False, True]
+
+
+SCRIPT = """
+    import os, time
+
+    import pyarrow as pa
+
+    spark = new_session("local[1,2]")
+    log = sys.argv[1]
+
+    def source(batches):
+        from pyspark import TaskContext
+
+        for _ in batches:
+            pass
+        for number in range(200):
+            if number and TaskContext.get().attemptNumber() == 0 and os.path.exists(log):
+                raise ValueError("the input fails")
+            yield pa.RecordBatch.from_arrays([pa.array(range(20000))], names=["id"])
+            if TaskContext.get().attemptNumber():
+                return
+            time.sleep(0.1)
+
+    def sink(batches):
+        from pyspark import TaskContext
+
+        from rocketmq_spark.spark.sink import given_up
+
+        over = given_up.watch()
+        attempt = TaskContext.get().attemptNumber()
+        for _ in batches:
+            if attempt:
+                break
+            with open(log, "a") as file:
+                file.write("sends\\n")
+            until = time.monotonic() + 20
+            while not over() and time.monotonic() < until:
+                time.sleep(0.01)
+            with open(log, "a") as file:
+                file.write("stops\\n" if over() else "goes on\\n")
+            return
+        yield pa.RecordBatch.from_arrays([pa.array([int(over())])], names=["id"])
+
+    one = spark.range(0, 1, 1, 1)
+    rows = one.mapInArrow(source, "id long").mapInArrow(sink, "id long").collect()
+    until = time.monotonic() + 20
+    while open(log).read().count("\\n") < 2 and time.monotonic() < until:
+        time.sleep(0.1)
+    report([[row.id for row in rows], open(log).read().split("\\n")[:-1]])
+"""
+
+
+def test_the_worker_of_a_task_whose_input_fails_lives_on_and_sees_it(
+    run_script: Callable[..., Finished], tmp_path: object
+) -> None:
+    assert run_script(SCRIPT, f"{tmp_path}/log").report == [[0], ["sends", "stops"]]
