@@ -83,9 +83,9 @@ settings.register_profile("house", deadline=None, derandomize=FIXED, suppress_he
 settings.load_profile("house")
 
 # How late timers of the tests and of all that they start may be, so that several share a wake-up; Linux gives 0.05 ms. A
-# broker with nothing to do looks 900 times a second whether it has, which took 77 ms of a core each second. It took 51 with
-# 4 ms and 37 with 16 ms; more brings no more.
-TIMER_SLACK_NS = 12_000_000
+# broker with nothing to do looks 900 times a second whether it has, which took 77 ms of a core each second, and 51 with this.
+# With 16 ms it took 37, which a whole run did not show.
+TIMER_SLACK_NS = 4_000_000
 _PR_SET_TIMERSLACK = 29
 
 _seen = pytest.StashKey[Counter[str]]()
