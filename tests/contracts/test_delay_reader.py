@@ -113,4 +113,4 @@ def test_three_numbers_are_told_and_asked_for(telling: tuple[Any, str, MessageQu
     assert member.committed(group, queue, soon, False) == 1
     bounds = [member.bounds(each, soon) for each in (queue, other)]
     assert [(each.min_offset, each.max_offset) for each in bounds] == [(0, 3), (0, 0)]
-    assert [member.search_offset(queue, at, soon) for at in (0, 1 << 60)] == [0, 3]
+    assert [member.search_offset(queue, at, soon, group) for at in (0, 1 << 60)] == [0, 3]
