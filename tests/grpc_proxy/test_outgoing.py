@@ -86,7 +86,7 @@ def test_every_delay_is_a_moment(name, value, due):
         (3, {}, "flag is 3"),
         (0, {Property.DELAY: "19"}, "level 19"),
         (0, {Property.DELAY: "1", Property.SHARDING_KEY: "g"}, "FIFO and DELAY"),
-        (0, {Property.TRANSACTION_PREPARED: "true"}, "TRAN_MSG"),
+        (0, {Property.BUYER_ID: "b"}, "BUYER_ID"),
     ],
 )
 def test_what_grpc_cannot_carry_is_refused(flag, properties, said):
