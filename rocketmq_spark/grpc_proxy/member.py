@@ -266,9 +266,7 @@ class ProxyMember:
                 self._policy = replace(said, ordered=all(self._keeps_order.values()))
 
     def _settings(self) -> Any:
-        made = proto("Settings")(client_type=ClientType.SIMPLE_CONSUMER, user_agent=self._proxy.agent())
-        made.access_point.CopyFrom(self._proxy.endpoints())
-        set_seconds(made.request_timeout, self._proxy.access.request_timeout_s)
+        made = self._proxy.settings(ClientType.SIMPLE_CONSUMER)
         made.subscription.group.CopyFrom(self._proxy.resource(self._group))
         made.subscription.fifo = self._ordered  # which a Proxy goes by while it cannot ask brokers about the group
         for topic, wanted in self._filters.items():

@@ -26,8 +26,8 @@ from rocketmq_spark.base.threads import Failure, attempt, start_thread
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError
 from rocketmq_spark.grpc_proxy.answers import refused
 from rocketmq_spark.grpc_proxy.channel import Endpoints, Keys, ProxyChannel, Tls, metadata
-from rocketmq_spark.grpc_proxy.facts import TELEMETRY, AddressScheme, Code, Language, Rpc
-from rocketmq_spark.grpc_proxy.protos import proto
+from rocketmq_spark.grpc_proxy.facts import TELEMETRY, AddressScheme, ClientType, Code, Language, Rpc
+from rocketmq_spark.grpc_proxy.protos import proto, set_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +72,12 @@ class Proxy:
     def addresses(self) -> tuple[str, ...]:
         return self.access.addresses
 
-    def agent(self) -> Any:
-        """Who asks, for settings."""
-        return self._agent
+    def settings(self, kind: ClientType) -> Any:
+        """What all clients of a kind say of themselves first."""
+        made = proto("Settings")(client_type=kind, user_agent=self._agent)
+        made.access_point.CopyFrom(self.endpoints())
+        set_seconds(made.request_timeout, self.access.request_timeout_s)
+        return made
 
     def resource(self, name: str) -> Any:
         """A topic or group."""

@@ -111,7 +111,8 @@ class ProxySender:
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         if request.sys_flag & SysFlag.TRANSACTION_PREPARED:
-            self._transactions.publish(queue.topic, request.group, deadline)
+            address = self._proxy.channel(queue.broker_name).address
+            self._transactions.publish(queue.topic, request.group, address, deadline)
         made = self._made(queue.topic, request)
         if len(made) == len(made[0]) == 1:
             return _ask(self._proxy, queue, made[0][0], deadline)

@@ -20,7 +20,7 @@ from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.grpc_proxy import facts
 from rocketmq_spark.grpc_proxy.facts import ClientType, TransactionResolution, TransactionSource
 from rocketmq_spark.grpc_proxy.member import HEARTBEAT_S, popped
-from rocketmq_spark.grpc_proxy.protos import proto, set_seconds
+from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.proxy import Proxy, Telemetry, checked
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 
@@ -69,28 +69,27 @@ class ProxyTransactions:
 
         return leave
 
-    def publish(self, topic: str, group: str, deadline: Deadline) -> None:
-        """A half message is to be sent to ``topic``: the Proxy must know before that it can ask here."""
+    def publish(self, topic: str, group: str, address: str, deadline: Deadline) -> None:
+        """A half message is to be sent to ``topic``: the endpoint that gets it must know before that it can ask here."""
         with self._lock:
-            known = self._topics.get(topic) == group
+            known = topic in self._topics
             self._topics[topic] = group
             if self._timer is None:
                 self._timer = Timer("rocketmq-transactions-heartbeat")
                 self._timer.every(HEARTBEAT_S, self._beat, HEARTBEAT_S)
             begun = list(self._streams.values())
-            for one in self._proxy.addresses:
-                if one not in self._streams:
-                    self._streams[one] = Telemetry(
-                        self._proxy.at(one), self._settings, lambda settings: None, partial(self._asked, one)
-                    )
-            streams = list(self._streams.values())
-        if known and begun:
-            return
-        for stream in begun:
-            stream.tell()
-        errors = [stream.wait(deadline) for stream in streams]
-        if all(errors):
-            raise next(error for error in errors if error is not None)
+            for name in self._proxy.addresses:
+                if name not in self._streams:
+                    asked = partial(self._asked, name)
+                    self._streams[name] = Telemetry(self._proxy.at(name), self._settings, lambda settings: None, asked)
+            stream = self._streams[address]
+        for one in begun if not known else ():
+            one.tell()
+        error = stream.wait(deadline.within(self._proxy.access.request_timeout_s))
+        if error is not None:
+            self._proxy.noted(address, error)
+            error.unsent = True
+            raise error
 
     def end(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
         """Sends a decision to the endpoint that knows the half message; False, for its broker does not answer."""
@@ -169,9 +168,7 @@ class ProxyTransactions:
             stream.repeat()
 
     def _settings(self) -> Any:
-        made = proto("Settings")(client_type=ClientType.PRODUCER, user_agent=self._proxy.agent())
-        made.access_point.CopyFrom(self._proxy.endpoints())
-        set_seconds(made.request_timeout, self._proxy.access.request_timeout_s)
+        made = self._proxy.settings(ClientType.PRODUCER)
         made.publishing.SetInParent()
         for topic in list(self._topics):
             made.publishing.topics.add().CopyFrom(self._proxy.resource(topic))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -215,8 +216,28 @@ def test_a_half_message_is_not_sent_to_a_proxy_that_cannot_ask() -> None:
         proxy = client(address)
         sender = ProxySender(proxy, lambda request: [PART])
         leave = sender.join("g", 0, lambda message, place: COMMIT)
-        with pytest.raises(RocketMQError):
-            sender.send(MessageQueue("t", address, 0), HALF, Deadline.after(1))
+        for _ in range(2):
+            with pytest.raises(RocketMQError) as caught:
+                sender.send(MessageQueue("t", address, 0), HALF, Deadline.after(1))
+            assert caught.value.unsent, "another attempt may be made"
+        leave(soon())
+        proxy.close()
+
+
+def test_a_half_message_does_not_wait_for_an_endpoint_that_is_away() -> None:
+    scripted = Scripted()
+    answers = {"SendMessage": scripted.send, "Telemetry": scripted.telemetry, "Heartbeat": scripted.beat}
+    with socket.create_server(("127.0.0.1", 0)) as silent, serving(answers) as address:
+        away = f"127.0.0.1:{silent.getsockname()[1]}"
+        proxy = client(away, address)
+        sender = ProxySender(proxy, lambda request: [PART])
+        leave = sender.join("g", 0, lambda message, place: COMMIT)
+        result = sender.send(MessageQueue("t", address, 0), HALF, soon())
+        assert result.queue is not None
+        assert result.queue.broker_name == address
+        assert scripted.sent[0][0] == ["t"]
+        streams = sender._transactions._streams
+        assert streams[away].wait(Deadline.after(0)) is not None, "it does not know us"
         leave(soon())
         proxy.close()
 
