@@ -19,7 +19,8 @@ D = TypeVar("D")
 
 # Questions that wait for a user's function: what is more is asked again.
 MOST_WAITING = 1000
-# Who asks may write a copy anew some seconds after its answer, and ask about that.
+# A broker notes decisions some seconds later (``transactionOpBatchInterval``), and may ask about a new copy until then. What it
+# asks long after a commit means that it has lost that.
 CROSSING_S = 60.0
 MOST_ANSWERED = 100_000
 

@@ -38,9 +38,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_HEARTBEAT_S = 1.0
 TIMEOUT_S = 3.0
-LOOK_S = (
-    10.0  # more than one name server takes that hangs, and with it far less than the 120 s after which brokers forget
-)
+# More than one name server takes that hangs, and with it far less than the 120 s after which brokers forget.
+LOOK_S = 10.0
 _MAX_ASKED = 1000  # requests of servers that wait for one group: more are refused
 
 # What a broker asks a consumer, with the field that names the group. What it asks a producer says so in the message.

@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import Property
+from rocketmq_spark.base.copies import CROSSING_S
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.errors import (
     ClosedError,
@@ -51,9 +51,6 @@ TransactionCheck = (
     Callable[[ReceivedMessage], TransactionState | str] | Callable[[PoppedMessage], TransactionState | str]
 )
 
-# A broker notes decisions some seconds later (``transactionOpBatchInterval``), and may ask until then. A question that comes
-# long after a commit means that the broker has lost it.
-CROSSING_S = 60.0
 # Brokers ask for seven and a half minutes with the default settings; decisions are remembered for longer.
 REMEMBERED_S = 900.0
 MOST_REMEMBERED = 100_000
@@ -270,7 +267,8 @@ class TransactionProducer(BaseProducer):
         """
         if self.settings.transaction_check is None:
             raise OptionError("transactional messages need transaction_check: brokers ask it what was not decided")
-        self._refused(message)
+        if message.priority is not None:
+            raise MessageRefused("a transactional message has no priority", topic=message.topic)
         prepared, place, deadline = self._admitted(message, How(timeout_s=timeout_s))
         prepared = encoding.as_half(prepared)
         result = self._engine.send(self._outgoing(prepared, place, deadline)._replace(spoolable=False, once=True))
@@ -325,10 +323,3 @@ class TransactionProducer(BaseProducer):
             e.unsent = True
             raise
         return self._sender.end_transaction(place, decision, deadline)
-
-    def _refused(self, message: Message) -> None:
-        if message.priority is not None:
-            raise MessageRefused("a transactional message has no priority", topic=message.topic)
-        timing = (Property.DELAY, Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SEC, Property.TIMER_DELIVER_MS)
-        if message.properties and not message.properties.keys().isdisjoint(timing):
-            raise MessageRefused("a transactional message cannot be delayed", topic=message.topic)

@@ -192,9 +192,8 @@ class PopRunning:
             return unfinished
         finally:  # where Ctrl-C ends the wait, too
             self._settling.close()
-            self._port.close(
-                Deadline.after(TIMEOUT_S)
-            )  # a Proxy that does not answer takes no more, however long listeners had
+            # A Proxy that does not answer takes no more, however long listeners had.
+            self._port.close(Deadline.after(TIMEOUT_S))
             self._popping.join(Deadline.after(TIMEOUT_S))
 
     def stats(self) -> ConsumerStats:
@@ -212,9 +211,8 @@ class PopRunning:
 
     def _submit(self, lent: Sequence[InvisibleMessage]) -> None:
         self._listening.submit(lent)
-        if lent[0].until_ms - self._renewals.lease_ms() <= 1000 * (
-            INVISIBLE_S - RENEW_S
-        ):  # the next look may come too late
+        left_ms = lent[0].until_ms - self._renewals.lease_ms()
+        if left_ms <= 1000 * (INVISIBLE_S - RENEW_S):  # the next look may come too late
             self._settling.renew()
 
     def _subscribe(self) -> None:

@@ -11,18 +11,17 @@ from rocketmq_spark import Message, PoppedMessage, Producer
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.producer import transactions
 from rocketmq_spark.producer.transactions import HalfState
+from tests.fix_clusters import ASKS, WITHOUT_TIMERS
 from tests.helpers import stored_now
 from tests.live.grpc.proxied import new_topic
 from tests.mockbroker import eventually
 from tests.witness import java_read
 
-ASKS = {"transactionTimeOut": 5000, "transactionCheckInterval": 1000, "transactionOpBatchInterval": 50}
-
 
 @pytest.fixture(scope="module")
 def asking_proxy() -> Iterator[LocalBroker]:
     """A broker that asks soon, and a Proxy."""
-    with LocalBroker(conf={"timerWheelEnable": False, **ASKS}, proxy=True, quiet=True) as mq:
+    with LocalBroker(conf={**WITHOUT_TIMERS, **ASKS}, proxy=True, quiet=True) as mq:
         yield mq
 
 

@@ -14,19 +14,17 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.producer import transactions
 from rocketmq_spark.producer.transactions import HalfState
+from tests.fix_clusters import ASKS, WITHOUT_TIMERS
 from tests.fix_spark import ROOT
 from tests.helpers import killed, stored_now
 from tests.mockbroker import eventually
 from tests.witness import java_read
 
-# A broker notes decisions every 3 s with its default settings, and would ask about what is decided.
-ASKS = {"transactionTimeOut": 5000, "transactionCheckInterval": 1000, "transactionOpBatchInterval": 50}
-
 
 @pytest.fixture(scope="module")
 def asking() -> Iterator[LocalBroker]:
     """A broker that asks soon."""
-    with LocalBroker(conf={"timerWheelEnable": False, **ASKS}, quiet=True) as mq:
+    with LocalBroker(conf={**WITHOUT_TIMERS, **ASKS}, quiet=True) as mq:
         yield mq
 
 
