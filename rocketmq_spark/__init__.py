@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.consumer.result import Context, Listener, OrderedContext
     from rocketmq_spark.errors import RocketMQError
     from rocketmq_spark.localbroker import LocalBroker
-    from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
+    from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendResult, SendStatus
     from rocketmq_spark.model.membership import ConsumerStats
     from rocketmq_spark.model.message import PoppedMessage
     from rocketmq_spark.model.send import TransactionState
@@ -46,6 +46,7 @@ _HOMES = {
     "Producer": "session.public",
     "PullConsumer": "session.public",
     "ReceivedMessage": "model",
+    "Reply": "model",
     "RocketMQError": "errors",
     "SendResult": "model",
     "SendStatus": "model",
@@ -76,6 +77,7 @@ __all__ = [
     "Producer",
     "PullConsumer",
     "ReceivedMessage",
+    "Reply",
     "RocketMQError",
     "SendResult",
     "SendStatus",

@@ -202,6 +202,14 @@ class CallTimeout(RocketMQError):
     refresh_route = True  # who does not answer may be back at another address
 
 
+class ReplyTimeout(CallTimeout):
+    """A request was stored, and no reply came in time. A consumer may have processed the request, or may still do so."""
+
+    code = "ROCKETMQ_REPLY_TIMEOUT"
+    retriable = False
+    refresh_route = False
+
+
 class LocalProtocolError(RocketMQError):
     """The request cannot be encoded in the protocol. Nothing was sent."""
 

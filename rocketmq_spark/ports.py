@@ -15,11 +15,13 @@ from rocketmq_spark.model import (
     BrokerData,
     Filter,
     LogState,
+    Message,
     MessageQueue,
     PullAnswer,
     PullRequest,
     QueueBounds,
     ReceivedMessage,
+    Reply,
     Resent,
     SendRequest,
     SendResult,
@@ -31,17 +33,19 @@ from rocketmq_spark.model.membership import Asked, Membership
 from rocketmq_spark.model.message import Began, GroupPolicy, Place, PoppedMessage, ignore
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 
+Sent = Callable[[SendResult | RocketMQError], None]
+Pulled = Callable[[PullAnswer | RocketMQError], None]
+OnError = Callable[[RocketMQError, MessageQueue], None]
+
 
 class Sender(Protocol):
     """Verbs of a producer. Each honours the deadline it is given."""
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
-        """Queues that accept sends, in Java's publish order: whether a topic can be written to.
+        """Queues that accept sends, in Java's publish order. The object stays identical while the route is unchanged.
 
         Raises ``RouteNotFound``, with the server's code when there is no such topic and without one when it takes no
         writes, and ``BrokerNotFound`` while it has no master.
-
-        The sequence object stays identical while the route is unchanged, so that callers may cache by identity.
         """
 
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
@@ -68,13 +72,7 @@ class Sender(Protocol):
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         """One attempt on one queue. ``SendResult.msg_id`` is left empty: ids are the producer's business."""
 
-    def send_async(
-        self,
-        queue: MessageQueue,
-        request: SendRequest,
-        deadline: Deadline,
-        done: Callable[[SendResult | RocketMQError], None],
-    ) -> None:
+    def send_async(self, queue: MessageQueue, request: SendRequest, deadline: Deadline, done: Sent) -> None:
         """One attempt; ``done`` is called exactly once, on any thread, and must not block. Never raises."""
 
     def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
@@ -101,6 +99,22 @@ class Sender(Protocol):
 
     def refresh_routes(self, deadline: Deadline) -> None:
         """Ask the name server again for all known topics and forget brokers that no route names any more."""
+
+
+class Replies(Protocol):
+    """Verbs of request and reply. A Proxy has none."""
+
+    def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
+        """Heartbeats go to all brokers of the cluster now: any may have a reply. Returns a function that leaves the group."""
+
+    def announce(self, deadline: Deadline) -> None:
+        """Such a heartbeat now; failures of single brokers are logged."""
+
+    def expect(self, correlation_id: str, done: Callable[[Reply | RocketMQError], object]) -> Callable[[], None]:
+        """``done`` gets the reply of that id, at most once, on a thread that may block. Returns a function that forgets it."""
+
+    def reply(self, to: ReceivedMessage, reply: Message, group: str, deadline: Deadline) -> None:
+        """Have a broker pass a reply on; its topic means nothing. ``MessageRefused``: ``to`` is no request."""
 
 
 class Resender(Protocol):
@@ -178,17 +192,12 @@ class OffsetReader(Protocol):
         """Something that stays equal as long as one connection to the broker's master serves: it was not away meanwhile."""
 
     def bounds(
-        self,
-        queues: Iterable[MessageQueue],
-        deadline: Deadline,
-        on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
-        read_from: str = "master",
-        grace_s: float | None = None,
-    ) -> dict[MessageQueue, QueueBounds]:
-        """Minimum and maximum offset of each queue; those that brokers do not report are left out.
-
-        With ``on_error`` so are those whose question failed. A broker that keeps the others waiting for ``grace_s`` is not
-        waited for: what it said before holds.
+        self, queues: Iterable[MessageQueue], deadline: Deadline, on_error: OnError | None = None,
+        read_from: str = "master", grace_s: float | None = None,
+    ) -> dict[MessageQueue, QueueBounds]:  # fmt: skip
+        """Minimum and maximum offset of each queue; those that brokers do not report are left out, with ``on_error`` also
+        those whose question failed. A broker that keeps the others waiting for ``grace_s`` is not waited for: what it said
+        before holds.
         """
 
     def max_offsets(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
@@ -198,12 +207,9 @@ class OffsetReader(Protocol):
         """How many queues of a topic the broker reads; None where that is unknown (a Proxy, an old broker, no permission)."""
 
     def search_offsets(
-        self,
-        times_ms: Mapping[MessageQueue, int],
-        deadline: Deadline,
-        on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
+        self, times_ms: Mapping[MessageQueue, int], deadline: Deadline, on_error: OnError | None = None,
         group: str | None = None,
-    ) -> dict[MessageQueue, int]:
+    ) -> dict[MessageQueue, int]:  # fmt: skip
         """First offset stored at or after each queue's time. It may lie below the minimum: callers clamp it.
 
         With ``on_error`` queues whose question failed are left out. Old brokers give a message that is near: with a
@@ -219,13 +225,9 @@ class OffsetReader(Protocol):
         """When the message at ``offset`` was stored; None when there is none at exactly that offset."""
 
     def store_times_ms(
-        self,
-        group: str,
-        offsets: Mapping[MessageQueue, int],
-        deadline: Deadline,
-        read_from: str = "master",
-        on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
-    ) -> dict[MessageQueue, int]:
+        self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline, read_from: str = "master",
+        on_error: OnError | None = None,
+    ) -> dict[MessageQueue, int]:  # fmt: skip
         """``store_time_ms`` of many queues at once, without those that have no message there or fail (``on_error``)."""
 
     def sample(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> tuple[int, int]:
@@ -337,9 +339,7 @@ class GroupMember(Protocol):
         A broker that does not know the group makes it first, if it may (``autoCreateSubscriptionGroup``).
         """
 
-    def pull(
-        self, request: PullRequest, deadline: Deadline, done: Callable[[PullAnswer | RocketMQError], None]
-    ) -> None:
+    def pull(self, request: PullRequest, deadline: Deadline, done: Pulled) -> None:
         """One long poll; ``done`` is called exactly once, on any thread, and must not block. Never raises, never blocks."""
 
     def send_back(

@@ -52,6 +52,7 @@ def test_codes_are_stable():
         "BrokerError": "BROKER",
         "BrokerNotFound": "BROKER_NOT_FOUND",
         "CallTimeout": "TIMEOUT",
+        "ReplyTimeout": "REPLY_TIMEOUT",
         "CertificateRefused": "CERTIFICATE_REFUSED",
         "CheckpointMismatch": "CHECKPOINT_MISMATCH",
         "ClosedError": "CLOSED",

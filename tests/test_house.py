@@ -47,7 +47,7 @@ RANKS = """
 # Inside a room a module imports from those before it only.
 ORDER = {
     "producer": "accumulator attempts faults outgoing settings topics spooling encoding destination in_flight confirming"
-    " long_delays batching engine housekeeping resending producer transactions",
+    " long_delays batching engine housekeeping resending producer transactions requests",
     "consumer": "pop pull push subscriptions process_queue rebalance result push.member_state push.offset_store"
     " push.workers settings push.concurrent pull.assigned ahead push.backlog push.pulling push.orderly"
     " push.ownership push.rebalancing push.answers push.running pop.in_hand pop.listening"
@@ -68,7 +68,7 @@ ORDER = {
     " encode.properties encode.batch encode.content_ids encode.encoder encode.proxy_request",
     "stored": "ends ids look sends",
     "base": "codes extras lifecycle process java threads clock copies timer retry",
-    "client": "credentials calls route topics questions broker instance transactions sender admin groups pulls member",
+    "client": "credentials calls route topics questions broker instance transactions sender replies admin groups pulls member",
     "spool": "records schedule sends changes files database lanes recovery store folders redelivery spool",
     "options": "kafka_names parsing transport table typed callables",
     "cli": "output command background connection positions broker topic produce reading tail lag_view lag"
@@ -121,13 +121,13 @@ OUTSIDE = {
     "threading": "base.lifecycle base.threads remoting.endpoint remoting.connection remoting.pool client.calls"
     " client.instance client.route base.copies producer.batching producer.destination base.timer producer.faults"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
-    " producer.transactions localbroker"
+    " producer.transactions producer.requests client.replies localbroker"
     " cli consumer.push.member_state consumer.push.workers consumer.subscriptions consumer.push.offset_store"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"
     " consumer.push.rebalancing consumer.push.answers consumer.push.consumer consumer.ahead grpc_proxy.transactions"
     " consumer.pull.polls consumer.pull.upkeep stored.sends spool.store spool.redelivery delay.service notebook",
-    "concurrent": "base.timer producer.batching producer.in_flight producer.producer localbroker cli",
+    "concurrent": "base.timer producer.batching producer.in_flight producer.producer producer.requests localbroker cli",
     "time": "base.clock base.timer base.retry remoting.endpoint remoting.connection remoting.pool client.credentials"
     " client.route client.topics"
     " delay.node delay.stream grpc_proxy.proxy grpc_proxy.sender client.instance client.sender spool.spool"

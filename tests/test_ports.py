@@ -19,6 +19,7 @@ from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.groups import RemotingCommitter
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import RemotingPulls
+from rocketmq_spark.client.replies import RemotingReplies
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.errors import GroupNotFound, MessageRefused, RocketMQError
@@ -68,6 +69,7 @@ PORTS = {
     ports.OffsetCommitter: RemotingCommitter,
     ports.PullSource: RemotingPulls,
     ports.GroupMember: RemotingMember,
+    ports.Replies: RemotingReplies,
 }
 
 

@@ -100,6 +100,8 @@ class Request(enum.IntEnum):
     CONSUME_MESSAGE_DIRECTLY = 309  # both directions
     SEND_MESSAGE_V2 = 310
     SEND_BATCH_MESSAGE = 320
+    SEND_REPLY_MESSAGE_V2 = 325
+    PUSH_REPLY_MESSAGE_TO_CLIENT = 326  # broker to client
     GET_TOPIC_CONFIG = 351
     RECALL_MESSAGE = 370
 
@@ -327,6 +329,7 @@ RESERVED_PROPERTIES = frozenset(
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 NAMESPACE_SEPARATOR = "%"
+REPLY_SUFFIX = "_REPLY_TOPIC"  # of a cluster's topic for replies
 
 AUTO_CREATE_TOPIC = "TBW102"  # template of automatically created topics
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"

@@ -77,7 +77,8 @@ class Member:
 class Groups:
     """Members by group, as brokers call it, and what brokers ask of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, replies: Callable[[ServerRequest], None] | None = None) -> None:
+        self._replies = replies  # what takes a reply that a broker passes on
         self._lock = threading.Lock()
         self._members: dict[tuple[bool, str], tuple[Member, ...]] = {}  # none is empty, wherever Ctrl-C comes
         self._aside = Aside(_MAX_ASKED)
@@ -126,6 +127,9 @@ class Groups:
         try:
             if code == Request.CHECK_TRANSACTION_STATE:  # its message must be taken apart to know the group
                 self._aside.run(code, functools.partial(self._check, request))
+                return True
+            if code == Request.PUSH_REPLY_MESSAGE_TO_CLIENT and self._replies is not None:
+                self._aside.run(code, functools.partial(self._replies, request))
                 return True
             field = _GROUP_FIELDS.get(Request(code)) if code in _GROUP_FIELDS else None
             return field is not None and self._hand((True, ext.get(field, "")), request)

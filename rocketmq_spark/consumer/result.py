@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from rocketmq_spark.base.threads import Failure, text_of
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import NotSupported, OptionError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.options.transport import NO_REPLIES
 
 MIN_SUSPEND_MS, MAX_SUSPEND_MS = 10, 30_000
 MAX_LEVEL = (1 << 31) - 1  # brokers take their highest level for what is above it
@@ -64,7 +65,55 @@ class Hold(enum.Enum):
     ROLLBACK = "ROLLBACK"
 
 
-class Context:
+# Answers a request: the message, the body of the answer, its properties.
+Replier = Callable[[ReceivedMessage, bytes, Mapping[str, str] | None], None]
+
+
+class ReplyingContext:
+    """What both kinds of contexts have: a listener may answer messages that are requests (``Producer.request``)."""
+
+    __slots__ = ("_messages", "_replier")
+
+    _messages: Sequence[ReceivedMessage]
+    _replier: Replier | None
+
+    def reply(
+        self, body: bytes, *, to: ReceivedMessage | None = None, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """Answer a request, before or after it is done. A message that comes again is answered again; the first answer counts.
+
+        Args:
+            body: The answer, not empty.
+            to: The request; it may be omitted if the listener got one message.
+            properties: The user's own properties of the answer.
+
+        Raises:
+            MessageRefused: The message is not a request, or the answer is empty or too large. Nothing was sent.
+            RocketMQError: The requester did not get the answer. Raised from a listener it makes the message fail.
+            NotSupported: Over gRPC, because a Proxy passes no replies on.
+        """
+        replier = getattr(self, "_replier", None)
+        if replier is None:
+            raise NotSupported(NO_REPLIES)
+        if to is None:
+            if len(self._messages) != 1:
+                raise OptionError(
+                    f"the listener got {len(self._messages)} messages; expected reply(body, to=message) with one of them"
+                )
+            to = self._messages[0]
+        replier(to, body, properties)
+
+
+AnyContext = TypeVar("AnyContext", bound=ReplyingContext)
+
+
+def replying(context: AnyContext, messages: Sequence[ReceivedMessage], replier: Replier | None) -> AnyContext:
+    """The context of a call with these messages."""
+    context._messages, context._replier = messages, replier
+    return context
+
+
+class Context(ReplyingContext):
     """Passed to a concurrent listener together with messages. Setting an invalid value raises ``OptionError``.
 
     Args:
@@ -109,7 +158,7 @@ class Context:
 
 
 @dataclass(slots=True)
-class OrderedContext:
+class OrderedContext(ReplyingContext):
     """Passed to an ordered listener together with messages. No other messages of the queue are being processed.
 
     Args:

@@ -13,7 +13,7 @@ from rocketmq_spark.model.pull import (
     QueueEnd,
 )
 from rocketmq_spark.model.route import MASTER_ID, BrokerData, QueueData, TopicRoute
-from rocketmq_spark.model.send import Resent, SendRequest, SendResult, SendStatus, SpooledSend, SpoolMetrics
+from rocketmq_spark.model.send import Reply, Resent, SendRequest, SendResult, SendStatus, SpooledSend, SpoolMetrics
 
 __all__ = [
     "MASTER_ID",
@@ -31,6 +31,7 @@ __all__ = [
     "QueueData",
     "QueueEnd",
     "ReceivedMessage",
+    "Reply",
     "Resent",
     "SendRequest",
     "SendResult",

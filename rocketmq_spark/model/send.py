@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -47,6 +47,29 @@ class SendResult(NamedTuple):
     offset_msg_id: str | None = None
     transaction_id: str | None = None
     recall_handle: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to a request (``Producer.request``).
+
+    Args:
+        body: The body, decompressed.
+        properties: The replier's own properties.
+        tags: Its tag; None without one.
+        keys: Its business keys.
+        flag: A number of the replier.
+        born_timestamp: When it was sent, in ms since 1970 by the replier's clock.
+        born_host: The replier, ``host:port``; None if the broker does not say it.
+    """
+
+    body: bytes
+    properties: Mapping[str, str]
+    tags: str | None = None
+    keys: Sequence[str] = ()
+    flag: int = 0
+    born_timestamp: int = 0
+    born_host: str | None = None
 
 
 class TransactionState(enum.Enum):

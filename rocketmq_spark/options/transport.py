@@ -25,6 +25,7 @@ NO_ADMINISTRATION = (
 # Which selectors need no queue of the user's choice.
 SELECTORS = ("roundRobin", "random", "hash")
 CHOOSES = "over gRPC the Proxy chooses the queue"
+NO_REPLIES = "request and reply need transport=remoting: a Proxy passes no replies on over gRPC (UNIMPLEMENTED)"
 
 
 class TransportFeatures(NamedTuple):

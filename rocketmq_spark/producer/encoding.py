@@ -109,6 +109,24 @@ def as_half(prepared: Prepared) -> Prepared:
     return prepared._replace(properties=properties, half=True)
 
 
+def as_request(prepared: Prepared, correlation_id: str, client_id: str, wait_s: float) -> Prepared:
+    """The message as one that is answered to ``client_id``, which waits so long (``prepareSendRequest``)."""
+    properties = prepared.properties + encode_properties(
+        {
+            Property.CORRELATION_ID: correlation_id,
+            Property.REPLY_TO_CLIENT: client_id,
+            Property.TTL: str(round(1000 * wait_s)),
+        }
+    )
+    size = len(properties.encode())
+    if size > _SINGLE_MAX_PROPERTIES:
+        raise MessageRefused(
+            f"Properties of {size} bytes exceed the {_SINGLE_MAX_PROPERTIES} bytes that a request may carry",
+            topic=prepared.message.topic,
+        )
+    return prepared._replace(properties=properties)
+
+
 def _check_texts(message: Message, properties: str) -> None:
     """What a Proxy refuses, and with it the whole request: the other messages of a batch must not fail with it."""
     if found := _CONTROL.search(properties):

@@ -22,6 +22,7 @@ from rocketmq_spark.client.instance import Groups, Instance
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import RemotingPulls
 from rocketmq_spark.client.questions import BrokerQuestions
+from rocketmq_spark.client.replies import AwaitedReplies, RemotingReplies
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.client.topics import Kinds
@@ -33,6 +34,7 @@ from rocketmq_spark.ports import (
     OffsetReader,
     PopMember,
     PullSource,
+    Replies,
     RouteReader,
     Sender,
 )
@@ -61,6 +63,7 @@ class Client:
     member: RemotingMember
     pulls: RemotingPulls
     kinds: Kinds
+    replies: RemotingReplies
     admin: Admin
     retry: Retry
 
@@ -93,7 +96,8 @@ def connection_key(options: Options) -> object:
 
 
 def _wire(options: Options) -> Client:
-    groups = Groups()
+    awaited = AwaitedReplies()
+    groups = Groups(awaited.arrived)
     pool = Pool(_dialling(options), groups.asked)
     calls = Calls(pool, options.request_timeout, credentials_of(options), scope_of(options))
     routes = Routes(NameServers(calls, options.name_server))
@@ -112,6 +116,7 @@ def _wire(options: Options) -> Client:
         member=RemotingMember(questions, routes, instance, send, kinds),
         pulls=RemotingPulls(calls, routes, kinds, retry),
         kinds=kinds,
+        replies=RemotingReplies(calls, routes, instance, awaited),
         admin=admin,
         retry=retry,
     )
@@ -119,6 +124,10 @@ def _wire(options: Options) -> Client:
 
 def sender(options: Options) -> Sender:
     return proxied.sender(options) if options.transport == transport.GRPC else client(options).sender
+
+
+def replies(options: Options) -> Replies | None:
+    return None if options.transport == transport.GRPC else client(options).replies
 
 
 def message_types(options: Options, topic: str, deadline: Deadline) -> frozenset[str] | None:

@@ -18,15 +18,17 @@ from rocketmq_spark.consumer.pull import pull_consumer
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.push import consumer as group_consumer
 from rocketmq_spark.consumer.push.running import ConsumerTools
+from rocketmq_spark.consumer.result import Replier
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.model import MessageQueue, OffsetRange, PullRequest, ReceivedMessage
+from rocketmq_spark.model import Message, MessageQueue, OffsetRange, PullRequest, ReceivedMessage
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.producer.confirming import StoredIds
+from rocketmq_spark.producer.requests import RequestProducer
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.transactions import TransactionCheck, TransactionProducer
+from rocketmq_spark.producer.transactions import TransactionCheck
 from rocketmq_spark.queues.environment import scope_of
-from rocketmq_spark.session import member, pop_member, puller, sender
+from rocketmq_spark.session import member, pop_member, puller, replies, sender
 from rocketmq_spark.session.spools import open_store, resending
 from rocketmq_spark.spool.folders import SpoolSettings
 
@@ -46,7 +48,7 @@ def _parsed(role: str, name_server: str | None, group: str | None, keywords: Map
     return options_table.parse(given, keywords=True).for_role(role)
 
 
-class Producer(TransactionProducer):
+class Producer(RequestProducer):
     """Sends messages. Defaults are those of RocketMQ's Java client.
 
     Args:
@@ -78,7 +80,7 @@ class Producer(TransactionProducer):
         if spool is not None:
             opened = resending(open_store(spool.folder, parsed, spool), send, settings)
         try:
-            super().__init__(send, settings, transaction_check, spool=opened, stored=stored)
+            super().__init__(send, settings, transaction_check, replies(parsed), spool=opened, stored=stored)
         except BaseException:
             if opened is not None:
                 opened.close(Deadline.after(0))
@@ -125,7 +127,8 @@ class Consumer(group_consumer.BaseConsumer):
         if settings.popped:
             super().__init__(pop_member(parsed), settings)
             return
-        super().__init__(member(parsed), settings, ConsumerTools(read_ahead=_read_ahead(parsed, settings.group)))
+        tools = ConsumerTools(read_ahead=_read_ahead(parsed, settings.group), replier=_replier(parsed, settings.group))
+        super().__init__(member(parsed), settings, tools)
 
 
 class PullConsumer(pull_consumer.BasePullConsumer):
@@ -185,6 +188,18 @@ def _arrow(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
     answers = (((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts)
     batch, whole = batch_of(answers, given)
     return batch, None if whole else next(islice(parts[0].read(), batch.num_rows, None)).queue_offset
+
+
+def _replier(options: Options, group: str) -> Replier | None:
+    """How listeners answer requests."""
+    if (port := replies(options)) is None:
+        return None
+
+    def reply(to: ReceivedMessage, body: bytes, properties: Mapping[str, str] | None) -> None:
+        answer = Message(to.topic, body, properties=properties)
+        port.reply(to, answer, group, Deadline.after(options.request_timeout))
+
+    return reply
 
 
 def _read_ahead(options: Options, group: str) -> ReadAhead | None:

@@ -18,6 +18,7 @@ from rocketmq_spark.base.codes import (
     MAX_TOPIC_LENGTH,
     NAMESPACE_SEPARATOR,
     NO_SEND_TOPICS,
+    REPLY_SUFFIX,
     RETRY_PREFIX,
     SYSTEM_GROUP_PREFIX,
     SYSTEM_GROUPS,
@@ -76,7 +77,7 @@ def is_user_topic(topic: str, broker_and_cluster_names: Collection[str] = ()) ->
     return not (
         is_system_topic(topic)
         or topic.startswith((*_PREFIXES, "RMQ_SYS_"))
-        or topic.endswith("_REPLY_TOPIC")
+        or topic.endswith(REPLY_SUFFIX)
         or topic in broker_and_cluster_names
     )
 

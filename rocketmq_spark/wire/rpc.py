@@ -225,6 +225,7 @@ VIEW_MESSAGE_BY_ID = _row(Request.VIEW_MESSAGE_BY_ID, "offset:int! topic")
 SEND_MESSAGE = _row(Request.SEND_MESSAGE, _SEND, _SENT)
 SEND_MESSAGE_V2 = _row(Request.SEND_MESSAGE_V2, _SEND_SHORT, _SENT)
 SEND_BATCH_MESSAGE = _row(Request.SEND_BATCH_MESSAGE, _SEND_SHORT, _SENT)
+SEND_REPLY_MESSAGE_V2 = _row(Request.SEND_REPLY_MESSAGE_V2, _SEND_SHORT, _SENT)
 RECALL_MESSAGE = _row(Request.RECALL_MESSAGE, "topic! recallHandle! producerGroup", "msgId!")
 END_TRANSACTION = _row(
     Request.END_TRANSACTION,
@@ -264,6 +265,9 @@ GET_BROKER_RUNTIME_INFO = _row(Request.GET_BROKER_RUNTIME_INFO)
 CHECK_TRANSACTION_STATE = _row(
     Request.CHECK_TRANSACTION_STATE,
     "topic tranStateTableOffset:int! commitLogOffset:int! msgId transactionId offsetMsgId",
+)
+PUSH_REPLY_MESSAGE_TO_CLIENT = _row(
+    Request.PUSH_REPLY_MESSAGE_TO_CLIENT, f"{_SEND} bornHost storeHost storeTimestamp:int!"
 )
 NOTIFY_CONSUMER_IDS_CHANGED = _row(Request.NOTIFY_CONSUMER_IDS_CHANGED, "consumerGroup!")
 RESET_CONSUMER_CLIENT_OFFSET = _row(

@@ -18,6 +18,7 @@ from rocketmq_spark.client.instance import Groups, Instance
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import RemotingPulls
 from rocketmq_spark.client.questions import BrokerQuestions
+from rocketmq_spark.client.replies import AwaitedReplies, RemotingReplies
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.client.topics import Kinds
@@ -30,7 +31,8 @@ class Parts:
     """The rooms of a client, wired by hand."""
 
     def __init__(self, name_server: str, **how: Any) -> None:
-        self.groups = Groups()
+        awaited = AwaitedReplies()
+        self.groups = Groups(awaited.arrived)
         dialling = Dialling(how.pop("connect_timeout_s", 30.0), address_map=how.pop("address_map", {}))
         self.pool = Pool(dialling, self.groups.asked)
         self.calls = Calls(self.pool, **how)
@@ -44,6 +46,7 @@ class Parts:
         self.admin = Admin(name_server, self.calls)
         self.committer = RemotingCommitter(self.questions, self.admin)
         self.member = RemotingMember(self.questions, self.routes, self.instance, self.sender, self.kinds)
+        self.replies = RemotingReplies(self.calls, self.routes, self.instance, awaited)
         self.pulls = RemotingPulls(self.calls, self.routes, self.kinds, Retry(0))
 
     def close(self) -> None:

@@ -350,6 +350,7 @@ class GroupBench:
         self.counts: list[int] = []  # how many threads each wanted
         self.got: list[tuple[str, bytes, int]] = []  # who, what, how often it had come before
         self.consumers: list[BaseConsumer] = []
+        self.replies: list[tuple[ReceivedMessage, bytes, Mapping[str, str] | None]] = []
         self.timers: dict[str, list[ManualTimer]] = {}  # by client id
         self.numbers = itertools.count(1)
 
@@ -366,7 +367,7 @@ class GroupBench:
             timers.append(one.timer)
             return one
 
-        make = ConsumerTools(timer, workers)
+        make = ConsumerTools(timer, workers, replier=lambda *given: self.replies.append(given))
         made = BaseConsumer(port, ConsumerSettings(**{"group": GROUP, **settings}), make)
         self.consumers.append(made)
         return made, port

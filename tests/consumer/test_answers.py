@@ -97,3 +97,15 @@ def test_an_ordered_listener_says_what_it_would_do(group: GroupBench, word: str)
     _, port = group.start(lambda messages, context: getattr(context, word)(), ordered=True, auto_commit=False)
     result = port.asked("a:1", ConsumeDirectly(message(7)))
     assert (result.outcome.name, result.ordered, result.auto_commit) == (word.upper(), True, False)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_listeners_answer_requests_that_they_are_handed_in_either_way(group: GroupBench, ordered: bool) -> None:
+    _, port = group.start(lambda messages, context: context.reply(b"re:" + messages[0].body), ordered=ordered)
+    group.time.advance(3)
+    group.brokers.send(A, b"pulled")
+    group.time.advance(1)
+    port.asked("a:1", ConsumeDirectly(message(7, b"direct")))
+    assert [(to.body, body, properties) for to, body, properties in group.replies] == [
+        (b"pulled", b"re:pulled", None), (b"direct", b"re:direct", None)
+    ]  # fmt: skip

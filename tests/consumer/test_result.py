@@ -9,17 +9,20 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.threads import Failure
 from rocketmq_spark.consumer.result import (
+    AcknowledgingContext,
     Context,
     OrderedContext,
     OrderedVerdict,
+    ReplyingContext,
     Step,
     Verdict,
     concurrent,
     once_more,
     ordered,
+    replying,
     slices,
 )
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import MessageRefused, NotSupported, OptionError
 from tests.consumer.messages import QUEUE, message
 
 FAILED = Failure(KeyError("k"))
@@ -142,3 +145,31 @@ def test_what_has_no_text_is_a_failure_like_any_other() -> None:
     for outcome in (Textless(), Failure(type("Odd", (Exception,), {"__str__": Textless.__repr__})())):
         assert concurrent(outcome, Context(QUEUE), 1).done == 0
         assert ordered(outcome, OrderedContext(QUEUE), 1000).step is Step.AGAIN
+
+
+@pytest.mark.parametrize("made", [Context(QUEUE), OrderedContext(QUEUE)], ids=["concurrent", "ordered"])
+def test_a_context_answers_its_message_or_the_one_that_is_named(made: ReplyingContext) -> None:
+    got: list[tuple[object, ...]] = []
+    first, second = message(0), message(1)
+    replying(made, (first,), lambda *given: got.append(given)).reply(b"yes")
+    replying(made, (first, second), lambda *given: got.append(given)).reply(b"no", to=second, properties={"a": "b"})
+    assert got == [(first, b"yes", None), (second, b"no", {"a": "b"})]
+    with pytest.raises(OptionError, match=r"got 2 messages; expected reply\(body, to=message\)"):
+        made.reply(b"yes")
+    assert len(got) == 2
+
+
+def test_an_error_of_an_answer_is_the_listener_s() -> None:
+    def refusing(*given: object) -> None:
+        raise MessageRefused("it is not a request")
+
+    with pytest.raises(MessageRefused):
+        replying(Context(QUEUE), (message(0),), refusing).reply(b"yes")
+
+
+@pytest.mark.parametrize("made", [Context(QUEUE), OrderedContext(QUEUE), AcknowledgingContext(QUEUE)])
+def test_over_grpc_nothing_is_answered(made: ReplyingContext) -> None:
+    with pytest.raises(NotSupported, match="need transport=remoting"):
+        made.reply(b"yes")
+    with pytest.raises(NotSupported):
+        replying(made, (message(0),), None).reply(b"yes")

@@ -16,7 +16,10 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
@@ -25,7 +28,8 @@ import org.apache.rocketmq.common.message.MessageQueue;
  * ends; then it leaves the group. With fail=true the listener fails each time, tries=N times before a message is a dead
  * letter; with fail=some it does as tests/live/environment says. With ordered=true it is an orderly one; ordered=NAME is a
  * second member, orderly, of that group. With queues=0,3 its strategy is that of an environment with those queues. With
- * lite=true it is a LitePull consumer. tags=EXPRESSION is what it subscribes to.
+ * lite=true it is a LitePull consumer. tags=EXPRESSION is what it subscribes to. With reply=true it answers requests: "java:" and
+ * their body.
  */
 public class Consume {
     private static final PrintStream OUT = new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), true);
@@ -67,6 +71,11 @@ public class Consume {
             consumer.setAllocateMessageQueueStrategy(new OfEnvironment(ids));
         }
         Consume listener = new Consume(group, (String) options.get("fail"));
+        if ("true".equals(options.get("reply"))) {
+            listener.replier = new DefaultMQProducer(group + "_replier");
+            listener.replier.setNamesrvAddr((String) options.get("nameServer"));
+            listener.replier.start();
+        }
         if (orderly) {
             consumer.registerMessageListener((MessageListenerOrderly) listener.new Orderly());
         } else {
@@ -115,6 +124,7 @@ public class Consume {
 
     private final String group;
     private final String fail;
+    private DefaultMQProducer replier;
 
     Consume(String group, String fail) {
         this.group = group;
@@ -157,6 +167,20 @@ public class Consume {
         return number % 20 == 1 || (number % 3 == 0 && message.getReconsumeTimes() < 2);
     }
 
+    private void answer(List messages) {
+        for (Iterator all = messages.iterator(); replier != null && all.hasNext();) {
+            MessageExt message = (MessageExt) all.next();
+            try {
+                byte[] body = ("java:" + new String(message.getBody(), java.nio.charset.StandardCharsets.UTF_8)).getBytes();
+                Message reply = MessageUtil.createReplyMessage(message, body);
+                reply.putUserProperty("by", "java");
+                replier.send(reply, 3000);
+            } catch (Exception e) {
+                throw new RuntimeException(e);
+            }
+        }
+    }
+
     private void note(List messages) {
         for (Iterator all = messages.iterator(); all.hasNext();) {
             MessageExt message = (MessageExt) all.next();
@@ -180,6 +204,7 @@ public class Consume {
     private class Concurrently implements MessageListenerConcurrently {
         public ConsumeConcurrentlyStatus consumeMessage(List messages, ConsumeConcurrentlyContext context) {
             note(messages);
+            answer(messages);
             return fails(messages) ? ConsumeConcurrentlyStatus.RECONSUME_LATER : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         }
     }

@@ -11,7 +11,7 @@ import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.remoting.protocol.body.Connection;
 
-/** Single questions to RocketMQ's own client: what=hash, query or producers. Prints one JSON object for each answer. */
+/** Single questions to RocketMQ's own client: what=hash, query, request or producers. Prints one JSON object for each answer. */
 public class Peer {
     public static void run(Map options, PrintStream out) throws Exception {
         String what = (String) options.get("what");
@@ -26,6 +26,8 @@ public class Peer {
                 one.hash((String) options.get("topic"), (String) options.get("keys"));
             } else if (what.equals("query")) {
                 one.query((String) options.get("topic"), (String) options.get("key"));
+            } else if (what.equals("request")) {
+                one.request((String) options.get("topic"), Integer.parseInt((String) options.get("count")));
             } else {
                 one.producers((String) options.get("broker"), (String) options.get("group"));
             }
@@ -66,6 +68,14 @@ public class Peer {
             } catch (MQClientException notYet) {
                 Thread.sleep(200);
             }
+        }
+    }
+
+    /** The bodies of replies to requests 0, 1, and so on, with what the replier's property "by" says. */
+    private void request(String topic, int count) throws Exception {
+        for (int i = 0; i < count; i++) {
+            Message reply = producer.request(new Message(topic, String.valueOf(i).getBytes()), 20000);
+            say("reply", new String(reply.getBody(), "UTF-8") + " by " + reply.getProperty("by"));
         }
     }
 

@@ -161,6 +161,10 @@ class JavaPeer:
         """Client id and language of each producer of ``group`` that the broker knows."""
         return [answer["client"] for answer in self._ask("producers", broker=broker_address, group=group)]
 
+    def request(self, topic: str, count: int) -> list[str]:
+        """The replies to requests 0, 1, and so on: their bodies, and who they say they are by."""
+        return [answer["reply"] for answer in self._ask("request", topic=topic, count=str(count))]
+
     def _ask(self, what: str, **options: str) -> list[dict[str, Any]]:
         printed = run_java("Peer", {"what": what, "nameServer": self.name_server, **options})
         return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]

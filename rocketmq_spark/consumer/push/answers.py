@@ -18,7 +18,7 @@ from rocketmq_spark.consumer.push.concurrent import Concurrent
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.orderly import Orderly
 from rocketmq_spark.consumer.push.rebalancing import Rebalancing
-from rocketmq_spark.consumer.result import Context, Hold, OrderedContext
+from rocketmq_spark.consumer.result import Hold
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import (
@@ -115,9 +115,10 @@ class Answers:
         began_ms = self._timer.now_ms()
         queue, messages = message.queue, (message,)
         if isinstance(self._consuming, Orderly):
-            context = OrderedContext(queue, self._consuming.auto_commit)
-            return self._direct(self._consuming.call(messages, context), began_ms, self._consuming.auto_commit)
-        return self._direct(self._consuming.call(messages, Context(queue)), began_ms, None)
+            ordered = self._consuming.context(queue, messages)
+            return self._direct(self._consuming.call(messages, ordered), began_ms, self._consuming.auto_commit)
+        context = self._consuming.context(queue, messages)
+        return self._direct(self._consuming.call(messages, context), began_ms, None)
 
     def _direct(self, outcome: object, began_ms: int, auto_commit: bool | None) -> DirectResult:
         spent_ms = self._timer.now_ms() - began_ms

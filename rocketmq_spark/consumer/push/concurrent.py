@@ -22,9 +22,9 @@ from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers
-from rocketmq_spark.consumer.result import Context, Listener, concurrent, once_more, slices
+from rocketmq_spark.consumer.result import Context, Listener, Replier, concurrent, once_more, replying, slices
 from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.model import ReceivedMessage
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +80,7 @@ class Concurrent:
         self._workers = workers
         self._timer = timer
         self._send_back = send_back
+        self.replier: Replier | None = None  # how requests are answered
         # Both are changed in single steps of the interpreter, without a lock: see ``_note_results``. A call stays until its
         # messages are finished or wait for another one, so that they expire whatever happens on the way.
         self._calls: dict[int, Call] = {}  # by identity
@@ -98,6 +99,10 @@ class Concurrent:
     def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
         """In parts of ``consumeMessageBatchMaxSize``."""
         self._workers.submit(*[partial(self._consume, queue, part) for part in slices(messages, self._size)])
+
+    def context(self, queue: MessageQueue, messages: Sequence[ReceivedMessage]) -> Context:
+        """What the listener gets with these messages."""
+        return replying(Context(queue), messages, self.replier)
 
     def call(self, messages: Sequence[ReceivedMessage], context: Context) -> object:
         """What the listener makes of messages that it is asked to consume now."""
@@ -126,7 +131,7 @@ class Concurrent:
     def _consume(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
         if queue.dropped or self._closed:
             return
-        context, call = Context(queue.queue), Call(queue, messages, self._timer.now_ms())
+        context, call = self.context(queue.queue, messages), Call(queue, messages, self._timer.now_ms())
         self._calls[id(call)] = call
         outcome = attempt(self._listener, messages, context)
         if outcome is None and context.ack_index is None:  # nearly always; ``concurrent`` would say the same

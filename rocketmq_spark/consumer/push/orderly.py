@@ -22,9 +22,11 @@ from rocketmq_spark.consumer.result import (
     Listener,
     OrderedContext,
     OrderedVerdict,
+    Replier,
     Step,
     once_more,
     ordered,
+    replying,
 )
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
@@ -78,6 +80,7 @@ class Orderly:
         self._workers = workers
         self._timer = timer
         self._send_back = send_back
+        self.replier: Replier | None = None  # how requests are answered
         self.relock: Callable[[ProcessQueue], bool] | None = None
         self.left: Callable[[], None] = lambda: None
         self._tasks: set[ProcessQueue] = set()  # queues with a task, waiting or under way
@@ -117,6 +120,10 @@ class Orderly:
         with self._held.lock:
             call = self._calls.get(queue.queue)
             return call is not None and call.queue is queue
+
+    def context(self, queue: MessageQueue, messages: Sequence[ReceivedMessage]) -> OrderedContext:
+        """What the listener gets with these messages."""
+        return replying(OrderedContext(queue, self._settings.auto_commit), messages, self.replier)
 
     def call(self, messages: Sequence[ReceivedMessage], context: OrderedContext) -> object:
         """What the listener makes of messages that it is asked to consume now."""
@@ -175,7 +182,7 @@ class Orderly:
     def _consume(self, call: _Call) -> float | None:
         """One batch; gives the pause before the queue goes on, None if it goes on at once."""
         queue = call.queue
-        context, began_ms = OrderedContext(queue.queue, self._settings.auto_commit), self._timer.now_ms()
+        context, began_ms = self.context(queue.queue, call.messages), self._timer.now_ms()
         outcome = self.call(call.messages, context)
         spent_ms = self._timer.now_ms() - began_ms
         judged = attempt(self._judged, call, outcome, context)

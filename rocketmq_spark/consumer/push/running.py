@@ -31,7 +31,7 @@ from rocketmq_spark.consumer.push.ownership import Ownership
 from rocketmq_spark.consumer.push.pulling import Pulling
 from rocketmq_spark.consumer.push.rebalancing import Rebalancing
 from rocketmq_spark.consumer.push.workers import SendBack, Workers
-from rocketmq_spark.consumer.result import Listener
+from rocketmq_spark.consumer.result import Listener, Replier
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import OptionError, RocketMQError
@@ -113,11 +113,14 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class ConsumerTools:
-    """What a consumer is given: time, threads, and how queues that are far behind are read, if that can be done."""
+    """What a consumer is given: time, threads, and, if they can be had, how queues that are far behind are read and how requests
+    are answered.
+    """
 
     timer: Callable[[str], Timer] = Timer
     workers: Callable[[str, int], Workers] = Workers
     read_ahead: ReadAhead | None = None
+    replier: Replier | None = None
 
 
 class RunningConsumer:
@@ -148,6 +151,7 @@ class RunningConsumer:
             port, settings, self.held, subscriptions, self._ownership, make_timer(f"{name}-rebalance")
         )
         self._consuming = self._consumer_of(listener)
+        self._consuming.replier = make.replier
         self._pulling.consuming, self._pulling.move = self._consuming, self.rebalancing.move
         if make.read_ahead is not None and settings.reads_ahead:
             self._pulling.read_ahead(Backlog(settings, self.held, self._pulls, make.read_ahead))

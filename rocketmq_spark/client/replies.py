@@ -1,0 +1,179 @@
+"""Request and reply over remoting: who waits for which reply, and the way of a reply to its requester.
+
+A request is an ordinary message with an id for its reply and the client id of its sender. The reply is sent to a broker, which
+passes it on over the connection on which the requester's heartbeats come. Mirrors ``RequestFutureHolder``,
+``ClientRemotingProcessor.receiveReplyMessage`` and ``MessageUtil.createReplyMessage``. What differs is meant: a reply
+goes to the broker of the request first, and to the others of its topic if that one cannot pass it on; Java's goes to any one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from rocketmq_spark.base.clock import Deadline, epoch_ms
+from rocketmq_spark.base.codes import (
+    AUTO_CREATE_TOPIC,
+    MAX_BODY_BYTES,
+    REPLY_SUFFIX,
+    Property,
+    Response,
+    SysFlag,
+)
+from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.instance import Instance, Member
+from rocketmq_spark.client.route import Routes
+from rocketmq_spark.client.sender import COMPRESS_ABOVE
+from rocketmq_spark.errors import CallTimeout, DecodeError, LocalProtocolError, MessageRefused, RocketMQError
+from rocketmq_spark.model import Message, ReceivedMessage, Reply
+from rocketmq_spark.remoting.connection import ServerRequest
+from rocketmq_spark.wire import compression, rpc
+from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.properties import decode_properties, encode_properties, is_reserved, message_properties
+
+logger = logging.getLogger(__name__)
+
+# Java's MixAll.REPLY_MESSAGE_FLAG, the message type of a reply.
+_TYPE = "reply"
+_GONE = "Perhaps the requester has ended, or stopped waiting"
+Done = Callable[[Reply | RocketMQError], object]
+
+
+class AwaitedReplies:
+    """Who waits for which reply in this process, by the reply's id."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, Done] = {}
+
+    def expect(self, correlation_id: str, done: Done) -> Callable[[], None]:
+        with self._lock:
+            self._waiting[correlation_id] = done
+        return lambda: self._taken(correlation_id)
+
+    def _taken(self, correlation_id: str) -> None:
+        with self._lock:
+            self._waiting.pop(correlation_id, None)
+
+    def arrived(self, request: ServerRequest) -> None:
+        """A broker passes a reply on. It hears that the reply has come also if no one waits for it any more, as in Java."""
+        try:
+            correlation_id, reply = _read(request.command)
+        except (RocketMQError, ValueError) as e:
+            logger.warning("a reply from %s cannot be read: %s", request.address, e)
+            request.answer(Command(Response.SYSTEM_ERROR, remark="the reply cannot be read"))
+            return
+        with self._lock:
+            done = self._waiting.pop(correlation_id, None)
+        request.answer(rpc.PUSH_REPLY_MESSAGE_TO_CLIENT.reply(request.command))
+        if done is None:
+            logger.info("a reply from %s comes too late, or for the second time: %s", request.address, correlation_id)
+        else:
+            done(reply)
+
+
+def _read(command: Command) -> tuple[str, Reply | RocketMQError]:
+    fields = rpc.PUSH_REPLY_MESSAGE_TO_CLIENT.arguments(command)
+    properties = decode_properties(fields["properties"] or "")
+    body: bytes = bytes(command.body)
+    correlation_id = properties.get(Property.CORRELATION_ID, "")
+    if fields["sysFlag"] & SysFlag.COMPRESSED:
+        try:
+            body = compression.decompress(body, fields["sysFlag"])
+        except (DecodeError, LocalProtocolError) as e:
+            return correlation_id, e
+    return correlation_id, Reply(
+        body,
+        {name: value for name, value in properties.items() if not is_reserved(name)},
+        properties.get(Property.TAGS),
+        properties.get(Property.KEYS, "").split(),
+        fields["flag"],
+        fields["bornTimestamp"],
+        fields["bornHost"],
+    )
+
+
+class RemotingReplies:
+    """Implements ``ports.Replies``."""
+
+    def __init__(self, calls: Calls, routes: Routes, instance: Instance, awaited: AwaitedReplies) -> None:
+        self._calls = calls
+        self._routes = routes
+        self._instance = instance
+        self._awaited = awaited
+
+    def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
+        member = Member(group, heartbeat_s, everywhere=True)
+        self._instance.join(member)
+        return lambda deadline: self._instance.leave(member, deadline)
+
+    def announce(self, deadline: Deadline) -> None:
+        self._instance.look_around(deadline)
+        self._instance.heartbeat(deadline)
+
+    def expect(self, correlation_id: str, done: Done) -> Callable[[], None]:
+        return self._awaited.expect(correlation_id, done)
+
+    def reply(self, to: ReceivedMessage, reply: Message, group: str, deadline: Deadline) -> None:
+        command = self._command(to, reply, group)
+        addresses = self._addresses(to, deadline)
+        last: RocketMQError = CallTimeout("there was no time to send the reply", topic=to.topic)
+        for left, (name, address) in zip(range(len(addresses), 0, -1), addresses, strict=True):
+            if deadline.expired:
+                break
+            try:
+                self._calls.ask(address, command(name), deadline.within(deadline.remaining() / left))
+            except RocketMQError as e:
+                last = e
+            else:
+                return
+        last.remedy = last.remedy or _GONE
+        raise last
+
+    def _addresses(self, to: ReceivedMessage, deadline: Deadline) -> list[tuple[str, str]]:
+        """The request's broker first: its sender spoke with it."""
+        brokers = self._routes.recent(to.topic, deadline).brokers.values()
+        masters = [(data.broker_name, data.master) for data in brokers if data.master]
+        return sorted(masters, key=lambda master: master[0] != to.broker_name)
+
+    def _command(self, to: ReceivedMessage, reply: Message, group: str) -> Callable[[str], Command]:
+        names = Property.CLUSTER, Property.REPLY_TO_CLIENT, Property.CORRELATION_ID
+        cluster, client, correlation_id = (to.properties.get(name) for name in names)
+        if not (cluster and client and correlation_id):
+            raise MessageRefused(
+                f"message {to.msg_id} is not a request: it was not sent by Producer.request", topic=to.topic
+            )
+        properties = message_properties(
+            reply,
+            **{
+                Property.MESSAGE_TYPE: _TYPE,
+                Property.CORRELATION_ID: correlation_id,
+                Property.REPLY_TO_CLIENT: client,
+                Property.TTL: to.properties.get(Property.TTL),
+            },
+        )
+        given: object = reply.body
+        if not isinstance(given, bytes | bytearray | memoryview):
+            raise MessageRefused(f"the reply's body is {type(given).__name__}; expected bytes", topic=to.topic)
+        body, sys_flag = bytes(given), 0
+        if not 0 < len(body) <= MAX_BODY_BYTES:
+            raise MessageRefused(f"the reply has {len(body)} bytes; expected 1 to {MAX_BODY_BYTES}", topic=to.topic)
+        if len(body) > COMPRESS_ABOVE and (packed := compression.smaller(body)) is not None:
+            body, sys_flag = packed, int(SysFlag.COMPRESSED | SysFlag.ZLIB)
+        return lambda broker_name: rpc.SEND_REPLY_MESSAGE_V2.request(
+            body,
+            producerGroup=self._calls.on_wire(group),
+            topic=cluster + REPLY_SUFFIX,
+            defaultTopic=AUTO_CREATE_TOPIC,
+            defaultTopicQueueNums=1,
+            queueId=0,
+            sysFlag=sys_flag,
+            bornTimestamp=epoch_ms(),
+            flag=reply.flag,
+            properties=encode_properties(properties),
+            reconsumeTimes=0,
+            unitMode=False,
+            batch=False,
+            brokerName=broker_name,
+        )

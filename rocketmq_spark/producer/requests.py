@@ -1,0 +1,243 @@
+"""Request and reply: a message whose consumer answers it, and the answer. Mirrors ``DefaultMQProducer.request``.
+
+A request is stored and consumed like any other message. Its reply is not stored for the requester: a broker passes it on over the
+requester's connection. So a reply that finds no requester is lost, and a request without a reply may have been processed.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.errors import ClosedError, NotSupported, ReplyTimeout, RocketMQError
+from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendResult
+from rocketmq_spark.options.transport import NO_REPLIES
+from rocketmq_spark.ports import Replies, Sender
+from rocketmq_spark.producer import encoding
+from rocketmq_spark.producer.encoding import How
+from rocketmq_spark.producer.in_flight import closed
+from rocketmq_spark.producer.outgoing import Ended
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.transactions import TransactionCheck, TransactionProducer
+from rocketmq_spark.queues.selection import Select
+
+# Of a request's time, for telling brokers where its reply goes.
+_ANNOUNCING = 1 / 3
+
+
+class _Request:
+    """One request that waits. Whatever comes first ends it: the reply, an error, or the end of its time.
+
+    A send that fails says why itself. So the end of the time counts when the message is stored, whichever comes last.
+    """
+
+    def __init__(self, topic: str, msg_id: str) -> None:
+        self.future: Future[Reply] = Future()
+        self.future.set_running_or_notify_cancel()  # what is on its way cannot be called back
+        self.forget: Callable[[], None] = lambda: None
+        self._topic = topic
+        self._msg_id = msg_id
+        self._lock = threading.Lock()
+        self._ended = self._late = False
+        self._stored: SendResult | None = None
+
+    def end(self, outcome: Reply | RocketMQError) -> bool:
+        """Whether this is the outcome."""
+        with self._lock:
+            if self._ended:
+                return False
+            self._ended = True
+        self.forget()
+        if isinstance(outcome, RocketMQError):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
+        return True
+
+    def landed(self, ended: Ended) -> None:
+        """The send has its outcome."""
+        if isinstance(ended.outcome, RocketMQError):
+            self.end(ended.outcome)
+            return
+        with self._lock:
+            self._stored, late = ended.outcome, self._late
+        if late:
+            self.end(self._timed_out(ended.outcome))
+
+    def late(self) -> bool:
+        """The time is over. Whether the request ends with that."""
+        with self._lock:
+            self._late, stored = True, self._stored
+        return stored is not None and self.end(self._timed_out(stored))
+
+    def _timed_out(self, stored: SendResult) -> ReplyTimeout:
+        return ReplyTimeout(
+            f"message {self._msg_id} was stored, and no reply came in time",
+            topic=self._topic,
+            queue=str(stored.queue),
+            remedy="See whether its consumers run, and whether they reply",
+        )
+
+
+class RequestProducer(TransactionProducer):
+    """A producer whose messages can be answered, and that can answer; ``replies`` is None where the transport passes none on."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        settings: ProducerSettings,
+        check: TransactionCheck | None = None,
+        replies: Replies | None = None,
+        make_timer: Callable[[str], Timer] = Timer,
+        **wiring: Any,
+    ) -> None:
+        self._replies = replies
+        self._deadlines = make_timer(f"rocketmq-{settings.group}-request")
+        self._changed = threading.Condition()
+        self._requests: set[_Request] = set()
+        self._announced = self._refusing = False
+        self._leave_replies: Callable[[Deadline], None] | None = None
+        super().__init__(sender, settings, check, make_timer=make_timer, **wiring)
+
+    def request(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: str | Select | None = None,
+        arg: object = None,
+        timeout_s: float | None = None,
+    ) -> Reply:
+        """Send a message, and wait for the reply of a consumer that gets it (``context.reply`` or ``Producer.reply``).
+
+        The message goes to consumers of all groups that subscribe to its topic; the first reply counts. A send that is retried
+        may store the request twice. Requests are not batched and not spooled.
+
+        Args:
+            message: What to send.
+            queue: The queue to send to, as for ``send``.
+            selector: Chooses the queue, as for ``send``.
+            arg: For the selector.
+            timeout_s: Seconds for the send and the reply together; the send timeout by default.
+
+        Raises:
+            ReplyTimeout: The request was stored, and no reply came in time.
+            RocketMQError: The errors of ``send``.
+            NotSupported: Over gRPC, because a Proxy passes no replies on.
+        """
+        return self.request_async(message, queue=queue, selector=selector, arg=arg, timeout_s=timeout_s).result()
+
+    def request_async(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: str | Select | None = None,
+        arg: object = None,
+        timeout_s: float | None = None,
+    ) -> Future[Reply]:
+        """Send a request without waiting for its reply: the returned future has the reply, or the error.
+
+        The arguments are those of ``request``. The first request of a producer waits until brokers know where replies go.
+        Functions added by ``Future.add_done_callback`` must not block.
+        """
+        replies = self._passed_on()
+        prepared, place, deadline = self._admitted(message, How(queue, selector, arg, timeout_s=timeout_s))
+        correlation_id = str(uuid.uuid4())
+        prepared = encoding.as_request(prepared, correlation_id, self.client_id, deadline.remaining())
+        request = _Request(message.topic, prepared.msg_id)
+        with self._changed:
+            if self._refusing:
+                raise ClosedError("the producer is closed")
+            self._requests.add(request)
+        request.future.add_done_callback(lambda _: self._over(request))
+        try:
+            self._announce(replies, deadline.within(deadline.remaining() * _ANNOUNCING))
+            request.forget = replies.expect(correlation_id, request.end)
+            self._deadlines.later(deadline.remaining(), functools.partial(self._late, request))
+            outgoing = self._outgoing(prepared, place, deadline, request.landed)._replace(spoolable=False)
+            self._engine.submit(outgoing)
+            if request.future.done():  # a close may have ended it before there was something to forget
+                request.forget()
+        except BaseException:  # Ctrl-C, too: no one has the future
+            request.end(closed())
+            raise
+        return request.future
+
+    def reply(
+        self,
+        to: ReceivedMessage,
+        body: bytes,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Answer a request that was received by any consumer of this program. A listener may use ``context.reply`` instead.
+
+        Args:
+            to: The request.
+            body: The answer, not empty.
+            properties: The user's own properties of the answer.
+            timeout_s: Seconds for all attempts together instead of the send timeout.
+
+        Raises:
+            MessageRefused: The message is not a request, or the answer is empty or too large. Nothing was sent.
+            RocketMQError: The requester did not get the answer; perhaps it has ended.
+            NotSupported: Over gRPC, because a Proxy passes no replies on.
+        """
+        replies = self._passed_on()
+        self._owner.check(self._closing.locked())
+        answer = Message(to.topic, body, properties=properties)
+        replies.reply(to, answer, self.settings.group, self._deadline(timeout_s))
+
+    def close(self, timeout_s: float | None = None) -> list[Any]:
+        """Wait for replies that are under way, then close as a producer without requests does. Requests without a reply after
+        ``timeout_s`` seconds (the send timeout by default) fail with ``ClosedError``.
+        """
+        if not self._owner.here:
+            return []
+        deadline = self._deadline(timeout_s)
+        try:
+            with self._changed:
+                self._refusing = True
+                while self._requests and not deadline.expired:
+                    self._deadlines.hold(self._changed, deadline.remaining())
+        finally:
+            unsent = super().close(deadline.remaining())
+            for request in list(self._requests):
+                request.end(closed())
+            self._deadlines.close()
+            leave, self._leave_replies = self._leave_replies, None
+            if leave is not None:
+                leave(Deadline.after(self.settings.send_timeout_s))
+        return unsent
+
+    def _passed_on(self) -> Replies:
+        if self._replies is None:
+            raise NotSupported(NO_REPLIES)
+        return self._replies
+
+    def _announce(self, replies: Replies, deadline: Deadline) -> None:
+        """All brokers must know where replies go. They hear it again after one did not come: there may be a new connection."""
+        with self._changed:
+            if self._announced:
+                return
+            if self._leave_replies is None:
+                self._leave_replies = replies.join(self.settings.group, self.settings.heartbeat_s)
+        replies.announce(deadline)
+        self._announced = True
+
+    def _late(self, request: _Request) -> None:
+        if request.late():
+            self._announced = False
+
+    def _over(self, request: _Request) -> None:
+        with self._changed:
+            self._requests.discard(request)
+            self._changed.notify_all()

@@ -1,0 +1,210 @@
+"""Request and reply on the wire: who gets a reply that a broker passes on, and where replies are sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Property, Request, Response, SysFlag
+from rocketmq_spark.errors import CallTimeout, DecodeError, MessageRefused, RocketMQError, ServerFault
+from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply
+from rocketmq_spark.wire.compression import compress, decompress
+from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.names import Scope
+from rocketmq_spark.wire.properties import decode_properties
+from tests.client.conftest import Parts
+from tests.consumer.messages import message
+from tests.mockbroker import MockBroker, eventually, never, ok, refuse, route
+
+SENT = {"msgId": "0", "queueId": "0", "queueOffset": "0"}
+OWN = "CORRELATION_ID\x01ID\x02REPLY_TO_CLIENT\x01me\x02MSG_TYPE\x01reply\x02PUSH_REPLY_TIME\x017\x02"
+Outcome = Reply | RocketMQError
+
+
+def passed_on(body: bytes, properties: str = OWN, **fields: object) -> Command:
+    """A reply, as a broker passes it on."""
+    header = {
+        "producerGroup": "g", "topic": "c_REPLY_TOPIC", "defaultTopic": "TBW102", "defaultTopicQueueNums": "1",
+        "queueId": "0", "sysFlag": "0", "bornTimestamp": "5", "flag": "3", "properties": properties,
+        "reconsumeTimes": "0", "unitMode": "false", "bornHost": "10.0.0.7:99", "storeHost": "10.0.0.8:1",
+        "storeTimestamp": "6", **{name: str(value) for name, value in fields.items()},
+    }  # fmt: skip
+    return Command(Request.PUSH_REPLY_MESSAGE_TO_CLIENT, header, body)
+
+
+def question(topic: str = "t", broker_name: str = "broker-a", **properties: str) -> ReceivedMessage:
+    """A request that a consumer has."""
+    own = {Property.CLUSTER: "c", Property.REPLY_TO_CLIENT: "me", Property.CORRELATION_ID: "ID", Property.TTL: "3000"}
+    queue = MessageQueue(topic, broker_name, 0)
+    return replace(message(0), topic=topic, queue=queue, properties={**own, **properties})
+
+
+ANSWER = Message("t", b"yes", properties={"a": "b"}, tags="x", keys=["k"], flag=3)
+
+
+@pytest.fixture
+def two(broker: MockBroker) -> Iterator[MockBroker]:
+    """A second broker, which has the topic, too."""
+    with MockBroker() as other:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-b": other.address, "broker-a": broker.address}))
+        for one in (broker, other):
+            one.on(Request.SEND_REPLY_MESSAGE_V2, ok(**SENT))
+        yield other
+
+
+def connected(broker: MockBroker, parts: Parts) -> list[Outcome]:
+    """What the reply ID becomes, once there is a connection over which it can come."""
+    got: list[Outcome] = []
+    parts.replies.expect("ID", got.append)
+    parts.routes.get("t")
+    return got
+
+
+def replies_of(broker: MockBroker, count: int = 1) -> list[Command]:
+    broker.wait_for(lambda: len(broker.replies) >= count)
+    return broker.replies
+
+
+def test_a_reply_comes_to_who_expects_it_once(
+    broker: MockBroker, parts: Parts, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    got = connected(broker, parts)
+    more = "a\x01b\x02TAGS\x01x\x02KEYS\x01k l\x02"
+    for _ in range(2):  # two repliers, or one whose answer its broker passed on twice
+        broker.ask(passed_on(b"yes", OWN + more))
+    assert [reply.code for reply in replies_of(broker, 2)] == [0, 0]
+    eventually(lambda: "too late, or for the second time: ID" in caplog.text)
+    assert got == [Reply(b"yes", {"a": "b"}, "x", ["k", "l"], 3, 5, "10.0.0.7:99")]
+
+
+def test_a_reply_that_is_expected_no_more_is_answered_and_dropped(broker: MockBroker, parts: Parts) -> None:
+    got: list[Outcome] = []
+    forget = parts.replies.expect("ID", got.append)
+    parts.routes.get("t")
+    forget()
+    broker.ask(passed_on(b"yes"))
+    assert [reply.code for reply in replies_of(broker)] == [0]
+    assert got == []
+
+
+def test_a_compressed_reply_is_opened_and_one_that_cannot_be_is_an_error(broker: MockBroker, parts: Parts) -> None:
+    got = connected(broker, parts)
+    packed = int(SysFlag.COMPRESSED | SysFlag.ZLIB)
+    broker.ask(passed_on(compress(b"yes" * 100), sysFlag=packed))
+    eventually(lambda: len(got) == 1)
+    parts.replies.expect("ID", got.append)
+    broker.ask(passed_on(b"no zlib", sysFlag=packed))
+    eventually(lambda: len(got) == 2)
+    assert isinstance(got[0], Reply)
+    assert got[0].body == b"yes" * 100
+    assert isinstance(got[1], DecodeError)
+
+
+def test_what_is_no_reply_is_refused_and_the_next_one_is_read(
+    broker: MockBroker, parts: Parts, caplog: pytest.LogCaptureFixture
+) -> None:
+    got = connected(broker, parts)
+    broker.ask(passed_on(b"yes", sysFlag="none"))
+    broker.ask(Command(Request.PUSH_REPLY_MESSAGE_TO_CLIENT, {}, b"yes"))
+    broker.ask(passed_on(b"yes"))
+    assert [reply.code for reply in replies_of(broker, 3)] == [Response.SYSTEM_ERROR, Response.SYSTEM_ERROR, 0]
+    eventually(lambda: len(got) == 1)
+    assert caplog.text.count("cannot be read") == 2
+
+
+def test_a_reply_goes_to_the_broker_of_its_request(broker: MockBroker, two: MockBroker) -> None:
+    parts = Parts(broker.address, scope=Scope("ns"))
+    parts.replies.reply(question(), ANSWER, "repliers", parts.soon)
+    (command,) = broker.seen(Request.SEND_REPLY_MESSAGE_V2)
+    assert two.seen(Request.SEND_REPLY_MESSAGE_V2) == []
+    parts.replies.reply(question(broker_name="broker-b"), ANSWER, "repliers", parts.soon)
+    assert [c.ext["n"] for c in two.seen(Request.SEND_REPLY_MESSAGE_V2)] == ["broker-b"]
+    assert bytes(command.body) == b"yes"
+    assert {name: command.ext[name] for name in "abehn"} == {
+        "a": "ns%repliers", "b": "c_REPLY_TOPIC", "e": "0", "h": "3", "n": "broker-a"
+    }  # fmt: skip
+    assert decode_properties(command.ext["i"]) == {
+        "MSG_TYPE": "reply", "CORRELATION_ID": "ID", "REPLY_TO_CLIENT": "me", "TTL": "3000", "a": "b", "TAGS": "x",
+        "KEYS": "k",
+    }  # fmt: skip
+    parts.close()
+
+
+def test_a_large_reply_is_compressed(broker: MockBroker, parts: Parts, two: MockBroker) -> None:
+    large = Message("t", b"yes" * 10_000)
+    parts.replies.reply(question(), large, "g", parts.soon)
+    (command,) = broker.seen(Request.SEND_REPLY_MESSAGE_V2)
+    assert len(command.body) < 1_000
+    assert decompress(command.body, int(command.ext["f"])) == large.body
+
+
+def test_where_the_requester_is_not_known_the_other_brokers_are_asked(
+    broker: MockBroker, parts: Parts, two: MockBroker
+) -> None:
+    gone = refuse(Response.SYSTEM_ERROR, "push reply message fail, channel of <me> not found.")
+    broker.on(Request.SEND_REPLY_MESSAGE_V2, gone)
+    parts.replies.reply(question(), ANSWER, "g", parts.soon)
+    assert len(two.seen(Request.SEND_REPLY_MESSAGE_V2)) == 1
+    two.on(Request.SEND_REPLY_MESSAGE_V2, gone)
+    with pytest.raises(ServerFault, match=r"channel of <me> not found.*Perhaps the requester has ended"):
+        parts.replies.reply(question(), ANSWER, "g", parts.soon)
+
+
+def test_a_broker_that_hangs_leaves_time_for_the_other(broker: MockBroker, parts: Parts, two: MockBroker) -> None:
+    broker.on(Request.SEND_REPLY_MESSAGE_V2, never)
+    parts.routes.get("t")
+    parts.replies.reply(question(), ANSWER, "g", Deadline.after(1.0))
+    assert len(two.seen(Request.SEND_REPLY_MESSAGE_V2)) == 1
+    with pytest.raises(CallTimeout, match="no time to send the reply"):
+        parts.replies.reply(question(), ANSWER, "g", Deadline.after(0))
+
+
+@pytest.mark.parametrize("missing", [Property.CLUSTER, Property.REPLY_TO_CLIENT, Property.CORRELATION_ID])
+def test_only_requests_are_answered(broker: MockBroker, parts: Parts, two: MockBroker, missing: str) -> None:
+    with pytest.raises(MessageRefused, match="is not a request"):
+        parts.replies.reply(question(**{missing: ""}), ANSWER, "g", parts.soon)
+    assert broker.seen(Request.SEND_REPLY_MESSAGE_V2) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Message("t", b""), "has 0 bytes; expected 1 to 4194304"),
+        (Message("t", bytes(4 * 1024 * 1024 + 1)), "has 4194305 bytes"),
+        (Message("t", "yes"), "body is str; expected bytes"),  # type: ignore[arg-type]
+        (Message("t", 5), "body is int; expected bytes"),  # type: ignore[arg-type]
+        (Message("t", b"x", properties={"CLUSTER": "c"}), "CLUSTER belongs to RocketMQ"),
+        (Message("t", b"x", properties={"a": "b\x01"}), "separator"),
+    ],
+)
+def test_answers_that_no_broker_passes_on_are_refused(
+    broker: MockBroker, parts: Parts, two: MockBroker, answer: Message, words: str
+) -> None:
+    with pytest.raises(MessageRefused, match=words):
+        parts.replies.reply(question(), answer, "g", parts.soon)
+    assert broker.seen(Request.SEND_REPLY_MESSAGE_V2) == []
+
+
+def test_every_broker_of_the_cluster_hears_of_a_requester(broker: MockBroker, parts: Parts, two: MockBroker) -> None:
+    """Also those that have none of its topics."""
+    for one in (broker, two):
+        one.on(Request.HEART_BEAT, ok())
+        one.on(Request.UNREGISTER_CLIENT, ok())
+    brokers = {
+        name: {"cluster": "c", "brokerName": name, "brokerAddrs": {"0": one.address}}
+        for name, one in (("broker-a", broker), ("broker-b", two))
+    }
+    info = {"brokerAddrTable": brokers, "clusterAddrTable": {"c": list(brokers)}}
+    broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps(info).encode()))
+    leave = parts.replies.join("askers", 0)
+    parts.replies.announce(parts.soon)
+    for one in (broker, two):
+        (heartbeat,) = one.seen(Request.HEART_BEAT)
+        assert json.loads(bytes(heartbeat.body))["producerDataSet"] == [{"groupName": "askers"}]
+    leave(parts.soon)
+    assert [len(one.seen(Request.UNREGISTER_CLIENT)) for one in (broker, two)] == [1, 1]

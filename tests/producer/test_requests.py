@@ -1,0 +1,241 @@
+"""Requests: what ends them, and what a producer leaves when it closes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Property, Response
+from rocketmq_spark.errors import (
+    CallTimeout,
+    ClosedError,
+    MessageIllegal,
+    MessageRefused,
+    NotSupported,
+    ReplyTimeout,
+    RocketMQError,
+)
+from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendRequest, SendResult
+from rocketmq_spark.producer.requests import RequestProducer
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.wire.properties import decode_properties
+from tests.consumer.messages import message
+from tests.producer.scripted import Bench, ScriptedSender, Time, ok, refused
+
+ASK = Message("T", b"how much?")
+YES = Reply(b"yes", {})
+
+
+class FakeReplies:
+    """Implements ``ports.Replies``."""
+
+    def __init__(self) -> None:
+        self.events: list[object] = []
+        self.expected: dict[str, Callable[[Reply | RocketMQError], object]] = {}
+
+    def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
+        self.events.append(("join", group))
+        return lambda deadline: self.events.append(("leave", group))
+
+    def announce(self, deadline: Deadline) -> None:
+        self.events.append("announce")
+
+    def expect(self, correlation_id: str, done: Callable[[Reply | RocketMQError], object]) -> Callable[[], None]:
+        self.expected[correlation_id] = done
+        return lambda: self.expected.pop(correlation_id, None) and None
+
+    def reply(self, to: ReceivedMessage, reply: Message, group: str, deadline: Deadline) -> None:
+        self.events.append(("reply", to.msg_id, reply.body, dict(reply.properties or {}), group))
+
+    def arrive(self, correlation_id: str, reply: Reply | RocketMQError = YES) -> None:
+        self.expected.pop(correlation_id)(reply)
+
+
+class Office:
+    """A producer, what it hears, and time."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.time, self.sender = bench.time, bench.sender
+        self.replies = FakeReplies()
+        settings = ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0)
+        self.producer = RequestProducer(self.sender, settings, replies=self.replies, make_timer=bench.timer)
+
+    def ask(self, timeout_s: float | None = None) -> Future[Reply]:
+        return self.producer.request_async(ASK, timeout_s=timeout_s)
+
+    def sent(self, index: int = -1) -> dict[str, str]:
+        return decode_properties(self.sender.requests[index].properties)
+
+    def arrive(self, index: int = -1, reply: Reply | RocketMQError = YES) -> None:
+        self.replies.arrive(self.sent(index)[Property.CORRELATION_ID], reply)
+
+
+@pytest.fixture
+def office(bench: Bench) -> Iterator[Office]:
+    made = Office(bench)
+    yield made
+    made.producer.close(0)
+
+
+def test_a_request_says_who_waits_for_how_long_and_its_reply_ends_it(office: Office) -> None:
+    first, second = office.ask(), office.ask(timeout_s=10)
+    assert not first.done()
+    office.arrive(0)
+    office.arrive(1, Reply(b"no", {"a": "b"}))
+    assert (first.result(0), second.result(0)) == (YES, Reply(b"no", {"a": "b"}))
+    sent = [office.sent(0), office.sent(1)]
+    assert [(one[Property.REPLY_TO_CLIENT], one[Property.TTL]) for one in sent] == [("me", "3000"), ("me", "10000")]
+    assert sent[0][Property.CORRELATION_ID] != sent[1][Property.CORRELATION_ID]
+    assert {mode for mode, _, _ in office.sender.calls} == {"async"}
+
+
+def test_brokers_hear_once_where_replies_go_and_again_after_one_did_not_come(office: Office) -> None:
+    assert office.replies.events == []
+    for _ in range(3):
+        office.ask()
+    assert office.replies.events == [("join", "g"), "announce"]
+    for index in range(2):
+        office.arrive(index)
+    office.ask()
+    office.time.advance(3)
+    office.ask()
+    assert office.replies.events == [("join", "g"), "announce", "announce"]
+
+
+def test_without_a_reply_the_time_ends_a_request_and_says_that_it_was_stored(office: Office) -> None:
+    asked = office.ask()
+    office.time.advance(2.9)
+    assert not asked.done()
+    office.time.advance(0.2)
+    with pytest.raises(
+        ReplyTimeout, match=r"was stored, and no reply came in time.*topic T.*See whether its consumers"
+    ):
+        asked.result(0)
+    assert office.sent()[Property.UNIQ_KEY] in str(asked.exception(0))
+    assert office.replies.expected == {}
+
+
+def test_the_reply_may_come_before_the_acknowledgement(office: Office) -> None:
+    office.sender.script = [None]
+    asked = office.ask()
+    office.arrive()
+    assert asked.result(0) == YES
+    office.sender.answer()
+    office.time.advance(5)
+    assert asked.result(0) == YES
+
+
+def test_a_send_that_fails_says_why(office: Office) -> None:
+    office.sender.script = [refused(Response.MESSAGE_ILLEGAL)]
+    asked = office.ask()
+    with pytest.raises(MessageIllegal):
+        asked.result(0)
+    assert office.replies.expected == {}
+    office.sender.script = [None]
+    silent = office.ask()
+    office.time.advance(4)
+    office.sender.answer(0, CallTimeout("no answer in time"))
+    with pytest.raises(RocketMQError) as raised:
+        silent.result(0)
+    assert not isinstance(raised.value, ReplyTimeout)
+
+
+def test_an_acknowledgement_that_comes_after_the_time_ends_the_request(office: Office) -> None:
+    office.sender.script = [None]
+    asked = office.ask()
+    office.time.advance(3)
+    assert not asked.done()
+    office.sender.answer()
+    with pytest.raises(ReplyTimeout):
+        asked.result(0)
+
+
+def test_a_reply_that_cannot_be_read_is_an_error(office: Office) -> None:
+    asked = office.ask()
+    office.arrive(reply=CallTimeout("unreadable"))
+    with pytest.raises(CallTimeout, match="unreadable"):
+        asked.result(0)
+
+
+def test_the_waiting_form_waits_and_chooses_a_queue(office: Office) -> None:
+    def answered(queue: MessageQueue, request: SendRequest) -> SendResult:
+        office.arrive()
+        return ok(queue, request)
+
+    office.sender.script = [answered]
+    queue = MessageQueue("T", "b", 1)
+    assert office.producer.request(ASK, queue=queue) == YES
+    assert office.sender.calls[-1][1] == queue
+
+
+def test_what_cannot_be_sent_leaves_nothing_behind(office: Office) -> None:
+    with pytest.raises(MessageRefused):
+        office.producer.request(Message("T", b""))
+    with pytest.raises(MessageRefused, match="that a request may carry"):
+        office.producer.request(Message("T", b"x", properties={"a": "b" * 32_400}))
+    assert office.replies.events == []
+    assert office.sender.calls == []
+    assert office.replies.expected == {}
+
+
+def test_a_close_waits_for_replies_and_ends_the_others(office: Office) -> None:
+    first, second = office.ask(timeout_s=60), office.ask(timeout_s=60)
+    office.producer._deadlines.later(1.0, lambda: office.arrive(0))
+    office.producer.close(2.0)
+    assert office.time.now == pytest.approx(1002.0)
+    assert first.result(0) == YES
+    with pytest.raises(ClosedError):
+        second.result(0)
+    assert office.replies.expected == {}
+    assert office.replies.events[-1] == ("leave", "g")
+    with pytest.raises(ClosedError):
+        office.ask()
+    assert office.producer.close() == []
+    assert office.replies.events.count(("leave", "g")) == 1
+
+
+def test_a_request_while_another_thread_closes_is_refused(office: Office) -> None:
+    office.ask(timeout_s=60)
+    seen: list[BaseException] = []
+
+    def late() -> None:
+        try:
+            office.ask()
+        except ClosedError as e:
+            seen.append(e)
+
+    def close_meanwhile() -> None:
+        thread = threading.Thread(target=late)
+        thread.start()
+        # The closing thread holds the condition while this timer runs; the other one gets it when it waits again.
+        seen.append(ClosedError(str(thread.is_alive())))
+        threads.append(thread)
+
+    threads: list[threading.Thread] = []
+    office.producer._deadlines.later(0.5, close_meanwhile)
+    office.producer.close(1.0)
+    threads[0].join(10)
+    assert [str(e) for e in seen[1:]] == ["[ROCKETMQ_CLOSED] the producer is closed"]
+
+
+def test_a_message_is_answered_by_any_producer(office: Office) -> None:
+    to = message(0)
+    office.producer.reply(to, b"yes", properties={"a": "b"})
+    assert office.replies.events == [("reply", to.msg_id, b"yes", {"a": "b"}, "g")]
+    office.producer.close()
+    with pytest.raises(ClosedError):
+        office.producer.reply(to, b"yes")
+
+
+def test_without_replies_of_the_transport_nothing_is_sent() -> None:
+    sender = ScriptedSender(Time())
+    producer = RequestProducer(sender, ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0))
+    for call in (lambda: producer.request(ASK), lambda: producer.reply(message(0), b"yes")):
+        with pytest.raises(NotSupported, match="need transport=remoting"):
+            call()
+    assert sender.calls == []
+    producer.close()
