@@ -172,6 +172,37 @@ def test_the_waiting_form_waits_and_chooses_a_queue(office: Office) -> None:
     assert office.sender.calls[-1][1] == queue
 
 
+def test_a_selector_chooses_the_queue(office: Office) -> None:
+    asked = office.producer.request_async(ASK, selector=lambda queues, message, arg: queues[arg], arg=2)
+    assert office.sender.calls[-1][1] == office.sender.routes["T"][2]
+    office.arrive()
+    assert asked.result(0) == YES
+
+
+def test_a_request_for_which_there_is_no_room_is_not_waited_for(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(outgoing: object) -> None:
+        raise CallTimeout("no room")
+
+    monkeypatch.setattr(office.producer._engine, "submit", full)
+    with pytest.raises(CallTimeout):
+        office.ask(timeout_s=60)
+    assert office.replies.expected == {}
+    before = office.time.now
+    office.producer.close()
+    assert office.time.now == before
+
+
+def test_a_close_does_not_wait_for_what_was_answered(office: Office) -> None:
+    asked = office.ask(timeout_s=60)
+    office.arrive()
+    before = office.time.now
+    office.producer.close()
+    assert office.time.now == before
+    assert asked.result(0) == YES
+
+
 def test_what_cannot_be_sent_leaves_nothing_behind(office: Office) -> None:
     with pytest.raises(MessageRefused):
         office.producer.request(Message("T", b""))
