@@ -314,11 +314,15 @@ def test_a_loop_over_messages_ends_with_the_consumer(fake: FakeMember, consumer:
         consumer.poll()
 
 
-def test_who_waits_when_the_consumer_is_closed_gets_nothing(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_who_waits_when_the_consumer_is_closed_gets_nothing(
+    consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     consumer.assign([A])
+    waits, waiting = consumer._polls.wait, threading.Event()
+    monkeypatch.setattr(consumer._polls, "wait", lambda *given: (waiting.set(), waits(*given))[1])
     with ThreadPoolExecutor(1) as beside:
         polled = beside.submit(consumer.poll, 3 * WAIT_S)
-        eventually(lambda: bool(fake.waiting))
+        assert waiting.wait(WAIT_S)
         assert not polled.done()
         consumer.close()
         assert polled.result(WAIT_S) == []
