@@ -39,7 +39,7 @@ from rocketmq_spark.model.membership import (
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire import messages
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, Rows, as_rows, bodies, made
-from tests.mockbroker import WAIT_S, eventually
+from tests.mockbroker import WAIT_S
 
 
 def test_messages_come_in_the_order_of_their_queue(fake: FakeMember, consumer: BasePullConsumer) -> None:

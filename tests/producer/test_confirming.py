@@ -218,6 +218,14 @@ def run(
     return ended
 
 
+def begun(confirming: Confirming, queue: MessageQueue) -> Sending:
+    """An attempt by itself."""
+    outgoing = Outgoing("T", batch("x"), 60.0)
+    sending = Sending(outgoing, outgoing.deadline, Attempts(RetryPolicy(), False))
+    confirming.begin(sending, queue)
+    return sending
+
+
 _scripts = st.lists(
     st.tuples(st.sampled_from(["all", "some", "none"]), st.sampled_from(["ok", "refused", "timeout", "lost", "1"])),
     max_size=12,
@@ -352,12 +360,13 @@ def test_a_look_after_another_attempt_begins_where_that_attempt_began(bench: Ben
     assert asked[0].broker_name != asked[1].broker_name
 
 
-def test_a_look_that_breaks_is_an_outcome(bench: Bench) -> None:
+def test_a_look_that_breaks_is_an_outcome(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     broker = Broker([("all", "timeout")])
     broker.breaks = ZeroDivisionError("a bug")
     (ended,) = run(bench, broker, [batch("x")], [None])
     assert isinstance(ended.outcome, UnprovedError)
     assert "looking up what is stored failed: ZeroDivisionError: a bug" in ended.outcome.message
+    assert "could not be looked up\nTraceback" in caplog.text
 
 
 def test_the_close_ends_looks(bench: Bench) -> None:
@@ -365,6 +374,11 @@ def test_the_close_ends_looks(bench: Bench) -> None:
     broker = Broker([])
     run(bench, broker, [batch("x")], [None])
     assert broker.stopped == 1
+    confirming, queue = Confirming(broker, ManualTimer(bench.time)), q("a:0")
+    confirming.knows(begun(confirming, queue), queue, CallTimeout("no answer"), lambda *_: None)
+    (thread,) = confirming._threads.values()
+    confirming.close()
+    assert thread._closed
 
 
 def test_an_equal_row_of_an_earlier_attempt_confirms_nothing(bench: Bench) -> None:
@@ -439,14 +453,8 @@ def test_where_a_topic_was_made_again_looks_begin_in_the_new_one(bench: Bench) -
     """What landed in the old one lies behind what is sent now, and a look from there finds nothing of it."""
     broker = Broker([])
     confirming, queue = Confirming(broker, ManualTimer(bench.time)), q("a:0")
-
-    def begun() -> Sending:
-        outgoing = Outgoing("T", batch("x"), 60.0)
-        sending = Sending(outgoing, outgoing.deadline, Attempts(RetryPolicy(), False))
-        confirming.begin(sending, queue)
-        return sending
-
     for landed in (1000, 999, 4, 3, 5):
-        confirming.knows(begun(), queue, SendResult(SendStatus.SEND_OK, "", queue, landed), lambda *_: None)
+        outcome = SendResult(SendStatus.SEND_OK, "", queue, landed)
+        confirming.knows(begun(confirming, queue), queue, outcome, lambda *_: None)
         if landed in (1000, 5):
-            assert begun().since == QueueEnd(landed, broker.master)
+            assert begun(confirming, queue).since == QueueEnd(landed, broker.master)
