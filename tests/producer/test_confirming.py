@@ -249,6 +249,7 @@ def test_whatever_brokers_do_nothing_is_stored_twice_and_nothing_is_lost(
         mine = [broker.stored[name] for name in ids_of(each.outgoing.request)]
         if isinstance(each.outcome, SendResult):
             assert all(mine), "acknowledged, and not stored"
+            assert each.outcome.status is SendStatus.SEND_OK
             assert 0 <= each.confirmed <= len(mine)
         else:
             assert fails or ("none", "1") in script or ("some", "1") in script  # which is doubted a few times only
@@ -322,6 +323,15 @@ def test_a_delayed_message_that_is_not_there_yet_is_not_sent_again(bench: Bench,
         assert "not in its topic before it is due" in ended.outcome.message
     assert broker.script == []
     assert sum(broker.stored.values()) == (stored == "all")
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_message_by_itself_that_is_not_stored_is_sent_again(bench: Bench, blocking: bool) -> None:
+    broker = Broker([("none", "timeout")])
+    request = SendRequest("g", b"body", encode_properties({"UNIQ_KEY": "s"}))
+    (ended,) = run(bench, broker, [request], [None], blocking)
+    assert isinstance(ended.outcome, SendResult)
+    assert (ended.confirmed, broker.stored, len(broker.looks)) == (0, {"s": 1}, 1)
 
 
 def test_a_look_begins_behind_what_was_acknowledged_before(bench: Bench) -> None:
@@ -420,6 +430,7 @@ def test_what_cannot_be_looked_up_is_not_sent_again(bench: Bench) -> None:
     (ended,) = run(bench, broker, [batch("x")], [None])
     assert isinstance(ended.outcome, UnprovedError)
     assert "may be stored, and its broker did not say" in ended.outcome.message
+    assert isinstance(ended.outcome.__cause__, CallTimeout)
     assert not broker.stored
 
 
