@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -122,6 +123,12 @@ def test_a_broker_that_refuses_the_answer_is_logged_and_the_next_question_is_han
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
 
 
+def copies_of(parts: Parts) -> Any:
+    """The questions of the only group."""
+    (answering,) = [member.asked.__self__ for _, member in parts.groups.each()]  # type: ignore[union-attr]
+    return answering._copies
+
+
 def test_a_function_that_hangs_holds_up_nothing_that_is_known_without_it(broker: MockBroker, tenant: Parts) -> None:
     """Nor is what waits behind it asked once its producer has left: what it would look at may be gone."""
     broker.on(Request.UNREGISTER_CLIENT, ok())
@@ -140,6 +147,7 @@ def test_a_function_that_hangs_holds_up_nothing_that_is_known_without_it(broker:
         return decisions.pop(0) or (lambda: function("asked"))
 
     leave = tenant.sender.join("pg", 0, check)
+    copies = copies_of(tenant)
     for msg_id in (b"1D", b"2D", b"3D"):
         broker.ask(question(HALF.replace(b"\x01ID\x02", b"\x01" + msg_id + b"\x02")))
     broker.wait_for(lambda: [c.ext["commitOrRollback"] for c in broker.seen(Request.END_TRANSACTION)] == ["8"])
@@ -147,7 +155,7 @@ def test_a_function_that_hangs_holds_up_nothing_that_is_known_without_it(broker:
     leave(tenant.soon)
     go_on.set()
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
-    eventually(lambda: not any("aside-pg" in thread.name for thread in threading.enumerate()))
+    eventually(lambda: not copies._newest)
     assert calls == ["asked"]
 
 
@@ -171,8 +179,8 @@ def test_a_function_that_takes_longer_than_the_broker_s_patience_delivers_once(
     copy = question(HALF)
     for offset in ("8", "9"):
         broker.ask(replace(copy, ext={**copy.ext, "tranStateTableOffset": offset}))
-    (answering,) = [member.asked.__self__ for _, member in tenant.groups.each()]  # type: ignore[union-attr]
-    eventually(lambda: answering._copies._newest["ID"][1].half_offset == 9)
+    copies = copies_of(tenant)
+    eventually(lambda: copies._newest["ID"][1].half_offset == 9)
     held = Held()
     broker.on(Request.END_TRANSACTION, [held, ok()])
     go_on.set()
@@ -180,10 +188,10 @@ def test_a_function_that_takes_longer_than_the_broker_s_patience_delivers_once(
     broker.ask(
         replace(copy, ext={**copy.ext, "tranStateTableOffset": "10"})
     )  # before it knows that its commit has arrived
-    eventually(lambda: answering._copies._newest["ID"][1].half_offset == 10)
+    eventually(lambda: copies._newest["ID"][1].half_offset == 10)
     commit.answer(ok())
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
-    eventually(lambda: not answering._copies._newest)
+    eventually(lambda: not copies._newest)
     broker.ask(replace(copy, ext={**copy.ext, "tranStateTableOffset": "11"}))
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 3)
     answers = [(c.ext["tranStateTableOffset"], c.ext["commitOrRollback"]) for c in broker.seen(Request.END_TRANSACTION)]

@@ -99,19 +99,22 @@ class FakeProxy:
 
     def ack(self, message: PoppedMessage, deadline: Deadline) -> None:
         """With a receipt that was replaced it is no error, and comes again all the same."""
-        self._note("ack", message)
-        self.lent.pop(message.receipt, None)
+        with self.changed:
+            self._note("ack", message)
+            self.lent.pop(message.receipt, None)
 
     def change_invisible(self, message: PoppedMessage, invisible_s: float, deadline: Deadline) -> None:
         """With a receipt that was replaced it comes once more than it should."""
-        self._note("change", message, invisible_s)
-        place, _ = self.lent.pop(message.receipt, (0, message))
-        message.receipt = self._lend(message, place, invisible_s).receipt
+        with self.changed:
+            self._note("change", message, invisible_s)
+            place, _ = self.lent.pop(message.receipt, (0, message))
+            message.receipt = self._lend(message, place, invisible_s).receipt
 
     def forward_to_dlq(self, message: PoppedMessage, deadline: Deadline) -> None:
         """Whatever its receipt, even when its time is over."""
-        self._note("dlq", message)
-        self.lent.pop(message.receipt, None)
+        with self.changed:
+            self._note("dlq", message)
+            self.lent.pop(message.receipt, None)
 
     def close(self, deadline: Deadline) -> None:
         with self.changed:

@@ -39,7 +39,7 @@ from rocketmq_spark.model.membership import (
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire import messages
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, Rows, as_rows, bodies, made
-from tests.mockbroker import WAIT_S, eventually
+from tests.mockbroker import WAIT_S
 
 
 def test_messages_come_in_the_order_of_their_queue(fake: FakeMember, consumer: BasePullConsumer) -> None:
@@ -314,12 +314,13 @@ def test_a_loop_over_messages_ends_with_the_consumer(fake: FakeMember, consumer:
         consumer.poll()
 
 
-def test_who_waits_when_the_consumer_is_closed_gets_nothing(fake: FakeMember, consumer: BasePullConsumer) -> None:
+def test_who_waits_when_the_consumer_is_closed_gets_nothing(consumer: BasePullConsumer) -> None:
     consumer.assign([A])
+    waits, waiting = consumer._polls.wait, threading.Event()
+    consumer._polls.wait = lambda *given: (waiting.set(), waits(*given))[1]  # type: ignore[method-assign]
     with ThreadPoolExecutor(1) as beside:
         polled = beside.submit(consumer.poll, 3 * WAIT_S)
-        eventually(lambda: bool(fake.waiting))
-        assert not polled.done()
+        assert (waiting.wait(WAIT_S), polled.done()) == (True, False)
         consumer.close()
         assert polled.result(WAIT_S) == []
 

@@ -14,6 +14,7 @@ from rocketmq_spark.delay import room, service
 from rocketmq_spark.errors import CallTimeout, SpoolFull
 from rocketmq_spark.spool import files
 from tests.delay.nodes import QUEUES, Node, World, envelope
+from tests.mockbroker import eventually
 
 ONE, TWO = QUEUES
 
@@ -114,19 +115,17 @@ def test_the_node_goes_on_and_says_so_again_and_again(
     node.reader.own(ONE)
     world.topic.put(envelope("m", 5))
     disk.left = 0
-    running = threading.Thread(target=node.service.run, args=(over,))
+    running = threading.Thread(target=node.service.run, args=(over,), daemon=True)
     running.start()
     begun = time.monotonic()
-    while caplog.text.count("no room for more delayed messages") < 3:
-        over.wait(0.05)
-    assert time.monotonic() - begun >= 0.3, "not each time"
-    disk.left = 1 << 20
-    for _ in range(100):
-        if node.service.stored:
-            break
-        over.wait(0.05)
-    over.set()
-    running.join()
+    try:
+        eventually(lambda: caplog.text.count("no room for more delayed messages") >= 3, 60)
+        assert time.monotonic() - begun >= 0.3, "not each time"
+        disk.left = 1 << 20
+        eventually(lambda: node.service.stored > 0, 60)
+    finally:
+        over.set()
+        running.join(60)
     assert caplog.text.count("there is room again") == 1
     assert node.service.stored == 1
 

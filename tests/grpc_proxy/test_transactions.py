@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import ProxySender
 from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.model.message import PoppedMessage
-from rocketmq_spark.model.send import HalfPlace, TransactionState
+from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 from tests.grpc_proxy.scripted import acknowledge, client, route, serving, status
 from tests.mockbroker import eventually
 
@@ -40,6 +41,9 @@ class Scripted:
         self.sent: list[Any] = []
         self.ended: list[Any] = []
         self.end_code = Code.OK
+        self.breaks = False
+        self.may_end = threading.Event()
+        self.may_end.set()
         self.questions: SimpleQueue[Any] = SimpleQueue()
         self.beats: list[Any] = []
 
@@ -65,6 +69,9 @@ class Scripted:
         return acknowledge(request, context)
 
     def end(self, request: Any, context: Any) -> Any:
+        assert self.may_end.wait(60)
+        if self.breaks:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "it goes away")
         self.ended.append(request)
         return proto("EndTransactionResponse")(status=status(self.end_code))
 
@@ -72,13 +79,13 @@ class Scripted:
         self.beats.append(request)
         return proto("HeartbeatResponse")(status=status(Code.OK))
 
-    def ask(self, topic: str = "t", transaction_id: str = "TX") -> None:
+    def ask(self, topic: str = "t", transaction_id: str = "TX", msg_id: str = "ID") -> None:
         command = proto("TelemetryCommand")()
         orphan = command.recover_orphaned_transaction_command
         orphan.transaction_id = transaction_id
         orphan.message.topic.name = topic
         orphan.message.body = b"order 7"
-        orphan.message.system_properties.message_id = "ID"
+        orphan.message.system_properties.message_id = msg_id
         orphan.message.system_properties.keys.append("7")
         self.questions.put(command)
 
@@ -140,7 +147,9 @@ def test_a_decision_proves_nothing_of_the_broker(decision: TransactionState, res
 
 
 @pytest.mark.parametrize("decision", [COMMIT, ROLLBACK, UNKNOWN])
-def test_a_question_is_answered_where_it_came_from(decision: TransactionState) -> None:
+def test_a_question_is_answered_where_it_came_from(
+    decision: TransactionState, caplog: pytest.LogCaptureFixture
+) -> None:
     with talking(on_wire=lambda name: f"ns%{name}") as (scripted, sender, queue):
         asked: list[tuple[PoppedMessage, HalfPlace]] = []
 
@@ -162,6 +171,82 @@ def test_a_question_is_answered_where_it_came_from(decision: TransactionState) -
             assert scripted.ended[0].resolution == {COMMIT: 1, ROLLBACK: 2}[decision]
         leave(soon())
         assert len(scripted.ended) == (decision is not UNKNOWN)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_of_groups_that_send_to_a_topic_the_one_that_did_last_is_asked_and_no_other() -> None:
+    """The function of another one would find nothing that was saved, and have the message rolled back."""
+    with talking() as (scripted, sender, queue):
+        asked: list[str] = []
+
+        def check(group: str) -> HalfCheck:
+            return lambda message, place: (asked.append(f"{group} {place.group}"), UNKNOWN)[1]
+
+        leaves = [sender.join(group, 0, check(group)) for group in ("other", "g", "h")]
+        for number, group in enumerate("gh", 1):
+            sender.send(queue, HALF._replace(group=group), soon())
+            scripted.ask()
+            eventually(lambda number=number: len(asked) == number)
+        assert asked == ["g g", "h h"]
+        for leave in leaves:
+            leave(soon())
+
+
+def test_an_answer_that_a_proxy_does_not_take_is_logged_and_holds_up_no_other_question(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with talking() as (scripted, sender, queue):
+        asked: list[object] = []
+        leave = sender.join("g", 0, lambda message, place: (asked.append(place), COMMIT)[1])
+        sender.send(queue, HALF, soon())
+        scripted.end_code = Code.BAD_REQUEST
+        scripted.may_end.clear()
+        for number in range(2):
+            scripted.ask(transaction_id=f"TX{number}")
+        eventually(lambda: len(asked) == 2)
+        assert "did not arrive" not in caplog.text
+        scripted.may_end.set()
+        eventually(lambda: caplog.text.count("will ask again about half message ID: COMMIT did not arrive") == 2)
+        leave(soon())
+
+
+def test_an_answer_of_a_slow_function_that_no_proxy_hears_is_given_again(caplog: pytest.LogCaptureFixture) -> None:
+    with talking() as (scripted, sender, queue):
+        leave = sender.join("g", 0, lambda message, place: lambda: COMMIT)
+        sender.send(queue, HALF, soon())
+        scripted.breaks = True
+        scripted.ask()
+        eventually(lambda: "COMMIT did not arrive" in caplog.text)
+        scripted.breaks = False
+        scripted.ended.clear()
+        copies = next(iter(sender._transactions._checks.values()))[2]
+        eventually(lambda: not copies._newest)
+        scripted.ask()
+        eventually(lambda: len(scripted.ended) == 1)
+        leave(soon())
+
+
+def test_what_waits_behind_a_slow_function_is_not_asked_once_its_producer_has_left() -> None:
+    with talking() as (scripted, sender, queue):
+        called, may_end, calls = threading.Event(), threading.Event(), []
+
+        def slow(name: str) -> TransactionState:
+            calls.append(name)
+            called.set()
+            assert may_end.wait(30)
+            return COMMIT
+
+        leave = sender.join("g", 0, lambda message, place: lambda: slow(message.msg_id))
+        sender.send(queue, HALF, soon())
+        copies = next(iter(sender._transactions._checks.values()))[2]
+        scripted.ask(msg_id="A")
+        assert called.wait(30)
+        scripted.ask(msg_id="B")
+        eventually(lambda: "B" in copies._newest)
+        leave(soon())
+        may_end.set()
+        eventually(lambda: not copies._newest)
+        assert calls == ["A"]
 
 
 def test_a_slow_function_is_asked_once_about_all_copies_that_come_meanwhile() -> None:
@@ -209,6 +294,11 @@ def test_heartbeats_keep_the_proxy_asking(monkeypatch: pytest.MonkeyPatch) -> No
         eventually(lambda: len(scripted.beats) > 1 and len(scripted.settings) > 1)
         assert {beat.client_type for beat in scripted.beats} == {ClientType.PRODUCER}
         leave(soon())
+        again = sender.join("g", 0, lambda message, place: COMMIT)
+        sender.send(queue, HALF, soon())
+        before = len(scripted.beats)
+        eventually(lambda: len(scripted.beats) > before + 1)  # one may have been under way
+        again(soon())
 
 
 def test_a_half_message_is_not_sent_to_a_proxy_that_cannot_ask() -> None:

@@ -136,6 +136,7 @@ class Broker:
         self.late: Callable[[Callable[[], None]], None] | None = None  # what has its answer come later
         self.breaks: Exception | None = None
         self.stopped = 0
+        self.noted = False  # it said where its queues end when they were empty, as it is asked once a minute
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         return self.queues
@@ -177,7 +178,7 @@ class Broker:
     def end(self, queue: MessageQueue) -> QueueEnd:
         if queue.broker_name in self.away:
             raise CallTimeout("the broker does not say where its queues end")
-        return QueueEnd(0, self.master)
+        return QueueEnd(0 if self.noted else self.offsets[queue], self.master)
 
     def among(
         self, since: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline
@@ -217,6 +218,14 @@ def run(
     return ended
 
 
+def begun(confirming: Confirming, queue: MessageQueue) -> Sending:
+    """An attempt by itself."""
+    outgoing = Outgoing("T", batch("x"), 60.0)
+    sending = Sending(outgoing, outgoing.deadline, Attempts(RetryPolicy(), False))
+    confirming.begin(sending, queue)
+    return sending
+
+
 _scripts = st.lists(
     st.tuples(st.sampled_from(["all", "some", "none"]), st.sampled_from(["ok", "refused", "timeout", "lost", "1"])),
     max_size=12,
@@ -224,13 +233,13 @@ _scripts = st.lists(
 _queues = st.lists(st.sampled_from([None, q("a:0"), q("b:1")]), min_size=1, max_size=4)
 
 
-@given(_scripts, _queues, st.integers(1, 4), st.booleans(), st.booleans())
+@given(_scripts, _queues, st.integers(1, 4), st.booleans(), st.booleans(), st.booleans())
 def test_whatever_brokers_do_nothing_is_stored_twice_and_nothing_is_lost(
-    script: list[tuple[str, str]], pinned: list[Any], size: int, fails: bool, blocking: bool
+    script: list[tuple[str, str]], pinned: list[Any], size: int, fails: bool, blocking: bool, noted: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patched:
         bench, broker = Bench(patched), Broker(script)
-        broker.fails = fails
+        broker.fails, broker.noted = fails, noted
         names = itertools.count()
         requests = [batch(*(f"m{next(names)}" for _ in range(size))) for _ in pinned]
         ended = run(bench, broker, requests, pinned, blocking)
@@ -240,6 +249,7 @@ def test_whatever_brokers_do_nothing_is_stored_twice_and_nothing_is_lost(
         mine = [broker.stored[name] for name in ids_of(each.outgoing.request)]
         if isinstance(each.outcome, SendResult):
             assert all(mine), "acknowledged, and not stored"
+            assert each.outcome.status is SendStatus.SEND_OK
             assert 0 <= each.confirmed <= len(mine)
         else:
             assert fails or ("none", "1") in script or ("some", "1") in script  # which is doubted a few times only
@@ -315,8 +325,18 @@ def test_a_delayed_message_that_is_not_there_yet_is_not_sent_again(bench: Bench,
     assert sum(broker.stored.values()) == (stored == "all")
 
 
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_message_by_itself_that_is_not_stored_is_sent_again(bench: Bench, blocking: bool) -> None:
+    broker = Broker([("none", "timeout")])
+    request = SendRequest("g", b"body", encode_properties({"UNIQ_KEY": "s"}))
+    (ended,) = run(bench, broker, [request], [None], blocking)
+    assert isinstance(ended.outcome, SendResult)
+    assert (ended.confirmed, broker.stored, len(broker.looks)) == (0, {"s": 1}, 1)
+
+
 def test_a_look_begins_behind_what_was_acknowledged_before(bench: Bench) -> None:
     broker = Broker([("all", "ok"), ("all", "ok"), ("all", "timeout")])
+    broker.noted = True
     queue = q("a:0")
     ended = run(bench, broker, [batch("x", "y"), batch("z"), batch("w")], [queue] * 3)
     assert [each.confirmed for each in ended] == [0, 0, 1]
@@ -350,12 +370,13 @@ def test_a_look_after_another_attempt_begins_where_that_attempt_began(bench: Ben
     assert asked[0].broker_name != asked[1].broker_name
 
 
-def test_a_look_that_breaks_is_an_outcome(bench: Bench) -> None:
+def test_a_look_that_breaks_is_an_outcome(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     broker = Broker([("all", "timeout")])
     broker.breaks = ZeroDivisionError("a bug")
     (ended,) = run(bench, broker, [batch("x")], [None])
     assert isinstance(ended.outcome, UnprovedError)
     assert "looking up what is stored failed: ZeroDivisionError: a bug" in ended.outcome.message
+    assert "could not be looked up\nTraceback" in caplog.text
 
 
 def test_the_close_ends_looks(bench: Bench) -> None:
@@ -363,6 +384,11 @@ def test_the_close_ends_looks(bench: Bench) -> None:
     broker = Broker([])
     run(bench, broker, [batch("x")], [None])
     assert broker.stopped == 1
+    confirming, queue = Confirming(broker, ManualTimer(bench.time)), q("a:0")
+    confirming.knows(begun(confirming, queue), queue, CallTimeout("no answer"), lambda *_: None)
+    (thread,) = confirming._threads.values()
+    confirming.close()
+    assert thread._closed
 
 
 def test_an_equal_row_of_an_earlier_attempt_confirms_nothing(bench: Bench) -> None:
@@ -404,6 +430,7 @@ def test_what_cannot_be_looked_up_is_not_sent_again(bench: Bench) -> None:
     (ended,) = run(bench, broker, [batch("x")], [None])
     assert isinstance(ended.outcome, UnprovedError)
     assert "may be stored, and its broker did not say" in ended.outcome.message
+    assert isinstance(ended.outcome.__cause__, CallTimeout)
     assert not broker.stored
 
 
@@ -437,14 +464,8 @@ def test_where_a_topic_was_made_again_looks_begin_in_the_new_one(bench: Bench) -
     """What landed in the old one lies behind what is sent now, and a look from there finds nothing of it."""
     broker = Broker([])
     confirming, queue = Confirming(broker, ManualTimer(bench.time)), q("a:0")
-
-    def begun() -> Sending:
-        outgoing = Outgoing("T", batch("x"), 60.0)
-        sending = Sending(outgoing, outgoing.deadline, Attempts(RetryPolicy(), False))
-        confirming.begin(sending, queue)
-        return sending
-
     for landed in (1000, 999, 4, 3, 5):
-        confirming.knows(begun(), queue, SendResult(SendStatus.SEND_OK, "", queue, landed), lambda *_: None)
+        outcome = SendResult(SendStatus.SEND_OK, "", queue, landed)
+        confirming.knows(begun(confirming, queue), queue, outcome, lambda *_: None)
         if landed in (1000, 5):
-            assert begun().since == QueueEnd(landed, broker.master)
+            assert begun(confirming, queue).since == QueueEnd(landed, broker.master)

@@ -5,12 +5,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 
 import pytest
 
-from rocketmq_spark.base.clock import Deadline, wait_until
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import SendRequest
 from rocketmq_spark.producer.in_flight import Pending
 from tests.helpers import RAISED, raising
+from tests.mockbroker import eventually
 from tests.producer.scripted import Bench, ok
 from tests.queues import q
 
@@ -62,7 +63,7 @@ def test_a_promise_does_what_futures_of_python_do(bench: Bench, first: str) -> N
     with ThreadPoolExecutor(2) as pool:
         threads = [pool.submit(waited) for _ in range(2)]
         if first == "waits":
-            assert wait_until(lambda: all(len(p._waiters) == 2 for p in promises), Deadline.after(30), 0.001)
+            eventually(lambda: all(len(p._waiters) == 2 for p in promises))
             assert (called, [p.done() for p in promises]) == ([], [False] * 3)
             with pytest.raises(TimeoutError):
                 promises[0].result(0)

@@ -24,6 +24,7 @@ from rocketmq_spark.errors import (
     MessageRefused,
     OptionError,
     RemoteProtocolError,
+    RocketMQError,
     SendFailed,
 )
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
@@ -35,6 +36,7 @@ from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire.properties import decode_properties
 from tests.consumer.messages import message
 from tests.producer.scripted import ManualTimer, ScriptedSender, Time, refused
+from tests.producer.test_spooling import FakeSpool
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 COPY = HalfPlace("T", "a", "g", "copy", "copy", 9, 99)
@@ -214,6 +216,23 @@ def test_what_is_not_decided_yet_is_unknown_and_decided_where_the_broker_wrote_i
     assert shop.asked == []
 
 
+@pytest.mark.parametrize("decision", [COMMIT, ROLLBACK])
+def test_while_a_decision_is_on_its_way_the_function_is_not_asked(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, decision: TransactionState
+) -> None:
+    """What it looks at may not be there yet, and its answer would be about a copy beside that one."""
+    half = shop.producer.send_half(Message("T", b"x"))
+    heard: list[TransactionState] = []
+
+    def meanwhile(place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
+        heard.append(shop.question(half.result.msg_id))
+        return True
+
+    monkeypatch.setattr(shop.sender, "end_transaction", meanwhile)
+    (half.commit if decision is COMMIT else half.rollback)()
+    assert (heard, shop.asked) == ([UNKNOWN], [])
+
+
 def test_a_question_that_crosses_a_commit_is_about_a_copy(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     half = shop.producer.send_half(Message("T", b"x"))
     half.commit()
@@ -238,7 +257,7 @@ def test_a_question_that_crosses_a_commit_is_about_a_copy(shop: Shop, monkeypatc
         (COMMIT, COMMIT, None),
         ("ROLLBACK", ROLLBACK, None),
         ("UNKNOWN", UNKNOWN, None),
-        (None, UNKNOWN, "returned None"),
+        (None, UNKNOWN, "returned None for message of a process that ended of T; expected COMMIT, "),
         (True, UNKNOWN, "returned True"),
         (ValueError("db is away"), UNKNOWN, "db is away"),
         (SystemExit(3), UNKNOWN, "transaction_check failed"),
@@ -275,6 +294,22 @@ def test_a_half_message_that_may_be_stored_is_not_sent_again(shop: Shop) -> None
     shop.sender.script = [lambda queue, request: refused(Response.SERVICE_NOT_AVAILABLE)]
     shop.producer.send_half(Message("T", b"x"))
     assert len(shop.sender.calls) == 3, "one that was refused is"
+
+
+def test_nor_is_it_spooled(shop: Shop) -> None:
+    """It would be delivered without a decision."""
+    spool = FakeSpool()
+    settings = ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0)
+    producer = TransactionProducer(
+        shop.sender, settings, shop.check, make_timer=lambda name: ManualTimer(shop.time), spool=spool
+    )
+    shop.sender.by_broker = dict.fromkeys("ab", lambda: refused(Response.SERVICE_NOT_AVAILABLE))
+    with pytest.raises(RocketMQError):
+        producer.send_half(Message("T", b"x"))
+    assert spool.kept == []
+    producer.send(Message("T", b"x"))
+    assert len(spool.kept) == 1, "as an ordinary one is"
+    producer.close()
 
 
 class Nowhere:

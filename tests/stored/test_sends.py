@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.errors import BrokerNotFound, CallTimeout, RocketMQError, UnprovedError, error_for
+from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ClosedError, RocketMQError, UnprovedError, error_for
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, QueueData, QueueEnd, TopicRoute
+from rocketmq_spark.stored.ends import QueueEnds
 from rocketmq_spark.stored.look import LookTools
-from rocketmq_spark.stored.sends import NOTED_S, AskedStoredIds
+from rocketmq_spark.stored.sends import NOTED_S, AskedStoredIds, NotedStoredIds
 
 A0, A1, B0 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)
 
@@ -88,3 +89,16 @@ def test_a_queue_that_nobody_can_read_is_refused(scripted: Brokers) -> None:
     with pytest.raises(UnprovedError, match="does not report where"):
         scripted.ids.end(A1)
     assert scripted.ids.end(B0) == QueueEnd(9, "b:1")
+
+
+def test_a_look_ends_when_its_producer_is_closed() -> None:
+    """It waits for what may still come, and would hold up who closes."""
+
+    def waits(timeout_s: float, clock: Clock) -> LookTools:
+        clock.sleep(60.0)
+        raise AssertionError("it waited")
+
+    ids = NotedStoredIds(waits, QueueEnds({}, {}))
+    ids.stop()
+    with pytest.raises(ClosedError, match="the producer was closed"):
+        ids.among({A0: 5}, "a:1", ["x"], Deadline.after(60))

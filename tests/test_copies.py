@@ -1,0 +1,126 @@
+"""Questions about copies of one thing: who is asked, what is said about which copy, and what is remembered of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from rocketmq_spark.base import copies as copies_module
+from rocketmq_spark.base.copies import CopyQuestions
+from tests.helpers import RAISED, no_more_threads, raising
+from tests.mockbroker import eventually
+
+
+class Bench:
+    """What is said about copies, each time done for certain or not; functions are asked on threads."""
+
+    def __init__(self, proves: bool = True) -> None:
+        self.proves = proves
+        self.said: list[tuple[str, str]] = []
+        self.copies = CopyQuestions[str, str](self._answer, "take", "drop", "unknown")
+        self.asked: list[str] = []
+        self.may_end, self.called = threading.Event(), threading.Event()
+
+    def _answer(self, place: str, decision: str) -> bool:
+        self.said.append((place, decision))
+        return self.proves
+
+    def question(self, what: str, place: str, decide: Callable[[], str]) -> str | None:
+        """To its end."""
+        found = self.copies.ask(what, place, decide)
+        eventually(lambda: not self.copies._newest)
+        return found
+
+    def slow(self, what: str) -> Callable[[], str]:
+        def decide() -> str:
+            self.asked.append(what)
+            self.called.set()
+            assert self.may_end.wait(60)
+            return "take"
+
+        return decide
+
+
+def test_copies_of_what_was_taken_lately_are_dropped_and_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    assert bench.question("a", "a1", lambda: "take") is None
+    assert bench.question("a", "a2", raising(AssertionError("it is known"))) == "drop"
+    assert bench.said == [("a1", "take")]
+    monkeypatch.setattr(copies_module, "CROSSING_S", 0.0)  # of those that come from now on
+    for place in ("b1", "b2"):
+        assert bench.question("b", place, lambda: "take") is None
+    assert bench.said[1:] == [("b1", "take"), ("b2", "take")], "its broker has lost that"
+
+
+@pytest.mark.parametrize(("decision", "proves"), [("unknown", True), ("drop", True), ("take", False)])
+def test_what_was_not_taken_for_certain_is_asked_about_again(decision: str, proves: bool) -> None:
+    """A commit that did not arrive, and a thing nobody knew of yet, would be dropped."""
+    bench = Bench(proves)
+    for place in ("1", "2"):
+        assert bench.question("a", place, lambda: decision) is None
+    assert bench.said == [("1", decision), ("2", decision)]
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_a_function_that_raises_knows_nothing_and_is_asked_again(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench()
+    bench.question("a", "1", raising(error))
+    bench.question("a", "2", lambda: "take")
+    assert bench.said == [("1", "unknown"), ("2", "take")]
+    assert "a could not be decided" in caplog.text
+
+
+def test_what_has_no_thread_is_left_for_the_next_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench()
+    with monkeypatch.context() as exhausted:
+        no_more_threads(exhausted)
+        assert bench.copies.ask("a", "1", lambda: "take") is None
+    assert "the question about a is left for the next time: can't start new thread" in caplog.text
+    bench.question("a", "2", lambda: "take")
+    assert bench.said == [("2", "take")]
+
+
+def test_no_more_wait_for_a_slow_function_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies_module, "MOST_WAITING", 1)
+    bench = Bench()
+    bench.copies.ask("a", "a1", bench.slow("a"))
+    assert bench.called.wait(60)
+    for what in "bcb":
+        assert bench.copies.ask(what, f"{what}1", bench.slow(what)) is None
+    bench.may_end.set()
+    eventually(lambda: not bench.copies._newest)
+    assert bench.said == [("a1", "take"), ("b1", "take")]
+    bench.question("c", "c2", bench.slow("c"))
+    assert bench.asked == ["a", "b", "c"]
+
+
+def test_what_waits_when_its_producer_leaves_is_not_asked() -> None:
+    bench = Bench()
+    bench.copies.ask("a", "a1", bench.slow("a"))
+    assert bench.called.wait(60)
+    bench.copies.ask("b", "b1", bench.slow("b"))
+    bench.copies.leave()
+    bench.may_end.set()
+    eventually(lambda: not bench.copies._newest)
+    assert (bench.asked, bench.said) == (["a"], [("a1", "take")])
+
+
+def test_only_so_many_are_remembered_and_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies_module, "MOST_ANSWERED", 2)
+    bench = Bench()
+    for what in "abc":
+        bench.question(what, f"{what}1", lambda: "take")
+    assert [bench.question(what, f"{what}2", lambda: "take") for what in "cba"] == ["drop", "drop", None]
+    monkeypatch.setattr(copies_module, "CROSSING_S", 0.01)
+    bench = Bench()
+    bench.question("a", "a1", lambda: "take")
+    (until,) = bench.copies._done.values()
+    eventually(lambda: until.expired)
+    bench.question("b", "b1", lambda: "take")
+    assert bench.copies._done.keys() == {"b"}
