@@ -309,6 +309,39 @@ def test_what_was_finished_after_a_reset_is_kept_when_no_broker_stored_it(group:
     assert one.begun[-1] == (A, 12)
 
 
+@pytest.mark.parametrize(("mine", "begins"), [([A], 5), ([], 9)])
+def test_where_a_queue_was_reset_to_it_begins_unless_it_went_to_another_member(
+    group: GroupBench, mine: list[MessageQueue], begins: int
+) -> None:
+    """Whatever is stored after the reset: of its own pull, which was slow, or what that member finished."""
+    one = Owner(group)
+    one.owns.add([A])
+    one.held.offsets.put(A, 9)
+    one.owns.reset({A: 5})
+    group.brokers.offsets[A] = 9
+    one.owns.yield_others("U", [])
+    one.owns.yield_others("T", mine)
+    one.owns.add([A])
+    assert one.begun[1:] == [(A, begins)]
+
+
+def test_what_another_member_finished_counts_where_a_reset_was_stored_before(group: GroupBench) -> None:
+    """It could not be stored at first, and its queue was given up later, with what could not be stored either."""
+    one = Owner(group)
+    one.owns.add([A])
+    group.brokers.failing["commit"] = CallTimeout("late")
+    one.owns.reset({A: 3})
+    one.owns.add([A])
+    group.brokers.failing.clear()
+    one.store.persist(Deadline.after(60))
+    one.held.offsets.raise_to(A, 9)
+    group.brokers.failing["commit"] = CallTimeout("late")
+    one.owns.drop([A])
+    group.brokers.offsets[A] = 12
+    one.owns.add([A])
+    assert one.begun[1:] == [(A, 3), (A, 12)]
+
+
 @pytest.mark.parametrize("stores", [True, False])
 def test_a_reset_of_a_queue_that_is_between_release_and_begin_counts(
     group: GroupBench, stores: bool, caplog: pytest.LogCaptureFixture
