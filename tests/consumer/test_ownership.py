@@ -88,7 +88,7 @@ def test_a_broker_that_hangs_is_asked_once_a_run(group: GroupBench) -> None:
 @pytest.mark.parametrize("young", [False, True])
 def test_4_23_a_new_group_begins_where_it_says_and_goes_on_from_there(group: GroupBench, mode, first, young) -> None:
     """But for a young queue, all of which it gets in every mode."""
-    group.brokers.queues[A].first = 0 if young else 5
+    group.brokers.old, group.brokers.queues[A].first = True, 0 if young else 5
     first = [b"0", b"1", b"2"] if young else first
     group.brokers.send(A, b"0", b"1", b"2")
     consumer, _ = group.start(consume_from=mode)
@@ -131,7 +131,7 @@ def test_a_broadcasting_member_skips_nothing_of_a_queue_that_is_made_while_it_ru
     consumer, port = group.consumer(clustering=False, offsets_folder=tmp_path)
     asked = []
 
-    def search(queue: MessageQueue, epoch_ms: int, deadline: Deadline) -> int:
+    def search(queue: MessageQueue, epoch_ms: int, *_: Any) -> int:
         asked.append((queue, epoch_ms))
         return 0
 

@@ -80,7 +80,8 @@ class Positions:
 
     def at_time(self, queue: MessageQueue, epoch_ms: int) -> int:
         """The first offset stored at or after a time, the end where all are older."""
-        return self.bounds(queue).clamp(self._member.search_offset(queue, epoch_ms, self.soon()))
+        found = self._member.search_offset(queue, epoch_ms, self.soon(), self._settings.group)
+        return self.bounds(queue).clamp(found)
 
     def checked(self, queue: MessageQueue, offset: int) -> int:
         """``offset``, if the queue has it or ends there."""

@@ -248,7 +248,7 @@ class Ownership:
         questions = StartQuestions(
             lambda: self._store.read(queue, deadline),
             lambda: self._port.bounds(queue, deadline).max_offset,
-            lambda epoch_ms: self._port.search_offset(queue, epoch_ms, deadline),
+            lambda epoch_ms: self._port.search_offset(queue, epoch_ms, deadline, self._settings.group),
         )
         return start_offset(queue, self._mode(queue.topic), questions)
 
