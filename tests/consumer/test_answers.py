@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from rocketmq_spark.errors import ClosedError
 from rocketmq_spark.model.membership import ConsumeDirectly, DirectOutcome, InfoAsked, OffsetsAsked, ResetOffsets
 from tests.consumer.group import FakeMember, GroupBench
 from tests.consumer.messages import message
@@ -134,6 +135,17 @@ def test_a_message_may_be_consumed_directly(group: GroupBench, does, outcome, re
     assert (result.outcome, result.remark, result.ordered) == (outcome, remark, False)
     assert group.bodies() == [b"direct"]
     assert not port.seen("send_back")
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_consumer_that_stops_consumes_nothing_directly(group: GroupBench, ordered: bool) -> None:
+    """It is a member until its listeners are through."""
+    consumer, port = group.start(ordered=ordered)
+    asked = port.asked
+    consumer.stop()
+    with pytest.raises(ClosedError):
+        asked("a:1", ConsumeDirectly(message(7, b"direct")))
+    assert group.bodies() == []
 
 
 @pytest.mark.parametrize("word", ["commit", "rollback"])

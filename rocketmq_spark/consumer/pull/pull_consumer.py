@@ -150,7 +150,10 @@ class BasePullConsumer(Closing):
 
     @entry
     def pause(self, *queues: MessageQueue) -> None:
-        """Return no messages of these queues until ``resume``. Messages that were pulled are kept."""
+        """Return no messages of these queues until ``resume``. Messages that were pulled are kept.
+
+        A queue that goes to another member and comes back is not paused.
+        """
         self._owner.check(self._polls.closed)
         self._polls.pause(queues, True)
 
