@@ -111,12 +111,12 @@ class LongPolls:
             if data is None or not data.addresses:
                 raise BrokerNotFound("no address of the queue's broker is known", queue=str(request.queue))
             broker_id, address = replica(data, request.broker_id)
-            ask = functools.partial(self._ask, request, address, broker_id == MASTER_ID, deadline, done)
+            ask = functools.partial(self._ask, address, broker_id == MASTER_ID, deadline, done)
             knows = not request.filter or self._kinds.fresh(request.queue)
             if knows and self._calls.pool.live(address) and not self._aside.busy(address):
-                ask()
-            else:
-                self._aside.run(address, ask)
+                ask(request)
+            else:  # it is sent later, when a reset or the queue's next owner may have stored another offset
+                self._aside.run(address, functools.partial(ask, replace(request, commit_offset=None)))
         except RocketMQError as e:
             done(e)
         except RuntimeError as e:
@@ -132,7 +132,7 @@ class LongPolls:
                 asked.append((data.master, command_of(request, self._calls, True)))
         self._calls.exchange_each(asked, deadline)
 
-    def _ask(self, request: PullRequest, address: str, is_master: bool, deadline: Deadline, done: Done) -> None:
+    def _ask(self, address: str, is_master: bool, deadline: Deadline, done: Done, request: PullRequest) -> None:
         try:
             on_broker = self._on_broker(request, deadline) if request.filter else request
         except RocketMQError as e:

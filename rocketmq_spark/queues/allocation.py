@@ -233,20 +233,23 @@ def _consistent_hash(queues: Queues, consumers: list[str], config: Config) -> Sh
 def _machine_room(queues: Queues, consumers: list[str], config: Config) -> Share:
     """Queues of brokers named ``room@name`` in ``machineRooms``; the remainder is dealt from the tail.
 
-    ``AllocateMessageQueueByMachineRoom``. Java's split drops empty parts at the end, so ``room@`` is no room.
+    ``AllocateMessageQueueByMachineRoom``. Java's split drops empty parts at the end, so ``room@`` is no room. Copies of failed
+    messages may lie in any room: the other queues of a retry topic are shared averagely, as nothing else would read them.
     """
     given = config.get("machineRooms")
     rooms = set(given.split(",") if isinstance(given, str) else given or ())
     if not rooms:
         raise OptionError("option 'machineRooms' is missing; expected the rooms whose queues are shared")
     inside = [q for q in queues if _java_parts(q.broker_name) == 2 and room_of(q.broker_name) in rooms]
+    retries = sorted({q for q in queues if q.topic.startswith(codes.RETRY_PREFIX)} - set(inside), key=queue_order)
+    outside = _averagely(retries, consumers, config)
     size, rest = divmod(len(inside), len(consumers))
     position = _positions(consumers)
 
     def share(consumer: str) -> Queues:
         i = position[consumer]
         tail = size * len(consumers) + i
-        return inside[i * size : (i + 1) * size] + (inside[tail : tail + 1] if i < rest else [])
+        return inside[i * size : (i + 1) * size] + (inside[tail : tail + 1] if i < rest else []) + outside(consumer)
 
     return share
 

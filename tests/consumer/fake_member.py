@@ -55,6 +55,7 @@ class FakeMember:
     client_id = "me"
 
     def __init__(self, queues: Sequence[MessageQueue], high: int = 0) -> None:
+        self.old = False  # before 5.1.4
         self.low = dict.fromkeys(queues, 0)
         self.high = dict.fromkeys(queues, high)
         self.stored: dict[MessageQueue, int] = {}
@@ -117,8 +118,8 @@ class FakeMember:
         return QueueBounds(self.low.get(queue, 0), self.high.get(queue, 0), 0)
 
     def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline, group: str | None = None) -> int:
-        """Message n was stored in the n-th millisecond."""
-        return min(epoch_ms, self.high.get(queue, 0))
+        """Message n was stored in the n-th millisecond. Of an old broker who does not look at messages gets one that is near."""
+        return min(epoch_ms, self.high.get(queue, 0)) + (self.old and not group)
 
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline

@@ -106,6 +106,7 @@ class FakeBrokers:
 
     def __init__(self, time: Time, topics: Mapping[str, str]) -> None:
         self.time = time
+        self.old = False  # before 5.1.4
         self.heard: Membership | None = None  # of the member that spoke last
         self.versions: dict[str, int] = {}  # the newest of each topic that the group wants
         self.timer = ManualTimer(time)
@@ -265,8 +266,9 @@ class FakeMember:
         return QueueBounds(lying.first, lying.first + len(lying.messages), 0)
 
     def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline, group: str | None = None) -> int:
+        """Of an old broker who does not look at messages gets one that is near."""
         self._call("search", (queue, epoch_ms), queue.broker_name)
-        return min(epoch_ms, self.bounds(queue, deadline).max_offset)
+        return min(epoch_ms, self.bounds(queue, deadline).max_offset) + (self.brokers.old and not group)
 
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from rocketmq_spark.errors import ClosedError
 from rocketmq_spark.model.membership import ConsumeDirectly, DirectOutcome, InfoAsked, OffsetsAsked, ResetOffsets
-from tests.consumer.group import GroupBench
+from tests.consumer.group import FakeMember, GroupBench
 from tests.consumer.messages import message
 from tests.helpers import raising
 from tests.queues import q, qs
@@ -43,6 +44,50 @@ def test_of_two_resets_within_a_second_the_later_one_holds(group: GroupBench) ->
     port.asked("a:1", ResetOffsets("T", {A: 7}))
     group.time.advance(3)
     assert group.bodies() == [b"7", b"8", b"9"]
+
+
+def _reset_between_rebalances(group: GroupBench, port: FakeMember) -> None:
+    """Of queue A to 1; the next rebalance is most of a second away."""
+    port.asked("a:1", ResetOffsets("T", {q("b:0"): 0}))
+    group.time.advance(0.2)
+    port.asked("a:1", ResetOffsets("T", {A: 1}))
+    group.time.run_due()
+
+
+def test_a_reset_holds_over_the_offset_that_a_pull_brought_along(group: GroupBench) -> None:
+    """A broker stores that when it has read the messages for the pull: after the reset, which it stores at once."""
+    _, port = group.start()
+    group.brokers.send(A, b"0", b"1", b"2")
+    group.time.advance(1)
+    late, real = [], port.pull
+    port.pull = lambda *given: late.append(given) if given[0].queue == A else real(*given)  # type: ignore[method-assign]
+    group.brokers.send(A, b"3")
+    group.time.advance(6)
+    group.got.clear()
+    _reset_between_rebalances(group, port)
+    port.pull = real  # type: ignore[method-assign]
+    ((request, _, done),) = late
+    assert (group.brokers.offsets[A], request.commit_offset) == (1, 3)
+    group.brokers.offsets[A] = request.commit_offset
+    done(group.brokers.answer(request))
+    group.time.advance(1)
+    assert group.brokers.offsets[A] == 1
+    group.time.advance(1)
+    assert group.bodies() == [b"1", b"2", b"3"]
+
+
+def test_what_another_member_finished_after_a_reset_does_not_come_again(group: GroupBench) -> None:
+    _, port = group.start()
+    group.brokers.send(A, b"0", b"1", b"2")
+    group.time.advance(6)
+    group.got.clear()
+    _reset_between_rebalances(group, port)
+    other, _ = group.start(name="a")
+    group.time.advance(3)
+    other.stop()
+    group.time.advance(3)
+    assert group.got == [("a", b"1", 0), ("a", b"2", 0)]
+    assert port.begun[A] == 2
 
 
 def test_offsets_are_those_of_one_topic(group: GroupBench) -> None:
@@ -90,6 +135,17 @@ def test_a_message_may_be_consumed_directly(group: GroupBench, does, outcome, re
     assert (result.outcome, result.remark, result.ordered) == (outcome, remark, False)
     assert group.bodies() == [b"direct"]
     assert not port.seen("send_back")
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_consumer_that_stops_consumes_nothing_directly(group: GroupBench, ordered: bool) -> None:
+    """It is a member until its listeners are through."""
+    consumer, port = group.start(ordered=ordered)
+    asked = port.asked
+    consumer.stop()
+    with pytest.raises(ClosedError):
+        asked("a:1", ConsumeDirectly(message(7, b"direct")))
+    assert group.bodies() == []
 
 
 @pytest.mark.parametrize("word", ["commit", "rollback"])

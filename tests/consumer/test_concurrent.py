@@ -114,6 +114,21 @@ def test_1_21_of_a_batch_only_what_nobody_takes_back_comes_again(group: GroupBen
     assert (held.count, held.last_consume_ms) == (1, int(group.time.now * 1000) - 100)
 
 
+def test_after_its_last_attempt_a_message_is_a_dead_letter_also_where_brokers_know_of_none(
+    group: GroupBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log names a dead letter, so there is one."""
+    group.brokers.failing |= {"send_back": CallTimeout("late"), "send_to_retry": CallTimeout("late")}
+    started(group, lambda messages, context: context.retry(), max_tries=1)
+    group.brokers.send(A, b"0")
+    group.time.advance(4)
+    group.brokers.failing.clear()
+    group.time.advance(60)
+    assert group.got == [("m1", b"0", 0), ("m1", b"0", 1)]
+    assert [dead.body for dead in group.brokers.dead] == [b"0"]
+    assert caplog.text.count("is a dead letter now") == 1
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_1_18_a_listener_that_hangs_loses_its_message_to_the_retry_topic(group: GroupBench, fails: bool) -> None:
     """Once, also when it fails in the end."""

@@ -88,7 +88,7 @@ def test_a_broker_that_hangs_is_asked_once_a_run(group: GroupBench) -> None:
 @pytest.mark.parametrize("young", [False, True])
 def test_4_23_a_new_group_begins_where_it_says_and_goes_on_from_there(group: GroupBench, mode, first, young) -> None:
     """But for a young queue, all of which it gets in every mode."""
-    group.brokers.queues[A].first = 0 if young else 5
+    group.brokers.old, group.brokers.queues[A].first = True, 0 if young else 5
     first = [b"0", b"1", b"2"] if young else first
     group.brokers.send(A, b"0", b"1", b"2")
     consumer, _ = group.start(consume_from=mode)
@@ -131,7 +131,7 @@ def test_a_broadcasting_member_skips_nothing_of_a_queue_that_is_made_while_it_ru
     consumer, port = group.consumer(clustering=False, offsets_folder=tmp_path)
     asked = []
 
-    def search(queue: MessageQueue, epoch_ms: int, deadline: Deadline) -> int:
+    def search(queue: MessageQueue, epoch_ms: int, *_: Any) -> int:
         asked.append((queue, epoch_ms))
         return 0
 
@@ -307,6 +307,39 @@ def test_what_was_finished_after_a_reset_is_kept_when_no_broker_stored_it(group:
     group.brokers.offsets[A] = 12
     one.owns.add([A])
     assert one.begun[-1] == (A, 12)
+
+
+@pytest.mark.parametrize(("mine", "begins"), [([A], 5), ([], 9)])
+def test_where_a_queue_was_reset_to_it_begins_unless_it_went_to_another_member(
+    group: GroupBench, mine: list[MessageQueue], begins: int
+) -> None:
+    """Whatever is stored after the reset: of its own pull, which was slow, or what that member finished."""
+    one = Owner(group)
+    one.owns.add([A])
+    one.held.offsets.put(A, 9)
+    one.owns.reset({A: 5})
+    group.brokers.offsets[A] = 9
+    one.owns.yield_others("U", [])
+    one.owns.yield_others("T", mine)
+    one.owns.add([A])
+    assert one.begun[1:] == [(A, begins)]
+
+
+def test_what_another_member_finished_counts_where_a_reset_was_stored_before(group: GroupBench) -> None:
+    """It could not be stored at first, and its queue was given up later, with what could not be stored either."""
+    one = Owner(group)
+    one.owns.add([A])
+    group.brokers.failing["commit"] = CallTimeout("late")
+    one.owns.reset({A: 3})
+    one.owns.add([A])
+    group.brokers.failing.clear()
+    one.store.persist(Deadline.after(60))
+    one.held.offsets.raise_to(A, 9)
+    group.brokers.failing["commit"] = CallTimeout("late")
+    one.owns.drop([A])
+    group.brokers.offsets[A] = 12
+    one.owns.add([A])
+    assert one.begun[1:] == [(A, 3), (A, 12)]
 
 
 @pytest.mark.parametrize("stores", [True, False])

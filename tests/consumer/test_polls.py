@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
-from rocketmq_spark.errors import ConnectionLost
+from rocketmq_spark.errors import ConnectionLost, OffsetError
 from rocketmq_spark.model import MessageQueue
 from tests.consumer.fake_member import FakeMember
 from tests.mockbroker import WAIT_S
@@ -46,6 +48,28 @@ def test_a_failed_pull_is_made_again_while_somebody_waits() -> None:
     one = polls(fake, pull_delay_on_error_s=0.05)
     one.assign({QUEUES[0]: Start(0)})
     assert len(one.wait(Deadline.after(WAIT_S), 1)) == 1
+
+
+def test_all_queues_that_are_still_here_are_sought_or_all_that_are_named() -> None:
+    """One may go to another member while its broker is asked where to."""
+    fake = FakeMember(QUEUES[:3], high=9)
+    one = polls(fake)
+    starts = dict.fromkeys(QUEUES[:3], Start(0))
+
+    def goes(queue: MessageQueue) -> int:
+        one.assign({known: None for known in QUEUES[:3] if known != QUEUES[1]})
+        return 5
+
+    def sought() -> list[int | None]:
+        return [info.commit_offset for _, info in sorted(one.infos().items())]
+
+    one.assign(starts)
+    one.seek([], goes)
+    assert sought() == [5, 5]
+    one.assign(starts)
+    with pytest.raises(OffsetError, match="not assigned"):
+        one.seek(QUEUES[:2], lambda queue: goes(queue) + 1)
+    assert sought() == [5, 5]
 
 
 def test_who_is_woken_comes_back_once() -> None:

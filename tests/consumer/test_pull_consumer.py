@@ -164,7 +164,7 @@ def test_a_commit_that_fails_is_raised_and_tried_again(
 def test_seeking(fake: FakeMember, consumer: BasePullConsumer) -> None:
     fake.add(A, 10)
     fake.add(B, 4)
-    fake.low[A] = 2
+    fake.old, fake.low[A] = True, 2
     consumer.assign([A])
     consumer.seek(A, 7)
     assert bodies(consumer.poll(AT_ONCE)) == [7, 8, 9]

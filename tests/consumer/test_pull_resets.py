@@ -8,8 +8,11 @@ import pytest
 
 from rocketmq_spark.consumer.pull.assigned import Ask
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
-from rocketmq_spark.model import MASTER_ID, PullAnswer, PullStatus
+from rocketmq_spark.model import MASTER_ID, MessageQueue, PullAnswer, PullStatus
+from rocketmq_spark.model.membership import ResetOffsets
 from tests.consumer.fake_member import AT_ONCE, A, B, Done, FakeMember, Hand, bodies
+
+OTHER = MessageQueue("u", "b", 0)
 
 
 def finished(fake: FakeMember, consumer: BasePullConsumer, hand: Hand) -> Done:
@@ -67,6 +70,30 @@ def test_a_reset_that_is_told_of_a_queue_of_before_is_stored_for_its_next_member
     fake.stored[A] = 9  # by the member that has it now, and was not told
     hand.time.run_due()
     assert fake.stored[A] == 2
+
+
+def test_a_reset_that_all_members_are_told_of_while_a_queue_comes_is_followed(
+    fake: FakeMember, consumer: BasePullConsumer, hand: Hand, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where it begins is known by then, from before the reset; nobody else has it."""
+    fake.add(A, 9)
+    fake.stored[A], real = 7, fake.committed
+
+    def committed(*given: Any, **named: Any) -> int | None:
+        fake.committed = real  # type: ignore[method-assign]
+        offset = real(*given, **named)
+        assert fake.asked is not None
+        fake.asked("b:1", ResetOffsets("t", {A: 2, OTHER: 3}))
+        return offset
+
+    fake.committed = committed  # type: ignore[method-assign]
+    consumer.subscribe("t")
+    consumer._upkeep.look()
+    hand.time.run_due()
+    assert fake.stored == {A: 2, B: 0}
+    assert bodies(consumer.poll(AT_ONCE)) == list(range(2, 9))
+    assert "t/b/0 has come meanwhile: it is reset to offset 2" in caplog.text
+    assert "u/b/0 has come" not in caplog.text
 
 
 def test_a_queue_that_has_come_back_meanwhile_goes_on_there(

@@ -165,6 +165,13 @@ def test_4_15_machine_room_takes_the_remainder_from_the_tail() -> None:
         allocate("machineRoom", "c", queues, ["c"])
 
 
+def test_retry_queues_of_other_rooms_are_read_by_someone() -> None:
+    """What its broker does not take back is copied to another one, of whatever room: it would come to nobody."""
+    retries = qs("hz@a:0-1 sh@b:0-1 plain:0", "%RETRY%g")
+    found = allocate_all("machineRoom", retries, ["c0", "c1"], machineRooms="hz")
+    assert [names(share) for share in found.values()] == ["hz@a:0 plain:0 sh@b:0", "hz@a:1 sh@b:1"]
+
+
 NEARBY = [
     (
         "averagely", "IDC1-b:0-3 IDC2-b:0-3 IDC3-b:0-3", "IDC1-c0 IDC1-c1 IDC2-c0",

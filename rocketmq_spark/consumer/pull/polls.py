@@ -80,13 +80,16 @@ class Polls:
         self._pull()
 
     def seek(self, queues: Iterable[MessageQueue], offset_of: Callable[[MessageQueue], int]) -> None:
-        """Go on where ``offset_of`` says, which may ask a broker; in all queues if none is named."""
+        """Go on where ``offset_of`` says, which may ask a broker; in all queues if none is named: those that are still here."""
         with self._changed:
-            wanted = [_checked(self._assigned, queue) for queue in queues] or list(self._assigned.places)
+            named = [_checked(self._assigned, queue) for queue in queues]
+            wanted = named or list(self._assigned.places)
         offsets = {queue: offset_of(queue) for queue in wanted}
         with self._changed:
-            for queue, offset in offsets.items():
-                self._assigned.seek(_checked(self._assigned, queue), offset)
+            for queue in named:  # all of them or none
+                _checked(self._assigned, queue)
+            for queue in offsets.keys() & self._assigned.places.keys():
+                self._assigned.seek(queue, offsets[queue])
         self._pull()
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:

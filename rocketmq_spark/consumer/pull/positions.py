@@ -80,7 +80,8 @@ class Positions:
 
     def at_time(self, queue: MessageQueue, epoch_ms: int) -> int:
         """The first offset stored at or after a time, the end where all are older."""
-        return self.bounds(queue).clamp(self._member.search_offset(queue, epoch_ms, self.soon()))
+        found = self._member.search_offset(queue, epoch_ms, self.soon(), self._settings.group)
+        return self.bounds(queue).clamp(found)
 
     def checked(self, queue: MessageQueue, offset: int) -> int:
         """``offset``, if the queue has it or ends there."""
@@ -113,7 +114,10 @@ class Positions:
 
 
 class PullAnswers:
-    """Of one member. ``look`` has it look at its group soon, ``store`` commits offsets."""
+    """Of one member. ``look`` has it look at its group soon, ``store`` commits offsets.
+
+    ``missed`` is for resets of queues that are not here: one may be on its way, and where it begins was asked before.
+    """
 
     def __init__(
         self,
@@ -121,11 +125,13 @@ class PullAnswers:
         membership: Callable[[], Membership],
         look: Callable[[], None],
         store: Callable[[Mapping[MessageQueue, int]], object],
+        missed: Callable[[MessageQueue, int], None] = lambda queue, offset: None,
     ) -> None:
         self._polls = polls
         self._membership = membership
         self._look = look
         self._store = store
+        self._missed = missed
         self._started_ms = time.time_ns() // 1_000_000
 
     def __call__(self, address: str, question: BrokerRequest) -> Answer | None:
@@ -139,6 +145,8 @@ class PullAnswers:
                 logger.warning("offsets of %s are reset by %s: %s", topic, address, done)
                 if absent := sorted(offsets.keys() - done.keys()):
                     logger.warning("this member does not have these queues and did not reset them: %s", absent)
+                for queue in absent:
+                    self._missed(queue, offsets[queue])
                 self._store(done)
             case OffsetsAsked(topic):
                 infos = self._polls.infos().items()

@@ -7,6 +7,7 @@ polls, and queues that are far behind are read ahead. One thread polls; ``close`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -61,7 +62,8 @@ class BasePullConsumer(Closing):
         self._shared = Subscribed(member, settings, subscriptions, self._positions, clock)
         self._upkeep = Upkeep(settings, self._polls, self._positions, self._shared, clock, timer)
         upkeep, shared = self._upkeep, self._shared
-        self._answers = PullAnswers(self._polls, shared.membership, upkeep.changed, upkeep.store)
+        missed = partial(upkeep.moved, given_up=False)
+        self._answers = PullAnswers(self._polls, shared.membership, upkeep.changed, upkeep.store, missed)
         self._named = False
 
     # --- queues
@@ -148,7 +150,10 @@ class BasePullConsumer(Closing):
 
     @entry
     def pause(self, *queues: MessageQueue) -> None:
-        """Return no messages of these queues until ``resume``. Messages that were pulled are kept."""
+        """Return no messages of these queues until ``resume``. Messages that were pulled are kept.
+
+        A queue that goes to another member and comes back is not paused.
+        """
         self._owner.check(self._polls.closed)
         self._polls.pause(queues, True)
 

@@ -170,7 +170,7 @@ class Upkeep:
         self._turn_of: int | None = None  # a thread; it means nothing while the lock is free, where Ctrl-C left it
         self._storing = threading.RLock()  # not plain: a signal handler may commit above a commit
         self._left: dict[MessageQueue, int] = {}  # of queues that were given up at the end, not stored yet
-        self._resets: deque[tuple[MessageQueue, int]] = deque()
+        self._resets: deque[tuple[MessageQueue, int, bool]] = deque()
         polls.away = self.moved
         self._following = False
         self._next_commit = clock.now() + settings.auto_commit_interval_s
@@ -247,9 +247,14 @@ class Upkeep:
         self._polls.wake()
         self._timer.later(0, self.look)
 
-    def moved(self, queue: MessageQueue, offset: int) -> None:
-        """A pull of a queue that was given up heard of a reset, which no other pull hears of: it is stored soon."""
-        self._resets.append((queue, offset))
+    def moved(self, queue: MessageQueue, offset: int, given_up: bool = True) -> None:
+        """A pull of a queue that was given up heard of a reset, which no other pull hears of: it is stored soon.
+
+        Not ``given_up``: its broker says so to all members, and the queue may be on its way here.
+        """
+        if not given_up and not self._turns.locked():
+            return
+        self._resets.append((queue, offset, given_up))
         with contextlib.suppress(RuntimeError):  # no more threads: at the end, then
             self._timer.later(0, self._settle_in_turn)
 
@@ -262,11 +267,16 @@ class Upkeep:
         """Behind the commit of what was given up, which may have put the offset from before the reset in its place."""
         with contextlib.suppress(IndexError):
             while True:
-                queue, offset = self._resets.popleft()
-                text = "offset %d of %s, which was given up, is reset by its broker: it is stored for the next member"
-                logger.warning(text, offset, queue)
-                self._polls.reset({queue: offset})
-                self.store({queue: offset})
+                queue, offset, given_up = self._resets.popleft()
+                mine = self._polls.reset({queue: offset})
+                if given_up:
+                    text = (
+                        "offset %d of %s, which was given up, is reset by its broker: it is stored for the next member"
+                    )
+                    logger.warning(text, offset, queue)
+                elif mine:
+                    logger.warning("%s has come meanwhile: it is reset to offset %d", queue, offset)
+                self.store({queue: offset} if given_up else mine)
 
     def look(self) -> None:
         """Have the queues that are ours now, if that is due and no other thread does it."""

@@ -20,6 +20,7 @@ from rocketmq_spark.consumer.push.orderly import Orderly
 from rocketmq_spark.consumer.push.rebalancing import Rebalancing
 from rocketmq_spark.consumer.result import Hold
 from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.errors import ClosedError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import (
     Answer,
@@ -58,6 +59,7 @@ class Answers:
         self._settings = settings
         self._timer = timer
         self._started_ms = timer.wall_ms()
+        self.closed = False  # no listener is called any more
 
     def __call__(self, address: str, question: BrokerRequest) -> Answer | None:
         """The answer to the broker at ``address``; None where none is awaited."""
@@ -112,6 +114,8 @@ class Answers:
         return None if at_ms is None else self._timer.wall_ms() - now_ms + at_ms
 
     def _consumed(self, message: ReceivedMessage) -> DirectResult:
+        if self.closed:
+            raise ClosedError("the consumer is closed")
         began_ms = self._timer.now_ms()
         queue, messages = message.queue, (message,)
         if isinstance(self._consuming, Orderly):

@@ -139,6 +139,10 @@ class OffsetTable:
         """
         return {queue: entry.value for queue, entry in self._entries.items() if entry.value != entry.reported}
 
+    def unheard(self) -> dict[MessageQueue, int]:
+        """Those of which no broker took an offset since they came, or were put."""
+        return {queue: entry.value for queue, entry in self._entries.items() if entry.reported is None}
+
     def every(self) -> dict[MessageQueue, int]:
         return {queue: entry.value for queue, entry in self._entries.items()}
 

@@ -8,7 +8,7 @@ While an ordered listener has messages of it, it is dropped only, and given up w
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.timer import Timer
@@ -58,8 +58,10 @@ class Ownership:
         self.since_ms: Callable[[str], int] = lambda topic: 0
         self.orderly: Orderly | None = None
         self._left = False
-        # Offsets that an operator set, or a repair, and no broker stored yet.
+        # Offsets that an operator set, or a repair, and no broker stored yet; of ``_moving``, which were given up for that, also
+        # those that one did: a pull that was under way brings an offset from before, which may be stored after it.
         self._set: dict[MessageQueue, int] = {}
+        self._moving: set[MessageQueue] = set()
         # Queues between a release and the next begin, and until when: a reset that comes meanwhile counts for them, too.
         self._expected: dict[MessageQueue, int] = {}
         self._resets = 0
@@ -94,6 +96,14 @@ class Ownership:
         if self._locks and idle:  # else whose turn it is next, here or elsewhere, would wait until the locks expire
             self._port.unlock(self._settings.group, idle, Deadline.after(TIMEOUT_S))
         return begun
+
+    def yield_others(self, topic: str, mine: Collection[MessageQueue]) -> None:
+        """These queues of the topic are this member's now: others that were reset here go on at what is stored."""
+        with self._held.lock:
+            others = self._moving - set(mine) - self._held.queues.keys()
+            for queue in [queue for queue in others if queue.topic == topic]:
+                self._moving.discard(queue)
+                self._set.pop(queue, None)
 
     def repair(self, queue: ProcessQueue, offset: int) -> None:
         """Store ``offset`` in place of one that is not to be had, and give the queue up; a rebalance brings it back."""
@@ -133,6 +143,7 @@ class Ownership:
             for queue in (*here, *away):
                 self._held.offsets.put(queue, offsets[queue])
                 self._set[queue] = offsets[queue]
+            self._moving |= here
         busy = [each.queue for each in mine if self._in_use(each)]
         # The others are stored when they are given up, now. Those that are away may be on their way to another member.
         self._store.persist(Deadline.after(TIMEOUT_S), [*busy, *away])
@@ -185,18 +196,20 @@ class Ownership:
 
     def _forget(self, queues: Iterable[MessageQueue]) -> None:
         """With the lock. An offset that was set is ours to store until a broker takes it, as far as the queue has come since."""
-        untold = self._held.offsets.untold()
+        unheard = self._held.offsets.unheard()
         for queue in queues:
-            if queue not in untold:
+            if queue in unheard and queue in self._set:
+                self._set[queue] = unheard[queue]
+                self._moving.discard(queue)
+            elif queue not in self._moving:
                 self._set.pop(queue, None)
-            elif queue in self._set:
-                self._set[queue] = untold[queue]
             self._held.offsets.forget(queue)
 
     def _expect(self, queues: Iterable[MessageQueue], now_ms: int) -> None:
         """With the lock. A rebalance that tries to bring a queue back keeps what was set alive; else it may be elsewhere."""
         for queue in queues:
-            if self._expected.get(queue, 0) <= now_ms and (offset := self._set.pop(queue, None)) is not None:
+            away = self._expected.get(queue, 0) <= now_ms
+            if away and (offset := self._set.pop(queue, None)) is not None and queue not in self._moving:
                 text = "group %s: offset %d of %s was set, no broker stored it, and the queue was away for long: it is given up"
                 logger.warning(text, self._settings.group, offset, queue)
             self._expected[queue] = now_ms + EXPECTED_MS
@@ -222,6 +235,7 @@ class Ownership:
             if queue in self._set:  # what is stored is from before it was set
                 offset, stored = self._set[queue], False
             self._expected.pop(queue, None)
+            self._moving.discard(queue)
             self._held.queues[queue] = fresh
             self._held.offsets.put(queue, offset)
             if stored:
@@ -234,7 +248,7 @@ class Ownership:
         questions = StartQuestions(
             lambda: self._store.read(queue, deadline),
             lambda: self._port.bounds(queue, deadline).max_offset,
-            lambda epoch_ms: self._port.search_offset(queue, epoch_ms, deadline),
+            lambda epoch_ms: self._port.search_offset(queue, epoch_ms, deadline, self._settings.group),
         )
         return start_offset(queue, self._mode(queue.topic), questions)
 

@@ -158,6 +158,8 @@ class Rebalancing:
         found = rebalance.change(self._known(), topic, share, self._timer.now_ms())
         gone = self._ownership.drop(found.drop)
         self.settle()  # a reset may have come meanwhile, and the next member of a queue asks soon where it begins
+        if share.queues is not None:
+            self._ownership.yield_others(topic, share.queues)
         added = self._ownership.add(found.add)
         if len(gone) < len(found.drop):
             self.wake(BUSY_S)

@@ -156,6 +156,7 @@ class RunningConsumer:
         if make.read_ahead is not None and settings.reads_ahead:
             self._pulling.read_ahead(Backlog(settings, self.held, self._pulls, make.read_ahead))
         self._differing = SubscriptionConflicts(port, settings.group, subscriptions)
+        self._answers = Answers(self.held, self.rebalancing, self._membership, self._consuming, settings, self._upkeep)
         self._leave: Callable[[Deadline], None] | None = None
 
     def begin(self) -> None:
@@ -166,8 +167,7 @@ class RunningConsumer:
         """
         self._store.begin()
         self._find_routes()
-        answers = Answers(self.held, self.rebalancing, self._membership, self._consuming, self._settings, self._upkeep)
-        self._leave = self._port.join(self._settings.group, self._membership, answers, self._settings.heartbeat_s)
+        self._leave = self._port.join(self._settings.group, self._membership, self._answers, self._settings.heartbeat_s)
         self._port.heartbeat(Deadline.after(TIMEOUT_S))
         self.rebalancing.wake()
         self._upkeep.every(self._settings.persist_interval_s, self._persist, FIRST_PERSIST_S)
@@ -186,6 +186,7 @@ class RunningConsumer:
         Where Ctrl-C ends the wait, the group is left all the same; what Ctrl-C kept from being done, another call does.
         """
         try:
+            self._answers.closed = True
             self._consuming.close()
             self.rebalancing.stop()
             self._pulling.close(min(HANGS_S, deadline.remaining()))

@@ -120,9 +120,14 @@ class SendBack:
         self._held = held
 
     def __call__(self, message: ReceivedMessage, level: int) -> bool:
-        """Whether brokers have it, to be delivered again. On the copy's way the level is lost, as in Java."""
+        """Whether brokers have it, to be delivered again. On the copy's way the level is lost, as in Java.
+
+        No broker knows of attempts behind which it could not be reached: after the last one it is asked for a dead letter.
+        """
+        if message.reconsume_times >= self._max:
+            level = DEAD
         taken = self._sent_back(message, level) or self._copied(message, level)
-        return self._noted(message, taken, level < 0 or message.reconsume_times >= self._max)
+        return self._noted(message, taken, level < 0)
 
     def dead(self, message: ReceivedMessage) -> bool:
         """Whether brokers have it among the dead letters, after its last attempt in place.
