@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from rocketmq_spark.base.codes import Flag, Property, Request, Response, SysFlag
-from rocketmq_spark.errors import BrokerError, BrokerNotFound
+from rocketmq_spark.errors import BrokerError, BrokerNotFound, ConnectionLost
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest
 from rocketmq_spark.model.send import HalfPlace, TransactionState
 from rocketmq_spark.wire.header import Command
@@ -18,6 +18,7 @@ from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import decode_properties
 from tests.client.conftest import Parts
 from tests.harness import store
+from tests.helpers import no_more_threads
 from tests.mockbroker import Held, MockBroker, eventually, never, ok, refuse, route
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
@@ -188,6 +189,54 @@ def test_a_function_that_takes_longer_than_the_broker_s_patience_delivers_once(
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 3)
     answers = [(c.ext["tranStateTableOffset"], c.ext["commitOrRollback"]) for c in broker.seen(Request.END_TRANSACTION)]
     assert (answers, calls) == ([("9", "8"), ("10", "12"), ("11", "12")], ["asked"])
+
+
+def test_a_broker_that_hangs_holds_up_no_answer_to_another_one(broker: MockBroker) -> None:
+    """Neither what is known, nor what the function says: the other one gives up after so many questions."""
+    parts = Parts(broker.address, scope=Scope("ns"), request_timeout_s=120.0)
+    broker.on(Request.END_TRANSACTION, never)
+    broker.on(Request.HEART_BEAT, ok())
+    known: list[TransactionState | None] = [None, COMMIT, None, COMMIT]
+    with MockBroker({Request.END_TRANSACTION: ok(), Request.HEART_BEAT: ok()}) as other:
+        parts.sender.join("pg", 0, lambda message, place: known.pop(0) or (lambda: COMMIT))
+        for one, ids in ((broker, (b"1D", b"2D")), (other, (b"3D", b"4D"))):
+            parts.calls.ask(one.address, Command(Request.HEART_BEAT))
+            for msg_id in ids:
+                one.ask(question(HALF.replace(b"\x01ID\x02", b"\x01" + msg_id + b"\x02")))
+        broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 1)
+        other.wait_for(lambda: len(other.seen(Request.END_TRANSACTION)) == 2)
+        parts.close()
+
+
+def test_what_cannot_be_sent_for_lack_of_threads_is_asked_again(
+    broker: MockBroker, tenant: Parts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The connection of the question is gone, and none can be made."""
+    tenant.routes.get("t")
+    calls: list[str] = []
+
+    def function() -> TransactionState:
+        calls.append("asked")
+        return COMMIT
+
+    tenant.sender.join("pg", 0, lambda message, place: function)
+    (answering,) = [member.asked.__self__ for _, member in tenant.groups.each()]  # type: ignore[union-attr]
+    for thread, said in (("rocketmq-aside-('", "left for the next time"), ("rocketmq-127", "could not be sent")):
+        with monkeypatch.context() as lacking:
+            no_more_threads(lacking, thread)
+            asked, tenant.pool._slots[broker.address].connection = tenant.pool._slots[broker.address].connection, None
+            broker.ask(question(HALF))
+            eventually(lambda said=said: said in caplog.text)  # type: ignore[misc]
+        eventually(lambda: not answering._copies._newest)
+        with pytest.MonkeyPatch.context() as lacking:
+            no_more_threads(lacking, "rocketmq-127")
+            with pytest.raises(ConnectionLost, match="no connection can be made") as lost:
+                tenant.sender.end_transaction(PLACE, COMMIT, tenant.soon)
+            assert lost.value.unsent
+        tenant.pool._slots[broker.address].connection = asked
+    broker.ask(question(HALF))
+    broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 1)
+    assert len(calls) == 3
 
 
 def test_all_brokers_of_the_cluster_hear_of_who_answers_for_half_messages(broker: MockBroker, parts: Parts) -> None:
