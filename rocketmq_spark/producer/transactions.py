@@ -192,7 +192,7 @@ _End = Callable[[HalfPlace, TransactionState, Deadline], bool]
 
 
 class _Halves:
-    """The half messages of this process by id, for as long as somebody holds them or brokers may ask about them. A forked
+    """The half messages of this process by id, for as long as the program holds them or brokers may ask about them. A forked
     one begins with none: what its parent holds is not decided here.
     """
 
@@ -305,7 +305,7 @@ class TransactionProducer(BaseProducer):
             if result.status is not SendStatus.SEND_OK:
                 self._badly_stored(half, result)
         except BaseException as e:
-            if not getattr(e, "unsent", False):  # whoever tries again does so with another message
+            if not getattr(e, "unsent", False):  # a second try is another message
                 nowhere = HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id)
                 _halves.add(msg_id, _Fate(nowhere, self._ended, HalfState.ROLLED_BACK))
             raise

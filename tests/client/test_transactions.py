@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from rocketmq_spark.base import copies
 from rocketmq_spark.base.codes import Flag, Property, Request, Response, SysFlag
 from rocketmq_spark.errors import BrokerError, BrokerNotFound, ConnectionLost
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest
@@ -208,6 +210,34 @@ def test_a_broker_that_hangs_holds_up_no_answer_to_another_one(broker: MockBroke
         parts.close()
 
 
+def test_the_function_is_not_called_for_what_could_not_be_answered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does a broker that hangs take the room of others, and the log is not flooded."""
+    monkeypatch.setattr(copies, "MOST_WAITING", 2)
+    go_on, calls, said = threading.Event(), list[str](), list[str]()
+
+    def say(place: str, decision: TransactionState) -> bool:
+        if place.startswith("a"):
+            go_on.wait(60)
+        said.append(place)
+        return True
+
+    def call(what: str) -> TransactionState:
+        calls.append(what)
+        return ROLLBACK
+
+    questions = copies.CopyQuestions(say, lambda place: place[0], COMMIT, ROLLBACK, UNKNOWN)
+    for what in ("a1", "a2", "a3", "a4", "b1"):
+        questions.ask(what, what, functools.partial(call, what))
+    eventually(lambda: said == ["b1"])
+    assert (calls, caplog.text.count("are left for the next time")) == (["a1", "a2", "b1"], 1)
+    go_on.set()
+    eventually(lambda: not questions._newest)
+    questions.ask("a3", "a3", functools.partial(call, "a3"))
+    eventually(lambda: "a3" in said)
+
+
 def test_what_cannot_be_sent_for_lack_of_threads_is_asked_again(
     broker: MockBroker, tenant: Parts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -221,7 +251,7 @@ def test_what_cannot_be_sent_for_lack_of_threads_is_asked_again(
 
     tenant.sender.join("pg", 0, lambda message, place: function)
     (answering,) = [member.asked.__self__ for _, member in tenant.groups.each()]  # type: ignore[union-attr]
-    for thread, said in (("rocketmq-aside-('", "left for the next time"), ("rocketmq-127", "could not be sent")):
+    for thread, said in (("rocketmq-aside-('", "are left for the next time"), ("rocketmq-127", "could not be sent")):
         with monkeypatch.context() as lacking:
             no_more_threads(lacking, thread)
             asked, tenant.pool._slots[broker.address].connection = tenant.pool._slots[broker.address].connection, None
