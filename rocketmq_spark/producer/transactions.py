@@ -285,8 +285,8 @@ class TransactionProducer(BaseProducer):
         Raises:
             OptionError: The producer has no ``transaction_check``.
             SendFailed: The broker stored it less safely than it is configured to, and it was rolled back.
-            RocketMQError: The errors of ``send``. If the message may be stored nevertheless, it is not sent again, and its broker
-                calls ``transaction_check``.
+            RocketMQError: The errors of ``send``. The message may be stored nevertheless. It is not sent again, and this process
+                answers its broker ``ROLLBACK``: you may send another one.
         """
         if self.settings.transaction_check is None:
             raise OptionError("transactional messages need transaction_check: brokers ask it what was not decided")
