@@ -65,6 +65,7 @@ CLUSTERS = {
     "mastered",
     "other",
     "asking",
+    "asking_often",
     "asking_proxy",
 }
 SPARKS = {"spark", "start_script", "run_script"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from rocketmq_spark.base.clock import Deadline
@@ -17,8 +17,10 @@ logger = logging.getLogger(__name__)
 P = TypeVar("P")
 D = TypeVar("D")
 
-# Questions that wait for a user's function: what is more is asked again.
+# Questions of one broker that wait for a user's function, or whose answers wait for the broker: what is more is asked again.
 MOST_WAITING = 1000
+# How often the log says so.
+SAID_S = 10.0
 # A broker notes decisions some seconds later (``transactionOpBatchInterval``), and may ask about a new copy until then. What it
 # asks long after a commit means that it has lost that.
 CROSSING_S = 60.0
@@ -28,18 +30,25 @@ MOST_ANSWERED = 100_000
 class CopyQuestions(Generic[P, D]):
     """Asks a user's function on a thread of its own, so that what is known without it is said at once.
 
-    ``answer`` sends a decision about the copy at a place, and says whether it is done for certain. ``taken`` is the decision
-    that may be taken once: after it, copies get ``dropped``. ``unknown`` is said where the function fails.
+    ``answer`` sends a decision about the copy at a place, and says whether it is done for certain. It may block: each ``who``
+    asks has a thread for that, so that one that hangs holds up no other. ``taken`` is the decision that may be taken once:
+    after it, copies get ``dropped``. ``unknown`` is said where the function fails.
     """
 
-    def __init__(self, answer: Callable[[P, D], bool], taken: D, dropped: D, unknown: D) -> None:
-        self._answer = answer
+    def __init__(
+        self, answer: Callable[[P, D], bool], who: Callable[[P], Hashable], taken: D, dropped: D, unknown: D
+    ) -> None:
+        self._answer, self._who = answer, who
         self._taken, self._dropped, self._unknown = taken, dropped, unknown
-        self._aside = Aside(MOST_WAITING)
+        self._aside = Aside()
+        self._answers = Aside(2 * MOST_WAITING)  # half of it for what is known
         self._left = False
         self._lock = threading.Lock()
         self._newest: dict[str, P] = {}  # of those that wait for the function
+        self._whose: dict[str, Hashable] = {}  # who asked about them first
+        self._waiting: Counter[Hashable] = Counter()
         self._done: OrderedDict[str, Deadline] = OrderedDict()
+        self._said: Deadline | None = None
 
     def leave(self) -> None:
         """What waits is not decided here any more."""
@@ -47,19 +56,46 @@ class CopyQuestions(Generic[P, D]):
 
     def ask(self, what: str, place: P, decide: Callable[[], D]) -> D | None:
         """Has the function asked, unless it is going to be, or was: then its answer is about this copy, too."""
+        who = self._who(place)
         with self._lock:
             lately = self._done.get(what)
             if lately is not None and not lately.expired:
                 return self._dropped
             waits = what in self._newest
-            self._newest[what] = place
-        if not waits:
-            try:
-                self._aside.run(None, functools.partial(self._decide, what, decide))
-            except RuntimeError as e:
-                self._over(what)
-                logger.warning("the question about %s is left for the next time: %s", what, e)
+            room = waits or self._waiting[who] < MOST_WAITING
+            if room:
+                self._newest[what] = place
+            if room and not waits:
+                self._whose[what] = who
+                self._waiting[who] += 1
+        if not room:
+            self._left_for_next_time(what, f"{MOST_WAITING} others wait")
+        elif not waits:
+            self._soon(self._aside, None, what, functools.partial(self._decide, what, decide))
         return None
+
+    def say(self, what: str, place: P, decision: D) -> None:
+        """What is known without the function."""
+
+        def answer() -> None:
+            self._answered(what, place, decision)
+
+        try:
+            self._answers.run((self._who(place),), answer)
+        except RuntimeError as e:
+            self._left_for_next_time(what, e)
+
+    def _soon(self, aside: Aside, key: Hashable, what: str, work: Callable[[], None]) -> None:
+        try:
+            aside.run(key, work)
+        except RuntimeError as e:
+            self._over(what)
+            self._left_for_next_time(what, e)
+
+    def _left_for_next_time(self, what: str, why: object) -> None:
+        if self._said is None or self._said.expired:
+            self._said = Deadline.after(SAID_S)
+            logger.warning("questions are left for the next time, among them the one about %s: %s", what, why)
 
     def _decide(self, what: str, decide: Callable[[], D]) -> None:
         if self._left:
@@ -69,11 +105,22 @@ class CopyQuestions(Generic[P, D]):
         if isinstance(made, Failure):  # what is noted of it must not stay
             made.log(logger, "%s could not be decided", what)
         decision = self._unknown if isinstance(made, Failure) else made
+        who = self._who(self._newest[what])
+        self._soon(self._answers, (who,), what, functools.partial(self._tell, what, decision))
+
+    def _tell(self, what: str, decision: D) -> None:
         newest: P | None = self._newest[what]
         while newest is not None:  # another copy may come while one is decided
-            taken = self._answer(newest, decision) and decision is self._taken
+            taken = self._answered(what, newest, decision) and decision is self._taken
             newest = self._over(what, newest, taken)
             decision = self._dropped if taken else decision
+
+    def _answered(self, what: str, place: P, decision: D) -> bool:
+        made = attempt(self._answer, place, decision)
+        if isinstance(made, Failure):
+            made.log(logger, "the decision on %s could not be sent", what)
+            return False
+        return made
 
     def _over(self, what: str, last: P | None = None, taken: bool = False) -> P | None:
         """It does not wait any more, unless a question came after the ``last``, which is returned."""
@@ -86,4 +133,8 @@ class CopyQuestions(Generic[P, D]):
             if last is not None and newest is not last:
                 return newest
             del self._newest[what]
+            who = self._whose.pop(what)
+            self._waiting[who] -= 1
+            if not self._waiting[who]:
+                del self._waiting[who]
             return None

@@ -139,7 +139,12 @@ class Groups:
 
     def _check(self, request: ServerRequest) -> None:
         groups = [m.properties.get(Property.PRODUCER_GROUP, "") for m in decode_leniently(request.command.body)]
-        if len(groups) != 1 or not self._hand((False, groups[0]), request):
+        try:
+            taken = len(groups) == 1 and self._hand((False, groups[0]), request)
+        except RuntimeError as e:
+            logger.warning("request %s of %s is refused: %s", request.command.code, request.address, e)
+            taken = False
+        if not taken:
             request.refuse()
 
     def _hand(self, key: tuple[bool, str], request: ServerRequest) -> bool:

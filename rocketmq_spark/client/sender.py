@@ -203,7 +203,12 @@ class RemotingSender:
         except RocketMQError as e:
             e.unsent = True
             raise
-        transactions.end(self._calls, address, place, decision, deadline)
+        try:
+            transactions.end(self._calls, address, place, decision, deadline)
+        except RuntimeError as e:
+            lost = ConnectionLost(f"no connection can be made: {e}", address, topic=place.topic)
+            lost.unsent = True
+            raise lost from e
         return True
 
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:

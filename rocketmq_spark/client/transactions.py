@@ -55,6 +55,10 @@ def end(calls: Calls, address: str, place: HalfPlace, decision: TransactionState
 _Copy = tuple[str, HalfPlace]
 
 
+def _asker(copy: _Copy) -> str:
+    return copy[0]
+
+
 class HalfChecks:
     """What a broker's question does: the answer is a request of its own, to the broker that asked.
 
@@ -68,7 +72,7 @@ class HalfChecks:
         self._group = group
         self._question = question
         state = TransactionState
-        self._copies = CopyQuestions(self._answer, state.COMMIT, state.ROLLBACK, state.UNKNOWN)
+        self._copies = CopyQuestions(self._answer, _asker, state.COMMIT, state.ROLLBACK, state.UNKNOWN)
         self.leave = self._copies.leave
 
     def asked(self, address: str, command: Command) -> Command:
@@ -77,7 +81,7 @@ class HalfChecks:
         copy = address, place
         decision = known if isinstance(known, TransactionState) else self._copies.ask(place.msg_id, copy, known)
         if decision is not None:
-            self._answer(copy, decision)
+            self._copies.say(place.msg_id, copy, decision)
         return rpc.CHECK_TRANSACTION_STATE.reply(command)
 
     def _read(self, address: str, command: Command) -> tuple[ReceivedMessage, HalfPlace]:

@@ -28,6 +28,11 @@ logger = logging.getLogger(__name__)
 
 _Copies = CopyQuestions[HalfPlace, TransactionState]
 
+
+def _endpoint(place: HalfPlace) -> str:
+    return place.broker_name
+
+
 _RESOLUTIONS = {
     TransactionState.COMMIT: TransactionResolution.COMMIT,
     TransactionState.ROLLBACK: TransactionResolution.ROLLBACK,
@@ -49,7 +54,7 @@ class ProxyTransactions:
     def join(self, group: str, check: HalfCheck) -> Callable[[Deadline], None]:
         """From now on ``check`` answers for half messages of this group. Returns what ends that."""
         me, state = object(), TransactionState
-        copies: _Copies = CopyQuestions(self._say, state.COMMIT, state.ROLLBACK, state.UNKNOWN)
+        copies: _Copies = CopyQuestions(self._say, _endpoint, state.COMMIT, state.ROLLBACK, state.UNKNOWN)
         with self._lock:
             self._checks[me] = group, check, copies
 

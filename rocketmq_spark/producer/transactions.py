@@ -54,6 +54,8 @@ TransactionCheck = (
 # Brokers ask for seven and a half minutes with the default settings; decisions are remembered for longer.
 REMEMBERED_S = 900.0
 MOST_REMEMBERED = 100_000
+# A question that comes while a decision is on its way waits for its end, no longer than this.
+DECIDING_S = 5.0
 
 
 class HalfState(enum.Enum):
@@ -80,21 +82,26 @@ class _Fate:
 
     __slots__ = ("_delivered", "_end", "_lock", "_place", "held", "state")
 
-    def __init__(self, place: HalfPlace, end: _End) -> None:
+    def __init__(self, place: HalfPlace, end: _End, state: HalfState = HalfState.PREPARED) -> None:
         self._place = place
         self._end = end
         self._lock = threading.Lock()
         self._delivered: Deadline | None = None
-        self.state = HalfState.PREPARED
+        self.state = state
         self.held: Callable[[], HalfMessage | None] = lambda: None
 
-    def asked(self, place: HalfPlace) -> TransactionState | None:
+    @property
+    def deciding(self) -> bool:
+        """Whether a decision is on its way: what becomes of a copy is known in a moment."""
+        return self._lock.locked()
+
+    def asked(self, place: HalfPlace, patience_s: float = 0.0) -> TransactionState | None:
         """What becomes of a copy that its broker has written to ``place``; None if the user's function must say it."""
-        if not self._lock.acquire(blocking=False):  # it is being decided
+        if not self._lock.acquire(timeout=patience_s):
             return TransactionState.UNKNOWN
         try:
-            if self.state is HalfState.PREPARED:
-                self._place = place
+            if self.state is HalfState.PREPARED:  # brokers before 5.1 do not say who asks
+                self._place = place._replace(broker_name=place.broker_name or self._place.broker_name)
                 return None if self.held() is None else TransactionState.UNKNOWN
             if self.state is HalfState.COMMITTED:
                 crossing = self._delivered is not None and not self._delivered.expired
@@ -178,14 +185,15 @@ class HalfMessage:
                 topic=self.message.topic,
                 remedy="Decide each half message once",
             )
+        _halves.add(self.result.msg_id, self._fate, self)  # questions may come from now on, however long it took
 
 
 _End = Callable[[HalfPlace, TransactionState, Deadline], bool]
 
 
 class _Halves:
-    """The half messages of this process by id, for as long as brokers may ask about them. A forked one begins with none:
-    what its parent holds is not decided here.
+    """The half messages of this process by id, for as long as the program holds them or brokers may ask about them. A forked
+    one begins with none: what its parent holds is not decided here.
     """
 
     def __init__(self) -> None:
@@ -194,17 +202,23 @@ class _Halves:
     def forget(self) -> None:
         self._lock = threading.Lock()
         self._known: OrderedDict[str, tuple[Deadline, _Fate]] = OrderedDict()
+        self._held: weakref.WeakValueDictionary[str, HalfMessage] = weakref.WeakValueDictionary()
 
-    def add(self, half: HalfMessage) -> None:
+    def add(self, msg_id: str, fate: _Fate, half: HalfMessage | None = None) -> None:
         with self._lock:
-            self._known[half.result.msg_id] = Deadline.after(REMEMBERED_S), half._fate
+            if half is not None:
+                self._held[msg_id] = half
+            self._known[msg_id] = Deadline.after(REMEMBERED_S), fate
+            self._known.move_to_end(msg_id)
             while len(self._known) > MOST_REMEMBERED or next(iter(self._known.values()))[0].expired:
                 self._known.popitem(last=False)
 
     def get(self, msg_id: str) -> _Fate | None:
         with self._lock:
-            known = self._known.get(msg_id)
-        return None if known is None else known[1]
+            known, half = self._known.get(msg_id), self._held.get(msg_id)
+        if known is not None:
+            return known[1]
+        return None if half is None else half._fate
 
 
 # One of a process: a broker may ask any producer of the group. Ids are unique.
@@ -217,8 +231,17 @@ def answer(
 ) -> TransactionState | Callable[[], TransactionState]:
     """What becomes of a half message that a broker asks about, or what asks the user's function."""
     fate = _halves.get(message.msg_id)
+    if fate is not None and fate.deciding:
+        return functools.partial(_ask_later, fate, check, message, place)
     known = None if fate is None else fate.asked(place)
     return functools.partial(_ask, check, message) if known is None else known
+
+
+def _ask_later(
+    fate: _Fate, check: Callable[[Any], Any], message: ReceivedMessage | PoppedMessage, place: HalfPlace
+) -> TransactionState:
+    known = fate.asked(place, DECIDING_S)
+    return _ask(check, message) if known is None else known
 
 
 def _ask(check: Callable[[Any], Any], message: ReceivedMessage | PoppedMessage) -> TransactionState:
@@ -262,8 +285,8 @@ class TransactionProducer(BaseProducer):
         Raises:
             OptionError: The producer has no ``transaction_check``.
             SendFailed: The broker stored it less safely than it is configured to, and it was rolled back.
-            RocketMQError: The errors of ``send``. If the message may be stored nevertheless, it is not sent again, and its broker
-                calls ``transaction_check``.
+            RocketMQError: The errors of ``send``. The message may be stored nevertheless. It is not sent again, and this process
+                answers its broker ``ROLLBACK``: you may send another one.
         """
         if self.settings.transaction_check is None:
             raise OptionError("transactional messages need transaction_check: brokers ask it what was not decided")
@@ -271,22 +294,33 @@ class TransactionProducer(BaseProducer):
             raise MessageRefused("a transactional message has no priority", topic=message.topic)
         prepared, place, deadline = self._admitted(message, How(timeout_s=timeout_s))
         prepared = encoding.as_half(prepared)
-        result = self._engine.send(self._outgoing(prepared, place, deadline)._replace(spoolable=False, once=True))
-        assert result.queue is not None
-        where = HalfPlace.of(result, self.settings.group, message.topic, prepared.msg_id)
-        known = result._replace(msg_id=prepared.msg_id, queue_offset=None)
-        timeout = self.settings.send_timeout_s
-        half = HalfMessage(prepared.message, known, where, self._ended, timeout)
-        _halves.add(half)
-        if result.status is not SendStatus.SEND_OK:
-            half.rollback()
-            raise SendFailed(
-                f"the half message was stored with {result.status.value}, and was rolled back",
-                topic=message.topic,
-                queue=str(result.queue),
-                remedy="See whether the broker's disk and slaves keep up",
-            )
+        msg_id = prepared.msg_id
+        try:
+            result = self._engine.send(self._outgoing(prepared, place, deadline)._replace(spoolable=False, once=True))
+            assert result.queue is not None
+            where = HalfPlace.of(result, self.settings.group, message.topic, msg_id)
+            known = result._replace(msg_id=msg_id, queue_offset=None)
+            half = HalfMessage(prepared.message, known, where, self._ended, self.settings.send_timeout_s)
+            _halves.add(msg_id, half._fate, half)
+            if result.status is not SendStatus.SEND_OK:
+                self._badly_stored(half, result)
+        except BaseException as e:
+            if not getattr(e, "unsent", False):  # a second try is another message
+                nowhere = HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id)
+                _halves.add(msg_id, _Fate(nowhere, self._ended, HalfState.ROLLED_BACK))
+            raise
         return half
+
+    def _badly_stored(self, half: HalfMessage, result: SendResult) -> None:
+        self._left(half, half.rollback)
+        gone = half.state is HalfState.ROLLED_BACK
+        raise SendFailed(
+            f"the half message was stored with {result.status.value}, and "
+            + ("was rolled back" if gone else "its rollback may not have arrived"),
+            topic=half.message.topic,
+            queue=str(result.queue),
+            remedy="See whether the broker's disk and slaves keep up",
+        )
 
     @contextlib.contextmanager
     def transaction(self, message: Message, *, timeout_s: float | None = None) -> Iterator[HalfMessage]:

@@ -135,7 +135,11 @@ class Connection:
         self._silent_since: float | None = None
         self._next_tick = 0.0
         self._reader = _Reader(target=self._read, name=f"rocketmq-{address}", daemon=True)
-        self._reader.start()
+        try:
+            self._reader.start()
+        except BaseException:  # there can be no more threads
+            self._channel.close()
+            raise
 
     @property
     def closed(self) -> bool:

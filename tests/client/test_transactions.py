@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.base import copies
 from rocketmq_spark.base.codes import Flag, Property, Request, Response, SysFlag
-from rocketmq_spark.errors import BrokerError, BrokerNotFound
+from rocketmq_spark.errors import BrokerError, BrokerNotFound, ConnectionLost
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest
 from rocketmq_spark.model.send import HalfPlace, TransactionState
 from rocketmq_spark.wire.header import Command
@@ -19,6 +21,7 @@ from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import decode_properties
 from tests.client.conftest import Parts
 from tests.harness import store
+from tests.helpers import no_more_threads
 from tests.mockbroker import Held, MockBroker, eventually, never, ok, refuse, route
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
@@ -196,6 +199,82 @@ def test_a_function_that_takes_longer_than_the_broker_s_patience_delivers_once(
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 3)
     answers = [(c.ext["tranStateTableOffset"], c.ext["commitOrRollback"]) for c in broker.seen(Request.END_TRANSACTION)]
     assert (answers, calls) == ([("9", "8"), ("10", "12"), ("11", "12")], ["asked"])
+
+
+def test_a_broker_that_hangs_holds_up_no_answer_to_another_one(broker: MockBroker) -> None:
+    """Neither what is known, nor what the function says: the other one gives up after so many questions."""
+    parts = Parts(broker.address, scope=Scope("ns"), request_timeout_s=120.0)
+    broker.on(Request.END_TRANSACTION, never)
+    broker.on(Request.HEART_BEAT, ok())
+    known: list[TransactionState | None] = [None, COMMIT, None, COMMIT]
+    with MockBroker({Request.END_TRANSACTION: ok(), Request.HEART_BEAT: ok()}) as other:
+        parts.sender.join("pg", 0, lambda message, place: known.pop(0) or (lambda: COMMIT))
+        for one, ids in ((broker, (b"1D", b"2D")), (other, (b"3D", b"4D"))):
+            parts.calls.ask(one.address, Command(Request.HEART_BEAT))
+            for msg_id in ids:
+                one.ask(question(HALF.replace(b"\x01ID\x02", b"\x01" + msg_id + b"\x02")))
+        broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 1)
+        other.wait_for(lambda: len(other.seen(Request.END_TRANSACTION)) == 2)
+        parts.close()
+
+
+def test_the_function_is_not_called_for_what_could_not_be_answered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does a broker that hangs take the room of others, and the log is not flooded."""
+    monkeypatch.setattr(copies, "MOST_WAITING", 2)
+    go_on, calls, said = threading.Event(), list[str](), list[str]()
+
+    def say(place: str, decision: TransactionState) -> bool:
+        if place.startswith("a"):
+            go_on.wait(60)
+        said.append(place)
+        return True
+
+    def call(what: str) -> TransactionState:
+        calls.append(what)
+        return ROLLBACK
+
+    questions = copies.CopyQuestions(say, lambda place: place[0], COMMIT, ROLLBACK, UNKNOWN)
+    for what in ("a1", "a2", "a3", "a4", "b1"):
+        questions.ask(what, what, functools.partial(call, what))
+    eventually(lambda: said == ["b1"])
+    assert (calls, caplog.text.count("are left for the next time")) == (["a1", "a2", "b1"], 1)
+    go_on.set()
+    eventually(lambda: not questions._newest)
+    questions.ask("a3", "a3", functools.partial(call, "a3"))
+    eventually(lambda: "a3" in said)
+
+
+def test_what_cannot_be_sent_for_lack_of_threads_is_asked_again(
+    broker: MockBroker, tenant: Parts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The connection of the question is gone, and none can be made."""
+    tenant.routes.get("t")
+    calls: list[str] = []
+
+    def function() -> TransactionState:
+        calls.append("asked")
+        return COMMIT
+
+    tenant.sender.join("pg", 0, lambda message, place: function)
+    (answering,) = [member.asked.__self__ for _, member in tenant.groups.each()]  # type: ignore[union-attr]
+    for thread, said in (("rocketmq-aside-('", "are left for the next time"), ("rocketmq-127", "could not be sent")):
+        with monkeypatch.context() as lacking:
+            no_more_threads(lacking, thread)
+            asked, tenant.pool._slots[broker.address].connection = tenant.pool._slots[broker.address].connection, None
+            broker.ask(question(HALF))
+            eventually(lambda said=said: said in caplog.text)  # type: ignore[misc]
+        eventually(lambda: not answering._copies._newest)
+        with pytest.MonkeyPatch.context() as lacking:
+            no_more_threads(lacking, "rocketmq-127")
+            with pytest.raises(ConnectionLost, match="no connection can be made") as lost:
+                tenant.sender.end_transaction(PLACE, COMMIT, tenant.soon)
+            assert lost.value.unsent
+        tenant.pool._slots[broker.address].connection = asked
+    broker.ask(question(HALF))
+    broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 1)
+    assert len(calls) == 3
 
 
 def test_all_brokers_of_the_cluster_hear_of_who_answers_for_half_messages(broker: MockBroker, parts: Parts) -> None:

@@ -388,11 +388,89 @@ def test_a_place_that_cannot_be_read_is_an_error(shop: Shop) -> None:
         shop.producer.send_half(Message("T", b"x"))
 
 
-def test_only_so_many_are_remembered(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_many_are_remembered_and_all_that_somebody_may_still_decide(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transactions, "MOST_REMEMBERED", 3)
     halves = [shop.producer.send_half(Message("T", b"x")) for _ in range(5)]
-    known = [transactions._halves.get(half.result.msg_id) is half._fate for half in halves]
-    assert known == [False, False, True, True, True]
+    msg_ids = [half.result.msg_id for half in halves]
+    assert [shop.question(msg_id) for msg_id in msg_ids] == [UNKNOWN] * 5
+    for half in halves:
+        half.commit()
+    del half, halves
+    shop.answers = [COMMIT, COMMIT]
+    assert [shop.question(msg_id) for msg_id in msg_ids] == [COMMIT, COMMIT, ROLLBACK, ROLLBACK, ROLLBACK]
+    assert shop.asked == msg_ids[:2]
+
+
+def test_a_decision_is_remembered_however_long_it_took(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "MOST_REMEMBERED", 3)
+    half = shop.producer.send_half(Message("T", b"x"))
+    msg_id = half.result.msg_id
+    for _ in range(5):
+        shop.producer.send_half(Message("T", b"y")).commit()
+    half.commit()
+    del half
+    assert (shop.question(msg_id), shop.asked) == (ROLLBACK, [])
+
+
+def test_a_broker_that_does_not_say_its_name_is_known_by_where_the_message_is(shop: Shop) -> None:
+    """Those before 5.1 do not."""
+    half = shop.producer.send_half(Message("T", b"x"))
+    assert shop.question(half.result.msg_id, COPY._replace(broker_name="")) is UNKNOWN
+    half.commit()
+    assert half.result.queue is not None
+    assert shop.ends() == [(COPY._replace(broker_name=half.result.queue.broker_name), COMMIT)]
+
+
+def test_what_was_sent_without_an_answer_is_rolled_back_though_a_second_try_was_saved(shop: Shop) -> None:
+    """The function is asked by key, and would find what the second one saved."""
+    shop.sender.script = [lambda queue, request: CallTimeout("no answer")]
+    with pytest.raises(CallTimeout):
+        shop.producer.send_half(Message("T", b"x", keys=["7"]))
+    with shop.producer.transaction(Message("T", b"x", keys=["7"])):
+        pass
+    first, _ = shop.sender.requests
+    assert shop.question(decode_properties(first.properties)[Property.UNIQ_KEY]) is ROLLBACK
+    assert shop.asked == []
+
+
+def test_what_is_stored_less_safely_is_not_held_by_its_error(shop: Shop) -> None:
+    shop.sender.script = [lambda queue, request: SendResult(SendStatus.FLUSH_DISK_TIMEOUT, "", queue, 7, "0" * 32)]
+    shop.sender.ends = [unsent()]
+    with pytest.raises(SendFailed, match="FLUSH_DISK_TIMEOUT, and its rollback may not have arrived") as kept:
+        shop.producer.send_half(Message("T", b"x"))
+    (request,) = shop.sender.requests
+    assert shop.question(decode_properties(request.properties)[Property.UNIQ_KEY]) is ROLLBACK
+    assert kept.tb is not None
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"), [(None, ROLLBACK), (unsent(), UNKNOWN), (CallTimeout("no answer"), COMMIT)]
+)
+def test_a_question_that_comes_while_a_commit_is_on_its_way_waits_for_it(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, error: CallTimeout | None, expected: TransactionState
+) -> None:
+    """Its broker may ask again after a minute only, when it would be taken for one that has lost the commit."""
+    half = shop.producer.send_half(Message("T", b"x"))
+    found: list[Any] = []
+    send = shop.sender.end_transaction
+
+    def crossed(*given: Any) -> bool:
+        assert shop.sender.check is not None
+        found.append(shop.sender.check(replace(message(0), properties={"UNIQ_KEY": half.result.msg_id}), COPY))
+        return send(*given)
+
+    with monkeypatch.context() as crossing:
+        crossing.setattr(shop.sender, "end_transaction", crossed)
+        shop.sender.ends = [] if error is None else [error]
+        with contextlib.nullcontext() if error is None else pytest.raises(CallTimeout):
+            half.commit()
+    shop.answers = [COMMIT]
+    assert found[0]() is expected
+    if expected is UNKNOWN:
+        half.commit()
+        assert shop.ends()[-1] == (COPY, COMMIT)
 
 
 class HalfModel(RuleBasedStateMachine):
