@@ -207,6 +207,33 @@ def test_the_queues_of_an_environment_by_its_number_are_kept_with_its_records(tm
     session.close_all()
 
 
+def test_what_a_folder_does_not_say_of_an_environments_queues_takes_nothing_from_who_adopts_it(tmp_path: Path) -> None:
+    """One that was empty when it was opened says nothing of topics that it had once; who takes it over has records of them."""
+    parsed = options.parse({"nameServer": "127.0.0.1:1", "environment": "1"}).for_role("producer")
+    settings, sender = ProducerSettings.of(parsed), session.sender(parsed)
+    assert settings.environment is not None
+    known = owned(sender, settings.environment)
+    known |= {topic: (MessageQueue(topic, "a", 0),) for topic in ("t", "u")}
+
+    def kept(name: str, topic: str) -> SendSpool:
+        spool = resending(open_store(tmp_path / name, parsed), sender, settings)
+        spool.keep([SpooledSend(topic, SendRequest("g", b"x"), None, ("id",))])
+        return spool
+
+    spool = kept("worker-1", "t")
+    spool.store.settle([(work, Done()) for work in spool.store.take(10**15, 10)], NOW_MS)
+    spool.finish()
+    kept("worker-1", "u").finish()
+    kept("worker-2", "t").finish()
+    mine = open_store(tmp_path / "worker-2", parsed)
+    assert adopt(tmp_path, mine, functools.partial(open_store, options=parsed), NOW_MS) == 1
+    mine.close()
+    known.clear()
+    open_store(mine.path, parsed).close()
+    assert known == {topic: (MessageQueue(topic, "a", 0),) for topic in ("t", "u")}
+    session.close_all()
+
+
 @pytest.mark.parametrize("given", ["5", '{"1": {"broker-a": [0]}}'])
 def test_what_an_environment_kept_by_its_number_goes_there_also_when_queues_are_given(
     tmp_path: Path, given: str
