@@ -20,6 +20,7 @@ from rocketmq_spark.queues.environment import Environment, by_position, environm
 from rocketmq_spark.remoting.connection import together
 from rocketmq_spark.session import SPOOLS, connection_key, sender
 from rocketmq_spark.spool.folders import SpoolSettings, owner_of
+from rocketmq_spark.spool.records import LASTING
 
 if TYPE_CHECKING:
     from rocketmq_spark.spool.spool import RedeliveryPolicy, SendSpool
@@ -46,7 +47,7 @@ def open_store(path: Path, options: Options, spool: SpoolSettings | None = None)
 
 # The queues of an environment by its number alone, a note for each topic: what was kept while a broker was away would
 # go where the number points by then.
-_POSITIONS = b"environment's queues of "
+_POSITIONS = LASTING + b"queues of "
 _Owned = dict[str, tuple[MessageQueue, ...]]
 
 

@@ -32,6 +32,8 @@ from rocketmq_spark.errors import DecodeError
 
 RECORD, PENDING, ORDER, DEAD = b"r", b"p", b"o", b"d"
 MARK, NOTE = b"i", b"n"
+# What notes of this name say holds also when records are lost: they speak of none.
+LASTING = b"environment's "
 TOTALS = b"m"
 # Twice, at both ends: without it the destination of records is unknown.
 OWNER = (b"e", b"z")

@@ -18,7 +18,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.session.spools import open_store, resending, worker_spool
 from rocketmq_spark.spool.folders import adopt, claim, spools
-from rocketmq_spark.spool.records import Done
+from rocketmq_spark.spool.records import RECORD, TOTALS, Done, numbered
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from tests.producer.scripted import ScriptedSender, Time
@@ -231,6 +231,23 @@ def test_what_a_folder_does_not_say_of_an_environments_queues_takes_nothing_from
     known.clear()
     open_store(mine.path, parsed).close()
     assert known == {topic: (MessageQueue(topic, "a", 0),) for topic in ("t", "u")}
+    session.close_all()
+
+
+def test_damage_that_costs_records_leaves_to_the_others_the_queues_that_their_environment_had(tmp_path: Path) -> None:
+    parsed = options.parse({"nameServer": "127.0.0.1:1", "environment": "1"}).for_role("producer")
+    settings, sender = ProducerSettings.of(parsed), session.sender(parsed)
+    assert settings.environment is not None
+    known = owned(sender, settings.environment)
+    known["t"] = (MessageQueue("t", "a", 0),)
+    spool = resending(open_store(tmp_path, parsed), sender, settings)
+    spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, (name,)) for name in "ab"])
+    spool.store._db.write([], [numbered(RECORD, 1), TOTALS])
+    spool.finish()
+    known.clear()
+    store = open_store(tmp_path, parsed)
+    assert (len(store), known) == (1, {"t": (MessageQueue("t", "a", 0),)})
+    store.close()
     session.close_all()
 
 
