@@ -311,7 +311,9 @@ class SpoolOwner:
         return cls.decode(next(filter(None, map(get, OWNER)), b""))
 
     def is_same(self, other: SpoolOwner) -> bool:
-        """Servers of one cluster have one in common; what an earlier release did not write is not compared."""
+        """Whether it may have what is ``other``'s. Servers of one cluster have one in common; what an earlier release did not
+        write is not compared.
+        """
         return (
             self.purpose == other.purpose
             and _is_same_environment(self.environment, other.environment)
@@ -325,9 +327,9 @@ class SpoolOwner:
         return ", ".join(part for part in parts if part)
 
 
-def _is_same_environment(one: str, other: str) -> bool:
-    """Which queues it has is compared where both say it."""
-    return one == other or (bool(one and other) and (one.startswith(f"{other}, ") or other.startswith(f"{one}, ")))
+def _is_same_environment(one: str, held: str) -> bool:
+    """Which queues it has is not compared where ``held`` does not say it: what an earlier release wrote, or a number alone."""
+    return one == held or (bool(held) and one.startswith(f"{held}, "))
 
 
 # The owner of records whose owner stood in a block that cannot be read: none, until a command assigns them.

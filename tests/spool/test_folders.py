@@ -14,9 +14,10 @@ from rocketmq_spark import options, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
+from rocketmq_spark.options import Options
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import owned
-from rocketmq_spark.session.spools import open_store, resending, worker_spool
+from rocketmq_spark.session.spools import drainer, open_store, resending, worker_spool
 from rocketmq_spark.spool.folders import adopt, claim, spools
 from rocketmq_spark.spool.records import RECORD, TOTALS, Done, numbered
 from rocketmq_spark.spool.spool import SendSpool
@@ -248,6 +249,31 @@ def test_damage_that_costs_records_leaves_to_the_others_the_queues_that_their_en
     store = open_store(tmp_path, parsed)
     assert (len(store), known) == (1, {"t": (MessageQueue("t", "a", 0),)})
     store.close()
+    session.close_all()
+
+
+def test_what_an_environment_with_given_queues_kept_is_not_for_who_forgot_them(tmp_path: Path) -> None:
+    """By the number alone it counts others, which are another environment's. What a command sends stays its owner's."""
+    given = {"nameServer": "127.0.0.1:1", "environment": "2"}
+    layout = {"environments": '{"1": [1], "2": [0]}'}
+    alone, listed = (options.parse({**given, **more}).for_role("producer") for more in ({}, layout))
+
+    def opened(parsed: Options) -> SendSpool:
+        return resending(open_store(tmp_path, parsed), session.sender(parsed), ProducerSettings.of(parsed))
+
+    def keep(spool: SendSpool) -> None:
+        spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
+        spool.finish()
+
+    keep(opened(alone))
+    drainer(tmp_path, listed).finish()
+    opened(alone).finish()
+    keep(opened(listed))
+    with pytest.raises(
+        SpoolError, match=r"holds records of .* environment '2' \(queues\), of .*, not of .* '2' \(queues\)\. "
+    ):
+        opened(alone)
+    opened(listed).finish()
     session.close_all()
 
 
