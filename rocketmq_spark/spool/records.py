@@ -25,7 +25,7 @@ import json
 import struct
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rocketmq_spark.errors import DecodeError
@@ -320,6 +320,14 @@ class SpoolOwner:
             and (None in (self.namespace, other.namespace) or self.namespace == other.namespace)
             and (not self.servers or not other.servers or not set(self.servers).isdisjoint(other.servers))
         )
+
+    def believes(self, note: bytes, held: SpoolOwner, given: bool) -> bool:
+        """Whether what was noted while it was ``held``'s is true of this one's brokers, which may have the same names; for whom
+        it was read is no matter. Which queues an environment had is, where it was ``given`` to this one, if it is the same.
+        """
+        if given and note.startswith(LASTING):
+            return (self.namespace, self.environment) == (held.namespace, held.environment)
+        return self.is_same(replace(held, purpose=self.purpose))
 
     def __str__(self) -> str:
         servers = f"the cluster of {';'.join(self.servers)}" if self.servers else "an unnamed cluster"

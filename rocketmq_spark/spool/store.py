@@ -9,7 +9,6 @@ Of a *lane* only the first record is pending. The next one follows when the firs
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
 import threading
@@ -264,9 +263,8 @@ class Store:
                 )
             self._owner = owner = held if lent and self.totals.all_bytes and held != SpoolOwner() else owner
             if held != owner:
-                # What was noted is of the other one's brokers, which may have the same names; for whom it was read is no matter.
-                same = owner.is_same(dataclasses.replace(held, purpose=owner.purpose))
-                notes = () if same else [key for key, _ in self._db.scan(NOTE, behind(NOTE))]
+                noted = (key for key, _ in self._db.scan(NOTE, behind(NOTE)))
+                notes = [key for key in noted if not owner.believes(key[len(NOTE) :], held, force)]
                 self._db.write([(key, owner.encode()) for key in OWNER], notes, sync=self._sync)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.session.spools import drainer, open_store, resending, worker_spool
-from rocketmq_spark.spool.folders import adopt, claim, spools
+from rocketmq_spark.spool.folders import adopt, claim, owner_of, spools
 from rocketmq_spark.spool.records import RECORD, TOTALS, Done, numbered
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
@@ -274,6 +275,35 @@ def test_what_an_environment_with_given_queues_kept_is_not_for_who_forgot_them(t
     ):
         opened(alone)
     opened(listed).finish()
+    session.close_all()
+
+
+@pytest.mark.parametrize(
+    ("port", "more", "wanted"),
+    [(2, {}, "a"), (1, {"environments": '{"1": {"b": [0]}}'}, None)],
+    ids=["by its number", "given"],
+)
+def test_what_is_assigned_goes_to_the_queues_that_its_environment_had_unless_others_are_given(
+    tmp_path: Path, port: int, more: dict[str, str], wanted: str | None
+) -> None:
+    """Where addresses are others, and where their broker has gone for good: nothing else gets the records out."""
+    old, new = (
+        options.parse({"nameServer": f"127.0.0.1:{at}", "environment": "1", **given}).for_role("producer")
+        for at, given in ((1, {}), (port, more))
+    )
+    settings, sender = ProducerSettings.of(old), session.sender(old)
+    assert settings.environment is not None
+    owned(sender, settings.environment)["t"] = (MessageQueue("t", "a", 0),)
+    spool = resending(open_store(tmp_path, old), sender, settings)
+    spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
+    spool.finish()
+    with contextlib.closing(make(tmp_path)) as store:
+        store.belong(owner_of(new), force=True)
+    with contextlib.closing(open_store(tmp_path, new)):
+        environment = ProducerSettings.of(new).environment
+        assert environment is not None
+        found = owned(session.sender(new), environment)
+        assert found == ({} if wanted is None else {"t": (MessageQueue("t", wanted, 0),)})
     session.close_all()
 
 
