@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,8 +105,8 @@ def export(output: Output, folder: Path) -> None:
 def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: float) -> None:
     """Send all records of FOLDER now, even those that are not due.
 
-    Records that fail are kept, and retried on their usual schedule. A record of several messages counts as one. No other
-    process may use the folder.
+    Records that fail are kept, and retried on their usual schedule. A record of several messages counts as one. Folders that
+    another process uses are reported and not sent; the others are sent.
     """
     from rocketmq_spark import options
     from rocketmq_spark.queues.environment import by_position, position_problem
@@ -114,14 +115,20 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
     if by_position(parsed):  # what was kept while a broker was away would go where the number points now
         raise OptionError(position_problem(parsed, "a command does not know what those counted who filled the spool"))
+    failed: list[SpoolError] = []
     for path in _paths(folder):
-        one = spools.drainer(path, parsed)
         try:
-            left = one.send_all(timeout_s, dead)
-        finally:
-            delivered = one.finish()
+            one = spools.drainer(path, parsed)
+            try:
+                left = one.send_all(timeout_s, dead)
+            finally:
+                delivered = one.finish()
+        except SpoolError as e:
+            failed.append(e)
+            continue
         row = {"path": str(path), "sent": delivered, "left": left, "dead": one.store.totals.dead}
         output.item(row, f"{path}: {delivered} sent, {left} left, {row['dead']} dead")
+    _raise(output, failed)
 
 
 @spool.command()
@@ -155,9 +162,14 @@ def assign(output: Output, target: Target, folder: Path, delay_group: str | None
             failed.append(e)
             continue
         output.item({"path": str(path), "before": str(before), "owner": str(owner)}, f"{path}: {before} -> {owner}")
+    _raise(output, failed)
+
+
+def _raise(output: Output, failed: Sequence[SpoolError]) -> None:
+    """The first error of several folders; the others are shown."""
+    for other in failed[1:]:
+        output.note(str(other))
     if failed:
-        for other in failed[1:]:
-            output.note(str(other))
         raise failed[0]
 
 

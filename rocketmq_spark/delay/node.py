@@ -82,5 +82,6 @@ def open_node(place: NodeSettings, **options: object) -> DelayService:
         raise
     trade = envelope_records.trade(settings, place.dead_topic, MAX_OUT, place.topics)
     open_spool = partial(spools.resending, store, session.sender(parsed), settings, place.now_ms, trade)
-    tools = Tools(place.now_ms, partial(session.kept_ms, parsed), session.committer(parsed).create_group)
+    make_group = session.committer(parsed).create_group
+    tools = Tools(place.now_ms, partial(session.kept_ms, parsed), make_group, place.topic)
     return DelayService(reader, session.member(parsed), Names(parsed.group), store, open_spool, tools)

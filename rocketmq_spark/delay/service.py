@@ -29,6 +29,7 @@ from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.spool.records import IDENTITY, due_of
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
+from rocketmq_spark.wire.envelope import INNER_TOPIC
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +50,14 @@ LOOK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The clock that due times are compared with; how long a broker keeps messages, None where it does not tell; and what
-    makes a group on all brokers.
+    """The clock that due times are compared with; how long a broker keeps messages, None where it does not tell; what makes
+    a group on all brokers; and the topic that is read.
     """
 
     now_ms: Callable[[], int]
     kept_ms: Callable[[str], int | None]
     make_group: Callable[[str, Sequence[str]], None]
+    topic: str = INNER_TOPIC
 
 
 class DelayService:
@@ -76,7 +78,7 @@ class DelayService:
         self._commits = Commits(member, names, tools.make_group)
         self._store = store
         self._open_spool = open_spool
-        self._now_ms = tools.now_ms
+        self._now_ms, self._topic = tools.now_ms, tools.topic
         self._retention = Retention(tools.kept_ms)
         self._spool: SendSpool | None = None
         self._seen: dict[MessageQueue, Seen] = {}
@@ -177,14 +179,14 @@ class DelayService:
     def _own(self, mine: set[MessageQueue]) -> None:
         self._going |= {queue: self._seen.pop(queue) for queue in self._seen.keys() - mine}
         self._going = {queue: seen for queue, seen in self._going.items() if queue not in mine}
-        self._brokers.each(self._going, self._give_up)
+        self._give_up_all()
         self._gained = {queue: self._gained.get(queue) for queue in mine - self._seen.keys()}
         self._brokers.each(self._gained, self._begin)
         begun = bool(mine) and mine <= self._seen.keys()
         if not self._joined and (begun or self._patience.expired):
             self._joined = True
             self._going |= dict.fromkeys(noted(self._store.notes()).keys() - mine)  # of an earlier process
-            self._brokers.each(self._going, self._give_up)
+            self._give_up_all()
 
     def _begin_again(self, queues: Iterable[MessageQueue]) -> None:
         """Or leave them, if they have gone."""
@@ -216,6 +218,19 @@ class DelayService:
             asked, self._next_look = set(self._seen), Deadline.after(LOOK_S)
         self._brokers.each(asked, look)
         self._begin_again((came - same) & self._seen.keys())
+
+    def _give_up_all(self) -> None:
+        """What goes. What is held of queues that the topic has not is sent from here: there are fewer by now, their broker is
+        away, or they are of what was read before.
+        """
+        if not self._going:
+            return
+        try:
+            read = set(self._member.queues(self._topic, Deadline.after(REQUEST_S)))
+        except RocketMQError as e:
+            logger.info("which queues %s has is not known: %s", self._topic, e)
+            return
+        self._brokers.each(self._going.keys() & read, self._give_up)
 
     def _give_up(self, queue: MessageQueue) -> None:
         """Another node has it."""

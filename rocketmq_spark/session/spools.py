@@ -20,14 +20,17 @@ from rocketmq_spark.queues.environment import Environment, by_position, environm
 from rocketmq_spark.remoting.connection import together
 from rocketmq_spark.session import SPOOLS, connection_key, sender
 from rocketmq_spark.spool.folders import SpoolSettings, owner_of
+from rocketmq_spark.spool.records import LASTING
 
 if TYPE_CHECKING:
     from rocketmq_spark.spool.spool import RedeliveryPolicy, SendSpool
     from rocketmq_spark.spool.store import Store
 
 
-def open_store(path: Path, options: Options, spool: SpoolSettings | None = None) -> Store:
-    """The store of a folder, which holds sends of the cluster, namespace and environment of the options only."""
+def open_store(path: Path, options: Options, spool: SpoolSettings | None = None, lent: bool = False) -> Store:
+    """The store of a folder, which holds sends of the cluster, namespace and environment of the options only. One that is
+    ``lent`` is opened by who keeps nothing there: its owner, who may know less of its environment, opens it again.
+    """
     from rocketmq_spark.spool.store import Store
 
     store = Store(path, spool.sync, spool.max_bytes) if spool is not None else Store(path)
@@ -35,7 +38,7 @@ def open_store(path: Path, options: Options, spool: SpoolSettings | None = None)
         environment, noted = environment_of(options), _noted(store)
         if environment is not None and not environment.by_position:
             _check(store, noted, environment)  # before it says that it is of these options
-        store.belong(owner_of(options))
+        store.belong(owner_of(options), lent=lent)
         if environment is not None and environment.by_position:
             _recall(store, noted, owned(sender(options), environment))
     except BaseException:
@@ -46,7 +49,7 @@ def open_store(path: Path, options: Options, spool: SpoolSettings | None = None)
 
 # The queues of an environment by its number alone, a note for each topic: what was kept while a broker was away would
 # go where the number points by then.
-_POSITIONS = b"environment's queues of "
+_POSITIONS = LASTING + b"queues of "
 _Owned = dict[str, tuple[MessageQueue, ...]]
 
 
@@ -155,4 +158,4 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
 
 def drainer(path: Path, options: Options) -> SendSpool:
     """What sends all that lies in a folder, for commands."""
-    return resending(open_store(path, options), sender(options), ProducerSettings.of(options))
+    return resending(open_store(path, options, lent=True), sender(options), ProducerSettings.of(options))

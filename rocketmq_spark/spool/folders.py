@@ -149,6 +149,7 @@ def _remove(path: Path) -> None:
 
 def _move(store: Store, into: Store, ahead_ms: int) -> Iterator[int]:
     while taken := store.take(_ENDLESS_MS, _PAGE, _PAGE_BYTES):
-        into.add([(work.record, max(0, work.due.due_ms - ahead_ms)) for work in taken], store.notes())
+        notes = {name: value for name, value in store.notes().items() if value}  # what is empty says nothing
+        into.add([(work.record, max(0, work.due.due_ms - ahead_ms)) for work in taken], notes)
         store.settle([(work, Done()) for work in taken], 0)
         yield len(taken)

@@ -25,13 +25,15 @@ import json
 import struct
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rocketmq_spark.errors import DecodeError
 
 RECORD, PENDING, ORDER, DEAD = b"r", b"p", b"o", b"d"
 MARK, NOTE = b"i", b"n"
+# What notes of this name say holds also when records are lost: they speak of none.
+LASTING = b"environment's "
 TOTALS = b"m"
 # Twice, at both ends: without it the destination of records is unknown.
 OWNER = (b"e", b"z")
@@ -309,7 +311,9 @@ class SpoolOwner:
         return cls.decode(next(filter(None, map(get, OWNER)), b""))
 
     def is_same(self, other: SpoolOwner) -> bool:
-        """Servers of one cluster have one in common; what an earlier release did not write is not compared."""
+        """Whether it may have what is ``other``'s. Servers of one cluster have one in common; what an earlier release did not
+        write is not compared.
+        """
         return (
             self.purpose == other.purpose
             and _is_same_environment(self.environment, other.environment)
@@ -317,15 +321,23 @@ class SpoolOwner:
             and (not self.servers or not other.servers or not set(self.servers).isdisjoint(other.servers))
         )
 
+    def believes(self, note: bytes, held: SpoolOwner, given: bool) -> bool:
+        """Whether what was noted while it was ``held``'s is true of this one's brokers, which may have the same names; for whom
+        it was read is no matter. Which queues an environment had is, where it was ``given`` to this one, if it is the same.
+        """
+        if given and note.startswith(LASTING):
+            return (self.namespace, self.environment) == (held.namespace, held.environment)
+        return self.is_same(replace(held, purpose=self.purpose))
+
     def __str__(self) -> str:
         servers = f"the cluster of {';'.join(self.servers)}" if self.servers else "an unnamed cluster"
         parts = [self.purpose, servers, f"namespace {self.namespace!r}" if self.namespace else "", self.environment]
         return ", ".join(part for part in parts if part)
 
 
-def _is_same_environment(one: str, other: str) -> bool:
-    """Which queues it has is compared where both say it."""
-    return one == other or (bool(one and other) and (one.startswith(f"{other}, ") or other.startswith(f"{one}, ")))
+def _is_same_environment(one: str, held: str) -> bool:
+    """Which queues it has is not compared where ``held`` does not say it: what an earlier release wrote, or a number alone."""
+    return one == held or (bool(held) and one.startswith(f"{held}, "))
 
 
 # The owner of records whose owner stood in a block that cannot be read: none, until a command assigns them.

@@ -27,6 +27,7 @@ from rocketmq_spark.spool.database import WHOLE, Damaged, Database, rebuild
 from rocketmq_spark.spool.files import FULL, mirror, sync_folder
 from rocketmq_spark.spool.records import (
     DEAD,
+    LASTING,
     LOST_OWNER,
     MARK,
     NOTE,
@@ -192,7 +193,7 @@ def repair(db: Database, salvaged: Salvaged | None = None) -> None:
 
     A record without a due time is due when it was at first, now where it does not say. Due times and places in lanes
     without a record are dropped and named in the log. A record that does not fit its checksum stays, and goes to the dead
-    when it is taken. Notes speak of records that may be lost, so they go where any is.
+    when it is taken. Notes but the ``LASTING`` speak of records that may be lost, so they go where any is.
     """
     before = _totals(db)
     dead = {number(key) for key, _ in db.scan(DEAD, behind(DEAD))}
@@ -234,7 +235,7 @@ def repair(db: Database, salvaged: Salvaged | None = None) -> None:
     missing = max(len(lost), 0 if TOTALS in rebuilt else before.depth + before.dead - len(kept))
     exact = salvaged is None or (salvaged.counted and RECORD not in rebuilt)
     if missing or not exact:
-        stale += [key for key, _ in db.scan(NOTE, behind(NOTE))]
+        stale += [key for key, _ in db.scan(NOTE, behind(NOTE)) if not key.startswith(NOTE + LASTING)]
     db.write(change.all_puts, change.deletes + stale + doubled, sync=True)
     _say(db, len(kept), missing, lost, None if salvaged is None else salvaged.folder, exact)
 

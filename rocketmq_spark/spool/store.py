@@ -9,7 +9,6 @@ Of a *lane* only the first record is pending. The next one follows when the firs
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
 import threading
@@ -250,8 +249,10 @@ class Store:
             self._write(change)
             return len(self) - before
 
-    def belong(self, owner: SpoolOwner, force: bool = False) -> None:
-        """Say whose records these are. Raises ``SpoolError`` when it holds those of another, unless ``force`` gives them away."""
+    def belong(self, owner: SpoolOwner, force: bool = False, lent: bool = False) -> None:
+        """Say whose records these are. Raises ``SpoolError`` when it holds those of another, unless ``force`` gives them away.
+        What is ``lent`` stays whose it was, as it is written down.
+        """
         with self._ready:
             held = SpoolOwner.stored(self._db.get)
             if self.totals.all_bytes and not force and not owner.is_same(held):
@@ -260,11 +261,10 @@ class Store:
                     remedy="Give each cluster, namespace and environment a 'spoolDir' of its own. A cluster whose addresses "
                     "are others now gets its records with: rocketmq-spark spool assign",
                 )
-            self._owner = owner
+            self._owner = owner = held if lent and self.totals.all_bytes and held != SpoolOwner() else owner
             if held != owner:
-                # What was noted is of the other one's brokers, which may have the same names; for whom it was read is no matter.
-                same = owner.is_same(dataclasses.replace(held, purpose=owner.purpose))
-                notes = () if same else [key for key, _ in self._db.scan(NOTE, behind(NOTE))]
+                noted = (key for key, _ in self._db.scan(NOTE, behind(NOTE)))
+                notes = [key for key in noted if not owner.believes(key[len(NOTE) :], held, force)]
                 self._db.write([(key, owner.encode()) for key in OWNER], notes, sync=self._sync)
 
     def close(self) -> None:

@@ -90,11 +90,12 @@ def test_a_delay_folder_whose_owner_damage_took_is_assigned_by_the_name_of_its_g
     assert "Leave --delay-group out" in " ".join(done.stderr.split())
 
 
-def test_a_folder_in_use_keeps_no_other_from_being_assigned(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["assign", "send"])
+def test_a_folder_in_use_keeps_no_other_from_being_assigned_or_sent(run: Run, tmp_path: Path, command: str) -> None:
     others = [Store(tmp_path / name, sync="never") for name in ("worker-1", "worker-2", "worker-3")]
     others[1].close()
     others[2].close()
-    done = run("spool", "assign", str(tmp_path), "--json")
+    done = run("spool", command, str(tmp_path), "--json")
     others[0].close()
     assert done.exit_code == 1
     assert [Path(each["path"]).name for each in documents(done.stdout)] == ["worker-2", "worker-3"]

@@ -35,6 +35,7 @@ class Topic:
         self.groups: set[str] = {"g", "g_stored", "g_done_ms", "g_newest_ms"}
         self.silent = False
         self.away: set[str] = set()  # brokers
+        self.unread: set[MessageQueue] = set()  # by the route
 
     def put(self, body: bytes, queue: MessageQueue = QUEUES[0]) -> None:
         self.messages[queue].append(body)
@@ -48,6 +49,9 @@ class Topic:
         self.offsets.clear()
 
     # As a ``GroupMember``.
+
+    def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> list[MessageQueue]:
+        return sorted(queue for queue in self.messages.keys() - self.unread if queue.topic == topic)
 
     def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
         assert not young_at_zero

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import subprocess
 import sys
@@ -14,11 +15,12 @@ from rocketmq_spark import options, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
+from rocketmq_spark.options import Options
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import owned
-from rocketmq_spark.session.spools import open_store, resending, worker_spool
-from rocketmq_spark.spool.folders import adopt, claim, spools
-from rocketmq_spark.spool.records import Done
+from rocketmq_spark.session.spools import drainer, open_store, resending, worker_spool
+from rocketmq_spark.spool.folders import adopt, claim, owner_of, spools
+from rocketmq_spark.spool.records import RECORD, TOTALS, Done, numbered
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from tests.producer.scripted import ScriptedSender, Time
@@ -204,6 +206,104 @@ def test_the_queues_of_an_environment_by_its_number_are_kept_with_its_records(tm
         mine = open_store(mine.path, parsed)
         assert known == {}
     mine.close()
+    session.close_all()
+
+
+def test_what_a_folder_does_not_say_of_an_environments_queues_takes_nothing_from_who_adopts_it(tmp_path: Path) -> None:
+    """One that was empty when it was opened says nothing of topics that it had once; who takes it over has records of them."""
+    parsed = options.parse({"nameServer": "127.0.0.1:1", "environment": "1"}).for_role("producer")
+    settings, sender = ProducerSettings.of(parsed), session.sender(parsed)
+    assert settings.environment is not None
+    known = owned(sender, settings.environment)
+    known |= {topic: (MessageQueue(topic, "a", 0),) for topic in ("t", "u")}
+
+    def kept(name: str, topic: str) -> SendSpool:
+        spool = resending(open_store(tmp_path / name, parsed), sender, settings)
+        spool.keep([SpooledSend(topic, SendRequest("g", b"x"), None, ("id",))])
+        return spool
+
+    spool = kept("worker-1", "t")
+    spool.store.settle([(work, Done()) for work in spool.store.take(10**15, 10)], NOW_MS)
+    spool.finish()
+    kept("worker-1", "u").finish()
+    kept("worker-2", "t").finish()
+    mine = open_store(tmp_path / "worker-2", parsed)
+    assert adopt(tmp_path, mine, functools.partial(open_store, options=parsed), NOW_MS) == 1
+    mine.close()
+    known.clear()
+    open_store(mine.path, parsed).close()
+    assert known == {topic: (MessageQueue(topic, "a", 0),) for topic in ("t", "u")}
+    session.close_all()
+
+
+def test_damage_that_costs_records_leaves_to_the_others_the_queues_that_their_environment_had(tmp_path: Path) -> None:
+    parsed = options.parse({"nameServer": "127.0.0.1:1", "environment": "1"}).for_role("producer")
+    settings, sender = ProducerSettings.of(parsed), session.sender(parsed)
+    assert settings.environment is not None
+    known = owned(sender, settings.environment)
+    known["t"] = (MessageQueue("t", "a", 0),)
+    spool = resending(open_store(tmp_path, parsed), sender, settings)
+    spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, (name,)) for name in "ab"])
+    spool.store._db.write([], [numbered(RECORD, 1), TOTALS])
+    spool.finish()
+    known.clear()
+    store = open_store(tmp_path, parsed)
+    assert (len(store), known) == (1, {"t": (MessageQueue("t", "a", 0),)})
+    store.close()
+    session.close_all()
+
+
+def test_what_an_environment_with_given_queues_kept_is_not_for_who_forgot_them(tmp_path: Path) -> None:
+    """By the number alone it counts others, which are another environment's. What a command sends stays its owner's."""
+    given = {"nameServer": "127.0.0.1:1", "environment": "2"}
+    layout = {"environments": '{"1": [1], "2": [0]}'}
+    alone, listed = (options.parse({**given, **more}).for_role("producer") for more in ({}, layout))
+
+    def opened(parsed: Options) -> SendSpool:
+        return resending(open_store(tmp_path, parsed), session.sender(parsed), ProducerSettings.of(parsed))
+
+    def keep(spool: SendSpool) -> None:
+        spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
+        spool.finish()
+
+    keep(opened(alone))
+    drainer(tmp_path, listed).finish()
+    opened(alone).finish()
+    keep(opened(listed))
+    with pytest.raises(
+        SpoolError, match=r"holds records of .* environment '2' \(queues\), of .*, not of .* '2' \(queues\)\. "
+    ):
+        opened(alone)
+    opened(listed).finish()
+    session.close_all()
+
+
+@pytest.mark.parametrize(
+    ("port", "more", "wanted"),
+    [(2, {}, "a"), (1, {"environments": '{"1": {"b": [0]}}'}, None)],
+    ids=["by its number", "given"],
+)
+def test_what_is_assigned_goes_to_the_queues_that_its_environment_had_unless_others_are_given(
+    tmp_path: Path, port: int, more: dict[str, str], wanted: str | None
+) -> None:
+    """Where addresses are others, and where their broker has gone for good: nothing else gets the records out."""
+    old, new = (
+        options.parse({"nameServer": f"127.0.0.1:{at}", "environment": "1", **given}).for_role("producer")
+        for at, given in ((1, {}), (port, more))
+    )
+    settings, sender = ProducerSettings.of(old), session.sender(old)
+    assert settings.environment is not None
+    owned(sender, settings.environment)["t"] = (MessageQueue("t", "a", 0),)
+    spool = resending(open_store(tmp_path, old), sender, settings)
+    spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
+    spool.finish()
+    with contextlib.closing(make(tmp_path)) as store:
+        store.belong(owner_of(new), force=True)
+    with contextlib.closing(open_store(tmp_path, new)):
+        environment = ProducerSettings.of(new).environment
+        assert environment is not None
+        found = owned(session.sender(new), environment)
+        assert found == ({} if wanted is None else {"t": (MessageQueue("t", wanted, 0),)})
     session.close_all()
 
 

@@ -1,0 +1,43 @@
+"""A node of which the inner topic gets fewer queues while messages wait, on a real broker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from rocketmq_spark import Message, Producer
+from rocketmq_spark.base.clock import Deadline, wait_until
+from rocketmq_spark.delay.node import NodeSettings, open_node
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.wire.envelope import Envelope
+from tests.helpers import stored
+
+
+def test_what_waits_in_a_queue_that_its_topic_has_no_more_is_sent(
+    rocketmq: LocalBroker, topic: str, tmp_path: Path
+) -> None:
+    inner = f"{topic}-inner"
+    rocketmq.create_topic(inner, queues=2)
+    lead_s = 0.0  # of the node's clock
+    place = NodeSettings(tmp_path / "n", inner, f"{topic}-dead", lambda: int(1000 * (time.time() + lead_s)))
+    node = open_node(place, name_server=rocketmq.name_server, group=f"g_{topic}")
+    over = threading.Event()
+    running = threading.Thread(target=node.run, args=(over,))
+    running.start()
+    now_ms = time.time_ns() // 1_000_000
+    body = Envelope(topic, now_ms + 3_600_000, "one", now_ms, 0, "UNIQ_KEY\x01one\x02", b"one").pack()
+    gone = MessageQueue(inner, "broker-a", 1)
+    try:
+        with Producer(name_server=rocketmq.name_server, group="p") as producer:
+            producer.send(Message(inner, body), queue=gone)
+        assert wait_until(lambda: node.waiting == 1, Deadline.after(30), 0.02)
+        rocketmq.admin.resize_topic(inner, 1, ["broker-a"])
+        assert wait_until(lambda: gone not in node._seen, Deadline.after(90), 0.1)
+        lead_s = 3600.0
+        assert wait_until(lambda: node.sent == 1, Deadline.after(30), 0.02)
+    finally:
+        over.set()
+        running.join(60)
+    assert [message.body for message in stored(rocketmq, topic, 1)] == [b"one"]
