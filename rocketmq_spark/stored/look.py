@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import CallTimeout, RocketMQError, UnprovedError
-from rocketmq_spark.model import LogState, MessageQueue, OffsetRange
+from rocketmq_spark.model import LogState, MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.stored.ends import AT_LEAST_ONCE, QueueEnds
 
@@ -64,6 +64,7 @@ class Look:
         self._take(self._since.ranges(first), take)
         self._settle()
         last = self._ends()
+        QueueEnds(first, {}).check_bounds({queue: QueueBounds(0, end, 0) for queue, end in last.items()})
         self._take(QueueEnds(first, {}).ranges(last), take)
         return last
 

@@ -247,6 +247,14 @@ def test_a_log_that_was_locked_within_the_settle_time_begins_it_anew(scripted: B
     assert scripted.look(since) == ["late"]
 
 
+def test_a_broker_that_loses_what_was_found_within_the_settle_time_proves_nothing(scripted: Brokers) -> None:
+    since = scripted.noted()
+    scripted.queues[A] += ["a2", "a3"]
+    scripted.events[104.0] = lambda: scripted.queues[A].remove("a3")
+    with pytest.raises(UnprovedError, match="it ends at offset 3 now, and ended at 4 before"):
+        scripted.look(since)
+
+
 def test_a_log_that_is_locked_for_short_is_settled(scripted: Brokers) -> None:
     since = scripted.noted()
     scripted.states["a"] = lambda: scripted.state("a")._replace(lock_ms=1_900)
