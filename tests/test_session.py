@@ -12,6 +12,7 @@ from rocketmq_spark.client.credentials import Credentials
 from rocketmq_spark.errors import OptionError, RocketMQError, ServerFault
 from rocketmq_spark.model import Message
 from rocketmq_spark.options import Options
+from rocketmq_spark.remoting.endpoint import Drops
 from rocketmq_spark.session import public
 from rocketmq_spark.session.public import Producer
 from rocketmq_spark.wire import rpc
@@ -62,7 +63,7 @@ def test_other_connection_options_get_a_client_of_their_own(different):
 def test_who_looks_what_is_stored_has_connections_that_forget_sooner_than_the_look_ends():
     def of(role, **given):
         made = session.client(options.parse({"nameServer": NOWHERE, **given}).for_role(role))
-        return made.calls.pool.dialling.unconfirmed_s
+        return made.calls.pool.dialling.undelivered.unconfirmed_s
 
     once = {"topic": "t", "deliveryGuarantee": "exactly-once"}
     assert of("sink", topic="t") == 15.0
@@ -71,6 +72,16 @@ def test_who_looks_what_is_stored_has_connections_that_forget_sooner_than_the_lo
     assert of("sink", **once, exactlyOnceSettle="60s") == 15.0
     assert of("producer", confirmAmbiguous="true", exactlyOnceSettle="5s") == 4.0
     assert of("sink", topic="t") == 15.0
+
+
+def test_what_a_sink_that_looks_has_not_sent_goes_with_its_process():
+    def of(role, **given):
+        made = session.client(options.parse({"nameServer": NOWHERE, **given}).for_role(role))
+        return made.calls.pool.dialling.undelivered.drops
+
+    assert of("sink", topic="t", deliveryGuarantee="exactly-once", exactlyOnceSettle="60s") is Drops.DEAD
+    assert of("producer", confirmAmbiguous="true", exactlyOnceSettle="20s", sendTimeout="60s") is Drops.CLOSED
+    assert of("sink", topic="t") is Drops.NEVER
 
 
 def test_another_secret_is_another_client():

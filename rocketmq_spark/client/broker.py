@@ -25,9 +25,14 @@ from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Bytes, Command
 from rocketmq_spark.wire.messages import stamp
 
+# Of GET_BROKER_RUNTIME_INFO: what ``LogState`` has.
+_OF_LOG = (
+    "commitLogMaxOffset",
+    "dispatchBehindBytes",
+    "sendThreadPoolQueueHeadWaitTimeMills",
+    "pageCacheLockTimeMills",
+)
 # What a broker says to a pull, be it that it has nothing there.
-# Of GET_BROKER_RUNTIME_INFO, in the order of ``LogState``.
-_OF_LOG = ("commitLogMaxOffset", "dispatchBehindBytes", "sendThreadPoolQueueHeadWaitTimeMills")
 _PULLED = (Response.SUCCESS, Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY, Response.PULL_OFFSET_MOVED)
 
 
@@ -292,10 +297,10 @@ def _passing(error: RocketMQError) -> RocketMQError:
 def _log_state(answer: Command) -> LogState | NotSupported:
     fields = bodies.table(answer.body)
     try:
-        end, behind, head_wait_ms = (int(fields[name]) for name in _OF_LOG)
+        end, behind, head_wait_ms, lock_ms = (int(fields[name]) for name in _OF_LOG)
     except (KeyError, ValueError) as e:
         return NotSupported(f"a broker does not report {', '.join(_OF_LOG)}: {e}")
-    return LogState(end, behind, head_wait_ms, answer.received_s)
+    return LogState(end, behind, head_wait_ms, answer.received_s, lock_ms)
 
 
 def from_0(bounds: QueueBounds) -> QueueBounds:

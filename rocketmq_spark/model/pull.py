@@ -121,14 +121,15 @@ class PullAnswer:
 
 
 class LogState(NamedTuple):
-    """A broker's commit log: its end, how far its index is behind, how long the first send in its queue waits, and when that
-    was known, by the monotonic clock.
+    """A broker's commit log: its end, how far its index is behind, how long the first send in its queue waits, when that
+    was known, by the monotonic clock, and for how long one send has had the log for itself, behind which others wait.
     """
 
     max_offset: int
     behind: int
     head_wait_ms: int
     at_s: float
+    lock_ms: int = 0
 
     @property
     def indexed(self) -> int:

@@ -21,9 +21,11 @@ from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
 from rocketmq_spark.remoting.endpoint import (
     TICK_S,
-    UNCONFIRMED_S,
+    UNDELIVERED,
+    Drops,
     SocketChannel,
     TlsSettings,
+    Undelivered,
     closed_by_peer,
     connect,
     mapped,
@@ -122,10 +124,12 @@ class Connection:
         tls: TlsSettings | None = None,
         on_request: OnRequest | None = None,
         max_frame: int = MAX_FRAME,
-        unconfirmed_s: float = UNCONFIRMED_S,
+        undelivered: Undelivered = UNDELIVERED,
     ) -> None:
         self.address = address
-        self._channel = SocketChannel(connect(address, deadline, tls, unconfirmed_s))
+        self._channel = SocketChannel(connect(address, deadline, tls, undelivered))
+        self._drops = undelivered.drops is not Drops.NEVER
+        self._in_doubt = False  # whether a request was given up that may not be sent yet
         self._on_request = on_request
         self._lock = threading.Lock()
         self._write_lock = threading.RLock()  # which knows its owner
@@ -166,6 +170,7 @@ class Connection:
         if not arrived.acquire(timeout=deadline.remaining()):
             with self._lock:
                 mine = self._conversation.give_up(waiter.opaque)
+                self._in_doubt = self._in_doubt or mine is not None
             if mine is not None:
                 self._check_silence()
                 raise CallTimeout(f"no answer to request {command.code} in time", self.address)
@@ -328,6 +333,7 @@ class Connection:
     def _expire(self) -> None:
         with self._lock:
             late = self._conversation.expired(lambda waiter: waiter.deadline.expired)
+            self._in_doubt = self._in_doubt or bool(late)
         for waiter in late:
             waiter.tell(CallTimeout("no answer in time", self.address))
         if late:
@@ -349,6 +355,8 @@ class Connection:
             self._error = error
             lost = self._conversation.connection_lost(error)
         try:
+            if self._drops and (lost or self._in_doubt):
+                self._channel.drop_unsent()
             self._channel.shutdown()  # the reader wakes and closes it
         except OSError:
             logger.debug("%s was closed already", self.address)

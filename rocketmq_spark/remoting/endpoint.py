@@ -6,15 +6,18 @@ Only this file, ``connection`` and ``bulk`` see ``OSError``; ``mapped`` turns it
 
 from __future__ import annotations
 
+import enum
 import os
 import select
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, CertificateRefused, ConnectionLost, OptionError, RocketMQError
@@ -22,6 +25,26 @@ from rocketmq_spark.errors import CallTimeout, CertificateRefused, ConnectionLos
 # Bytes that the peer's machine has not confirmed for this long mean that the way there is gone. Without it the
 # operating system goes on trying for a quarter of an hour. Linux only; elsewhere the silence of the server shows it.
 UNCONFIRMED_S = 15.0
+
+
+class Drops(enum.Enum):
+    """When what was handed to the operating system, and is not sent yet, goes with its connection. Else it is still sent, over a
+    slow way for as long as that takes.
+    """
+
+    NEVER = "never"
+    CLOSED = "where a request has no answer when this side closes it"
+    DEAD = "also when this process dies"
+
+
+class Undelivered(NamedTuple):
+    """When bytes that do not arrive are dropped: when the peer's machine has confirmed nothing for so long, and as said."""
+
+    unconfirmed_s: float = UNCONFIRMED_S
+    drops: Drops = Drops.NEVER
+
+
+UNDELIVERED = Undelivered()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +114,12 @@ def _stamp(path: str | None) -> tuple[int, int, int] | None:
 
 
 def connect(
-    address: str, deadline: Deadline, tls: TlsSettings | None, unconfirmed_s: float = UNCONFIRMED_S
+    address: str, deadline: Deadline, tls: TlsSettings | None, undelivered: Undelivered = UNDELIVERED
 ) -> socket.socket:
     """A connected blocking socket, encrypted when ``tls`` is given.
 
-    On Linux what the peer's machine has not confirmed for ``unconfirmed_s`` is dropped, also when this process has died.
+    On Linux bytes are dropped when the peer's machine has confirmed nothing for the time of ``undelivered``, also when
+    this process has died.
 
     Raises ``ConnectionLost``, ``CertificateRefused`` and ``CallTimeout``.
     """
@@ -110,7 +134,9 @@ def connect(
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * unconfirmed_s))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * undelivered.unconfirmed_s))
+        if undelivered.drops is Drops.DEAD:
+            _drop_unsent(sock)
         if context:
             sock.settimeout(max(0.001, deadline.remaining()))
             sock = context.wrap_socket(sock, server_hostname=host)
@@ -118,6 +144,10 @@ def connect(
         sock.close()
         raise mapped(e, address, "the TLS handshake failed") from e
     return sock
+
+
+def _drop_unsent(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def mapped(error: OSError, address: str, what: str, first: bool = False) -> RocketMQError:
@@ -208,6 +238,10 @@ class SocketChannel:
             return -1
         except ssl.SSLZeroReturnError:
             return 0
+
+    def drop_unsent(self) -> None:
+        """What the operating system has not sent when it is closed is not sent any more. Raises ``OSError`` as ``shutdown``."""
+        _drop_unsent(self._sock)
 
     def shutdown(self) -> None:
         """Wake the thread that waits for bytes. Raises ``OSError`` when the socket was closed already."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError
 from rocketmq_spark.remoting.connection import Connection, OnRequest, ServerRequest
-from rocketmq_spark.remoting.endpoint import UNCONFIRMED_S, TlsSettings
+from rocketmq_spark.remoting.endpoint import UNDELIVERED, TlsSettings, Undelivered
 from rocketmq_spark.remoting.protocol import copy_of
 
 # Servers drop a connection after 120 s without traffic; ours go before, so that no request meets that moment.
@@ -50,14 +50,12 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class Dialling:
-    """How connections are made. ``address_map`` turns an advertised address into a reachable one; what the peer's machine does
-    not confirm within ``unconfirmed_s`` is dropped.
-    """
+    """How connections are made. ``address_map`` turns an advertised address into a reachable one."""
 
     connect_timeout_s: float = 3.0
     tls: TlsSettings | None = None
     address_map: Mapping[str, str] = field(default_factory=dict)
-    unconfirmed_s: float = UNCONFIRMED_S
+    undelivered: Undelivered = UNDELIVERED
 
     def reachable(self, address: str) -> str:
         return self.address_map.get(address, address)
@@ -131,7 +129,7 @@ class Pool:
                 deadline.within(self.dialling.connect_timeout_s),
                 self.dialling.tls,
                 None if self._on_request is None else functools.partial(_asked, self._on_request, address),
-                unconfirmed_s=self.dialling.unconfirmed_s,
+                undelivered=self.dialling.undelivered,
             )
         except RocketMQError as e:
             slot.attempts, slot.failure = slot.attempts + 1, e
@@ -169,6 +167,14 @@ class Pool:
     def _check_open(self, address: str) -> None:
         if self._closed:
             raise _closed(address)
+
+    def hang_up(self) -> None:
+        """End the connections that there are; who calls again gets new ones."""
+        with self._lock:
+            open_ones = self._retired + [slot.connection for slot in self._slots.values() if slot.connection]
+            self._retired = []
+        for connection in open_ones:
+            connection.close()
 
     def close(self) -> None:
         with self._lock:

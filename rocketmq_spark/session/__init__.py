@@ -39,7 +39,7 @@ from rocketmq_spark.ports import (
     Sender,
 )
 from rocketmq_spark.queues.environment import scope_of
-from rocketmq_spark.remoting.endpoint import UNCONFIRMED_S, TlsSettings
+from rocketmq_spark.remoting.endpoint import UNCONFIRMED_S, UNDELIVERED, Drops, TlsSettings, Undelivered
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.session import proxied
 
@@ -91,7 +91,7 @@ def connection_key(options: Options) -> object:
         options.request_timeout,
         options.num_retries,
         options.retry_interval,
-        _unconfirmed_s(options),
+        _undelivered(options),
     )
 
 
@@ -160,13 +160,18 @@ def pulls(options: Options) -> PullSource:
 
 
 def _dialling(options: Options) -> Dialling:
-    return Dialling(options.connect_timeout, _tls(options), options.address_map, _unconfirmed_s(options))
+    return Dialling(options.connect_timeout, _tls(options), options.address_map, _undelivered(options))
 
 
-def _unconfirmed_s(options: Options) -> float:
-    """For how long sent bytes may be under way: where it is looked up what is stored, less than such a look waits for them."""
-    looks = options.delivery_guarantee == "exactly-once" or options.confirm_ambiguous
-    return min(UNCONFIRMED_S, max(0.1, options.exactly_once_settle - 1.0)) if looks else UNCONFIRMED_S
+def _undelivered(options: Options) -> Undelivered:
+    """What is sent may be under way for less time than a look at what is stored waits for it, and not for longer when who sends
+    has failed or died: the sink's next attempt is another process.
+    """
+    once = options.delivery_guarantee == "exactly-once"
+    if not once and not options.confirm_ambiguous:
+        return UNDELIVERED
+    unconfirmed_s = min(UNCONFIRMED_S, max(0.1, options.exactly_once_settle - 1.0))
+    return Undelivered(unconfirmed_s, Drops.DEAD if once else Drops.CLOSED)
 
 
 def _tls(options: Options) -> TlsSettings | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options, transport
-from rocketmq_spark.session import offsets, puller, routes
+from rocketmq_spark.session import client, offsets, puller, routes
 from rocketmq_spark.stored.ends import QueueEnds
 from rocketmq_spark.stored.ids import ids_of
 from rocketmq_spark.stored.look import GAP_S, LookTools
@@ -36,6 +36,11 @@ def look_tools(options: Options, timeout_s: float | None = None, clock: Clock | 
 def noted_ids(options: Options, ends: QueueEnds) -> NotedStoredIds:
     """For a task whose planner noted where queues end."""
     return NotedStoredIds(lambda timeout_s, clock: look_tools(options, timeout_s, clock), ends)
+
+
+def hang_up(options: Options) -> None:
+    """What this process was handed to send and has not sent yet stays unsent."""
+    client(options).calls.pool.hang_up()
 
 
 def asked_ids(options: Options) -> AskedStoredIds:

@@ -15,13 +15,13 @@ import pyarrow as pa
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import CallTimeout, RocketMQError, UnprovedError
-from rocketmq_spark.model import LogState, MessageQueue, OffsetRange
+from rocketmq_spark.model import LogState, MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.stored.ends import AT_LEAST_ONCE, QueueEnds
 
 logger = logging.getLogger(__name__)
 
-# A broker that was silent for longer may have stood still, with requests in its sockets.
+# A broker that was silent, or kept its log locked, for longer may have stood still, with requests in its sockets and threads.
 GAP_S = 2.0
 _POLL_S = 0.5
 # One that answers, but does not settle, is waited for so many settle times longer than one that does not answer.
@@ -64,6 +64,7 @@ class Look:
         self._take(self._since.ranges(first), take)
         self._settle()
         last = self._ends()
+        QueueEnds(first, {}).check_bounds({queue: QueueBounds(0, end, 0) for queue, end in last.items()})
         self._take(QueueEnds(first, {}).ranges(last), take)
         return last
 
@@ -119,8 +120,10 @@ class Look:
         for name, state in states.items():
             if isinstance(state, RocketMQError):
                 continue
-            # By its own time: others may have kept the round waiting.
-            if name not in self._heard or state.at_s - self._heard[name] > GAP_S:
+            # By its own time: others may have kept the round waiting. While one send has the log for itself, on a disk that
+            # hangs, others are in no queue, where they would be seen to wait: the broker drops those of its queue then.
+            still = name not in self._heard or state.at_s - self._heard[name] > GAP_S
+            if still or state.lock_ms > 1000 * GAP_S:
                 self._steady[name] = state.at_s
             self._heard[name] = state.at_s
         return states
@@ -141,8 +144,8 @@ class Look:
                 )
             if now - waited_since > self._tools.timeout_s + _ROUNDS * self._tools.settle_s:
                 raise CallTimeout(
-                    f"broker {name} answers now and then only, or keeps sends in its queue for long, so that what is stored "
-                    "there cannot be proved",
+                    f"broker {name} answers now and then only, or keeps sends in its queue or before its log for long, so that "
+                    "what is stored there cannot be proved",
                     remedy=f"See what keeps broker {name} busy, {AT_LEAST_ONCE}",
                 )
             self._clock.sleep(_POLL_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -364,10 +365,12 @@ RUNTIME, CONFIG = Request.GET_BROKER_RUNTIME_INFO, Request.GET_BROKER_CONFIG
 
 class TestLogStates:
     def test_where_the_log_ends_and_how_far_it_is_indexed(self, broker: MockBroker, routed: Parts) -> None:
-        told = b'{"table":{"commitLogMaxOffset":"70","dispatchBehindBytes":"20","sendThreadPoolQueueHeadWaitTimeMills":"5"}}'
-        broker.on(RUNTIME, ok(told))
+        told = {"commitLogMaxOffset": "70", "dispatchBehindBytes": "20", "sendThreadPoolQueueHeadWaitTimeMills": "5"}
+        broker.on(RUNTIME, ok(json.dumps({"table": {**told, "pageCacheLockTimeMills": "9"}}).encode()))
         states = routed.brokers.log_states(["broker-a", "nobody"], routed.soon)
-        assert states["broker-a"][:3] == (70, 20, 5)
+        state = states["broker-a"]
+        assert isinstance(state, LogState)
+        assert (state.max_offset, state.behind, state.head_wait_ms, state.lock_ms) == (70, 20, 5, 9)
         assert LogState(70, 20, 5, 0.0).indexed == 50
         assert isinstance(states["nobody"], BrokerNotFound)
 

@@ -191,9 +191,9 @@ def test_rotated_tls_files_are_read_again(tmp_path: Path) -> None:
 DIES = """
 import os, signal, sys
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.remoting.endpoint import connect
+from rocketmq_spark.remoting.endpoint import Undelivered, connect
 
-sock = connect(sys.argv[1], Deadline.after(30), None, 1.0)
+sock = connect(sys.argv[1], Deadline.after(30), None, Undelivered(1.0))
 sock.setblocking(False)
 sent = 0
 try:

@@ -14,6 +14,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, ClosedError, ConnectionLost
 from rocketmq_spark.remoting import pool as pool_module
+from rocketmq_spark.remoting.endpoint import Undelivered
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from tests import mockbroker as mb
 from tests.mockbroker import PING, MockBroker, eventually, ok, ping
@@ -203,7 +204,7 @@ def test_addresses_are_mapped(broker: MockBroker) -> None:
 @pytest.mark.parametrize("option", [socket.TCP_USER_TIMEOUT] if hasattr(socket, "TCP_USER_TIMEOUT") else [])
 def test_the_system_drops_what_is_not_confirmed_in_time(broker: MockBroker, option: int) -> None:
     for seconds in (15.0, 3.0):
-        pool = Pool(Dialling(unconfirmed_s=seconds) if seconds < 15 else Dialling())
+        pool = Pool(Dialling(undelivered=Undelivered(seconds)) if seconds < 15 else Dialling())
         sock = pool.get(broker.address, soon())._channel._sock
         assert sock.getsockopt(socket.IPPROTO_TCP, option) == 1000 * seconds
         pool.close()

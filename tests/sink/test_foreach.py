@@ -16,10 +16,12 @@ import rocketmq_spark
 from rocketmq_spark import foreach_batch_writer, write_rocketmq
 from rocketmq_spark.errors import OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.spark.sink.report import AtBroker
+from rocketmq_spark.spark.sink import foreach
+from rocketmq_spark.spark.sink.report import AtBroker, Written
 from tests.fix_spark import finish
 from tests.helpers import stored
 from tests.live.writes import Make, bodies, by_queue
+from tests.sink.test_notes import checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -161,6 +163,32 @@ def test_readers_drop_repeated_rows_by_their_id(
     )  # fmt: skip
     finish(query)
     assert found == Counter({str(i): 1 for i in range(300)})
+
+
+def test_a_batch_that_was_begun_for_other_topics_is_not_begun_anew_under_another_name(
+    spark: SparkSession, rocketmq: LocalBroker, make_topic: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write without a name is called after its topics, and what is stored would be sent again under another name."""
+    monkeypatch.setattr(foreach, "_check_context", lambda *given: None)
+    monkeypatch.setattr(foreach, "_sent", lambda df, options, names, plan, what: Written(rows=int(plan.begun)))
+    one, two, three = (make_topic(queues=1) for _ in range(3))
+    given: dict[str, Any] = {"delivery_guarantee": "exactly-once", "exactly_once_settle": "4s"}
+    given["checkpoint_location"] = str(checkpoint(tmp_path / "checkpoint"))
+
+    def begun(run: SparkSession, topics: str, **more: Any) -> bool:
+        frame = run.createDataFrame([], "body string, topic string")
+        writer = foreach_batch_writer(rocketmq.name_server, allowed_topics=topics, **given, **more)
+        writer(frame, 0)
+        return writer.total.rows == 1
+
+    first, second = spark.newSession(), spark.newSession()
+    assert not begun(first, f"{one},{two}")
+    assert not begun(first, one), "another write of the same run"
+    with pytest.raises(OptionError, match=f"batch 0 was begun for .*{one}.*, and the query now writes to .*{three}"):
+        begun(second, f"{one},{three}")
+    assert not begun(second, three), "it has no topic of these"
+    assert not begun(second, f"{one},{three}", write_name="mine")
+    assert begun(second, f"{one},{two}")
 
 
 def test_both_are_public() -> None:

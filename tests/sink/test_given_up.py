@@ -7,17 +7,22 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 
+from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import ClosedError
+from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.producer.attempts import Attempts, RetryPolicy
 from rocketmq_spark.producer.confirming import EndKind, end_of
-from rocketmq_spark.spark.sink import given_up
-from rocketmq_spark.spark.sink.once import NotedSender, TaskOnce
+from rocketmq_spark.spark.sink import checks, given_up
+from rocketmq_spark.spark.sink.once import NotedSender, TaskOnce, plan_job
 from rocketmq_spark.spark.sink.task import TaskWriter
 from tests.fix_spark import Finished
+from tests.live.writes import Make, frame, sink_options
 
 QUEUE = MessageQueue("t", "a", 0)
 
@@ -118,7 +123,7 @@ SCRIPT = """
     def sink(batches):
         from pyspark import TaskContext
 
-        from rocketmq_spark.spark.sink import given_up
+        from rocketmq_spark.spark.sink import checks, given_up
 
         over = given_up.watch()
         attempt = TaskContext.get().attemptNumber()
@@ -148,3 +153,22 @@ def test_the_worker_of_a_task_whose_input_fails_lives_on_and_sees_it(
     run_script: Callable[..., Finished], tmp_path: object
 ) -> None:
     assert run_script(SCRIPT, f"{tmp_path}/log").report == [[0], ["sends", "stops"]]
+
+
+def test_an_attempt_that_fails_has_nothing_left_to_send(rocketmq: LocalBroker, make_topic: Make) -> None:
+    """Over a slow way it would arrive when the next attempt has looked what is stored."""
+    options = sink_options(rocketmq.name_server, topic=make_topic(queues=1), deliveryGuarantee="exactly-once")
+    plan, rows = plan_job(options), frame(body=["x"])
+    names = checks.check(options, from_arrow_schema(rows.schema))
+
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield rows
+        raise ZeroDivisionError("the task fails")
+
+    address = session.routes(options).address(rocketmq.brokers[0])
+    connection = session.client(options).calls.pool.get(address, Deadline.after(5.0))
+    TaskWriter(options, names, 0, {}, TaskOnce(options, plan)).write(iter([rows]))
+    assert not connection.closed
+    with pytest.raises(ZeroDivisionError):
+        TaskWriter(options, names, 0, {}, TaskOnce(options, plan)).write(broken())
+    assert connection.closed

@@ -221,6 +221,47 @@ def test_a_send_that_came_within_the_settle_time_and_waits_in_the_broker_is_wait
     assert scripted.look(since) == ["late"]
 
 
+def test_a_send_behind_one_that_keeps_the_log_for_itself_is_waited_for(scripted: Brokers) -> None:
+    """A disk that hangs: who waits for the log is in no queue any more, and the broker empties its queue then."""
+    since = scripted.noted()
+    locked_at, stored_at = 90.0, 117.0
+
+    def locked() -> LogState:
+        locked_s = scripted.now - locked_at if scripted.now < stored_at else 0.0
+        return scripted.state("a")._replace(lock_ms=int(1000 * locked_s))
+
+    scripted.states["a"] = locked
+    scripted.events[stored_at] = lambda: scripted.queues[A].append("late")
+    assert scripted.look(since) == ["late"]
+
+
+def test_a_log_that_was_locked_within_the_settle_time_begins_it_anew(scripted: Brokers) -> None:
+    """The lock is not fair: when it is free, another send may get it before one that waits since before the look."""
+    since = scripted.noted()
+
+    def hangs(lock_ms: int) -> None:
+        scripted.states["a"] = lambda: scripted.state("a")._replace(lock_ms=lock_ms)
+
+    scripted.events |= {104.0: lambda: hangs(2_500), 104.5: lambda: hangs(0)}
+    scripted.events[104.0 + SETTLE_S - 0.1] = lambda: scripted.queues[A].append("late")
+    assert scripted.look(since) == ["late"]
+
+
+def test_a_broker_that_loses_what_was_found_within_the_settle_time_proves_nothing(scripted: Brokers) -> None:
+    since = scripted.noted()
+    scripted.queues[A] += ["a2", "a3"]
+    scripted.events[104.0] = lambda: scripted.queues[A].remove("a3")
+    with pytest.raises(UnprovedError, match="it ends at offset 3 now, and ended at 4 before"):
+        scripted.look(since)
+
+
+def test_a_log_that_is_locked_for_short_is_settled(scripted: Brokers) -> None:
+    since = scripted.noted()
+    scripted.states["a"] = lambda: scripted.state("a")._replace(lock_ms=1_900)
+    assert scripted.look(since) == []
+    assert scripted.now < 100.0 + SETTLE_S + 1.0
+
+
 def test_what_a_broker_says_of_its_sends_counts_when_it_says_so(scripted: Brokers) -> None:
     """The settle time is over for the slowest of the round, and was not for the one that answered first."""
     since = scripted.noted()

@@ -136,6 +136,15 @@ def begin(folder: Folder, name: BatchName, ends: Callable[[], QueueEnds], within
     return Begun(there, True)
 
 
+def of_batch(folder: Folder, name: BatchName) -> list[BatchNote]:
+    """The notes of all writes of a batch."""
+    paths = [path for path in folder.files(f"{ROOM}/{name.number}") if not path.rpartition("/")[2].startswith(".")]
+    found = [
+        BatchNote.from_bytes(content) for path in sorted(paths) if (content := folder.read_bytes(path)) is not None
+    ]
+    return [note for note in found if note is not None and note.name._replace(write=name.write) == name]
+
+
 def extend(folder: Folder, note: BatchNote, now: QueueEnds) -> BatchNote:
     """The note with the ends ``now`` of queues that it lacks: no task has sent to them. Durable when this returns."""
     made = replace(note, ends=note.ends.with_others(now))

@@ -21,11 +21,12 @@ import pyarrow as pa
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.base import process
+from rocketmq_spark.columnar.encode.content_ids import BatchName
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
-from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
-from rocketmq_spark.spark.checkpoints.notes import batch_name
+from rocketmq_spark.spark.checkpoints import notes
+from rocketmq_spark.spark.checkpoints.entries import Folder, checkpoint_folder
 from rocketmq_spark.spark.sink import checks, guarantee
 from rocketmq_spark.spark.sink.once import OncePlan, plan_batch, plan_job
 from rocketmq_spark.spark.sink.report import AtBroker, Written
@@ -51,6 +52,8 @@ _COUNTS = (
     "found_of_batch",
 )
 _WRITES = "exactly-once writes of batches"
+# The name of a write that was given none.
+_OF_TOPICS = re.compile("topics-[0-9a-f]{16}")
 _SCHEMA = ", ".join([*(f"{name} bigint" for name in _COUNTS), "brokers string"])
 
 
@@ -219,9 +222,11 @@ class _Run(NamedTuple):
 @contextmanager
 def _named(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -> Iterator[None]:
     """A write of a batch, which no other one of the same name may follow, or run beside it. One that fails may be tried again."""
-    name = batch_name(checkpoint_folder(batch.checkpoint), batch.write, batch.number)
+    folder = checkpoint_folder(batch.checkpoint)
+    name = notes.batch_name(folder, batch.write, batch.number)
     key, run = (name.query, name.write), _Run.of(df)
     mine = name, run
+    _check_topics(folder, name, topics, run)
     with process.lock():
         before = process.kept(_WRITES).get(key)
         if before is not None and before[0] == name and run.may_be(before[1]):
@@ -238,6 +243,30 @@ def _named(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -> Iterator[
             if process.kept(_WRITES).get(key) is mine:
                 del process.kept(_WRITES)[key]
         raise
+
+
+def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _Run) -> None:
+    """Raises ``OptionError`` where an earlier run has begun this write for other topics, some of which are the same: without a
+    name of its own it has another one now, and would not see what is stored in these.
+    """
+    if not _OF_TOPICS.fullmatch(name.write):
+        return
+    begun = notes.of_batch(folder, name)
+    if any(note.name == name for note in begun):
+        return
+    for note in begun:
+        other = note.name
+        with process.lock():
+            write = process.kept(_WRITES).get((other.query, other.write))
+        if write is not None and write[0] == other and run.may_be(write[1]):
+            continue  # another write of this run
+        if _OF_TOPICS.fullmatch(other.write) and set(note.ends.topics) & set(topics):
+            raise OptionError(
+                f"batch {name.number} was begun for {', '.join(note.ends.topics)}, and the query now writes to "
+                f"{', '.join(topics)}: the note is {folder.name}/{notes.ROOM}/{name.number}/{other.write}",
+                remedy="Finish the batch with the old options, or take the query back with: rocketmq-spark checkpoint rewind. "
+                "Where these are two writes of a batch, give each a write_name",
+            )
 
 
 def _map_in_arrow(df: DataFrame, send: Callable[..., Any]) -> DataFrame:

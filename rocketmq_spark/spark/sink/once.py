@@ -40,7 +40,7 @@ from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, TopicRou
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.queues.environment import layout_text
-from rocketmq_spark.session.looks import look_tools, noted_ids
+from rocketmq_spark.session.looks import hang_up, look_tools, noted_ids
 from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
 from rocketmq_spark.spark.sink import checks, given_up, guarantee
@@ -190,6 +190,7 @@ class TaskOnce:
     def __init__(self, options: Options, plan: OncePlan, partition: int = 0, attempt: int = 0) -> None:
         scope = plan.name.scope(partition)
         self.plan = plan
+        self._options = options
         self._topic = options.topic
         self._hash = RowHash(plan.name.query.encode())
         self._rows = _stored_rows(options, plan, partition, attempt)
@@ -231,6 +232,10 @@ class TaskOnce:
     def sender(self, sender: Sender) -> Sender:
         """One that knows the queues of the note only, and sends while Spark wants this attempt."""
         return cast(Sender, NotedSender(sender, self.plan.ends.queues, self._given_up))
+
+    def end_sending(self) -> None:
+        """This attempt has failed: what waits for a slow way to its broker must not arrive when the next one has looked."""
+        hang_up(self._options)
 
     def check_wanted(self) -> None:
         """Raises ``ClosedError`` when Spark has given up this attempt."""

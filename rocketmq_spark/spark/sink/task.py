@@ -169,6 +169,7 @@ class TaskWriter:
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
         """Send everything and wait for all acknowledgements. Raises the first failure, with what is in the topic then."""
+        done = False
         try:
             for batch in batches:
                 self._write(batch)
@@ -177,6 +178,7 @@ class TaskWriter:
                 self._settle()
             if self._once is not None:
                 self._once.count(self._tally)
+            done = True
             return self._tally.written()
         except RocketMQError as e:
             while not self._outcomes.empty():
@@ -186,6 +188,8 @@ class TaskWriter:
             raise error from error.__cause__
         finally:
             self._engine.close(Deadline.after(0), keep=False)  # Spark repeats what is left
+            if self._once is not None and not done:
+                self._once.end_sending()
 
     def _write(self, batch: pa.RecordBatch) -> None:
         """All rows are checked before any of them is sent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -206,7 +207,10 @@ def test_confirm_ambiguous__and_exactly_once_settle_look_what_is_stored_before_a
     scripted: MockBroker, made: Make
 ) -> None:
     """The first connection breaks instead of an answer, and the queue is as empty as before."""
-    state = b'{"table":{"commitLogMaxOffset":"7","dispatchBehindBytes":"0","sendThreadPoolQueueHeadWaitTimeMills":"0"}}'
+    zeros = dict.fromkeys(
+        ("dispatchBehindBytes", "sendThreadPoolQueueHeadWaitTimeMills", "pageCacheLockTimeMills"), "0"
+    )
+    state = json.dumps({"table": {"commitLogMaxOffset": "7", **zeros}}).encode()
     scripted.on(Request.GET_BROKER_RUNTIME_INFO, ok(state))
     scripted.on(Request.GET_BROKER_CONFIG, ok(b"brokerName=broker-a\n"))
     scripted.on(Request.GET_TOPIC_STATS_INFO, stats({MessageQueue("t", "broker-a", 0): (0, 5)}))
