@@ -279,9 +279,11 @@ class TransactionProducer(BaseProducer):
         half = HalfMessage(prepared.message, known, where, self._ended, timeout)
         _halves.add(half)
         if result.status is not SendStatus.SEND_OK:
-            half.rollback()
+            self._left(half, half.rollback)
+            dropped = half.state is HalfState.ROLLED_BACK
             raise SendFailed(
-                f"the half message was stored with {result.status.value}, and was rolled back",
+                f"the half message was stored with {result.status.value}, and "
+                + ("was rolled back" if dropped else "is left to transaction_check: it could not be rolled back"),
                 topic=message.topic,
                 queue=str(result.queue),
                 remedy="See whether the broker's disk and slaves keep up",

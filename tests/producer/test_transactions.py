@@ -21,6 +21,7 @@ from rocketmq_spark.errors import (
     CallTimeout,
     ClosedError,
     LocalProtocolError,
+    MessageIllegal,
     MessageRefused,
     OptionError,
     RemoteProtocolError,
@@ -321,6 +322,17 @@ def test_what_is_stored_less_safely_than_configured_is_rolled_back(shop: Shop) -
     with pytest.raises(SendFailed, match="FLUSH_DISK_TIMEOUT, and was rolled back"):
         shop.producer.send_half(Message("T", b"x"))
     assert [decision for _, decision in shop.ends()] == [ROLLBACK]
+
+
+def test_what_cannot_be_rolled_back_is_left_to_the_function(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """A Proxy does not keep what it would have to know for it."""
+    shop.sender.script = [lambda queue, request: SendResult(SendStatus.FLUSH_DISK_TIMEOUT, "ID", queue, 7, "0" * 32)]
+    shop.sender.ends = [MessageIllegal("no such transaction")]
+    with pytest.raises(SendFailed, match="FLUSH_DISK_TIMEOUT, and is left to transaction_check"):
+        shop.producer.send_half(Message("T", b"x"))
+    assert "no such transaction" in caplog.text
+    shop.answers = [ROLLBACK]
+    assert shop.question(next(reversed(transactions._halves._known))) is ROLLBACK
 
 
 def test_nor_is_that_sent_again_where_sends_must_be_stored_well(shop: Shop) -> None:
