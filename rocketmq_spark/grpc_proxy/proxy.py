@@ -209,7 +209,7 @@ class Telemetry:
             self._changed.wait_for(lambda: self._known >= self._version or self._hopeless(), deadline.remaining())
             if self._known >= self._version and not self._refused():
                 return None
-            return self._error or RocketMQError("the Proxy did not answer")
+            return self._error or CallTimeout("the Proxy did not answer in time", self._channel.address)
 
     def close(self, deadline: Deadline) -> None:
         self._closed.set()
