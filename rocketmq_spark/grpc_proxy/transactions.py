@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 logger = logging.getLogger(__name__)
 
 _Copies = CopyQuestions[HalfPlace, TransactionState]
+_Topics = dict[str, tuple[str, ...]]  # with the groups that sent to it, the last one first
 
 _RESOLUTIONS = {
     TransactionState.COMMIT: TransactionResolution.COMMIT,
@@ -43,7 +44,7 @@ class ProxyTransactions:
         self._unpack = unpack
         self._lock = threading.Lock()
         self._checks: dict[object, tuple[str, HalfCheck, _Copies]] = {}
-        self._topics: dict[str, str] = {}  # with the group of who sent to it last
+        self._topics: _Topics = {}
         self._streams: dict[str, Telemetry] = {}
         self._timer: Timer | None = None
 
@@ -59,6 +60,8 @@ class ProxyTransactions:
             with self._lock:
                 self._checks.pop(me, None)
                 if self._checks:
+                    there = {whose for whose, _, _ in self._checks.values()}
+                    self._topics = {name: its for name, its in self._topics.items() if not there.isdisjoint(its)}
                     return
                 streams, self._streams = self._streams, {}
                 timer, self._timer = self._timer, None
@@ -76,10 +79,12 @@ class ProxyTransactions:
         A Proxy refuses all topics because of one, and does not say which. So one that is refused beside others is named alone.
         """
         deadline = deadline.within(self._proxy.access.request_timeout_s)
-        error = self._tell(lambda topics: {**topics, topic: group})[address].wait(deadline)
+        error = self._tell(lambda topics: {**topics, topic: _first(group, topics.get(topic, ()))})[address].wait(
+            deadline
+        )
         if error is not None and not error.retriable:
-            others = {name: whose for name, whose in self._topics.items() if name != topic}
-            error = self._tell(lambda topics: {topic: group})[address].wait(deadline)
+            others = {name: its for name, its in self._topics.items() if name != topic}
+            error = self._tell(lambda topics: {topic: _first(group, topics.get(topic, ()))})[address].wait(deadline)
             if error is not None:
                 self._tell(lambda topics: {name: it for name, it in {**others, **topics}.items() if name != topic})
             elif others:
@@ -91,7 +96,7 @@ class ProxyTransactions:
             error.unsent = True
             raise error
 
-    def _tell(self, change: Callable[[dict[str, str]], dict[str, str]]) -> Mapping[str, Telemetry]:
+    def _tell(self, change: Callable[[_Topics], _Topics]) -> Mapping[str, Telemetry]:
         """What is sent to, for every endpoint. Returns their streams."""
         with self._lock:
             before, self._topics = self._topics, change(self._topics)
@@ -130,15 +135,16 @@ class ProxyTransactions:
         # A Proxy takes names apart, also those that were given to it in one piece.
         name = NAMESPACE_SEPARATOR.join(filter(None, (asked.resource_namespace, asked.name)))
         with self._lock:
-            mine = {self._proxy.on_wire(topic): (topic, group) for topic, group in self._topics.items()}
-            topic, group = mine.get(name, (None, None))
-            checks = [(check, copies) for whose, check, copies in self._checks.values() if whose == group]
-        if topic is None or group is None or not checks:
+            mine = {self._proxy.on_wire(topic): (topic, groups) for topic, groups in self._topics.items()}
+            topic, groups = mine.get(name, ("", ()))
+            there = list(self._checks.values())
+        found = [one for group in groups for one in there if one[0] == group]
+        if not found:
             logger.info("the Proxy at %s asks about topic %s, which is not sent to here", address, name)
             return
         message = popped(command.message, topic, (address, address), self._unpack)
+        group, check, copies = found[0]
         place = HalfPlace(topic, address, group, message.msg_id, command.transaction_id)
-        check, copies = checks[0]
         known = check(message, place)
         decision = known if isinstance(known, TransactionState) else copies.ask(message.msg_id, place, known)
         if decision is not None:
@@ -192,3 +198,7 @@ class ProxyTransactions:
         for topic in list(self._topics):
             made.publishing.topics.add().CopyFrom(self._proxy.resource(topic))
         return made
+
+
+def _first(group: str, groups: Sequence[str]) -> tuple[str, ...]:
+    return group, *[other for other in groups if other != group]

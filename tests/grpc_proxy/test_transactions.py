@@ -214,6 +214,24 @@ def test_the_last_that_leaves_ends_the_streams_and_a_new_one_begins_anew() -> No
         again(soon())
 
 
+def test_of_groups_that_share_a_topic_one_that_is_there_is_asked() -> None:
+    """A Proxy takes the topic for the group, and does not say whose message it is."""
+    with talking() as (scripted, sender, queue):
+        asked: SimpleQueue[str] = SimpleQueue()
+        leave_a, leave_b = (sender.join(group, 0, lambda m, place: asked.put(place.group) or COMMIT) for group in "ab")
+        for group in "aab":
+            sender.send(queue, HALF._replace(group=group), soon())
+        sender.send(queue._replace(topic="u"), HALF._replace(group="b"), soon())
+        scripted.ask("t")
+        assert asked.get(timeout=10) == "b", "the last one that sent to it"
+        leave_b(soon())
+        scripted.ask("t")
+        assert asked.get(timeout=10) == "a"
+        sender._transactions._beat()
+        eventually(lambda: [topic.name for topic in scripted.settings[-1].publishing.topics] == ["t"])
+        leave_a(soon())
+
+
 def test_heartbeats_keep_the_proxy_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketmq_spark.grpc_proxy.transactions.HEARTBEAT_S", 0.02)
     with talking() as (scripted, sender, queue):
