@@ -66,6 +66,7 @@ _TRUST = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "Pe
 _NO_TLS = ("WRONG_VERSION_NUMBER", "wrong version number")
 _LARGE = "larger than max"
 _ENDED = "Socket closed"
+_NO_CONNECTION = "failed to connect to all addresses"  # gRPC had none to send the call by
 
 
 def refused(status: Any, addr: str, topic: str | None = None) -> RocketMQError:
@@ -89,6 +90,12 @@ def _told(code: int) -> str:
 
 def broken(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
     """The error for a call without an answer; ``status`` is the name of gRPC's code, ``details`` its words."""
+    made = _broken(status, details, addr, tls)
+    made.unsent = status == "UNAVAILABLE" and _NO_CONNECTION in details
+    return made
+
+
+def _broken(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
     match status:
         case "DEADLINE_EXCEEDED":
             return CallTimeout("the Proxy did not answer in time", addr)

@@ -112,7 +112,7 @@ class ProxyMember:
 
     def subscribe(self, filters: Mapping[str, Filter], deadline: Deadline) -> None:
         with self._lock:
-            self._filters = dict(filters)
+            before, self._filters = self._filters, dict(filters)
             if self._closed:  # a start that failed is repeated
                 self._proxy.open()
                 self._closed = False
@@ -130,8 +130,14 @@ class ProxyMember:
         for stream in begun:
             stream.tell()
         errors = [stream.wait(deadline) for stream in streams]
-        if all(errors):
-            raise next(error for error in errors if error is not None)
+        refused = [error for error in errors if error is not None]
+        if len(refused) == len(errors):
+            if before and not filters.items() <= before.items() and not any(error.retriable for error in refused):
+                with self._lock:
+                    self._filters = before  # a Proxy refuses all topics because of one, and would not have us again
+                for stream in streams:
+                    stream.tell()
+            raise refused[0]
 
     def policy(self) -> GroupPolicy:
         return self._policy

@@ -188,10 +188,12 @@ class Telemetry:
         self._thread = start_thread(f"rocketmq-telemetry-{channel.address}", self._run)
 
     def tell(self) -> None:
-        """The settings have changed."""
+        """The settings have changed: what was said of the old ones does not count, and a stream that ended begins at once."""
         with self._changed:
             self._version += 1
+            self._error = None
             self._put()
+            self._changed.notify_all()
         self._give_up()
 
     def repeat(self) -> None:
@@ -205,7 +207,9 @@ class Telemetry:
         """Until the Proxy has the settings, or has refused them for good; the last error, if there was any, when it has not."""
         with self._changed:
             self._changed.wait_for(lambda: self._known >= self._version or self._hopeless(), deadline.remaining())
-            return None if self._known >= self._version else self._error or RocketMQError("the Proxy did not answer")
+            if self._known >= self._version and not self._refused():
+                return None
+            return self._error or CallTimeout("the Proxy did not answer in time", self._channel.address)
 
     def close(self, deadline: Deadline) -> None:
         self._closed.set()
@@ -219,7 +223,10 @@ class Telemetry:
             self._thread.join(deadline.remaining())
 
     def _hopeless(self) -> bool:
-        return self._closed.is_set() or (self._error is not None and not self._error.retriable)
+        return self._closed.is_set() or self._refused()
+
+    def _refused(self) -> bool:
+        return self._error is not None and not self._error.retriable
 
     def _give_up(self) -> None:
         """End a stream that owes an answer for too long; the next one begins with the newest settings."""
@@ -238,14 +245,19 @@ class Telemetry:
         pauses = backoff(0.1, 5.0)
         while not self._closed.is_set():
             error = self._end_of(attempt(self._stream))
+            if not self._closed.is_set():
+                logger.info("the Proxy at %s lost touch: %s", self._channel.address, error)
             with self._changed:
                 if self._error is None:  # it has worked since the last one
                     pauses = backoff(0.1, 5.0)
                 self._error = error
                 self._changed.notify_all()
-            if not self._closed.is_set():
-                logger.info("the Proxy at %s lost touch: %s", self._channel.address, error)
-            self._closed.wait(next(pauses))
+                self._pause(next(pauses))
+
+    def _pause(self, seconds: float) -> None:
+        """Until there is something new to say."""
+        said = self._version
+        self._changed.wait_for(lambda: self._closed.is_set() or self._version != said, seconds)
 
     def _end_of(self, stream: Failure | None) -> RocketMQError:
         """Why a stream ended."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import NAMESPACE_SEPARATOR
 from rocketmq_spark.base.copies import CopyQuestions
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import RocketMQError
@@ -27,6 +28,7 @@ from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 logger = logging.getLogger(__name__)
 
 _Copies = CopyQuestions[HalfPlace, TransactionState]
+_Topics = dict[str, tuple[str, ...]]  # with the groups that sent to it, the last one first
 
 
 def _endpoint(place: HalfPlace) -> str:
@@ -47,7 +49,7 @@ class ProxyTransactions:
         self._unpack = unpack
         self._lock = threading.Lock()
         self._checks: dict[object, tuple[str, HalfCheck, _Copies]] = {}
-        self._topics: dict[str, str] = {}  # with the group of who sent to it last
+        self._topics: _Topics = {}
         self._streams: dict[str, Telemetry] = {}
         self._timer: Timer | None = None
 
@@ -63,10 +65,12 @@ class ProxyTransactions:
             with self._lock:
                 self._checks.pop(me, None)
                 if self._checks:
+                    there = {whose for whose, _, _ in self._checks.values()}
+                    self._topics = {name: its for name, its in self._topics.items() if not there.isdisjoint(its)}
                     return
                 streams, self._streams = self._streams, {}
                 timer, self._timer = self._timer, None
-                self._topics.clear()
+                self._topics = {}
             if timer is not None:
                 timer.close()
             for stream in streams.values():
@@ -75,26 +79,44 @@ class ProxyTransactions:
         return leave
 
     def publish(self, topic: str, group: str, address: str, deadline: Deadline) -> None:
-        """A half message is to be sent to ``topic``: the endpoint that gets it must know before that it can ask here."""
-        with self._lock:
-            known = topic in self._topics
-            self._topics[topic] = group
-            if self._timer is None:
-                self._timer = Timer("rocketmq-transactions-heartbeat")
-                self._timer.every(HEARTBEAT_S, self._beat, HEARTBEAT_S)
-            begun = list(self._streams.values())
-            for name in self._proxy.addresses:
-                if name not in self._streams:
-                    asked = partial(self._asked, name)
-                    self._streams[name] = Telemetry(self._proxy.at(name), self._settings, lambda settings: None, asked)
-            stream = self._streams[address]
-        for one in begun if not known else ():
-            one.tell()
-        error = stream.wait(deadline.within(self._proxy.access.request_timeout_s))
+        """A half message is to be sent to ``topic``: the endpoint that gets it must know before that it can ask here.
+
+        A Proxy refuses all topics because of one, and does not say which. So one that is refused beside others is named alone.
+        """
+        deadline = deadline.within(self._proxy.access.request_timeout_s)
+        error = self._tell(lambda topics: {**topics, topic: _first(group, topics.get(topic, ()))})[address].wait(
+            deadline
+        )
+        if error is not None and not error.retriable:
+            others = {name: its for name, its in self._topics.items() if name != topic}
+            error = self._tell(lambda topics: {topic: _first(group, topics.get(topic, ()))})[address].wait(deadline)
+            if error is not None:
+                self._tell(lambda topics: {name: it for name, it in {**others, **topics}.items() if name != topic})
+            elif others:
+                logger.warning(
+                    "the Proxy at %s refuses one of topics %s, and asks about none of them", address, [*others]
+                )
         if error is not None:
             self._proxy.noted(address, error)
             error.unsent = True
             raise error
+
+    def _tell(self, change: Callable[[_Topics], _Topics]) -> Mapping[str, Telemetry]:
+        """What is sent to, for every endpoint. Returns their streams."""
+        with self._lock:
+            before, self._topics = self._topics, change(self._topics)
+            if self._timer is None:
+                self._timer = Timer("rocketmq-transactions-heartbeat")
+                self._timer.every(HEARTBEAT_S, self._beat, HEARTBEAT_S)
+            begun = list(self._streams.values()) if before.keys() != self._topics.keys() else []
+            for name in self._proxy.addresses:
+                if name not in self._streams:
+                    asked = partial(self._asked, name)
+                    self._streams[name] = Telemetry(self._proxy.at(name), self._settings, lambda settings: None, asked)
+            streams = dict(self._streams)
+        for one in begun:
+            one.tell()
+        return streams
 
     def end(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
         """Sends a decision to the endpoint that knows the half message; False, for its broker does not answer."""
@@ -114,17 +136,20 @@ class ProxyTransactions:
 
     def _asked(self, address: str, command: Any) -> None:
         """On the thread of a stream, which must not run a user's function."""
-        name = command.message.topic.name
+        asked = command.message.topic
+        # A Proxy takes names apart, also those that were given to it in one piece.
+        name = NAMESPACE_SEPARATOR.join(filter(None, (asked.resource_namespace, asked.name)))
         with self._lock:
-            mine = {self._proxy.on_wire(topic): (topic, group) for topic, group in self._topics.items()}
-            topic, group = mine.get(name, (None, None))
-            checks = [(check, copies) for whose, check, copies in self._checks.values() if whose == group]
-        if topic is None or group is None or not checks:
+            mine = {self._proxy.on_wire(topic): (topic, groups) for topic, groups in self._topics.items()}
+            topic, groups = mine.get(name, ("", ()))
+            there = list(self._checks.values())
+        found = [one for group in groups for one in there if one[0] == group]
+        if not found:
             logger.info("the Proxy at %s asks about topic %s, which is not sent to here", address, name)
             return
         message = popped(command.message, topic, (address, address), self._unpack)
+        group, check, copies = found[0]
         place = HalfPlace(topic, address, group, message.msg_id, command.transaction_id)
-        check, copies = checks[0]
         known = check(message, place)
         decision = known if isinstance(known, TransactionState) else copies.ask(message.msg_id, place, known)
         if decision is not None:
@@ -178,3 +203,7 @@ class ProxyTransactions:
         for topic in list(self._topics):
             made.publishing.topics.add().CopyFrom(self._proxy.resource(topic))
         return made
+
+
+def _first(group: str, groups: Sequence[str]) -> tuple[str, ...]:
+    return group, *[other for other in groups if other != group]

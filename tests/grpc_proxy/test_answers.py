@@ -68,3 +68,11 @@ def test_calls_without_an_answer(name, details, tls, kind, said):
     assert type(error) is kind
     assert said in str(error)
     assert error.addr == "a:1"
+
+
+@pytest.mark.parametrize(
+    ("details", "unsent"),
+    [("failed to connect to all addresses; last error: UNKNOWN", True), ("Socket closed", False), ("GOAWAY", False)],
+)
+def test_what_had_no_connection_to_go_by_is_known_to_be_unsent(details, unsent):
+    assert broken("UNAVAILABLE", details, "a:1", False).unsent is unsent

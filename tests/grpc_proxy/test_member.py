@@ -333,6 +333,30 @@ def test_a_subscription_is_repeated_as_a_whole_after_a_moment_without_threads(mo
             proxy.wait_for_beat(known=True)
 
 
+def test_a_topic_that_is_refused_leaves_those_of_before_subscribed_to():
+    """A Proxy that starts anew, or a stream that ends, would never have the member again."""
+    heard: list[list[str]] = []
+
+    def telemetry(requests: Iterator[Any], context: Any) -> Iterator[Any]:
+        for command in requests:
+            heard.append([entry.topic.name for entry in command.settings.subscription.subscriptions])
+            if "bad" in heard[-1]:
+                yield proto("TelemetryCommand")(status=status(Code.FORBIDDEN))
+                return
+            yield proto("TelemetryCommand")(settings=command.settings)
+
+    with serving({"Telemetry": telemetry}) as address:
+        member = ProxyMember(client(address), "g", bytes)
+        member.subscribe({"good": NO_FILTER}, Deadline.after(10))
+        for _ in range(2):
+            with pytest.raises(errors.AccessDenied):
+                member.subscribe({"good": NO_FILTER, "bad": NO_FILTER}, Deadline.after(10))
+            eventually(lambda: heard[-1] == ["good"])
+        member.subscribe({"good": NO_FILTER, "other": NO_FILTER}, Deadline.after(10))
+        assert heard[-1] == ["good", "other"]
+        member.close(Deadline.after(3))
+
+
 def test_a_member_that_left_may_join_again(monkeypatch):
     monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
     proxy = Forgetful(refuses=True)

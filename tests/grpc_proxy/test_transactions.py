@@ -16,14 +16,18 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, SysFlag
-from rocketmq_spark.errors import MessageIllegal, MessageRefused, RocketMQError
+from rocketmq_spark.errors import AccessDenied, ConnectionLost, MessageIllegal, MessageRefused, RocketMQError
+from rocketmq_spark.grpc_proxy.channel import Endpoints
 from rocketmq_spark.grpc_proxy.facts import ClientType, Code, MessageType, TransactionResolution, TransactionSource
 from rocketmq_spark.grpc_proxy.outgoing import RequestEncoder, RequestMessage, Topic
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import ProxySender
-from rocketmq_spark.model import MessageQueue, SendRequest
+from rocketmq_spark.model import Message, MessageQueue, SendRequest
 from rocketmq_spark.model.message import PoppedMessage
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
+from rocketmq_spark.options.transport import FEATURES, GRPC
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.transactions import HalfState, TransactionProducer
 from tests.grpc_proxy.scripted import acknowledge, client, route, serving, status
 from tests.mockbroker import eventually
 
@@ -46,6 +50,7 @@ class Scripted:
         self.may_end.set()
         self.questions: SimpleQueue[Any] = SimpleQueue()
         self.beats: list[Any] = []
+        self.refused: set[str] = set()  # topics for which the user has no right
 
     def telemetry(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
         ended = threading.Event()
@@ -55,7 +60,7 @@ class Scripted:
             with contextlib.suppress(grpc.RpcError):  # the client has gone
                 for command in requests:
                     self.settings.append(command.settings)
-                    self.questions.put(proto("TelemetryCommand")(settings=command.settings))
+                    self.questions.put(self._answer(command))
             ended.set()
 
         threading.Thread(target=hear, daemon=True).start()
@@ -63,6 +68,12 @@ class Scripted:
             command = self.questions.get()
             if command is not None:
                 yield command
+
+    def _answer(self, command: Any) -> Any:
+        """A Proxy refuses all topics because of one."""
+        if self.refused.isdisjoint(topic.name for topic in command.settings.publishing.topics):
+            return proto("TelemetryCommand")(settings=command.settings)
+        return proto("TelemetryCommand")(status=status(Code.FORBIDDEN))
 
     def send(self, request: Any, context: Any) -> Any:
         self.sent.append(([topic.name for one in self.settings for topic in one.publishing.topics], request))
@@ -83,21 +94,23 @@ class Scripted:
         command = proto("TelemetryCommand")()
         orphan = command.recover_orphaned_transaction_command
         orphan.transaction_id = transaction_id
-        orphan.message.topic.name = topic
+        orphan.message.topic.resource_namespace, _, orphan.message.topic.name = topic.rpartition("%")  # as a Proxy does
         orphan.message.body = b"order 7"
         orphan.message.system_properties.message_id = msg_id
         orphan.message.system_properties.keys.append("7")
         self.questions.put(command)
 
+    def answers(self) -> dict[str, Any]:
+        return {
+            "QueryRoute": route(MessageType.TRANSACTION), "SendMessage": self.send, "Telemetry": self.telemetry,
+            "EndTransaction": self.end, "Heartbeat": self.beat,
+        }  # fmt: skip
+
 
 @contextmanager
 def talking(**access: Any) -> Iterator[tuple[Scripted, ProxySender, MessageQueue]]:
     scripted = Scripted()
-    answers = {
-        "QueryRoute": route(MessageType.TRANSACTION), "SendMessage": scripted.send, "Telemetry": scripted.telemetry,
-        "EndTransaction": scripted.end, "Heartbeat": scripted.beat,
-    }  # fmt: skip
-    with serving(answers) as address:
+    with serving(scripted.answers()) as address:
         proxy = client(address, **access)
         yield scripted, ProxySender(proxy, lambda request: [PART]), MessageQueue("t", address, 0)
         proxy.close()
@@ -286,6 +299,24 @@ def test_the_last_that_leaves_ends_the_streams_and_a_new_one_begins_anew() -> No
         again(soon())
 
 
+def test_of_groups_that_share_a_topic_one_that_is_there_is_asked() -> None:
+    """A Proxy takes the topic for the group, and does not say whose message it is."""
+    with talking() as (scripted, sender, queue):
+        asked: SimpleQueue[str] = SimpleQueue()
+        leave_a, leave_b = (sender.join(group, 0, lambda m, place: asked.put(place.group) or COMMIT) for group in "ab")
+        for group in "aab":
+            sender.send(queue, HALF._replace(group=group), soon())
+        sender.send(queue._replace(topic="u"), HALF._replace(group="b"), soon())
+        scripted.ask("t")
+        assert asked.get(timeout=10) == "b", "the last one that sent to it"
+        leave_b(soon())
+        scripted.ask("t")
+        assert asked.get(timeout=10) == "a"
+        sender._transactions._beat()
+        eventually(lambda: [topic.name for topic in scripted.settings[-1].publishing.topics] == ["t"])
+        leave_a(soon())
+
+
 def test_heartbeats_keep_the_proxy_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketmq_spark.grpc_proxy.transactions.HEARTBEAT_S", 0.02)
     with talking() as (scripted, sender, queue):
@@ -329,6 +360,66 @@ def test_a_half_message_does_not_wait_for_an_endpoint_that_is_away() -> None:
         streams = sender._transactions._streams
         assert streams[away].wait(Deadline.after(0)) is not None, "it does not know us"
         leave(soon())
+        proxy.close()
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_topic_that_is_refused_does_not_silence_the_others(before: bool) -> None:
+    """A user without the right, or who has it no more, hears it of this topic alone; the Proxy still asks about the others."""
+    with talking() as (scripted, sender, queue):
+        asked: list[str] = []
+        leave = sender.join("g", 0, lambda message, place: asked.append(place.topic) or COMMIT)
+        sender.send(queue, HALF, soon())
+        if before:
+            sender.send(queue._replace(topic="u"), HALF, soon())
+        scripted.refused.add("u")
+        if before:
+            sender._transactions._beat()
+            eventually(lambda: sender._transactions._streams[queue.broker_name]._error is not None)
+        for _ in range(2):
+            with pytest.raises(AccessDenied) as caught:
+                sender.send(queue._replace(topic="u"), HALF, soon())
+            assert caught.value.unsent
+            sender.send(queue, HALF, soon())
+        assert [request.messages[0].topic.name for _, request in scripted.sent] == ["t", *["u"] * before, "t", "t"]
+        assert [topic.name for topic in scripted.settings[-1].publishing.topics] == ["t"]
+        scripted.ask("t")
+        eventually(lambda: asked == ["t"])
+        scripted.refused.clear()
+        sender.send(queue._replace(topic="u"), HALF, soon())
+        assert [topic.name for topic in scripted.settings[-1].publishing.topics] == ["t", "u"]
+        leave(soon())
+
+
+def test_a_topic_that_is_refused_later_is_told_apart_by_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
+    with talking() as (scripted, sender, queue):
+        leave = sender.join("g", 0, lambda message, place: COMMIT)
+        sender.send(queue._replace(topic="u"), HALF, soon())
+        scripted.refused.add("u")
+        sender.send(queue, HALF, soon())
+        assert "refuses one of topics ['u']" in caplog.text
+        assert [topic.name for topic in scripted.settings[-1].publishing.topics] == ["t"]
+        leave(soon())
+
+
+def test_a_half_message_goes_to_another_endpoint_while_one_is_away() -> None:
+    """The stream to it had its answer before."""
+    with serving(Scripted().answers()) as stays, contextlib.ExitStack() as goes:
+        away = goes.enter_context(serving(Scripted().answers()))
+        proxy = client(away, stays)
+        settings = ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0, features=FEATURES[GRPC])
+        producer = TransactionProducer(ProxySender(proxy, lambda request: [PART]), settings, lambda message: COMMIT)
+        prepared = [producer.send_half(Message("t", b"x")) for _ in range(2)]
+        assert {half._fate._place.broker_name for half in prepared} == {away, stays}
+        goes.close()
+        for _ in range(3):
+            proxy._endpoints = Endpoints(proxy.addresses)  # as if it had been left alone for long enough
+            producer.send_half(Message("t", b"x")).commit()
+        (lost,) = (half for half in prepared if half._fate._place.broker_name == away)
+        with pytest.raises(ConnectionLost):
+            lost.commit()
+        assert lost.state is HalfState.PREPARED, "nothing was sent: it may be tried again"
+        producer.close()
         proxy.close()
 
 

@@ -19,6 +19,7 @@ from rocketmq_spark.errors import (
     CallTimeout,
     ClosedError,
     LocalProtocolError,
+    MessageIllegal,
     MessageRefused,
     OptionError,
     RemoteProtocolError,
@@ -354,6 +355,17 @@ def test_what_is_stored_less_safely_than_configured_is_rolled_back(shop: Shop) -
     with pytest.raises(SendFailed, match="FLUSH_DISK_TIMEOUT, and was rolled back"):
         shop.producer.send_half(Message("T", b"x"))
     assert [decision for _, decision in shop.ends()] == [ROLLBACK]
+
+
+def test_what_cannot_be_rolled_back_is_rolled_back_when_its_broker_asks(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """A Proxy does not keep what it would have to know for it."""
+    shop.sender.script = [lambda queue, request: SendResult(SendStatus.FLUSH_DISK_TIMEOUT, "ID", queue, 7, "0" * 32)]
+    shop.sender.ends = [MessageIllegal("no such transaction")]
+    with pytest.raises(SendFailed, match="FLUSH_DISK_TIMEOUT, and its rollback may not have arrived"):
+        shop.producer.send_half(Message("T", b"x"))
+    assert "no such transaction" in caplog.text
+    assert shop.question(next(reversed(transactions._halves._known))) is ROLLBACK
+    assert shop.asked == []
 
 
 def test_nor_is_that_sent_again_where_sends_must_be_stored_well(shop: Shop) -> None:

@@ -47,9 +47,9 @@ class Guarded:
     def right(self) -> dict[str, Any]:
         return {**self.tls, **ADMIN}
 
-    def topic(self) -> str:
+    def topic(self, kind: str = "NORMAL") -> str:
         (topic,) = names(1, "guarded")
-        self.admin.create_topic(topic, 4, self.mq.brokers)
+        self.admin.create_topic(topic, 4, self.mq.brokers, attributes={"message.type": kind})
         eventually(lambda: known(self.mq, topic, **self.right), 60)
         return topic
 
@@ -96,6 +96,20 @@ def test_who_may_write_one_topic_writes_no_other(guarded):
         write(guarded.mq, frame(body=["x"]), topic=other, **guarded.tls, **user)
     eventually(lambda: len(read(guarded.mq, subscribe=his, **ADMIN)) == 1, 60)
     assert not read(guarded.mq, subscribe=other, **ADMIN)
+
+
+def test_a_topic_that_may_only_be_read_does_not_end_transactions_of_others(guarded):
+    """A Proxy shows its route, and refuses all topics because of it."""
+    his, other = (guarded.topic("TRANSACTION") for _ in range(2))
+    user = Secured(guarded.mq, guarded.admin).user("shops", (f"Topic:{his}", "Pub"), (f"Topic:{other}", "Sub"))
+    with producer(guarded.mq, transaction_check=lambda message: "UNKNOWN", **guarded.tls, **user) as shop:
+        for topic in (his, other, his, other, his):
+            if topic == his:
+                shop.send_half(Message(topic, b"x")).commit()
+            else:
+                with pytest.raises(errors.AccessDenied):
+                    shop.send_half(Message(topic, b"x"))
+    eventually(lambda: len(read(guarded.mq, subscribe=his, **ADMIN)) == 3, 60)
 
 
 def refused(guarded: Guarded, certs: Certificates) -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
