@@ -88,6 +88,7 @@ REMEDIES = {
     "BrokerError": "read the broker's words and number, and the broker's log of that time",
     "BrokerNotFound": "look at `rocketmq-spark broker status` whether that broker runs and is registered",
     "CallTimeout": "look whether the broker is frozen or overloaded; raise `requestTimeout` where the way is long",
+    "ReplyTimeout": "look whether its consumers run, and reply; raise `timeout_s`",
     "CertificateRefused": "give the authority that signed it as `tlsCaFile`, or its name as `tlsServerName`",
     "ClosedError": "make a new one, in the process that uses it",
     "ConnectionLost": "look whether the server runs and can be reached from here: `rocketmq-spark doctor`, `addressMap`",
