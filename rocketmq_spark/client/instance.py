@@ -60,7 +60,8 @@ class Member:
     """A producer, or with ``membership`` a consumer, which says in every heartbeat what it subscribes to.
 
     ``asked`` is the group's worker. ``heartbeat_s`` 0: no heartbeat for this one's sake. One that is ``everywhere`` has
-    heartbeats sent to all brokers of the cluster: any of them may have something to ask.
+    heartbeats sent to all brokers of the cluster: any of them may have something to ask. With ``addressed`` brokers pass
+    messages on to it by the client id.
     """
 
     group: str
@@ -68,6 +69,7 @@ class Member:
     asked: Asked | None = None
     membership: Callable[[], GroupMembership] | None = None
     everywhere: bool = False
+    addressed: bool = False
 
     @property
     def consumes(self) -> bool:
@@ -120,6 +122,11 @@ class Groups:
         """Whether any member wants all brokers to know its group."""
         with self._lock:
             return any(member.everywhere for members in self._members.values() for member in members)
+
+    def addressed(self) -> list[str]:
+        """One group, as brokers call it, that has a member to which they pass messages on, if any has."""
+        with self._lock:
+            return [name for (_, name), members in self._members.items() if any(one.addressed for one in members)][:1]
 
     def asked(self, request: ServerRequest) -> bool:
         """Handles a request of a broker, on the thread that reads answers. Returns False if no member takes it."""
@@ -213,32 +220,59 @@ class Instance:
         self._rest(unless_wanted=True)
         if not last:
             return
-        group: dict[str, Any] = {"consumerGroup" if member.consumes else "producerGroup": on_wire}
         with self._telling:
-            self._tell(
-                [
-                    (address, rpc.UNREGISTER_CLIENT.request(clientID=self.client_id, bname=name, **group))
-                    for name, address in self._addresses(member.consumes, member.everywhere)
-                ],
-                deadline,
-            )
+            if member.consumes:
+                self._unregister("consumerGroup", [on_wire], self._addresses(True, False), deadline)
+            elif addressed := self._groups.addressed():
+                self._anew([on_wire, *addressed], deadline)
+            else:
+                self._unregister("producerGroup", [on_wire], self._addresses(False, member.everywhere), deadline)
 
     def heartbeat(self, deadline: Deadline) -> None:
         """Tell brokers of all groups now: masters, and slaves too if any group consumes."""
         with self._telling:
-            each = self._groups.each()
-            if not each:
-                return
-            producers = [on_wire for on_wire, member in each if not member.consumes]
-            consumers = [self._membership(on_wire, member) for on_wire, member in each if member.consumes]
-            body = bodies.heartbeat(self.client_id, producers, consumers)
-            self._tell(
-                [
-                    (address, rpc.HEART_BEAT.request(body, bname=name))
-                    for name, address in self._addresses(bool(consumers), self._groups.everywhere())
-                ],
-                deadline,
-            )
+            self._heartbeat(deadline)
+
+    def reconnect(self, deadline: Deadline) -> None:
+        """A heartbeat after which brokers know the client's connection, whatever they knew before."""
+        with self._telling:
+            self._anew(self._groups.addressed(), deadline)
+
+    def _heartbeat(self, deadline: Deadline) -> None:
+        each = self._groups.each()
+        if not each:
+            return
+        producers = [on_wire for on_wire, member in each if not member.consumes]
+        consumers = [self._membership(on_wire, member) for on_wire, member in each if member.consumes]
+        body = bodies.heartbeat(self.client_id, producers, consumers)
+        self._tell(
+            [
+                (address, rpc.HEART_BEAT.request(body, bname=name))
+                for name, address in self._addresses(bool(consumers), self._groups.everywhere())
+            ],
+            deadline,
+        )
+
+    def _anew(self, groups: Sequence[str], deadline: Deadline) -> None:
+        """To pass messages on, brokers note the connection of a client when a group of producers is new on it. They forget it
+        when any of the client's groups is unregistered, and when an older connection ends, and other heartbeats do not
+        bring it back (ProducerManager in 5.5.0).
+        """
+        self._unregister("producerGroup", groups, self._addresses(False, True), deadline)
+        self._heartbeat(deadline)
+
+    def _unregister(
+        self, field: str, groups: Sequence[str], addresses: Sequence[tuple[str, str]], deadline: Deadline
+    ) -> None:
+        each: list[dict[str, Any]] = [{field: group} for group in groups]
+        self._tell(
+            [
+                (address, rpc.UNREGISTER_CLIENT.request(clientID=self.client_id, bname=name, **group))
+                for name, address in addresses
+                for group in each
+            ],
+            deadline,
+        )
 
     def close(self) -> None:
         """Sends no more heartbeats, and unregisters nothing."""
