@@ -40,6 +40,7 @@ FIRST_HEARTBEAT_S = 1.0
 TIMEOUT_S = 3.0
 # More than one name server takes that hangs, and with it far less than the 120 s after which brokers forget.
 LOOK_S = 10.0
+_MOST_LINGERING = 50
 _MAX_ASKED = 1000  # requests of servers that wait for one group: more are refused
 
 # What a broker asks a consumer, with the field that names the group. What it asks a producer says so in the message.
@@ -196,6 +197,7 @@ class Instance:
         self._lock = threading.Lock()
         self._all: Mapping[str, BrokerData] = {}
         self._telling = threading.Lock()  # so that no heartbeat brings back a group that has just left
+        self._lingering: dict[str, None] = {}  # groups of producers that left, and brokers have not been told
         self._timer: Timer | None = None
         self._due_ms = math.inf
 
@@ -214,7 +216,9 @@ class Instance:
             raise
 
     def leave(self, member: Member, deadline: Deadline) -> None:
-        """The last member unregisters the group. Failures of single brokers are logged. May be repeated after an interruption."""
+        """The last member unregisters the group, if need be later. Failures of single brokers are logged. May be repeated
+        after an interruption.
+        """
         on_wire = self._calls.on_wire(member.group)
         last = self._groups.remove(on_wire, member)
         self._rest(unless_wanted=True)
@@ -223,10 +227,21 @@ class Instance:
         with self._telling:
             if member.consumes:
                 self._unregister("consumerGroup", [on_wire], self._addresses(True, False), deadline)
-            elif addressed := self._groups.addressed():
-                self._anew([on_wire, *addressed], deadline)
             else:
-                self._unregister("producerGroup", [on_wire], self._addresses(False, member.everywhere), deadline)
+                self._leave_producers(on_wire, member, deadline)
+
+    def _leave_producers(self, on_wire: str, member: Member, deadline: Deadline) -> None:
+        """A group that no broker asks anything lingers while replies may be under way, which an unregistration loses."""
+        addressed = self._groups.addressed()
+        if addressed and member.asked is None and len(self._lingering) < _MOST_LINGERING:
+            self._lingering[on_wire] = None
+            return
+        others = {name for name, other in self._groups.each() if not other.consumes}
+        gone = [name for name in {on_wire: None, **self._lingering} if name not in others]
+        self._unregister("producerGroup", [*gone, *addressed], self._addresses(False, True), deadline)
+        self._lingering.clear()  # not before: of an interrupted one heartbeats go on, or brokers would end the connection
+        if addressed:  # see ``reconnect``
+            self._heartbeat(deadline)
 
     def heartbeat(self, deadline: Deadline) -> None:
         """Tell brokers of all groups now: masters, and slaves too if any group consumes."""
@@ -234,15 +249,20 @@ class Instance:
             self._heartbeat(deadline)
 
     def reconnect(self, deadline: Deadline) -> None:
-        """A heartbeat after which brokers know the client's connection, whatever they knew before."""
+        """A heartbeat after which brokers know the client's connection, whatever they knew before.
+
+        To pass messages on, they note it when a group of producers is new on it. They forget it when any of the client's groups
+        is unregistered, and when an older connection ends, and other heartbeats do not bring it back (ProducerManager in 5.5.0).
+        """
         with self._telling:
-            self._anew(self._groups.addressed(), deadline)
+            self._unregister("producerGroup", self._groups.addressed(), self._addresses(False, True), deadline)
+            self._heartbeat(deadline)
 
     def _heartbeat(self, deadline: Deadline) -> None:
         each = self._groups.each()
         if not each:
             return
-        producers = [on_wire for on_wire, member in each if not member.consumes]
+        producers = list(dict.fromkeys((*(name for name, member in each if not member.consumes), *self._lingering)))
         consumers = [self._membership(on_wire, member) for on_wire, member in each if member.consumes]
         body = bodies.heartbeat(self.client_id, producers, consumers)
         self._tell(
@@ -252,14 +272,6 @@ class Instance:
             ],
             deadline,
         )
-
-    def _anew(self, groups: Sequence[str], deadline: Deadline) -> None:
-        """To pass messages on, brokers note the connection of a client when a group of producers is new on it. They forget it
-        when any of the client's groups is unregistered, and when an older connection ends, and other heartbeats do not
-        bring it back (ProducerManager in 5.5.0).
-        """
-        self._unregister("producerGroup", groups, self._addresses(False, True), deadline)
-        self._heartbeat(deadline)
 
     def _unregister(
         self, field: str, groups: Sequence[str], addresses: Sequence[tuple[str, str]], deadline: Deadline

@@ -246,29 +246,59 @@ def connected_clients(broker: MockBroker, parts: Parts) -> Connected:
     return Connected(broker)
 
 
+def unregistered(broker: MockBroker) -> list[str]:
+    return [command.ext["producerGroup"] for command in broker.seen(Request.UNREGISTER_CLIENT)]
+
+
+def producers(broker: MockBroker) -> list[str]:
+    """Those of the last heartbeat."""
+    said = json.loads(bytes(broker.seen(Request.HEART_BEAT)[-1].body))
+    return [group["groupName"] for group in said["producerDataSet"]]
+
+
 def test_another_producer_that_leaves_does_not_take_the_replies_along(
     broker: MockBroker, parts: Parts, connected_clients: Connected
 ) -> None:
-    me = parts.instance.client_id
+    """Not for a moment, in which replies may come: brokers hear of it when no reply is waited for any more."""
     leave = parts.replies.join("askers", 0)
-    other = Member("others", 0)
-    parts.instance.join(other)
+    others = [Member(group, 0) for group in ("a", "b", "a")]
+    for other in others:
+        parts.instance.join(other)
     parts.replies.announce(parts.soon)
-    assert connected_clients.clients == {me}
-    parts.instance.leave(other, parts.soon)
-    assert connected_clients.clients == {me}
-    assert {c.ext["producerGroup"] for c in broker.seen(Request.UNREGISTER_CLIENT)} == {"askers", "others"}
-    last = json.loads(bytes(broker.seen(Request.HEART_BEAT)[-1].body))
-    assert last["producerDataSet"] == [{"groupName": "askers"}]
+    for other in others[:2]:
+        parts.instance.leave(other, parts.soon)
+    parts.replies.announce(parts.soon)
+    assert (unregistered(broker), producers(broker)) == ([], ["a", "askers", "b"])
+    parts.instance.leave(others[2], parts.soon)
+    parts.instance.join(others[0])
+    assert connected_clients.clients == {parts.instance.client_id}
     leave(parts.soon)
+    assert unregistered(broker) == ["askers", "b"]
     assert connected_clients.clients == set()
+    parts.instance.leave(others[0], parts.soon)
+    assert unregistered(broker) == ["askers", "b", "a"]
 
 
-def test_a_broker_that_hangs_while_a_producer_leaves_costs_the_others_no_reply(
+def test_of_many_producers_that_left_brokers_hear_and_note_the_connection_anew(
     broker: MockBroker, parts: Parts, connected_clients: Connected
 ) -> None:
     parts.replies.join("askers", 0)
-    other = Member("others", 0)
+    parts.replies.announce(parts.soon)
+    groups = [f"g{i}" for i in range(51)]
+    for group in groups:
+        other = Member(group, 0)
+        parts.instance.join(other)
+        parts.instance.leave(other, parts.soon)
+    assert sorted(unregistered(broker)) == ["askers", *sorted(groups)]
+    assert producers(broker) == ["askers"]
+    assert connected_clients.clients == {parts.instance.client_id}
+
+
+def test_who_may_be_asked_leaves_at_once_and_a_broker_that_hangs_costs_the_others_no_reply(
+    broker: MockBroker, parts: Parts, connected_clients: Connected
+) -> None:
+    parts.replies.join("askers", 0)
+    other = Member("others", 0, asked=lambda address, command: None)
     parts.instance.join(other)
     parts.replies.announce(parts.soon)
     with MockBroker() as hanging:
@@ -277,8 +307,10 @@ def test_a_broker_that_hangs_while_a_producer_leaves_costs_the_others_no_reply(
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"a": hanging.address, "broker-a": broker.address}))
         parts.routes.get("t", 0.0)
         parts.instance.leave(other, Deadline.after(0.5))
-        broker.wait_for(lambda: bool(connected_clients.clients))
+        assert sorted(unregistered(broker)) == ["askers", "others"]
         hanging.wait_for(lambda: len(hanging.seen(Request.HEART_BEAT)) == 1)
+        broker.wait_for(lambda: bool(connected_clients.clients))
+        assert producers(broker) == ["askers"]
 
 
 def test_after_a_wait_in_vain_brokers_note_the_connection_anew_unless_replies_come(
