@@ -197,7 +197,7 @@ class Instance:
         self._lock = threading.Lock()
         self._all: Mapping[str, BrokerData] = {}
         self._telling = threading.Lock()  # so that no heartbeat brings back a group that has just left
-        self._lingering: dict[str, None] = {}  # groups of producers that left, and brokers have not been told
+        self._lingering: dict[str, None] = {}  # groups that producers left, which brokers still have
         self._timer: Timer | None = None
         self._due_ms = math.inf
 
