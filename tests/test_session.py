@@ -9,13 +9,15 @@ import pytest
 from rocketmq_spark import options, session
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.client.credentials import Credentials
-from rocketmq_spark.errors import OptionError, RocketMQError, ServerFault
-from rocketmq_spark.model import Message
+from rocketmq_spark.consumer.result import Context, replying
+from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError, ServerFault
+from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.remoting.endpoint import Drops
 from rocketmq_spark.session import public
 from rocketmq_spark.session.public import Producer
 from rocketmq_spark.wire import rpc
+from tests.client.test_replies import question
 from tests.mockbroker import MockBroker, eventually, ok, route
 from tests.queues import qs
 from tests.queues import read as vectors
@@ -105,6 +107,27 @@ def test_a_forked_process_makes_its_own_client():
         os._exit(0 if theirs is not mine and session.client(parsed()) is not theirs else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert session.client(parsed()) is mine
+
+
+def test_a_child_of_a_listener_does_not_reply_over_its_parent_s_connections():
+    """Its answer would come to the parent, as that to one of the parent's own requests."""
+    with MockBroker() as broker:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
+        broker.on(Request.SEND_REPLY_MESSAGE_V2, ok(msgId="0", queueId="0", queueOffset="0"))
+        consumer = public.Consumer(broker.address, "g")
+        context = replying(Context(MessageQueue("t", "broker-a", 0)), [question()], consumer._make.replier)
+        context.reply(b"yes")
+        child = os.fork()
+        if child == 0:
+            try:
+                context.reply(b"yes")
+            except ClosedError:
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        context.reply(b"yes")
+        assert len(broker.seen(Request.SEND_REPLY_MESSAGE_V2)) == 2
 
 
 def test_nothing_is_dialled_before_it_is_needed():

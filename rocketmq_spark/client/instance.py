@@ -40,6 +40,7 @@ FIRST_HEARTBEAT_S = 1.0
 TIMEOUT_S = 3.0
 # More than one name server takes that hangs, and with it far less than the 120 s after which brokers forget.
 LOOK_S = 10.0
+_MOST_LINGERING = 50
 _MAX_ASKED = 1000  # requests of servers that wait for one group: more are refused
 
 # What a broker asks a consumer, with the field that names the group. What it asks a producer says so in the message.
@@ -60,7 +61,8 @@ class Member:
     """A producer, or with ``membership`` a consumer, which says in every heartbeat what it subscribes to.
 
     ``asked`` is the group's worker. ``heartbeat_s`` 0: no heartbeat for this one's sake. One that is ``everywhere`` has
-    heartbeats sent to all brokers of the cluster: any of them may have something to ask.
+    heartbeats sent to all brokers of the cluster: any of them may have something to ask. With ``addressed`` brokers pass
+    messages on to it by the client id.
     """
 
     group: str
@@ -68,6 +70,7 @@ class Member:
     asked: Asked | None = None
     membership: Callable[[], GroupMembership] | None = None
     everywhere: bool = False
+    addressed: bool = False
 
     @property
     def consumes(self) -> bool:
@@ -120,6 +123,11 @@ class Groups:
         """Whether any member wants all brokers to know its group."""
         with self._lock:
             return any(member.everywhere for members in self._members.values() for member in members)
+
+    def addressed(self) -> list[str]:
+        """One group, as brokers call it, that has a member to which they pass messages on, if any has."""
+        with self._lock:
+            return [name for (_, name), members in self._members.items() if any(one.addressed for one in members)][:1]
 
     def asked(self, request: ServerRequest) -> bool:
         """Handles a request of a broker, on the thread that reads answers. Returns False if no member takes it."""
@@ -189,6 +197,7 @@ class Instance:
         self._lock = threading.Lock()
         self._all: Mapping[str, BrokerData] = {}
         self._telling = threading.Lock()  # so that no heartbeat brings back a group that has just left
+        self._lingering: dict[str, None] = {}  # groups that producers left, which brokers still have
         self._timer: Timer | None = None
         self._due_ms = math.inf
 
@@ -207,38 +216,75 @@ class Instance:
             raise
 
     def leave(self, member: Member, deadline: Deadline) -> None:
-        """The last member unregisters the group. Failures of single brokers are logged. May be repeated after an interruption."""
+        """The last member unregisters the group, if need be later. Failures of single brokers are logged. May be repeated
+        after an interruption.
+        """
         on_wire = self._calls.on_wire(member.group)
         last = self._groups.remove(on_wire, member)
         self._rest(unless_wanted=True)
         if not last:
             return
-        group: dict[str, Any] = {"consumerGroup" if member.consumes else "producerGroup": on_wire}
         with self._telling:
-            self._tell(
-                [
-                    (address, rpc.UNREGISTER_CLIENT.request(clientID=self.client_id, bname=name, **group))
-                    for name, address in self._addresses(member.consumes, member.everywhere)
-                ],
-                deadline,
-            )
+            if member.consumes:
+                self._unregister("consumerGroup", [on_wire], self._addresses(True, False), deadline)
+            else:
+                self._leave_producers(on_wire, member, deadline)
+
+    def _leave_producers(self, on_wire: str, member: Member, deadline: Deadline) -> None:
+        """A group that no broker asks anything lingers while replies may be under way, which an unregistration loses."""
+        addressed = self._groups.addressed()
+        if addressed and member.asked is None and len(self._lingering) < _MOST_LINGERING:
+            self._lingering[on_wire] = None
+            return
+        others = {name for name, other in self._groups.each() if not other.consumes}
+        gone = [name for name in {on_wire: None, **self._lingering} if name not in others]
+        self._unregister("producerGroup", [*gone, *addressed], self._addresses(False, True), deadline)
+        self._lingering.clear()  # not before: of an interrupted one heartbeats go on, or brokers would end the connection
+        if addressed:  # see ``reconnect``
+            self._heartbeat(deadline)
 
     def heartbeat(self, deadline: Deadline) -> None:
         """Tell brokers of all groups now: masters, and slaves too if any group consumes."""
         with self._telling:
-            each = self._groups.each()
-            if not each:
-                return
-            producers = [on_wire for on_wire, member in each if not member.consumes]
-            consumers = [self._membership(on_wire, member) for on_wire, member in each if member.consumes]
-            body = bodies.heartbeat(self.client_id, producers, consumers)
-            self._tell(
-                [
-                    (address, rpc.HEART_BEAT.request(body, bname=name))
-                    for name, address in self._addresses(bool(consumers), self._groups.everywhere())
-                ],
-                deadline,
-            )
+            self._heartbeat(deadline)
+
+    def reconnect(self, deadline: Deadline) -> None:
+        """A heartbeat after which brokers know the client's connection, whatever they knew before.
+
+        To pass messages on, they note it when a group of producers is new on it. They forget it when any of the client's groups
+        is unregistered, and when an older connection ends, and other heartbeats do not bring it back (ProducerManager in 5.5.0).
+        """
+        with self._telling:
+            self._unregister("producerGroup", self._groups.addressed(), self._addresses(False, True), deadline)
+            self._heartbeat(deadline)
+
+    def _heartbeat(self, deadline: Deadline) -> None:
+        each = self._groups.each()
+        if not each:
+            return
+        producers = list(dict.fromkeys((*(name for name, member in each if not member.consumes), *self._lingering)))
+        consumers = [self._membership(on_wire, member) for on_wire, member in each if member.consumes]
+        body = bodies.heartbeat(self.client_id, producers, consumers)
+        self._tell(
+            [
+                (address, rpc.HEART_BEAT.request(body, bname=name))
+                for name, address in self._addresses(bool(consumers), self._groups.everywhere())
+            ],
+            deadline,
+        )
+
+    def _unregister(
+        self, field: str, groups: Sequence[str], addresses: Sequence[tuple[str, str]], deadline: Deadline
+    ) -> None:
+        each: list[dict[str, Any]] = [{field: group} for group in groups]
+        self._tell(
+            [
+                (address, rpc.UNREGISTER_CLIENT.request(clientID=self.client_id, bname=name, **group))
+                for name, address in addresses
+                for group in each
+            ],
+            deadline,
+        )
 
     def close(self) -> None:
         """Sends no more heartbeats, and unregisters nothing."""

@@ -45,16 +45,26 @@ class AwaitedReplies:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[str, Done] = {}
+        self._waiting: dict[str, tuple[Done, int]] = {}  # with how many had come before
+        self._count = 0
+        self._silent = False
 
     def expect(self, correlation_id: str, done: Done) -> Callable[[], None]:
         with self._lock:
-            self._waiting[correlation_id] = done
+            self._waiting[correlation_id] = done, self._count
         return lambda: self._taken(correlation_id)
+
+    def silent(self) -> bool:
+        """Whether no reply at all came while one was waited for in vain; said once."""
+        with self._lock:
+            silent, self._silent = self._silent, False
+            return silent
 
     def _taken(self, correlation_id: str) -> None:
         with self._lock:
-            self._waiting.pop(correlation_id, None)
+            waited = self._waiting.pop(correlation_id, None)
+            if waited is not None and waited[1] == self._count:
+                self._silent = True
 
     def arrived(self, request: ServerRequest) -> None:
         """A broker passes a reply on. It hears that the reply has come also if no one waits for it any more, as in Java."""
@@ -65,12 +75,13 @@ class AwaitedReplies:
             request.answer(Command(Response.SYSTEM_ERROR, remark="the reply cannot be read"))
             return
         with self._lock:
-            done = self._waiting.pop(correlation_id, None)
+            self._count, self._silent = self._count + 1, False
+            waited = self._waiting.pop(correlation_id, None)
         request.answer(rpc.PUSH_REPLY_MESSAGE_TO_CLIENT.reply(request.command))
-        if done is None:
+        if waited is None:
             logger.info("a reply from %s comes too late, or for the second time: %s", request.address, correlation_id)
         else:
-            done(reply)
+            waited[0](reply)
 
 
 def _read(command: Command) -> tuple[str, Reply | RocketMQError]:
@@ -104,13 +115,16 @@ class RemotingReplies:
         self._awaited = awaited
 
     def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
-        member = Member(group, heartbeat_s, everywhere=True)
+        member = Member(group, heartbeat_s, everywhere=True, addressed=True)
         self._instance.join(member)
         return lambda deadline: self._instance.leave(member, deadline)
 
     def announce(self, deadline: Deadline) -> None:
         self._instance.look_around(deadline)
-        self._instance.heartbeat(deadline)
+        if self._awaited.silent():
+            self._instance.reconnect(deadline)
+        else:
+            self._instance.heartbeat(deadline)
 
     def expect(self, correlation_id: str, done: Done) -> Callable[[], None]:
         return self._awaited.expect(correlation_id, done)

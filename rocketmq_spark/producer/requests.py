@@ -70,11 +70,12 @@ class _Request:
         if late:
             self.end(self._timed_out(ended.outcome))
 
-    def late(self) -> bool:
-        """The time is over. Whether the request ends with that."""
+    def late(self) -> None:
+        """The time is over."""
         with self._lock:
             self._late, stored = True, self._stored
-        return stored is not None and self.end(self._timed_out(stored))
+        if stored is not None:
+            self.end(self._timed_out(stored))
 
     def _timed_out(self, stored: SendResult) -> ReplyTimeout:
         return ReplyTimeout(
@@ -100,7 +101,7 @@ class RequestProducer(TransactionProducer):
         self._replies = replies
         self._deadlines = make_timer(f"rocketmq-{settings.group}-request")
         self._changed = threading.Condition()
-        self._requests: set[_Request] = set()
+        self._requests: dict[str, _Request] = {}
         self._announced = self._refusing = False
         self._leave_replies: Callable[[Deadline], None] | None = None
         super().__init__(sender, settings, check, make_timer=make_timer, **wiring)
@@ -155,12 +156,12 @@ class RequestProducer(TransactionProducer):
         with self._changed:
             if self._refusing:
                 raise ClosedError("the producer is closed")
-            self._requests.add(request)
-        request.future.add_done_callback(lambda _: self._over(request))
+            self._requests[correlation_id] = request
+        request.future.add_done_callback(lambda _: self._over(correlation_id))
         try:
             self._announce(replies, deadline.within(deadline.remaining() * _ANNOUNCING))
             request.forget = replies.expect(correlation_id, request.end)
-            self._deadlines.later(deadline.remaining(), functools.partial(self._late, request))
+            self._deadlines.later(deadline.remaining(), functools.partial(self._late, correlation_id))
             outgoing = self._outgoing(prepared, place, deadline, request.landed)._replace(spoolable=False)
             self._engine.submit(outgoing)
             if request.future.done():  # a close may have ended it before there was something to forget
@@ -210,7 +211,7 @@ class RequestProducer(TransactionProducer):
                     self._deadlines.hold(self._changed, deadline.remaining())
         finally:
             unsent = super().close(deadline.remaining())
-            for request in list(self._requests):
+            for request in list(self._requests.values()):
                 request.end(closed())
             self._deadlines.close()
             leave, self._leave_replies = self._leave_replies, None
@@ -233,11 +234,13 @@ class RequestProducer(TransactionProducer):
         replies.announce(deadline)
         self._announced = True
 
-    def _late(self, request: _Request) -> None:
-        if request.late():
+    def _late(self, correlation_id: str) -> None:
+        """By the id: what has its reply need not be kept until its time is over."""
+        if (request := self._requests.get(correlation_id)) is not None:
             self._announced = False
+            request.late()
 
-    def _over(self, request: _Request) -> None:
+    def _over(self, correlation_id: str) -> None:
         with self._changed:
-            self._requests.discard(request)
+            self._requests.pop(correlation_id, None)
             self._changed.notify_all()

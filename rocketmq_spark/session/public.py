@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from rocketmq_spark import options as options_table
 from rocketmq_spark.base import extras
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.lifecycle import Owner
 from rocketmq_spark.client.pulls import wanted_of
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.pop import simple_consumer
@@ -194,8 +195,10 @@ def _replier(options: Options, group: str) -> Replier | None:
     """How listeners answer requests."""
     if (port := replies(options)) is None:
         return None
+    owner = Owner("consumer")
 
     def reply(to: ReceivedMessage, body: bytes, properties: Mapping[str, str] | None) -> None:
+        owner.check(False)
         answer = Message(to.topic, body, properties=properties)
         port.reply(to, answer, group, Deadline.after(options.request_timeout))
 

@@ -393,6 +393,15 @@ def test_an_answer_after_the_connection_went_is_nothing(broker: MockBroker, part
     assert broker.replies == []
 
 
+def test_a_producer_leaves_a_group_that_a_consumer_has_the_name_of(broker: MockBroker, parts: Parts) -> None:
+    parts.routes.get("t")
+    producer = Member("cg", 0.0)
+    for member in (producer, consumer("cg")):
+        parts.instance.join(member)
+    parts.instance.leave(producer, parts.soon)
+    assert [ext["producerGroup"] for ext in left(broker)] == ["cg"]
+
+
 def test_a_broker_knows_both_kinds_of_groups(broker_cluster: LocalBroker, real: Parts, topic: str) -> None:
     group = f"cg-{topic}"
     real.sender.publish_queues(topic, real.soon)

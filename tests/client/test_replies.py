@@ -10,6 +10,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, Request, Response, SysFlag
+from rocketmq_spark.client.instance import Member
 from rocketmq_spark.errors import CallTimeout, DecodeError, MessageRefused, RocketMQError, ServerFault
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply
 from rocketmq_spark.wire.compression import compress, decompress
@@ -18,7 +19,7 @@ from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import decode_properties
 from tests.client.conftest import Parts
 from tests.consumer.messages import message
-from tests.mockbroker import MockBroker, eventually, never, ok, refuse, route
+from tests.mockbroker import Call, MockBroker, eventually, never, ok, refuse, route
 
 SENT = {"msgId": "0", "queueId": "0", "queueOffset": "0"}
 OWN = "CORRELATION_ID\x01ID\x02REPLY_TO_CLIENT\x01me\x02MSG_TYPE\x01reply\x02PUSH_REPLY_TIME\x017\x02"
@@ -212,3 +213,122 @@ def test_every_broker_of_the_cluster_hears_of_a_requester(broker: MockBroker, pa
         assert json.loads(bytes(heartbeat.body))["producerDataSet"] == [{"groupName": "askers"}]
     leave(parts.soon)
     assert [len(one.seen(Request.UNREGISTER_CLIENT)) for one in (broker, two)] == [1, 1]
+
+
+class Connected:
+    """Clients to which a broker passes replies on: as ProducerManager of 5.5.0, which is to keep them and loses some."""
+
+    def __init__(self, broker: MockBroker) -> None:
+        self.clients: set[str] = set()
+        self._groups: set[str] = set()
+        broker.on(Request.HEART_BEAT, self._heartbeat)
+        broker.on(Request.UNREGISTER_CLIENT, self._unregister)
+
+    def _heartbeat(self, call: Call) -> Command:
+        said = json.loads(bytes(call.command.body))
+        groups = {group["groupName"] for group in said["producerDataSet"]}
+        if groups - self._groups:
+            self.clients.add(said["clientID"])
+        self._groups |= groups
+        return ok()
+
+    def _unregister(self, call: Call) -> Command:
+        group = call.command.ext.get("producerGroup")
+        if group in self._groups:
+            self._groups.discard(group)
+            self.clients.discard(call.ext("clientID"))
+        return ok()
+
+
+@pytest.fixture
+def connected_clients(broker: MockBroker, parts: Parts) -> Connected:
+    parts.routes.get("t")
+    return Connected(broker)
+
+
+def unregistered(broker: MockBroker) -> list[str]:
+    return [command.ext["producerGroup"] for command in broker.seen(Request.UNREGISTER_CLIENT)]
+
+
+def producers(broker: MockBroker) -> list[str]:
+    """Those of the last heartbeat."""
+    said = json.loads(bytes(broker.seen(Request.HEART_BEAT)[-1].body))
+    return [group["groupName"] for group in said["producerDataSet"]]
+
+
+def test_another_producer_that_leaves_does_not_take_the_replies_along(
+    broker: MockBroker, parts: Parts, connected_clients: Connected
+) -> None:
+    """Not for a moment, in which replies may come: brokers hear of it when no reply is waited for any more."""
+    leave = parts.replies.join("askers", 0)
+    others = [Member(group, 0) for group in ("a", "b", "a")]
+    for other in others:
+        parts.instance.join(other)
+    parts.replies.announce(parts.soon)
+    for other in others[:2]:
+        parts.instance.leave(other, parts.soon)
+    parts.replies.announce(parts.soon)
+    assert (unregistered(broker), producers(broker)) == ([], ["a", "askers", "b"])
+    parts.instance.leave(others[2], parts.soon)
+    parts.instance.join(others[0])
+    assert connected_clients.clients == {parts.instance.client_id}
+    leave(parts.soon)
+    assert unregistered(broker) == ["askers", "b"]
+    assert connected_clients.clients == set()
+    parts.instance.leave(others[0], parts.soon)
+    assert unregistered(broker) == ["askers", "b", "a"]
+
+
+def test_of_many_producers_that_left_brokers_hear_and_note_the_connection_anew(
+    broker: MockBroker, parts: Parts, connected_clients: Connected
+) -> None:
+    parts.replies.join("askers", 0)
+    parts.replies.announce(parts.soon)
+    groups = [f"g{i}" for i in range(51)]
+    for group in groups:
+        other = Member(group, 0)
+        parts.instance.join(other)
+        parts.instance.leave(other, parts.soon)
+    assert sorted(unregistered(broker)) == ["askers", *sorted(groups)]
+    assert producers(broker) == ["askers"]
+    assert connected_clients.clients == {parts.instance.client_id}
+
+
+def test_who_may_be_asked_leaves_at_once_and_a_broker_that_hangs_costs_the_others_no_reply(
+    broker: MockBroker, parts: Parts, connected_clients: Connected
+) -> None:
+    parts.replies.join("askers", 0)
+    other = Member("others", 0, asked=lambda address, command: None)
+    parts.instance.join(other)
+    parts.replies.announce(parts.soon)
+    with MockBroker() as hanging:
+        hanging.on(Request.UNREGISTER_CLIENT, never)
+        hanging.on(Request.HEART_BEAT, ok())
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"a": hanging.address, "broker-a": broker.address}))
+        parts.routes.get("t", 0.0)
+        parts.instance.leave(other, Deadline.after(0.5))
+        assert sorted(unregistered(broker)) == ["askers", "others"]
+        hanging.wait_for(lambda: len(hanging.seen(Request.HEART_BEAT)) == 1)
+        broker.wait_for(lambda: bool(connected_clients.clients))
+        assert producers(broker) == ["askers"]
+
+
+def test_after_a_wait_in_vain_brokers_note_the_connection_anew_unless_replies_come(
+    broker: MockBroker, parts: Parts, connected_clients: Connected
+) -> None:
+    """The end of an older connection makes a broker forget the new one, of which it hears in each heartbeat."""
+    me = parts.instance.client_id
+    parts.replies.join("askers", 0)
+    parts.replies.announce(parts.soon)
+    forget = [parts.replies.expect(name, lambda _: None) for name in ("ID", "other")]
+    broker.ask(passed_on(b"yes"))
+    replies_of(broker)
+    forget[1]()
+    parts.replies.announce(parts.soon)
+    assert broker.seen(Request.UNREGISTER_CLIENT) == []
+    connected_clients.clients.clear()
+    parts.replies.expect("ID", lambda _: None)()
+    parts.replies.announce(parts.soon)
+    assert connected_clients.clients == {me}
+    parts.replies.announce(parts.soon)
+    assert len(broker.seen(Request.UNREGISTER_CLIENT)) == 1

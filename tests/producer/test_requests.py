@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
@@ -152,6 +154,22 @@ def test_an_acknowledgement_that_comes_after_the_time_ends_the_request(office: O
     office.sender.answer()
     with pytest.raises(ReplyTimeout):
         asked.result(0)
+    office.ask()
+    assert office.replies.events == [("join", "g"), "announce", "announce"]
+
+
+def test_a_reply_is_kept_by_who_asked_only(office: Office) -> None:
+    """Not until the time of its request is over, which may be hours."""
+    asked = office.ask(timeout_s=3600)
+    office.arrive()
+    kept = weakref.ref(asked)
+    del asked
+    gc.disable()
+    try:
+        office.ask()
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_a_reply_that_cannot_be_read_is_an_error(office: Office) -> None:

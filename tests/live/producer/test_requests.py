@@ -89,6 +89,15 @@ def test_the_page_s_program_prints_what_it_says(rocketmq: LocalBroker, capsys: p
     assert capsys.readouterr().out.splitlines()[-1] == "b'42 for apples'"
 
 
+def test_another_producer_of_the_program_that_closes_costs_no_reply(rocketmq: LocalBroker, topic: str) -> None:
+    """They share a connection, which a broker forgets with the first group that leaves it."""
+    with replier(rocketmq, topic), Producer(rocketmq.name_server, "askers") as producer:
+        assert producer.request(Message(topic, b"1"), timeout_s=60).body == b"ours:1"
+        with Producer(rocketmq.name_server, "others") as other:
+            other.request(Message(topic, b"2"), timeout_s=60)
+        assert producer.request(Message(topic, b"3"), timeout_s=60).body == b"ours:3"
+
+
 def test_replies_come_again_after_a_broker_was_killed(pair: LocalBroker) -> None:
     """It knows the requester's connection no more, until it hears of it."""
     pair.create_topic("prices", 1)
