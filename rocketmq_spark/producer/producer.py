@@ -354,9 +354,9 @@ class BaseProducer(Closing):
         )
         return self._engine.enqueue(outgoing)
 
-    def pump(self) -> None:
+    def pump(self, soon: bool = False) -> None:
         """Send what is enqueued (``batching.BatchOwner``)."""
-        self._engine.pump()
+        self._engine.timer.soon(self._engine.pump) if soon else self._engine.pump()
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline.after(self.settings.send_timeout_s if timeout_s is None else timeout_s)

@@ -258,3 +258,9 @@ def test_a_channel_is_of_use_again_after_a_moment_without_threads(monkeypatch, f
             ask(channel, outcomes)
             assert outcomes.get(timeout=60).status.code == Code.OK
         channel.close()
+
+
+def test_a_name_that_is_not_found_sent_nothing():
+    with pytest.raises(errors.ConnectionLost) as caught:
+        ask("nobody.invalid:1")
+    assert caught.value.unsent
