@@ -355,7 +355,7 @@ class BaseProducer(Closing):
         return self._engine.enqueue(outgoing)
 
     def pump(self, soon: bool = False) -> None:
-        """Send what is enqueued (``batching.BatchOwner``)."""
+        """Send what is enqueued (``batching.BatchOwner``); ``soon``: not on this thread."""
         self._engine.timer.soon(self._engine.pump) if soon else self._engine.pump()
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
