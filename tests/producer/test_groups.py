@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.errors import MessageIllegal
+from rocketmq_spark.errors import ConnectionLost, MessageIllegal
 from rocketmq_spark.model import Message
 from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer.producer import BaseProducer
@@ -31,6 +31,17 @@ def test_what_is_sent_without_waiting_waits_for_its_group(bench: Bench) -> None:
     for _ in range(9):
         bench.sender.answer(0, ok)
     assert all(result.result(0) for result in results)
+
+
+def test_what_fails_for_a_passing_reason_is_sent_again_before_what_waits_for_its_group(bench: Bench) -> None:
+    producer = bench.producer(features=FEATURES[GRPC], retries=2)
+    bench.sender.script = [ConnectionLost("the endpoint is away")] * 2
+    results = [of_group(producer, "first"), of_group(producer, "second")]
+    bench.time.advance(1.0)
+    assert sent(bench) == [["first"]] * 3 + [["second"]]
+    assert all(result.result(0) for result in results)
+    bench.sender.script = [ConnectionLost("the endpoint is away")]
+    assert producer.send(Message("T", b"waits"), selector="hash", arg="g")
 
 
 def test_what_does_not_fit_into_a_batch_does_not_overtake_those_before_it(bench: Bench) -> None:
