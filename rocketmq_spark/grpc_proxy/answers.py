@@ -65,8 +65,11 @@ _REMEDIES: dict[int, str] = {
 _TRUST = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "Peer name", "certificate verify failed")
 _NO_TLS = ("WRONG_VERSION_NUMBER", "wrong version number")
 _LARGE = "larger than max"
+_SERVERS_LARGE = "exceeds maximum size"  # where a server says it
+_RESET, _INBOUND = "RST_STREAM with error code 8", "its grpcMaxInboundMessageSize (130 MiB)"
 _ENDED = "Socket closed"
-_NO_CONNECTION = "failed to connect to all addresses"  # gRPC had none to send the call by
+# gRPC had no connection to send the call by, or found no address; the last one by its older words.
+_NO_CONNECTION = ("failed to connect to all addresses", "errors resolving ", "DNS resolution failed")
 
 
 def refused(status: Any, addr: str, topic: str | None = None) -> RocketMQError:
@@ -91,7 +94,7 @@ def _told(code: int) -> str:
 def broken(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
     """The error for a call without an answer; ``status`` is the name of gRPC's code, ``details`` its words."""
     made = _broken(status, details, addr, tls)
-    made.unsent = status == "UNAVAILABLE" and _NO_CONNECTION in details
+    made.unsent = status == "UNAVAILABLE" and any(words in details for words in _NO_CONNECTION)
     return made
 
 
@@ -121,9 +124,15 @@ def _broken(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
                 remedy += (
                     ". The port of a broker or name server ends connections so: expected the Proxy's for gRPC, 8081"
                 )
+            if _RESET in details:
+                remedy += f". If it runs: a Proxy ends so the request that is larger than it takes, {_INBOUND}"
             return ConnectionLost("no connection to the Proxy", addr, remark=details, remedy=remedy)
         case "RESOURCE_EXHAUSTED" if _LARGE in details:
             return LocalProtocolError("a message larger than gRPC takes", addr, remark=details)
+        case "RESOURCE_EXHAUSTED" if _SERVERS_LARGE in details:
+            return LocalProtocolError(
+                "a request larger than the Proxy takes", addr, remark=details, remedy=f"See {_INBOUND}"
+            )
         case "RESOURCE_EXHAUSTED":
             return BrokerBusy("the Proxy is overloaded", addr, remark=details)
         case "UNAUTHENTICATED" | "PERMISSION_DENIED":

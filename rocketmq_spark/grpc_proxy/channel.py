@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -25,6 +26,8 @@ from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, Rock
 from rocketmq_spark.grpc_proxy.answers import broken
 from rocketmq_spark.grpc_proxy.facts import Rpc
 from rocketmq_spark.grpc_proxy.protos import proto
+
+logger = logging.getLogger(__name__)
 
 # How long one that could not be reached is left alone, if there is another one.
 REST_S = 5.0
@@ -150,7 +153,7 @@ class ProxyChannel:
         self._made: grpc.Channel | None = None
         self._calls: dict[str, Any] = {}
         self._closed = False
-        self._stamps: list[tuple[int, int]] = []
+        self._stamps: list[tuple[int, int, int]] = []
         self._lacks_threads = False
 
     def ask(self, rpc: Rpc, request: Any, deadline: Deadline) -> Any:
@@ -248,10 +251,12 @@ class ProxyChannel:
         ]
         if self._tls is None:
             return grpc.insecure_channel(self.address, options)
-        self._stamps = _stamps(self._tls)
+        stamps = _stamps(self._tls)
+        credentials = _credentials(self._tls)
         if self._tls.server_name:
             options.append(("grpc.ssl_target_name_override", self._tls.server_name))
-        return grpc.secure_channel(self.address, _credentials(self._tls), options)
+        self._stamps = stamps
+        return grpc.secure_channel(self.address, credentials, options)
 
     def _not_asked(self, error: ValueError) -> RocketMQError:
         """One of our own, or gRPC's for a channel that was closed."""
@@ -262,9 +267,18 @@ class ProxyChannel:
     def _broken(self, error: Any) -> RocketMQError:
         made = broken(error.code().name, error.details() or "", self.address, self._tls is not None)
         if self._tls is not None and isinstance(made, ConnectionLost) and _stamps(self._tls) not in ([], self._stamps):
-            with self._lock:  # gRPC reads no file again: the next call makes a channel with what they hold now
-                self._made, self._calls = None, {}
+            self._open_again()
         return made
+
+    def _open_again(self) -> None:
+        """gRPC reads no file again: the next call has a channel with what they hold now, if that is whole."""
+        with self._lock:
+            if self._made is None:  # closed, or put aside
+                return
+            try:
+                self._made, self._calls = self._open(), {}
+            except OptionError as e:  # one of them is being written
+                logger.info("the files of TLS for the Proxy at %s are not read anew yet: %s", self.address, e)
 
 
 def _nothing() -> None:
@@ -282,27 +296,36 @@ def _serialized(request: Any) -> bytes:
 
 
 def _credentials(tls: Tls) -> grpc.ChannelCredentials:
-    ca, key = _read("tlsCaFile", tls.ca_file), _read("tlsKeyFile", tls.key_file)
-    cert = _read("tlsCertFile", tls.cert_file)
-    try:
-        return grpc.ssl_channel_credentials(ca, key, cert)
-    except ValueError as e:
-        raise OptionError(f"options 'tlsCertFile' and 'tlsKeyFile' do not fit together: {e}") from e
+    """Of files that hold what they should: gRPC ends the whole process for a certificate without a key, or a key without one."""
+    ca = _read("tlsCaFile", tls.ca_file, _CERTIFICATE)
+    cert = _read("tlsCertFile", tls.cert_file, _CERTIFICATE)
+    # As over remoting, the file of the certificate may hold its key.
+    own = ("tlsCertFile", tls.cert_file) if tls.key_file is None else ("tlsKeyFile", tls.key_file)
+    return grpc.ssl_channel_credentials(ca, _read(*own, _KEY), cert)
 
 
-def _stamps(tls: Tls) -> list[tuple[int, int]]:
+def _stamps(tls: Tls) -> list[tuple[int, int, int]]:
     """By which its files are known to be other ones; nothing while one of them is not there."""
     try:
         stats = [Path(path).expanduser().stat() for path in (tls.ca_file, tls.cert_file, tls.key_file) if path]
     except OSError:
         return []
-    return [(stat.st_mtime_ns, stat.st_ino) for stat in stats]
+    return [(stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in stats]
 
 
-def _read(option: str, path: str | None) -> bytes | None:
+# What stands in the first line of each part of a file in PEM.
+_CERTIFICATE, _KEY = b"CERTIFICATE-----", b"PRIVATE KEY-----"
+
+
+def _read(option: str, path: str | None, part: bytes) -> bytes | None:
     if path is None:
         return None
     try:
-        return Path(path).expanduser().read_bytes()
+        found = Path(path).expanduser().read_bytes()
     except OSError as e:
         raise OptionError(f"option {option!r} is {path!r}; it cannot be read: {e.strerror}") from e
+    if part not in found:
+        raise OptionError(
+            f"option {option!r} is {path!r}; expected a file in PEM with a {part.decode().strip('-').lower()}"
+        )
+    return found

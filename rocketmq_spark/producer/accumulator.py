@@ -166,7 +166,7 @@ class Accumulator:
         return bool(self._closed) or ((due_ms := self.due_ms) is not None and due_ms <= now_ms)
 
     def take(self, now_ms: int) -> list[MessageBatch]:
-        """The batches that leave now, oldest first. Each must be given back with ``done``, once."""
+        """The batches that leave now, oldest first. Each must be given back with ``done`` or ``halve``, once."""
         while (due_ms := self.due_ms) is not None and due_ms <= now_ms:
             self._close(self._by_age[0][2])
         taken, self._closed = self._closed, []
@@ -183,6 +183,16 @@ class Accumulator:
         if batch in self._taken:
             self._taken.discard(batch)
             self.held_bytes -= batch.encoded_bytes
+
+    def halve(self, batch: MessageBatch) -> None:
+        """A batch that was taken leaves again at the next ``take``, in two parts."""
+        self._taken.discard(batch)
+        middle = len(batch.entries) // 2
+        for entries in (batch.entries[:middle], batch.entries[middle:]):
+            half = MessageBatch(batch.key, batch.owner, batch.created_ms, batch.due_ms, is_open=False)
+            for entry in entries:
+                half.add(entry, batch.encoded_bytes)
+            self._closed.append(half)
 
     def _start(self, key: Key, owner: Any, now_ms: int) -> MessageBatch:
         # Who waited for the lock may have read the clock before others: batches of one key leave in the order of their start.

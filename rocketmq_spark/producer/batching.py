@@ -13,14 +13,14 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
 from rocketmq_spark.base import codes, process
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError
+from rocketmq_spark.errors import CallTimeout, ClosedError, MessageIllegal, RocketMQError
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import Accumulator, BatchEntry, Key, MessageBatch
@@ -41,8 +41,8 @@ class BatchOwner(Protocol):
     def enqueue_batch(self, batch: MessageBatch, done: Callable[[Outcome], None]) -> bool:
         """Fix the place of ``batch`` in its queue's order; quick. False when closed, else ``done`` is called once."""
 
-    def pump(self) -> None:
-        """Send what is enqueued."""
+    def pump(self, soon: bool = False) -> None:
+        """Send what is enqueued; ``soon``: not on this thread, which may be the one that reads answers."""
 
 
 class Batcher:
@@ -86,6 +86,11 @@ class Batcher:
 
     def flush(self) -> None:
         """Send the batches that are due."""
+        for owner in self._enqueue():
+            owner.pump()
+
+    def _enqueue(self) -> Iterable[BatchOwner]:
+        """Fix the places of the batches that are due. Returns who is to send them."""
         owners: dict[int, BatchOwner] = {}
         refused = []
         now_ms = self._timer.now_ms()
@@ -98,8 +103,7 @@ class Batcher:
                     refused.append(answered)
         for answered in refused:
             answered(ClosedError("the producer that shared its batch was closed before it was sent"))
-        for owner in owners.values():
-            owner.pump()
+        return owners.values()
 
     def wait(self, batch: MessageBatch, result: Future[SendResult], seconds: float) -> bool:
         """Whether ``result`` is there within ``seconds`` after its batch was due.
@@ -161,8 +165,13 @@ class Batcher:
 
     def _answered(self, batch: MessageBatch) -> Callable[[Outcome], None]:
         def done(outcome: Outcome) -> None:
+            again = _one_of_several(outcome, batch)
             with self._lock:
-                self.accumulator.done(batch)
+                (self.accumulator.halve if again else self.accumulator.done)(batch)
+            if again:
+                for owner in self._enqueue():
+                    owner.pump(soon=True)
+                return
             kept: dict[Pending, list[Kept]] = {}
             for entry, own in zip(batch.entries, _shares(outcome, batch.entries), strict=True):
                 kept.setdefault(entry.promise.pending, []).append((entry.promise, own))
@@ -204,6 +213,14 @@ class AccumulatorMember:
         if not self.batcher.wait(batch, result, self._send_timeout_s + _SLACK_S):
             raise CallTimeout("the batch has no answer in time; it may have been stored", topic=batch.key.topic)
         return result.result()
+
+
+def _one_of_several(outcome: Outcome, batch: MessageBatch) -> bool:
+    """Whether a message is refused for good, and others with it that may go by themselves: nothing of the batch is stored then.
+    Where a queue was chosen its order would be lost.
+    """
+    refused = isinstance(outcome, MessageIllegal) and not outcome.stored
+    return refused and len(batch.entries) > 1 and batch.key.queue is None
 
 
 def _shares(outcome: Outcome, entries: Sequence[BatchEntry]) -> list[Outcome]:

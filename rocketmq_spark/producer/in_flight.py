@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, RUNNING
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
-from rocketmq_spark.model import MessageQueue, QueueEnd, SendRequest, SendResult, SendStatus
+from rocketmq_spark.errors import ClosedError, MessageIllegal, RocketMQError, SendFailed
+from rocketmq_spark.model import QueueEnd, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.attempts import Attempts, RetryAttempt
 from rocketmq_spark.producer.destination import OrderedQueues
 from rocketmq_spark.producer.outgoing import Outcome, Outgoing
@@ -265,9 +265,10 @@ class UnderWay:
     def __init__(self, settings: ProducerSettings, timer: Timer) -> None:
         self.in_flight = InFlight(settings)
         self._stay_shut = settings.queues_stay_shut
+        self._lanes = bool(settings.features.chooses_queues) and not self._stay_shut
         self._timer = timer
         self._queues: OrderedQueues[Sending] = OrderedQueues(self.in_flight.max_out)
-        self._shut: dict[MessageQueue | None, RocketMQError] = {}
+        self._shut: dict[Hashable, RocketMQError] = {}
         self._lock = threading.RLock()  # to enter and leave it costs less than its condition
         self._changed = threading.Condition(self._lock)
         self._blocking: set[Sending] = set()
@@ -365,7 +366,9 @@ class UnderWay:
         """What fails with it: the requests that wait for the same queue, since none may overtake another."""
         behind: list[Sending] = []
         queue = sending.outgoing.ordered_queue
-        if queue is not None and isinstance(outcome, RocketMQError):
+        # Of a lane with many groups: one message is refused, and what waits behind it is of others.
+        one = self._lanes and isinstance(outcome, MessageIllegal) and sending.outgoing.line is None
+        if queue is not None and isinstance(outcome, RocketMQError) and not one:
             behind = self._queues.shut(sending)
             if self._stay_shut:
                 self._shut[queue] = outcome

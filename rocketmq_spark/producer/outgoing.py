@@ -7,12 +7,14 @@ long. ``split`` makes one result per message of a broker's answer to a batch (``
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Property
 from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
+from rocketmq_spark.wire.properties import decode_properties
 
 _SEPARATOR = ","
 
@@ -61,6 +63,12 @@ def split(result: SendResult, count: int) -> list[SendResult]:
 
 
 Outcome = SendResult | RocketMQError
+
+
+def identified(outcome: Outcome, ids: Sequence[str], batch_id: str | None = None) -> Outcome:
+    return with_ids(outcome, ids, batch_id) if isinstance(outcome, SendResult) else outcome
+
+
 Queues = Sequence[MessageQueue]
 
 
@@ -86,10 +94,10 @@ class Outgoing(NamedTuple):
 
     ``queue`` is the one that the caller or a selector chose; without it each attempt chooses, at random among the
     ``candidates`` of the topic's queues if that is given. Those that are ``ordered`` go one after the other to their
-    queue. ``selection``, a selector's name and argument, is what a spool keeps of a choice that could not be made yet;
-    what is not ``spoolable`` is of use now or never, and what is sent ``once`` is not sent again while it may be stored.
-    ``timeout`` is a deadline, or seconds from the first attempt on, so that the time in which earlier ones of its queue are
-    sent does not count. ``done`` is called once, on any thread, and must not block. Hooks are shown ``message`` and
+    queue, or those of a ``line``. ``selection``, a selector's name and argument, is what a spool keeps of a choice that could
+    not be made yet; what is not ``spoolable`` is of use now or never, and what is sent ``once`` is not sent again while it may
+    be stored. ``timeout`` is a deadline, or seconds from the first attempt on, so that the time in which earlier ones of its
+    queue are sent does not count. ``done`` is called once, on any thread, and must not block. Hooks are shown ``message`` and
     ``msg_ids``.
     """
 
@@ -105,11 +113,12 @@ class Outgoing(NamedTuple):
     selection: tuple[str, Any] | None = None
     spoolable: bool = True
     once: bool = False
+    line: Hashable = None
 
     @property
-    def ordered_queue(self) -> MessageQueue | None:
-        """The queue whose order it must keep."""
-        return self.queue if self.ordered else None
+    def ordered_queue(self) -> Hashable:
+        """The queue, or line, whose order it must keep."""
+        return (self.line or self.queue) if self.ordered else None
 
     @property
     def size(self) -> int:
@@ -120,3 +129,14 @@ class Outgoing(NamedTuple):
     def deadline(self) -> Deadline:
         """When all attempts must be over if the first one is made now."""
         return self.timeout if isinstance(self.timeout, Deadline) else Deadline.after(self.timeout)
+
+
+def in_turn(outgoing: Outgoing, by_queue: bool) -> Outgoing:
+    """One of a message group waits for those of its group that are under way; ``by_queue``: for all of its queue, where batches
+    go in which the others are.
+    """
+    group = decode_properties(outgoing.request.properties).get(Property.SHARDING_KEY)
+    if group is None:
+        return outgoing
+    line = None if by_queue else (outgoing.topic, group)
+    return outgoing._replace(ordered=True, line=line, timeout=outgoing.deadline.remaining())

@@ -11,7 +11,7 @@ import functools
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from datetime import datetime, timedelta
 
@@ -32,7 +32,7 @@ from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.housekeeping import Housekeeping
 from rocketmq_spark.producer.in_flight import Callback, Pending
 from rocketmq_spark.producer.long_delays import LongDelays, Timers, cancelling_request, with_handle
-from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing, ignore, with_ids
+from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing, identified, ignore, in_turn, with_ids
 from rocketmq_spark.producer.settings import Hook, ProducerSettings
 from rocketmq_spark.producer.spooling import chooser
 from rocketmq_spark.queues.selection import Select
@@ -193,7 +193,10 @@ class BaseProducer(Closing):
             self._pending.keep([(result, _told(outcome, prepared) if isinstance(outcome, SendResult) else outcome)])
 
         try:
-            self._engine.submit(self._outgoing(prepared, place, deadline, done))
+            outgoing = self._outgoing(prepared, place, deadline, done)
+            if self._membership is not None and outgoing.ordered:
+                self._membership.batcher.send_all()  # what came before it
+            self._engine.submit(outgoing)
         except RocketMQError:  # there was no room in time: nothing is promised
             self._pending.forget()
             raise
@@ -349,14 +352,14 @@ class BaseProducer(Closing):
             self._deadline(None),
             batch.key.queue,
             ordered=True,
-            done=lambda ended: done(_identified(ended.outcome, ids, batch_id)),
+            done=lambda ended: done(identified(ended.outcome, ids, batch_id)),
             msg_ids=ids,
         )
         return self._engine.enqueue(outgoing)
 
-    def pump(self) -> None:
-        """Send what is enqueued (``batching.BatchOwner``)."""
-        self._engine.pump()
+    def pump(self, soon: bool = False) -> None:
+        """Send what is enqueued (``batching.BatchOwner``); ``soon``: not on this thread."""
+        self._engine.timer.soon(self._engine.pump) if soon else self._engine.pump()
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline.after(self.settings.send_timeout_s if timeout_s is None else timeout_s)
@@ -378,7 +381,7 @@ class BaseProducer(Closing):
     ) -> Outgoing:
         message, selection = prepared.message, place.selection
         request = encoding.single_request(prepared, self.settings, self._engine.timer.wall_ms())
-        return Outgoing(
+        made = Outgoing(
             message.topic,
             request,
             deadline,
@@ -389,12 +392,9 @@ class BaseProducer(Closing):
             msg_ids=(prepared.msg_id,),
             selection=selection,
         )
+        return in_turn(made, self._membership is not None) if self.settings.features.chooses_queues else made
 
 
 def _told(result: SendResult, prepared: Prepared) -> SendResult:
     """The outcome of one message for the caller of a send."""
     return with_handle(with_ids(result, (prepared.msg_id,)), prepared)
-
-
-def _identified(outcome: Outcome, ids: Sequence[str], batch_id: str | None = None) -> Outcome:
-    return with_ids(outcome, ids, batch_id) if isinstance(outcome, SendResult) else outcome

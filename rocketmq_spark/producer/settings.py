@@ -199,7 +199,11 @@ class ProducerSettings:
 
     @property
     def retry_policy(self) -> RetryPolicy:
-        return RetryPolicy(self.retries, self.pinned_retries, self.retry_codes, self.store_must_be_ok)
+        # A lane is no queue: what keeps its order in one goes to another endpoint as anything else.
+        pinned = (
+            self.retries if self.features.chooses_queues and self.pinned_retries is not None else self.pinned_retries
+        )
+        return RetryPolicy(self.retries, pinned, self.retry_codes, self.store_must_be_ok)
 
     def batch_limits(self, shared: BatchLimits) -> BatchLimits:
         """The limits of an accumulator after this producer joined it: its own where it sets any."""

@@ -56,6 +56,8 @@ def test_a_missing_topic_is_a_missing_route_as_over_remoting():
         ("DEADLINE_EXCEEDED", "late", False, errors.CallTimeout, "in time"),
         ("UNIMPLEMENTED", "no such method", False, errors.NotSupported, "transport=remoting"),
         ("RESOURCE_EXHAUSTED", "Sent message larger than max", False, errors.LocalProtocolError, "larger"),
+        ("RESOURCE_EXHAUSTED", "gRPC message exceeds maximum size 3: 4", False, errors.LocalProtocolError, "Inbound"),
+        ("CANCELLED", "RST_STREAM (Received RST_STREAM with error code 8)", False, errors.ConnectionLost, "Inbound"),
         ("RESOURCE_EXHAUSTED", "too many streams", False, errors.BrokerBusy, "overloaded"),
         ("UNAVAILABLE", "SSL_ERROR_SSL: WRONG_VERSION_NUMBER", False, errors.ConnectionLost, "no connection"),
         ("UNAUTHENTICATED", "who is that", False, errors.AccessDenied, "denies"),
@@ -72,7 +74,15 @@ def test_calls_without_an_answer(name, details, tls, kind, said):
 
 @pytest.mark.parametrize(
     ("details", "unsent"),
-    [("failed to connect to all addresses; last error: UNKNOWN", True), ("Socket closed", False), ("GOAWAY", False)],
+    [
+        ("failed to connect to all addresses; last error: UNKNOWN", True),
+        (
+            "errors resolving a:1: [field:hostname lookup error:address lookup failed for a:1: Domain name not found]",
+            True,
+        ),
+        ("Socket closed", False),
+        ("GOAWAY", False),
+    ],
 )
 def test_what_had_no_connection_to_go_by_is_known_to_be_unsent(details, unsent):
     assert broken("UNAVAILABLE", details, "a:1", False).unsent is unsent

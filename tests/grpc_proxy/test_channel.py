@@ -153,6 +153,44 @@ def test_files_of_tls_are_read_again_when_a_connection_breaks(certs, tmp_path):
         channel.close()
 
 
+def test_files_of_tls_that_are_written_at_this_moment_end_nothing(certs, tmp_path):
+    """gRPC itself ends the process for a certificate without a key."""
+    cert, key = tmp_path / "client.pem", tmp_path / "client.key"
+    cert.write_bytes(Path(certs.cert("stranger")).read_bytes())
+    key.write_bytes(Path(certs.key("stranger")).read_bytes())
+    with serving({"QueryRoute": route()}, encrypted(certs, "server", client=True)) as address:
+        channel = ProxyChannel(address, headers, 1.0, Tls(certs.ca, str(cert), str(key)))
+        with pytest.raises(errors.ConnectionLost):
+            channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+        for half_written in (cert, key):
+            half_written.write_bytes(b"")
+            for _ in range(2):
+                with pytest.raises(errors.ConnectionLost):
+                    channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+        cert.write_bytes(Path(certs.cert("server")).read_bytes())
+        key.write_bytes(Path(certs.key("server")).read_bytes())
+        with pytest.raises(errors.ConnectionLost):
+            channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+        assert channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
+        channel.close()
+
+
+def test_a_certificate_with_its_key_in_one_file_and_one_without_a_key(certs, tmp_path):
+    both, empty = tmp_path / "both.pem", tmp_path / "empty.pem"
+    both.write_bytes(Path(certs.cert("server")).read_bytes() + Path(certs.key("server")).read_bytes())
+    empty.touch()
+    with serving({"QueryRoute": route()}, encrypted(certs, "server", client=True)) as address:
+        assert ask(address, tls=Tls(certs.ca, str(both))).status.code == Code.OK
+        for option, wrong in (
+            ("tlsCertFile.*private key", Tls(certs.ca, certs.cert("server"))),
+            ("tlsCertFile.*certificate", Tls(certs.ca, str(empty), certs.key("server"))),
+            ("tlsKeyFile.*private key", Tls(certs.ca, certs.cert("server"), str(empty))),
+            ("tlsCaFile.*certificate", Tls(str(empty))),
+        ):
+            with pytest.raises(errors.OptionError, match=option):
+                ask(address, tls=wrong)
+
+
 def test_a_call_of_a_channel_that_is_put_aside_at_that_moment_is_not_kept(certs, tmp_path, monkeypatch):
     ca, new = tmp_path / "ca.pem", tmp_path / "new.pem"
     ca.write_bytes(Path(certs.cert("stranger")).read_bytes())
@@ -220,3 +258,9 @@ def test_a_channel_is_of_use_again_after_a_moment_without_threads(monkeypatch, f
             ask(channel, outcomes)
             assert outcomes.get(timeout=60).status.code == Code.OK
         channel.close()
+
+
+def test_a_name_that_is_not_found_sent_nothing():
+    with pytest.raises(errors.ConnectionLost) as caught:
+        ask("nobody.invalid:1")
+    assert caught.value.unsent

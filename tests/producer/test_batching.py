@@ -313,11 +313,15 @@ def test_2_22_ids_that_do_not_fit_fail_every_message_as_unknown(bench: Bench) ->
         assert "sendResult is illegal" in str(result.exception(0))
 
 
-def test_a_failed_batch_gives_every_message_the_cause_in_an_error_of_its_own(bench: Bench) -> None:
+@pytest.mark.parametrize(("queue", "requests"), [(None, 5), (q("a:0"), 1)])  # whose order a second try would lose
+def test_a_failed_batch_gives_every_message_the_cause_in_an_error_of_its_own(
+    bench: Bench, queue: Any, requests: int
+) -> None:
     producer = bench.producer(auto_batch=True, retries=0)
-    bench.sender.script = [refused(Response.MESSAGE_ILLEGAL)]
-    results = [producer.send_async(message()) for _ in range(3)]
+    bench.sender.script = [refused(Response.MESSAGE_ILLEGAL)] * 5  # of all, one, two, and each of them
+    results = [producer.send_async(message(), queue=queue) for _ in range(3)]
     bench.time.advance(0.01)
+    assert len(bench.sender.calls) == requests
     errors = [result.exception(0) for result in results]
     assert {type(error).__name__ for error in errors} == {"MessageIllegal"}
     assert len({id(error) for error in errors}) == 3

@@ -1,0 +1,63 @@
+"""Messages of groups, which go through lanes to a server that chooses queues: those of a group one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rocketmq_spark.base.codes import Response
+from rocketmq_spark.errors import ConnectionLost, MessageIllegal
+from rocketmq_spark.model import Message
+from rocketmq_spark.options.transport import FEATURES, GRPC
+from rocketmq_spark.producer.producer import BaseProducer
+from tests.producer.scripted import Bench, ok, refused
+from tests.producer.test_batching import sent
+
+
+def of_group(producer: BaseProducer, body: str, group: str = "g", **how: Any) -> Any:
+    return producer.send_async(Message("T", body.encode()), selector="hash", arg=group, **how)
+
+
+def test_what_is_sent_without_waiting_waits_for_its_group(bench: Bench) -> None:
+    producer = bench.producer(features=FEATURES[GRPC])
+    bench.sender.script = [None] * 10
+    results = [of_group(producer, "first"), of_group(producer, "second")]
+    others = [f"other {i}" for i in range(8)]  # some of which share its lane
+    results += [of_group(producer, other, other) for other in others]
+    assert sent(bench) == [["first"], *([other] for other in others)]
+    bench.time.advance(10.0)  # which is no time of the second one
+    bench.sender.answer(0, ok)
+    bench.time.advance(0.0)
+    assert sent(bench)[9:] == [["second"]]
+    for _ in range(9):
+        bench.sender.answer(0, ok)
+    assert all(result.result(0) for result in results)
+
+
+def test_what_fails_for_a_passing_reason_is_sent_again_before_what_waits_for_its_group(bench: Bench) -> None:
+    producer = bench.producer(features=FEATURES[GRPC], retries=2)
+    bench.sender.script = [ConnectionLost("the endpoint is away")] * 2
+    results = [of_group(producer, "first"), of_group(producer, "second")]
+    bench.time.advance(1.0)
+    assert sent(bench) == [["first"]] * 3 + [["second"]]
+    assert all(result.result(0) for result in results)
+    bench.sender.script = [ConnectionLost("the endpoint is away")]
+    assert producer.send(Message("T", b"waits"), selector="hash", arg="g")
+
+
+def test_what_does_not_fit_into_a_batch_does_not_overtake_those_before_it(bench: Bench) -> None:
+    producer = bench.producer(features=FEATURES[GRPC], auto_batch=True)
+    results = [of_group(producer, f"{i}") for i in range(3)]
+    results += [of_group(producer, "apart", timeout_s=3.0), of_group(producer, "last")]
+    bench.time.advance(0.1)
+    assert sent(bench) == [["0", "1", "2"], ["apart"], ["last"]]
+    assert all(result.result(0) for result in results)
+
+
+def test_one_that_is_refused_for_good_does_not_close_its_lane(bench: Bench) -> None:
+    """Others wait in it: those of other groups, too."""
+    producer = bench.producer(features=FEATURES[GRPC], auto_batch=True)
+    bench.sender.script = [None]
+    results = [of_group(producer, f"{i}") for i in range(40)]
+    bench.sender.answer(0, refused(Response.MESSAGE_ILLEGAL))
+    bench.time.advance(0.1)
+    assert [type(result.exception(0)) for result in results] == [MessageIllegal] * 16 + [type(None)] * 24
