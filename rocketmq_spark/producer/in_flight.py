@@ -98,6 +98,16 @@ class InFlight:
 
 Callback = Callable[[Outcome], None]
 
+
+class PromptCallback(NamedTuple):
+    """A callback of ours that does not wait: it is called where the outcome is noted, and not on the thread of callbacks."""
+
+    call: Callback
+
+    def __call__(self, outcome: Outcome) -> None:
+        self.call(outcome)
+
+
 _LAST_CALLBACKS_S = 5.0
 # What Python's futures have for those who wait for them.
 _WAITING = frozenset(("_condition", "_waiters", "_done_callbacks"))
@@ -198,7 +208,10 @@ class Pending:
                 if isinstance(failed, Failure):  # Python's futures let through what is no Exception
                     failed.log(logger, "a callback of a future failed")
             if called := [(promise.callback, outcome) for promise, outcome in kept if promise.callback is not None]:
-                self._callbacks.later(0, functools.partial(_call_each, called))
+                if all(isinstance(callback, PromptCallback) for callback, _ in called):
+                    _call_each(called)
+                else:
+                    self._callbacks.later(0, functools.partial(_call_each, called))
         finally:
             self.forget(len(kept))
 
@@ -277,6 +290,11 @@ class UnderWay:
         """Whether it is within the bounds; when closed there is nothing to wait for."""
         with self._lock:
             return self._has_room(outgoing)
+
+    def room_for(self, size: int) -> bool:
+        """Whether there is room for a request of so many bytes that may go anywhere."""
+        with self._lock:
+            return self.in_flight.has_room(size, False)
 
     def wait_for_room(self, outgoing: Outgoing) -> None:
         """Until it is within the bounds; ``SendFailed`` in the end, or where no thread can be had that repeats attempts: who

@@ -64,11 +64,9 @@ class BaseProducer(Closing):
         stored: StoredIds | None = None,
     ) -> None:
         name = f"rocketmq-{settings.group}-{next(_numbers)}"
-        self.settings = settings
+        self.settings, self._sender, self._spool = settings, sender, spool
         self.client_id = sender.client_id
-        self._sender = sender
         self._owner = Owner("producer")
-        self._spool = spool
         self._engine = Engine(sender, settings, make_timer(f"{name}-send"), spool=spool)
         if stored is not None:
             self._engine.confirming = Confirming(stored, self._engine.timer)
@@ -77,8 +75,7 @@ class BaseProducer(Closing):
         self._closing = threading.Lock()
         later = None if spool is None else Later(spool, sender)
         self._destinations = Destinations(self._engine.topics, self._engine.timer, settings.environment, later)
-        timers = Timers(sender, {})
-        self._long_delays = LongDelays(sender, timers, settings, self._engine.timer.wall_ms)
+        self._long_delays = LongDelays(sender, Timers(sender, {}), settings, self._engine.timer.wall_ms)
         self._membership: AccumulatorMember | None = None
         if settings.auto_batch:
             self._engine.timer.begin()  # batches are sent without waiting
@@ -101,6 +98,10 @@ class BaseProducer(Closing):
     def add_hook(self, before: Hook | None = None, after: Hook | None = None) -> None:
         """Call ``before`` and ``after`` around every attempt."""
         self._engine.hooks.add(before, after)
+
+    def at_once(self, message: Message) -> bool:
+        """Whether ``send_async`` of ``message`` would wait for nothing now, if it is not delayed."""
+        return self._engine.at_once(message.topic, len(message.body))
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of ``topic`` can go to."""

@@ -296,11 +296,21 @@ class BasePullConsumer(Closing):
         while not self._polls.closed:
             self._owner.check(False)
             try:
-                parts = self._upkeep.next(self._begun(POLL_S), 1)
+                answer = self.next_answer()
             except ClosedError:
                 return
-            for part in parts:
-                yield from self._polls.each(part)
+            yield from answer
+
+    @entry
+    def next_answer(self, timeout_s: float = POLL_S) -> Iterator[ReceivedMessage]:
+        """The messages of one answer of a broker, as a loop over the consumer gives them: one that was yielded is finished with
+        the next poll, answer or ``commit``, and those that were not come again first. To iterate it does not wait.
+
+        Args:
+            timeout_s: Seconds to wait for a message; the iterator is empty after that.
+        """
+        parts = self._upkeep.next(self._begun(timeout_s), 1)
+        return self._polls.each(parts[0]) if parts else iter(())
 
     @entry
     def _begun(self, timeout_s: object) -> Deadline:
