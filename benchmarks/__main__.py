@@ -57,12 +57,9 @@ def main() -> None:
             if "grpc" in wanted:
                 grpc.run(session, options, found)
             session.stop()
-        if "consume" in wanted:
-            consume.run(broker, options, found)
-        if "asyncio" in wanted:
-            asynchronous.run(broker, options, found)
-        if "idle" in wanted:
-            idle.run(broker, options, found)
+        for section, code in (("consume", consume), ("asyncio", asynchronous), ("idle", idle)):
+            if section in wanted:
+                code.run(broker, options, found)
         if "latency" in wanted:
             latency.run(broker, kafka, options, found)
         if "memory" in wanted:

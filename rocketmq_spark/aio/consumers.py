@@ -12,9 +12,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 from rocketmq_spark.aio.loop import PAUSE_S, Asynchronous, EventLoop
-from rocketmq_spark.base.threads import attempt_coroutine
-from rocketmq_spark.consumer.pull.pull_consumer import POLL_S
-from rocketmq_spark.consumer.result import Later, Listener
+from rocketmq_spark.base.threads import Failure
+from rocketmq_spark.consumer.pull.pull_consumer import POLL_S, next_answer
+from rocketmq_spark.consumer.result import Listener, OutcomeLater
 from rocketmq_spark.consumer.settings import MAX_MESSAGES
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats
@@ -30,6 +30,9 @@ T = TypeVar("T")
 _AT_ONCE = 500  # messages that are decoded in the event loop without a pause: some milliseconds
 
 
+_Call = tuple[Any, Any, Callable[[object], None]]
+
+
 class _Coroutines:
     """A listener that runs ``code`` in an event loop, ``limit`` calls at a time; its outcomes come later."""
 
@@ -38,27 +41,42 @@ class _Coroutines:
         self._code = code
         self._limit = limit
         self._running = 0
-        self._line: deque[tuple[Any, Any, Callable[[object], None]]] = deque()
+        self._woken = False
+        self._line: deque[_Call] = deque()
 
-    def __call__(self, messages: Any, context: Any) -> Later:
-        return Later(functools.partial(self._take, messages, context))
+    def __call__(self, messages: Any, context: Any) -> OutcomeLater:
+        return OutcomeLater(functools.partial(self._take, messages, context))
 
     def _take(self, messages: Any, context: Any, done: Callable[[object], None]) -> None:
-        self._loop.soon(functools.partial(self._run_soon, (messages, context, done)))
+        self._line.append((messages, context, done))
+        if not self._woken:
+            self._woken = True
+            try:
+                self._loop.soon(self._spread)
+            except RuntimeError:  # the loop is closed, and the consumer is not
+                self._woken = False
+                self._line.clear()
+                raise
 
-    def _run_soon(self, call: tuple[Any, Any, Callable[[object], None]]) -> None:
-        self._line.append(call)
-        if self._running < self._limit:
+    def _spread(self) -> None:
+        self._woken = False  # first, as in the loop
+        for _ in range(min(len(self._line), self._limit - self._running)):
             self._running += 1
             self._loop.run_task(self._run())
 
     async def _run(self) -> None:
-        """One after the other, as long as there are any: a task for each would cost more than a quick listener takes."""
+        """One call after the other, as long as there are any: a task for each would cost more than a quick listener takes."""
         pause_at = time.monotonic() + PAUSE_S
         try:
             while self._line:
                 messages, context, done = self._line.popleft()
-                outcome = await attempt_coroutine(self._code, messages, context)
+                outcome: object
+                try:
+                    outcome = await self._code(messages, context)
+                except BaseException as e:
+                    if isinstance(e, asyncio.CancelledError):  # the consumer has stopped: its messages come again
+                        raise
+                    outcome = Failure(e)
                 if outcome is None and context.ack_index is None:
                     done(None)
                 else:  # a broker may be asked to take messages back
@@ -228,7 +246,7 @@ class PullConsumer(Asynchronous):
 
     async def _more(self, wait_s: float) -> None:
         """The next answer. That of a poll that was cancelled comes first: what it has was given to no one."""
-        asked = self._asked = self._asked or self._loop.start(self._consumer.next_answer, wait_s)
+        asked = self._asked = self._asked or self._loop.start(next_answer, self._consumer, wait_s)
         try:
             self._answer = await asyncio.shield(asked)
         finally:

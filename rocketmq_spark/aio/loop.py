@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, Self, TypeVar
 
-from rocketmq_spark.base.threads import Failure, attempt_coroutine
 from rocketmq_spark.errors import ClosedError, OptionError
 
 P = ParamSpec("P")
@@ -60,9 +59,15 @@ class EventLoop:
         if self._loop is None:
             raise RuntimeError("there is no event loop yet")
         self._ready.append(call)
-        if not self._woken:
-            self._woken = True
+        if self._woken:
+            return
+        self._woken = True
+        try:
             self._loop.call_soon_threadsafe(self._drain)
+        except RuntimeError:
+            self._woken = False
+            self._ready.clear()
+            raise
 
     def _drain(self) -> None:
         self._woken = False  # first: what is added from now on wakes the loop again
@@ -108,14 +113,12 @@ class EventLoop:
 async def _run(code: Callable[..., Any], args: Sequence[Any], done: Future[Any]) -> None:
     """Whatever the user's coroutine raises is its outcome; a ``SystemExit`` of it would end the event loop."""
     try:
-        outcome = await attempt_coroutine(code, *args)
-    except asyncio.CancelledError:
-        done.set_exception(ClosedError("the coroutine was cancelled"))
-        raise
-    if isinstance(outcome, Failure):
-        done.set_exception(outcome.error)
-    else:
-        done.set_result(outcome)
+        done.set_result(await code(*args))
+    except BaseException as e:
+        if isinstance(e, asyncio.CancelledError):
+            done.set_exception(ClosedError("the coroutine was cancelled"))
+            raise
+        done.set_exception(e)
 
 
 def _put(future: asyncio.Future[Any], outcome: object) -> None:

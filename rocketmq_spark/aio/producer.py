@@ -24,7 +24,8 @@ from rocketmq_spark.errors import SendFailed
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendResult
 from rocketmq_spark.producer.encoding import ANYHOW, How
 from rocketmq_spark.producer.engine import Unsent
-from rocketmq_spark.producer.in_flight import Callback, PromptCallback
+from rocketmq_spark.producer.outgoing import PromptCallback
+from rocketmq_spark.producer.requests import at_once
 from rocketmq_spark.producer.transactions import HalfMessage, HalfState
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.remoting.connection import together
@@ -140,7 +141,7 @@ class Producer(Asynchronous):
                 message, how = waiting.message, waiting.how
                 if message.topic not in self._known:  # its route is asked for, which must not hold up other topics
                     self._loop.start(self._begin, waiting)
-                elif how.delay is how.deliver_at is None and self._line.empty() and self._producer.at_once(message):
+                elif how.delay is how.deliver_at is None and self._line.empty() and at_once(self._producer, message):
                     self._begin(waiting)
                 else:
                     self._thread = self._thread or start_thread("rocketmq-aio-send", self._send_each)
@@ -163,7 +164,7 @@ class Producer(Asynchronous):
         future, message, how, _ = waiting
         if future.cancelled():
             return
-        landed: Callback = PromptCallback(functools.partial(self._loop.put, future))
+        landed = PromptCallback(functools.partial(self._loop.put, future))
         if how == ANYHOW:
             sent = attempt(self._producer.send_async, message, landed)
         else:

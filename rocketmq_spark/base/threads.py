@@ -9,13 +9,12 @@ its key, so a host that does not answer delays only the work for that host.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import logging
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -66,16 +65,6 @@ def never_waiting() -> Iterator[None]:
 def may_wait() -> bool:
     """Whether the calling thread may be held up, for example by a socket that takes no bytes."""
     return getattr(_here, "waits", True)
-
-
-async def attempt_coroutine(code: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T | Failure:
-    """As ``attempt``, for a coroutine function. Only its cancellation is raised."""
-    try:
-        return await code(*args, **kwargs)
-    except BaseException as e:
-        if isinstance(e, asyncio.CancelledError):
-            raise
-        return Failure(e)
 
 
 def text_of(value: object, how: Callable[[object], str] = repr) -> str:

@@ -202,7 +202,7 @@ class AcknowledgingContext(OrderedContext):
         super().__setattr__(name, value)
 
 
-class Later(NamedTuple):
+class OutcomeLater(NamedTuple):
     """What a concurrent listener of ours returns that has its outcome later. ``begin`` is called once, with what takes the
     outcome: that is called once, on any thread that may wait.
     """

@@ -29,7 +29,7 @@ from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, QueueEnd, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.attempts import Attempts, RetryAttempt
 from rocketmq_spark.producer.destination import OrderedQueues
-from rocketmq_spark.producer.outgoing import Outcome, Outgoing
+from rocketmq_spark.producer.outgoing import Callback, Outcome, Outgoing, PromptCallback
 from rocketmq_spark.producer.settings import ProducerSettings
 
 logger = logging.getLogger(__name__)
@@ -94,18 +94,6 @@ class InFlight:
             self.per_broker = max(1, self.per_broker // 2)
         elif size * (self.per_broker + 1) <= AIM_BYTES:
             self.per_broker = min(MAX_PER_BROKER, self.per_broker + 1)
-
-
-Callback = Callable[[Outcome], None]
-
-
-class PromptCallback(NamedTuple):
-    """A callback of ours that does not wait: it is called where the outcome is noted, and not on the thread of callbacks."""
-
-    call: Callback
-
-    def __call__(self, outcome: Outcome) -> None:
-        self.call(outcome)
 
 
 _LAST_CALLBACKS_S = 5.0
@@ -286,15 +274,10 @@ class UnderWay:
         self._blocking: set[Sending] = set()
         self._closed = False
 
-    def has_room(self, outgoing: Outgoing) -> bool:
-        """Whether it is within the bounds; when closed there is nothing to wait for."""
+    def has_room(self, size: int, ordered: bool) -> bool:
+        """Whether a request is within the bounds; when closed there is nothing to wait for."""
         with self._lock:
-            return self._has_room(outgoing)
-
-    def room_for(self, size: int) -> bool:
-        """Whether there is room for a request of so many bytes that may go anywhere."""
-        with self._lock:
-            return self.in_flight.has_room(size, False)
+            return self._has_room(size, ordered)
 
     def wait_for_room(self, outgoing: Outgoing) -> None:
         """Until it is within the bounds; ``SendFailed`` in the end, or where no thread can be had that repeats attempts: who
@@ -306,7 +289,7 @@ class UnderWay:
             raise SendFailed(f"nothing was sent: {e}", remedy="Look at the limits of threads and processes") from e
         deadline = outgoing.deadline
         with self._lock:
-            while not self._has_room(outgoing):
+            while not self._has_room(outgoing.size, outgoing.ordered_queue is not None):
                 if deadline.expired:
                     raise SendFailed(
                         f"{self.in_flight.requests} asynchronous sends with {self.in_flight.bytes} bytes are not "
@@ -376,8 +359,8 @@ class UnderWay:
             self._changed.notify_all()
             return left, list(self._blocking)
 
-    def _has_room(self, outgoing: Outgoing) -> bool:
-        return self._closed or self.in_flight.has_room(outgoing.size, outgoing.ordered_queue is not None)
+    def _has_room(self, size: int, ordered: bool) -> bool:
+        return self._closed or self.in_flight.has_room(size, ordered)
 
     def _finish(self, sending: Sending, outcome: Outcome) -> list[Sending]:
         """What fails with it: the requests that wait for the same queue, since none may overtake another."""

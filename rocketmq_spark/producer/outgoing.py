@@ -61,7 +61,20 @@ def split(result: SendResult, count: int) -> list[SendResult]:
 
 
 Outcome = SendResult | RocketMQError
+Callback = Callable[[Outcome], None]
 Queues = Sequence[MessageQueue]
+
+
+class PromptCallback:
+    """A callback of ours that does not wait: it is called where the outcome is noted, and not on the thread of callbacks."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callback) -> None:
+        self.call = call
+
+    def __call__(self, outcome: Outcome) -> None:
+        self.call(outcome)
 
 
 class Ended(NamedTuple):

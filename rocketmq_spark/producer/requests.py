@@ -241,3 +241,10 @@ class RequestProducer(TransactionProducer):
         with self._changed:
             self._requests.discard(request)
             self._changed.notify_all()
+
+
+def at_once(producer: RequestProducer, message: Message) -> bool:
+    """Whether ``send_async`` of a message without a delay would ask and wait for nothing now."""
+    engine = producer._engine
+    asks = producer._spool is not None or engine.confirming is not None
+    return not asks and bool(engine.topics.brokers_of(message.topic)) and engine.has_room(len(message.body))

@@ -296,21 +296,10 @@ class BasePullConsumer(Closing):
         while not self._polls.closed:
             self._owner.check(False)
             try:
-                answer = self.next_answer()
+                answer = next_answer(self)
             except ClosedError:
                 return
             yield from answer
-
-    @entry
-    def next_answer(self, timeout_s: float = POLL_S) -> Iterator[ReceivedMessage]:
-        """The messages of one answer of a broker, as a loop over the consumer gives them: one that was yielded is finished with
-        the next poll, answer or ``commit``, and those that were not come again first. To iterate it does not wait.
-
-        Args:
-            timeout_s: Seconds to wait for a message; the iterator is empty after that.
-        """
-        parts = self._upkeep.next(self._begun(timeout_s), 1)
-        return self._polls.each(parts[0]) if parts else iter(())
 
     @entry
     def _begun(self, timeout_s: object) -> Deadline:
@@ -340,6 +329,16 @@ class BasePullConsumer(Closing):
             self._polls.close()
         finally:
             self._upkeep.close()
+
+
+@entry
+def next_answer(consumer: BasePullConsumer, timeout_s: float = POLL_S) -> Iterator[ReceivedMessage]:
+    """The messages of one answer of a broker, as a loop over the consumer gives them: one that was yielded is finished with the
+    next poll, answer or ``commit``, and those that were not come again first. To iterate it does not wait. It is empty after
+    ``timeout_s`` seconds without a message.
+    """
+    parts = consumer._upkeep.next(consumer._begun(timeout_s), 1)
+    return consumer._polls.each(parts[0]) if parts else iter(())
 
 
 def _exclusive() -> LocalProtocolError:

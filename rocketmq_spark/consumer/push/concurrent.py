@@ -18,13 +18,22 @@ from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
 
-from rocketmq_spark.base.clock import Deadline, wait_until
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers
-from rocketmq_spark.consumer.result import Context, Later, Listener, Replier, concurrent, once_more, replying, slices
+from rocketmq_spark.consumer.result import (
+    Context,
+    Listener,
+    OutcomeLater,
+    Replier,
+    concurrent,
+    once_more,
+    replying,
+    slices,
+)
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 
@@ -111,7 +120,7 @@ class Concurrent:
     def call(self, messages: Sequence[ReceivedMessage], context: Context) -> object:
         """What the listener makes of messages that it is asked to consume now."""
         outcome = attempt(self._listener, messages, context)
-        if not isinstance(outcome, Later):
+        if not isinstance(outcome, OutcomeLater):
             return outcome
         given: SimpleQueue[object] = SimpleQueue()
         begun = attempt(outcome.begin, given.put)
@@ -119,7 +128,9 @@ class Concurrent:
 
     def idle(self, deadline: Deadline) -> bool:
         """Whether all outcomes that come later are there by then."""
-        return wait_until(lambda: not self._later, deadline, _LOOK_S)
+        while self._later and not deadline.expired:
+            self._timer.pause(_LOOK_S)
+        return not self._later
 
     def unfinished(self) -> list[ReceivedMessage]:
         """What listeners have at this moment."""
@@ -147,7 +158,7 @@ class Concurrent:
         context, call = self.context(queue.queue, messages), Call(queue, messages, self._timer.now_ms())
         self._calls[id(call)] = call
         outcome = attempt(self._listener, messages, context)
-        if isinstance(outcome, Later):
+        if isinstance(outcome, OutcomeLater):
             self._later[id(call)] = call
             begun = attempt(outcome.begin, partial(self._called, call, context))
             if not isinstance(begun, Failure):
