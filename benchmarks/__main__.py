@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import (
+    asynchronous,
     codec,
     consume,
     growth,
@@ -31,7 +32,7 @@ from benchmarks.kafka import KafkaNode, connector_jars
 
 SECTIONS = ("codec", "read", "write", "grpc", "consume", "idle", "latency", "planning", "memory")
 # Takes long, and is asked for by name.
-MORE = ("growth", "restart")
+MORE = ("asyncio", "growth", "restart")
 QUICK = ("codec", "read", "write", "consume")
 
 
@@ -43,7 +44,7 @@ def main() -> None:
         kafka = None
         if not options.no_kafka and {"read", "write", "latency"}.intersection(wanted):
             kafka = stack.enter_context(KafkaNode())
-        if {"codec", "read", "consume", "idle", "latency", "memory"}.intersection(wanted):
+        if {"codec", "read", "consume", "idle", "latency", "memory", "asyncio"}.intersection(wanted):
             broker = stack.enter_context(workload.broker())
         if "codec" in wanted:
             codec.run(broker, found, options.repeats)
@@ -56,10 +57,9 @@ def main() -> None:
             if "grpc" in wanted:
                 grpc.run(session, options, found)
             session.stop()
-        if "consume" in wanted:
-            consume.run(broker, options, found)
-        if "idle" in wanted:
-            idle.run(broker, options, found)
+        for section, code in (("consume", consume), ("asyncio", asynchronous), ("idle", idle)):
+            if section in wanted:
+                code.run(broker, options, found)
         if "latency" in wanted:
             latency.run(broker, kafka, options, found)
         if "memory" in wanted:

@@ -39,7 +39,7 @@ RANKS = """
     producer consumer spool
     session
     spark
-    delay localbroker notebook
+    delay localbroker notebook aio
     cli testing
     __main__
 """
@@ -77,6 +77,7 @@ ORDER = {
     "queues": "environment consistent_hash hash_columns selection allocation",
     "remoting": "protocol endpoint connection bulk pool",
     "session": "proxied spools looks public",
+    "aio": "loop producer consumers",
     "model": "lag membership message route pull send",
     "wire": "header properties identifiers loose_json names compression rpc window messages envelope bodies member_bodies",
 }
@@ -121,19 +122,18 @@ OUTSIDE = {
     "threading": "base.lifecycle base.threads remoting.endpoint remoting.connection remoting.pool client.calls"
     " client.instance client.route base.copies producer.batching producer.destination base.timer producer.faults"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
-    " producer.transactions producer.requests client.replies localbroker"
+    " producer.transactions producer.requests client.replies localbroker aio.producer"
     " cli consumer.push.member_state consumer.push.workers consumer.subscriptions consumer.push.offset_store"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"
     " consumer.push.rebalancing consumer.push.answers consumer.push.consumer consumer.ahead grpc_proxy.transactions"
     " consumer.pull.polls consumer.pull.upkeep stored.sends spool.store spool.redelivery delay.service notebook",
-    "concurrent": "base.timer producer.batching producer.in_flight producer.producer producer.requests localbroker cli",
+    "concurrent": "base.timer producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop",
     "time": "base.clock base.timer base.retry remoting.endpoint remoting.connection remoting.pool client.credentials"
-    " client.route client.topics"
-    " delay.node delay.stream grpc_proxy.proxy grpc_proxy.sender client.instance client.sender spool.spool"
-    " consumer.pull.positions"
-    " localbroker cli spark.monitoring.metrics",
-    "asyncio": "",
+    " client.route client.topics delay.node delay.stream grpc_proxy.proxy grpc_proxy.sender client.instance client.sender"
+    " spool.spool consumer.pull.positions"
+    " localbroker cli spark.monitoring.metrics aio",
+    "asyncio": "aio",
     "multiprocessing": "",
 }
 

@@ -139,7 +139,9 @@ def test_programs_are_checked_by_type(tmp_path: Path) -> None:
 
 
 def test_a_public_class_name_stands_for_one_class() -> None:
-    classes = [node.name for module in modules() for node in module.tree.body if isinstance(node, ast.ClassDef)]
+    """But for those of asyncio, which have the names of the others on purpose."""
+    named = [module for module in modules() if not module.inner.startswith("aio")]
+    classes = [node.name for module in named for node in module.tree.body if isinstance(node, ast.ClassDef)]
     names = Counter(name for name in classes if not name.startswith("_"))
     assert len(names) > 400
     assert [name for name, count in names.items() if count > 1] == []

@@ -9,11 +9,12 @@ its key, so a host that does not answer delays only the work for that host.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -46,6 +47,24 @@ def attempt(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Fail
         if isinstance(e, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise
         return Failure(e)
+
+
+_here = threading.local()
+
+
+@contextlib.contextmanager
+def never_waiting() -> Iterator[None]:
+    """This thread must not be held up now: what another one can finish is left to it."""
+    _here.waits = False
+    try:
+        yield
+    finally:
+        _here.waits = True
+
+
+def may_wait() -> bool:
+    """Whether the calling thread may be held up, for example by a socket that takes no bytes."""
+    return getattr(_here, "waits", True)
 
 
 def text_of(value: object, how: Callable[[object], str] = repr) -> str:

@@ -202,6 +202,14 @@ class AcknowledgingContext(OrderedContext):
         super().__setattr__(name, value)
 
 
+class OutcomeLater(NamedTuple):
+    """What a concurrent listener of ours returns that has its outcome later. ``begin`` is called once, with what takes the
+    outcome: that is called once, on any thread that may wait.
+    """
+
+    begin: Callable[[Callable[[object], None]], None]
+
+
 class Verdict(NamedTuple):
     """Which messages of a concurrent listener's batch are done, and at which level the others come again.
 

@@ -25,8 +25,8 @@ from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import Accumulator, BatchEntry, Key, MessageBatch
 from rocketmq_spark.producer.encoding import How, Prepared
-from rocketmq_spark.producer.in_flight import Callback, Kept, Pending, Promise
-from rocketmq_spark.producer.outgoing import Outcome, split
+from rocketmq_spark.producer.in_flight import Kept, Pending, Promise
+from rocketmq_spark.producer.outgoing import Callback, Outcome, split
 from rocketmq_spark.producer.settings import ProducerSettings
 
 logger = logging.getLogger(__name__)

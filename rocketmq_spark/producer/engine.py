@@ -118,9 +118,9 @@ class Engine:
         else:
             outgoing.done(Ended(outgoing, closed()))
 
-    def has_room(self, outgoing: Outgoing) -> bool:
-        """Whether ``submit`` would not wait; for callers who have something to do meanwhile."""
-        return self._under_way.has_room(outgoing)
+    def has_room(self, size: int, ordered: bool = False) -> bool:
+        """Whether ``submit`` of a request of ``size`` bytes would not wait; for callers who have something to do meanwhile."""
+        return self._under_way.has_room(size, ordered)
 
     def enqueue(self, outgoing: Outgoing) -> bool:
         """Fix the place of ``outgoing`` in the order of its queue, whatever the bounds; False when closed.

@@ -29,7 +29,7 @@ from rocketmq_spark.errors import ClosedError, MessageIllegal, RocketMQError, Se
 from rocketmq_spark.model import QueueEnd, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.attempts import Attempts, RetryAttempt
 from rocketmq_spark.producer.destination import OrderedQueues
-from rocketmq_spark.producer.outgoing import Outcome, Outgoing
+from rocketmq_spark.producer.outgoing import Callback, Outcome, Outgoing, PromptCallback
 from rocketmq_spark.producer.settings import ProducerSettings
 
 logger = logging.getLogger(__name__)
@@ -95,8 +95,6 @@ class InFlight:
         elif size * (self.per_broker + 1) <= AIM_BYTES:
             self.per_broker = min(MAX_PER_BROKER, self.per_broker + 1)
 
-
-Callback = Callable[[Outcome], None]
 
 _LAST_CALLBACKS_S = 5.0
 # What Python's futures have for those who wait for them.
@@ -198,7 +196,10 @@ class Pending:
                 if isinstance(failed, Failure):  # Python's futures let through what is no Exception
                     failed.log(logger, "a callback of a future failed")
             if called := [(promise.callback, outcome) for promise, outcome in kept if promise.callback is not None]:
-                self._callbacks.later(0, functools.partial(_call_each, called))
+                if all(isinstance(callback, PromptCallback) for callback, _ in called):
+                    _call_each(called)
+                else:
+                    self._callbacks.later(0, functools.partial(_call_each, called))
         finally:
             self.forget(len(kept))
 
@@ -274,10 +275,10 @@ class UnderWay:
         self._blocking: set[Sending] = set()
         self._closed = False
 
-    def has_room(self, outgoing: Outgoing) -> bool:
-        """Whether it is within the bounds; when closed there is nothing to wait for."""
+    def has_room(self, size: int, ordered: bool) -> bool:
+        """Whether a request is within the bounds; when closed there is nothing to wait for."""
         with self._lock:
-            return self._has_room(outgoing)
+            return self._has_room(size, ordered)
 
     def wait_for_room(self, outgoing: Outgoing) -> None:
         """Until it is within the bounds; ``SendFailed`` in the end, or where no thread can be had that repeats attempts: who
@@ -289,7 +290,7 @@ class UnderWay:
             raise SendFailed(f"nothing was sent: {e}", remedy="Look at the limits of threads and processes") from e
         deadline = outgoing.deadline
         with self._lock:
-            while not self._has_room(outgoing):
+            while not self._has_room(outgoing.size, outgoing.ordered_queue is not None):
                 if deadline.expired:
                     raise SendFailed(
                         f"{self.in_flight.requests} asynchronous sends with {self.in_flight.bytes} bytes are not "
@@ -359,8 +360,8 @@ class UnderWay:
             self._changed.notify_all()
             return left, list(self._blocking)
 
-    def _has_room(self, outgoing: Outgoing) -> bool:
-        return self._closed or self.in_flight.has_room(outgoing.size, outgoing.ordered_queue is not None)
+    def _has_room(self, size: int, ordered: bool) -> bool:
+        return self._closed or self.in_flight.has_room(size, ordered)
 
     def _finish(self, sending: Sending, outcome: Outcome) -> list[Sending]:
         """What fails with it: the requests that wait for the same queue, since none may overtake another."""

@@ -63,6 +63,7 @@ def split(result: SendResult, count: int) -> list[SendResult]:
 
 
 Outcome = SendResult | RocketMQError
+Callback = Callable[[Outcome], None]
 
 
 def identified(outcome: Outcome, ids: Sequence[str], batch_id: str | None = None) -> Outcome:
@@ -70,6 +71,18 @@ def identified(outcome: Outcome, ids: Sequence[str], batch_id: str | None = None
 
 
 Queues = Sequence[MessageQueue]
+
+
+class PromptCallback:
+    """A callback of ours that does not wait: it is called where the outcome is noted, and not on the thread of callbacks."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callback) -> None:
+        self.call = call
+
+    def __call__(self, outcome: Outcome) -> None:
+        self.call(outcome)
 
 
 class Ended(NamedTuple):

@@ -30,9 +30,9 @@ from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine, Unsent
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.housekeeping import Housekeeping
-from rocketmq_spark.producer.in_flight import Callback, Pending
+from rocketmq_spark.producer.in_flight import Pending
 from rocketmq_spark.producer.long_delays import LongDelays, Timers, cancelling_request, with_handle
-from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing, identified, ignore, in_turn, with_ids
+from rocketmq_spark.producer.outgoing import Callback, Ended, Outcome, Outgoing, identified, ignore, in_turn, with_ids
 from rocketmq_spark.producer.settings import Hook, ProducerSettings
 from rocketmq_spark.producer.spooling import chooser
 from rocketmq_spark.queues.selection import Select
@@ -64,21 +64,17 @@ class BaseProducer(Closing):
         stored: StoredIds | None = None,
     ) -> None:
         name = f"rocketmq-{settings.group}-{next(_numbers)}"
-        self.settings = settings
+        self.settings, self._sender, self._spool = settings, sender, spool
         self.client_id = sender.client_id
-        self._sender = sender
-        self._owner = Owner("producer")
-        self._spool = spool
+        self._owner, self._closing = Owner("producer"), threading.Lock()
         self._engine = Engine(sender, settings, make_timer(f"{name}-send"), spool=spool)
         if stored is not None:
             self._engine.confirming = Confirming(stored, self._engine.timer)
         self._pending = Pending(make_timer(f"{name}-callback"))
         self._housekeeping_timer = make_timer(f"{name}-housekeeping")
-        self._closing = threading.Lock()
         later = None if spool is None else Later(spool, sender)
         self._destinations = Destinations(self._engine.topics, self._engine.timer, settings.environment, later)
-        timers = Timers(sender, {})
-        self._long_delays = LongDelays(sender, timers, settings, self._engine.timer.wall_ms)
+        self._long_delays = LongDelays(sender, Timers(sender, {}), settings, self._engine.timer.wall_ms)
         self._membership: AccumulatorMember | None = None
         if settings.auto_batch:
             self._engine.timer.begin()  # batches are sent without waiting

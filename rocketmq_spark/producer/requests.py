@@ -244,3 +244,15 @@ class RequestProducer(TransactionProducer):
         with self._changed:
             self._requests.pop(correlation_id, None)
             self._changed.notify_all()
+
+
+def at_once(producer: RequestProducer, message: Message) -> bool:
+    """Whether ``send_async`` of a message without a delay would ask and wait for nothing now."""
+    engine = producer._engine
+    asks = producer._spool is not None or engine.confirming is not None
+    return not asks and routed(producer, message.topic) and engine.has_room(len(message.body))
+
+
+def routed(producer: RequestProducer, topic: str) -> bool:
+    """Whether the route of ``topic`` is known, so that no send asks for it."""
+    return bool(producer._engine.topics.brokers_of(topic))

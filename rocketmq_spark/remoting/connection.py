@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Flag
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.threads import Failure, attempt, may_wait
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
 from rocketmq_spark.remoting.endpoint import (
     TICK_S,
@@ -228,8 +228,8 @@ class Connection:
 
     def _flush(self, deadline: Deadline) -> None:
         """Write what is queued, one writer at a time, as far as it goes until ``deadline``."""
-        if isinstance(threading.current_thread(), _Reader):
-            deadline = _NO_WAIT
+        if isinstance(threading.current_thread(), _Reader) or not may_wait():
+            deadline = _NO_WAIT  # the reader writes the rest
         if self._write_lock._is_owned():  # type: ignore[attr-defined]
             return  # a signal handler above a write, which takes ours along
         writing = False

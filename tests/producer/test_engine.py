@@ -317,12 +317,12 @@ def test_a_queue_may_be_named_in_the_first_request(bench: Bench) -> None:
 def test_a_bound_per_broker_follows_the_brokers_and_what_they_acknowledge(bench: Bench) -> None:
     engine, told = engine_of(bench, max_in_flight=None), Told()
     bench.sender.script = [None] * 40
-    assert engine.has_room(outgoing())
-    while engine.has_room(outgoing()):
+    assert engine.has_room(outgoing().size)
+    while engine.has_room(outgoing().size):
         engine.submit(outgoing(done=told))
     assert len(bench.sender.waiting) == 2 * START
     bench.sender.answer()
-    while engine.has_room(outgoing()):
+    while engine.has_room(outgoing().size):
         engine.submit(outgoing(done=told))
     assert len(bench.sender.waiting) == 2 * (START + 1)
     bench.sender.answer(0, refused(Response.SYSTEM_BUSY))
@@ -330,7 +330,7 @@ def test_a_bound_per_broker_follows_the_brokers_and_what_they_acknowledge(bench:
     bench.sender.answer(len(bench.sender.waiting) - 1)
     assert (len(told), told[-1].attempts) == (2, 2)
     assert engine.in_flight.max_out == 2 * ((START + 1) // 2)
-    assert not engine.has_room(outgoing())
+    assert not engine.has_room(outgoing().size)
 
 
 def test_a_fixed_bound_per_broker_does_not_hold_back_what_waits_for_its_queue(bench: Bench) -> None:
@@ -339,9 +339,9 @@ def test_a_fixed_bound_per_broker_does_not_hold_back_what_waits_for_its_queue(be
     for _ in range(3):
         engine.submit(ordered(told))
     assert len(bench.sender.waiting) == 1
-    assert not engine.has_room(outgoing())
-    assert engine.has_room(ordered(told, body=b"x" * 7))
-    assert not engine.has_room(ordered(told, body=b"x" * 8))
+    assert not engine.has_room(outgoing().size)
+    assert engine.has_room(ordered(told, body=b"x" * 7).size, ordered=True)
+    assert not engine.has_room(ordered(told, body=b"x" * 8).size, ordered=True)
     engine.submit(ordered(told, "b:0"))
     assert [queue.broker_name for queue, _, _ in bench.sender.waiting] == ["a", "b"]
     for name in ("a:1", "b:1"):

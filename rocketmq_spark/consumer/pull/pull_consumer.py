@@ -296,11 +296,10 @@ class BasePullConsumer(Closing):
         while not self._polls.closed:
             self._owner.check(False)
             try:
-                parts = self._upkeep.next(self._begun(POLL_S), 1)
+                answer = next_answer(self)
             except ClosedError:
                 return
-            for part in parts:
-                yield from self._polls.each(part)
+            yield from answer
 
     @entry
     def _begun(self, timeout_s: object) -> Deadline:
@@ -330,6 +329,16 @@ class BasePullConsumer(Closing):
             self._polls.close()
         finally:
             self._upkeep.close()
+
+
+@entry
+def next_answer(consumer: BasePullConsumer, timeout_s: float = POLL_S) -> Iterator[ReceivedMessage]:
+    """The messages of one answer of a broker, as a loop over the consumer gives them: one that was yielded is finished with the
+    next poll, answer or ``commit``, and those that were not come again first. To iterate it does not wait. It is empty after
+    ``timeout_s`` seconds without a message.
+    """
+    parts = consumer._upkeep.next(consumer._begun(timeout_s), 1)
+    return consumer._polls.each(parts[0]) if parts else iter(())
 
 
 def _exclusive() -> LocalProtocolError:

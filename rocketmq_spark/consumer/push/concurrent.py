@@ -15,19 +15,31 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
+from queue import SimpleQueue
 from typing import NamedTuple
 
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers
-from rocketmq_spark.consumer.result import Context, Listener, Replier, concurrent, once_more, replying, slices
+from rocketmq_spark.consumer.result import (
+    Context,
+    Listener,
+    OutcomeLater,
+    Replier,
+    concurrent,
+    once_more,
+    replying,
+    slices,
+)
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 
 logger = logging.getLogger(__name__)
 
+_LOOK_S = 0.01
 MAX_AT_ONCE = 16  # of one queue in one run
 DELAY_LEVEL = 3
 
@@ -84,6 +96,7 @@ class Concurrent:
         # Both are changed in single steps of the interpreter, without a lock: see ``_note_results``. A call stays until its
         # messages are finished or wait for another one, so that they expire whatever happens on the way.
         self._calls: dict[int, Call] = {}  # by identity
+        self._later: dict[int, Call] = {}  # those of which no thread has the listener
         self._results: deque[_Result] = deque()
         self._noting = threading.Lock()
         self._closed = False
@@ -106,7 +119,18 @@ class Concurrent:
 
     def call(self, messages: Sequence[ReceivedMessage], context: Context) -> object:
         """What the listener makes of messages that it is asked to consume now."""
-        return attempt(self._listener, messages, context)
+        outcome = attempt(self._listener, messages, context)
+        if not isinstance(outcome, OutcomeLater):
+            return outcome
+        given: SimpleQueue[object] = SimpleQueue()
+        begun = attempt(outcome.begin, given.put)
+        return begun if isinstance(begun, Failure) else given.get()
+
+    def idle(self, deadline: Deadline) -> bool:
+        """Whether all outcomes that come later are there by then."""
+        while self._later and not deadline.expired:
+            self._timer.pause(_LOOK_S)
+        return not self._later
 
     def unfinished(self) -> list[ReceivedMessage]:
         """What listeners have at this moment."""
@@ -134,6 +158,17 @@ class Concurrent:
         context, call = self.context(queue.queue, messages), Call(queue, messages, self._timer.now_ms())
         self._calls[id(call)] = call
         outcome = attempt(self._listener, messages, context)
+        if isinstance(outcome, OutcomeLater):
+            self._later[id(call)] = call
+            begun = attempt(outcome.begin, partial(self._called, call, context))
+            if not isinstance(begun, Failure):
+                return
+            outcome = begun
+        self._called(call, context, outcome)
+
+    def _called(self, call: Call, context: Context, outcome: object) -> None:
+        queue, messages = call.queue, call.messages
+        self._later.pop(id(call), None)
         if outcome is None and context.ack_index is None:  # nearly always; ``concurrent`` would say the same
             self._finished(call, len(messages), messages)
             return

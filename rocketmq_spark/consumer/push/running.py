@@ -190,7 +190,10 @@ class RunningConsumer:
             self._consuming.close()
             self.rebalancing.stop()
             self._pulling.close(min(HANGS_S, deadline.remaining()))
-            if not self._workers.close(deadline):
+            over = self._workers.close(deadline)
+            if isinstance(self._consuming, Concurrent):
+                over = self._consuming.idle(deadline) and over
+            if not over:
                 logger.warning("group %s: listeners did not come to their end in time", self._settings.group)
             return self._consuming.unfinished()
         finally:

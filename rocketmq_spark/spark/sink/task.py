@@ -288,7 +288,9 @@ class TaskWriter:
 
     def _submit(self, outgoing: Outgoing) -> None:
         """Hand over what is counted when it ends; while there is no room for it, what ended is counted."""
-        while not self._outcomes.empty() or not self._engine.has_room(outgoing):
+        while not self._outcomes.empty() or not self._engine.has_room(
+            outgoing.size, outgoing.ordered_queue is not None
+        ):
             self._settle()
         self._expected += 1
         self._engine.submit(outgoing)

@@ -1,0 +1,343 @@
+"""Consumers for coroutines, over those for threads."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
+
+from rocketmq_spark.aio.loop import PAUSE_S, Asynchronous, EventLoop
+from rocketmq_spark.base.threads import Failure
+from rocketmq_spark.consumer.pull.pull_consumer import POLL_S, next_answer
+from rocketmq_spark.consumer.result import Listener, OutcomeLater
+from rocketmq_spark.consumer.settings import MAX_MESSAGES
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.model.membership import ConsumerStats
+from rocketmq_spark.model.message import PoppedMessage
+from rocketmq_spark.session import public
+
+if TYPE_CHECKING:
+    from rocketmq_spark.options.typed import ConsumerOptions, PullConsumerOptions, SimpleConsumerOptions
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_AT_ONCE = 500  # messages that are decoded in the event loop without a pause: some milliseconds
+
+
+_Call = tuple[Any, Any, Callable[[object], None]]
+
+
+class _Coroutines:
+    """A listener that runs ``code`` in an event loop, ``limit`` calls at a time; its outcomes come later."""
+
+    def __init__(self, loop: EventLoop, code: Callable[[Any, Any], Any], limit: int) -> None:
+        self._loop = loop
+        self._code = code
+        self._limit = limit
+        self._running = 0
+        self._woken = False
+        self._line: deque[_Call] = deque()
+
+    def __call__(self, messages: Any, context: Any) -> OutcomeLater:
+        return OutcomeLater(functools.partial(self._take, messages, context))
+
+    def _take(self, messages: Any, context: Any, done: Callable[[object], None]) -> None:
+        self._line.append((messages, context, done))
+        if not self._woken:
+            self._woken = True
+            try:
+                self._loop.soon(self._spread)
+            except RuntimeError:  # the loop is closed, and the consumer is not
+                self._woken = False
+                self._line.clear()
+                raise
+
+    def _spread(self) -> None:
+        self._woken = False  # first, as in the loop
+        for _ in range(min(len(self._line), self._limit - self._running)):
+            self._running += 1
+            self._loop.run_task(self._run())
+
+    async def _run(self) -> None:
+        """One call after the other, as long as there are any: a task for each would cost more than a quick listener takes."""
+        pause_at = time.monotonic() + PAUSE_S
+        try:
+            while self._line:
+                messages, context, done = self._line.popleft()
+                outcome: object
+                try:
+                    outcome = await self._code(messages, context)
+                except BaseException as e:
+                    if isinstance(e, asyncio.CancelledError):  # the consumer has stopped: its messages come again
+                        raise
+                    outcome = Failure(e)
+                if outcome is None and context.ack_index is None:
+                    done(None)
+                else:  # a broker may be asked to take messages back
+                    self._loop.start(done, outcome)
+                if time.monotonic() > pause_at:
+                    await asyncio.sleep(0)
+                    pause_at = time.monotonic() + PAUSE_S
+        finally:
+            self._running -= 1
+
+
+class Consumer(Asynchronous):
+    """Consumes messages as a member of a group, with a coroutine function as its listener; see ``rocketmq_spark.Consumer``.
+
+    Args:
+        name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
+        group: Consumer group. Required.
+        options: Options of a consumer (docs/options.md), in snake_case or camelCase.
+    """
+
+    def __init__(
+        self, name_server: str | None = None, group: str | None = None, **options: Unpack[ConsumerOptions]
+    ) -> None:
+        super().__init__()
+        self._consumer = public.Consumer(name_server, group, **options)
+
+    async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
+        """Consume all messages of ``topic``, those with one of ``tags`` (``a || b``), or those that match ``sql``."""
+        self._check()
+        await self._loop.call(self._consumer.subscribe, topic, tags, sql)
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Stop consuming ``topic``."""
+        self._check()
+        await self._loop.call(self._consumer.unsubscribe, topic)
+
+    async def start(self, listener: Callable[[Any, Any], Any]) -> None:
+        """Join the group, and await ``listener(messages, context)`` in this event loop for messages that come.
+
+        As many calls run at the same time as the consumer has threads (option 'consumeThreadMin'). What the listener returns
+        or raises means what it means to ``rocketmq_spark.Consumer``. ``context.reply`` may wait for a broker: await
+        ``asyncio.to_thread(context.reply, body)``. A plain function is called on threads.
+        """
+        self._check()
+        settings = self._consumer.settings
+        code: Listener = functools.partial(self._loop.run, listener)
+        if inspect.iscoroutinefunction(listener) and not settings.ordered and not settings.popped:
+            code = _Coroutines(self._loop, listener, settings.threads)
+        await self._loop.call(self._consumer.start, code)
+
+    async def run(self, listener: Callable[[Any, Any], Any]) -> None:
+        """``start`` with ``listener``, and go on until this is cancelled; then stop."""
+        await self.start(listener)
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await self.close()
+
+    def stats(self) -> ConsumerStats:
+        """What this member has done so far."""
+        return self._consumer.stats()
+
+    async def close(self, timeout_s: float = 30.0) -> Sequence[ReceivedMessage | PoppedMessage]:
+        """Leave the group. Waits ``timeout_s`` seconds for listeners; those that still run are cancelled, and their messages,
+        which are returned, come again.
+        """
+        if self._closed:
+            return []
+        self._check()
+        self._closed = True
+        try:
+            return await self._loop.call(self._consumer.stop, timeout_s)
+        finally:
+            self._loop.close()
+
+
+class PullConsumer(Asynchronous):
+    """Reads queues that its group shares, or that its user names, whenever it is polled; see ``rocketmq_spark.PullConsumer``.
+
+    ``async for message in consumer`` gives messages without end. A message that was given is finished when a later poll, or the
+    loop, asks a broker for more, or with ``commit``. A loop that was left may be entered again: it goes on behind the last
+    message that it gave. One task at a time may use a consumer.
+
+    Args:
+        name_server: ``host:port``, several separated by ``;``. Required.
+        group: Consumer group. Required.
+        options: Options of a pull consumer (docs/options.md), in snake_case or camelCase.
+    """
+
+    def __init__(
+        self, name_server: str | None = None, group: str | None = None, **options: Unpack[PullConsumerOptions]
+    ) -> None:
+        super().__init__(threads=1)  # it is not made for several
+        self._consumer = public.PullConsumer(name_server, group, **options)
+        self._asked: asyncio.Future[Iterator[ReceivedMessage]] | None = None  # also by a poll that was cancelled
+        self._answer: Iterator[ReceivedMessage] = iter(())
+
+    async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
+        """Read this member's share of ``topic``: all messages, those with one of ``tags``, or those that match ``sql``."""
+        await self._ask(self._consumer.subscribe, topic, tags, sql)
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Stop reading ``topic``."""
+        await self._ask(self._consumer.unsubscribe, topic)
+
+    async def queues(self, topic: str) -> Sequence[MessageQueue]:
+        """The queues of ``topic`` that may be read."""
+        return await self._ask(self._consumer.queues, topic)
+
+    async def assign(self, queues: Iterable[MessageQueue]) -> None:
+        """Read these ``queues`` and no others, whatever other members do."""
+        await self._ask(self._consumer.assign, queues)
+
+    async def assignment(self) -> list[MessageQueue]:
+        """The queues that are read now."""
+        return await self._ask(self._consumer.assignment)
+
+    async def pause(self, *queues: MessageQueue) -> None:
+        """Give no messages of ``queues``, or of any if none is named, until ``resume``."""
+        await self._ask(self._consumer.pause, *queues)
+
+    async def resume(self, *queues: MessageQueue) -> None:
+        """Give messages of ``queues``, or of all, again."""
+        await self._ask(self._consumer.resume, *queues)
+
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on at ``offset`` of ``queue``."""
+        await self._ask(self._consumer.seek, queue, offset)
+
+    async def seek_to_beginning(self, *queues: MessageQueue) -> None:
+        """Go on at the first message of ``queues``, or of all."""
+        await self._ask(self._consumer.seek_to_beginning, *queues)
+
+    async def seek_to_end(self, *queues: MessageQueue) -> None:
+        """Go on behind the last message of ``queues``, or of all."""
+        await self._ask(self._consumer.seek_to_end, *queues)
+
+    async def seek_to_timestamp(self, epoch_ms: int, *queues: MessageQueue) -> None:
+        """Go on at the first message of ``queues``, or of all, that was stored at ``epoch_ms`` or later."""
+        await self._ask(self._consumer.seek_to_timestamp, epoch_ms, *queues)
+
+    async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """Commit ``offsets``, or those of all messages that were given."""
+        await self._ask(self._consumer.commit, offsets)
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The offset of ``queue`` that the group has committed; None if there is none."""
+        return await self._ask(self._consumer.committed, queue)
+
+    async def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
+        """Messages of one queue in its order, as soon as there are any; an empty list after ``timeout_s`` seconds."""
+        self._check()
+        end = time.monotonic() + timeout_s
+        while True:
+            if messages := list(islice(self._answer, _AT_ONCE)):
+                return messages
+            remaining = end - time.monotonic()
+            await self._more(max(0.0, min(remaining, POLL_S)))
+            if remaining <= 0:
+                return list(islice(self._answer, _AT_ONCE))
+
+    async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+        while not self._closed:
+            for message in self._answer:
+                yield message
+            await self._more(POLL_S)
+
+    async def _more(self, wait_s: float) -> None:
+        """The next answer. That of a poll that was cancelled comes first: what it has was given to no one."""
+        asked = self._asked = self._asked or self._loop.start(next_answer, self._consumer, wait_s)
+        try:
+            self._answer = await asyncio.shield(asked)
+        finally:
+            if asked.done():
+                self._asked = None
+
+    async def _ask(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        self._check()
+        return await self._loop.call(code, *args, **kwargs)
+
+    async def close(self) -> None:
+        """Stop, and leave the group; see ``rocketmq_spark.PullConsumer.close``."""
+        if self._closed:
+            return
+        self._check()
+        self._closed = True
+        try:
+            await asyncio.to_thread(self._consumer.close)  # which ends a poll
+        finally:
+            self._loop.close()
+
+
+class SimpleConsumer(Asynchronous):
+    """Receives messages from a Proxy and acknowledges each by itself; see ``rocketmq_spark.SimpleConsumer``.
+
+    Args:
+        name_server: Not used over gRPC; give ``proxy_endpoint``.
+        group: Consumer group. Required.
+        options: Options of a simple consumer (docs/options.md), in snake_case or camelCase; ``proxy_endpoint`` is required.
+    """
+
+    def __init__(
+        self, name_server: str | None = None, group: str | None = None, **options: Unpack[SimpleConsumerOptions]
+    ) -> None:
+        super().__init__()
+        self._consumer = public.SimpleConsumer(name_server, group, **options)
+        self._unclaimed: list[PoppedMessage] = []  # received for coroutines that were cancelled
+
+    async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
+        """Receive all messages of ``topic``, those with one of ``tags`` (``a || b``), or those that match ``sql``."""
+        self._check()
+        await self._loop.call(self._consumer.subscribe, topic, tags, sql)
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Stop receiving messages of ``topic``."""
+        self._check()
+        await self._loop.call(self._consumer.unsubscribe, topic)
+
+    async def receive(
+        self, max_messages: int = MAX_MESSAGES, invisible: str | float = "30s", wait: str | float = "5s"
+    ) -> Sequence[PoppedMessage]:
+        """The next messages, ``max_messages`` at most, ``invisible`` to other members for that time; an empty list if none came
+        within ``wait``. If it is cancelled, messages that came are returned by the next call, without that much of their time.
+        """
+        self._check()
+        if self._unclaimed:
+            found, self._unclaimed = self._unclaimed[:max_messages], self._unclaimed[max_messages:]
+            return found
+        received = self._loop.start(self._consumer.receive, max_messages, invisible, wait)
+        try:
+            return await asyncio.shield(received)
+        except asyncio.CancelledError:
+            received.add_done_callback(self._keep)
+            raise
+
+    def _keep(self, received: asyncio.Future[Sequence[PoppedMessage]]) -> None:
+        if not received.cancelled() and received.exception() is None:
+            self._unclaimed += received.result()
+
+    async def ack(self, message: PoppedMessage) -> None:
+        """Acknowledge ``message``: it is done."""
+        self._check()
+        await self._loop.call(self._consumer.ack, message)
+
+    async def change_invisible(self, message: PoppedMessage, duration: str | float) -> None:
+        """Have ``message`` delivered again after ``duration``, unless it is acknowledged before."""
+        self._check()
+        await self._loop.call(self._consumer.change_invisible, message, duration)
+
+    async def forward_to_dlq(self, message: PoppedMessage) -> None:
+        """Give ``message`` up: move it to the group's dead-letter topic."""
+        self._check()
+        await self._loop.call(self._consumer.forward_to_dlq, message)
+
+    async def close(self) -> None:
+        """Leave the group. Messages without an acknowledgement are delivered again when their time is over."""
+        if self._closed:
+            return
+        self._check()
+        self._closed = True
+        try:
+            await asyncio.to_thread(self._consumer.close)
+        finally:
+            self._loop.close()

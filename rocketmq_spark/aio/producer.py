@@ -1,0 +1,253 @@
+"""A producer for coroutines, over the one for threads.
+
+Sends of one turn of the event loop are begun together, so that they go out in few writes. Those that need not wait, since the
+topic's route is known and there is room, are begun in the loop. Others are handed to the producer by threads: the first send
+to a topic, which asks for its route, and those that wait for room, in their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from datetime import datetime, timedelta
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+
+from rocketmq_spark.aio.loop import PAUSE_S, Asynchronous
+from rocketmq_spark.base.threads import Failure, attempt, never_waiting, start_thread
+from rocketmq_spark.errors import SendFailed
+from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendResult
+from rocketmq_spark.producer.encoding import ANYHOW, How
+from rocketmq_spark.producer.engine import Unsent
+from rocketmq_spark.producer.outgoing import PromptCallback
+from rocketmq_spark.producer.requests import at_once, routed
+from rocketmq_spark.producer.transactions import HalfMessage, HalfState
+from rocketmq_spark.queues.selection import Select
+from rocketmq_spark.remoting.connection import together
+from rocketmq_spark.session import public
+
+if TYPE_CHECKING:
+    from rocketmq_spark.options.typed import ProducerOptions
+
+
+class AsyncHalfMessage:
+    """A half message of ``Producer.transaction`` or ``Producer.send_half``; see ``rocketmq_spark.HalfMessage``.
+
+    Args:
+        half: What is committed or rolled back.
+        call: Runs it on a thread.
+    """
+
+    def __init__(self, half: HalfMessage, call: Callable[..., Any]) -> None:
+        self._half = half
+        self._call = call
+        self.message, self.result = half.message, half.result
+
+    @property
+    def state(self) -> HalfState:
+        """The state as this process knows it."""
+        return self._half.state
+
+    async def commit(self, timeout_s: float | None = None) -> None:
+        """Deliver the message. ``timeout_s`` and errors are those of ``rocketmq_spark.HalfMessage.commit``."""
+        await self._call(self._half.commit, timeout_s)
+
+    async def rollback(self, timeout_s: float | None = None) -> None:
+        """Drop the message. ``timeout_s`` and errors are those of ``rocketmq_spark.HalfMessage.commit``."""
+        await self._call(self._half.rollback, timeout_s)
+
+
+class _Waiting(NamedTuple):
+    """A message that is to be sent."""
+
+    future: asyncio.Future[SendResult]
+    message: Message
+    how: How
+    since: float
+
+
+class Producer(Asynchronous):
+    """Sends messages from coroutines. Options, arguments and errors are those of ``rocketmq_spark.Producer``.
+
+    Args:
+        name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
+        group: Producer group. Required.
+        transaction_check: A function or a coroutine function that receives an undecided half message and returns a
+            ``TransactionState`` or its name.
+        options: Options of a producer (docs/options.md), in snake_case or camelCase.
+    """
+
+    def __init__(
+        self,
+        name_server: str | None = None,
+        group: str | None = None,
+        *,
+        transaction_check: Callable[[Any], Any] | None = None,
+        **options: Unpack[ProducerOptions],
+    ) -> None:
+        super().__init__()
+        check = None if transaction_check is None else functools.partial(self._loop.run, transaction_check)
+        self._producer = public.Producer(name_server, group, transaction_check=check, **options)
+        self._fresh: deque[_Waiting] = deque()  # of this turn of the event loop
+        self._line: SimpleQueue[_Waiting | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues that messages of ``topic`` can go to."""
+        self._check()
+        return await self._loop.call(self._producer.queues, topic)
+
+    async def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: str | Select | None = None,
+        arg: object = None,
+        delay_level: int | None = None,
+        delay: float | timedelta | None = None,
+        deliver_at: int | datetime | None = None,
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        """Send, and wait for the broker's answer. The arguments are those of ``rocketmq_spark.Producer.send``.
+
+        Coroutines that send at the same time do not wait for each other. To keep an order, await each send before the next. A
+        send that is cancelled has no effect if it had not begun; otherwise the message may be stored.
+        """
+        loop = self._check()
+        how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
+        future = loop.create_future()
+        self._fresh.append(_Waiting(future, message, how, time.monotonic()))
+        if len(self._fresh) == 1:
+            loop.call_soon(self._begin_fresh)
+        result: SendResult = await future
+        return result
+
+    def _begin_fresh(self) -> None:
+        """Those of this turn; after some milliseconds the event loop has another one."""
+        pause_at = time.monotonic() + PAUSE_S
+        with never_waiting(), together():
+            while self._fresh:
+                if time.monotonic() > pause_at and not self._closed:
+                    self._loop.here().call_soon(self._begin_fresh)
+                    break
+                waiting = self._fresh.popleft()
+                message, how = waiting.message, waiting.how
+                if not routed(self._producer, message.topic):  # to ask for it must not hold up other topics
+                    self._loop.start(self._begin, waiting)
+                elif how.delay is how.deliver_at is None and self._line.empty() and at_once(self._producer, message):
+                    self._begin(waiting)
+                else:
+                    self._thread = self._thread or start_thread("rocketmq-aio-send", self._send_each)
+                    self._line.put(waiting)
+
+    def _send_each(self) -> None:
+        while (waiting := self._line.get()) is not None:
+            timeout_s = waiting.how.timeout_s or self._producer.settings.send_timeout_s
+            if time.monotonic() - waiting.since < timeout_s:
+                self._begin(waiting)
+                continue
+            late = SendFailed(
+                "too many messages are under way, and this one has waited for the whole send timeout",
+                topic=waiting.message.topic,
+                remedy="Send more slowly",
+            )
+            self._loop.put(waiting.future, late)
+
+    def _begin(self, waiting: _Waiting) -> None:
+        future, message, how, _ = waiting
+        if future.cancelled():
+            return
+        landed = PromptCallback(functools.partial(self._loop.put, future))
+        if how == ANYHOW:
+            sent = attempt(self._producer.send_async, message, landed)
+        else:
+            sent = attempt(self._producer.send_async, message, landed, **how._asdict())
+        if isinstance(sent, Failure):
+            self._loop.put(future, sent.error)
+
+    async def send_oneway(self, message: Message, **how: Any) -> None:
+        """Send without an answer: whether the message was stored stays unknown. ``how`` stands for the keyword arguments of
+        ``rocketmq_spark.Producer.send_oneway``.
+        """
+        self._check()
+        await self._loop.call(self._producer.send_oneway, message, **how)
+
+    async def send_batch(
+        self, messages: Collection[Message], queue: MessageQueue | None = None, timeout_s: float | None = None
+    ) -> SendResult:
+        """Send ``messages`` of one topic in one request, to ``queue`` or to any; ``timeout_s`` replaces the send timeout."""
+        self._check()
+        return await self._loop.call(self._producer.send_batch, messages, queue, timeout_s)
+
+    async def request(self, message: Message, **how: Any) -> Reply:
+        """Send a message, and wait for the reply of a consumer that gets it. ``how`` stands for the keyword arguments of
+        ``rocketmq_spark.Producer.request``.
+        """
+        self._check()
+        asked = await self._loop.call(self._producer.request_async, message, **how)
+        future: asyncio.Future[Reply] = self._loop.here().create_future()
+        asked.add_done_callback(lambda done: self._loop.put(future, done.exception() or done.result()))
+        return await future
+
+    async def reply(self, to: ReceivedMessage, body: bytes, *, properties: Mapping[str, str] | None = None,
+                    timeout_s: float | None = None) -> None:  # fmt: skip
+        """Answer the request ``to`` with ``body`` and ``properties``, within ``timeout_s`` seconds."""
+        self._check()
+        await self._loop.call(self._producer.reply, to, body, properties=properties, timeout_s=timeout_s)
+
+    async def send_half(self, message: Message, *, timeout_s: float | None = None) -> AsyncHalfMessage:
+        """Store ``message`` as one that is delivered when you commit it. ``timeout_s`` replaces the send timeout."""
+        self._check()
+        half = await self._loop.call(self._producer.send_half, message, timeout_s=timeout_s)
+        return AsyncHalfMessage(half, self._loop.call)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, message: Message, *, timeout_s: float | None = None) -> AsyncIterator[AsyncHalfMessage]:
+        """Store ``message`` as a half message, run the block, and commit; roll back if the block raises or is cancelled.
+
+        ``timeout_s`` replaces the send timeout of the half message.
+        """
+        self._check()
+        transaction = self._producer.transaction(message, timeout_s=timeout_s)
+        half = await self._loop.call(transaction.__enter__)
+        try:
+            yield AsyncHalfMessage(half, self._loop.call)
+        except BaseException as e:
+            with contextlib.suppress(type(e)):  # it is raised again by both
+                await self._loop.call(transaction.__exit__, type(e), e, e.__traceback__)
+            raise
+        await self._loop.call(transaction.__exit__, None, None, None)
+
+    async def recall(self, topic: str, recall_handle: str) -> str:
+        """Cancel a delayed message of ``topic`` by the ``recall_handle`` of its result; returns its id."""
+        self._check()
+        return await self._loop.call(self._producer.recall, topic, recall_handle)
+
+    async def flush(self, timeout_s: float | None = None) -> bool:
+        """Send lingering batches, and wait ``timeout_s`` seconds at most until all sends are answered; whether they are."""
+        self._check()
+        return await self._loop.call(self._producer.flush, timeout_s)
+
+    async def close(self, timeout_s: float | None = None) -> list[Unsent]:
+        """Accept nothing more, wait ``timeout_s`` seconds for what is under way, and return what has no answer."""
+        if self._closed:
+            return []
+        self._check()
+        self._closed = True
+        self._begin_fresh()
+        self._line.put(None)
+        try:
+            return await self._loop.call(self._close, timeout_s)
+        finally:
+            self._loop.close()
+
+    def _close(self, timeout_s: float | None) -> list[Unsent]:
+        if self._thread is not None:  # what was given to it before goes out
+            self._thread.join(self._producer.settings.send_timeout_s if timeout_s is None else timeout_s)
+        return self._producer.close(timeout_s)

@@ -1,0 +1,46 @@
+"""A producer for coroutines on a sender that answers from a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from rocketmq_spark import aio
+from rocketmq_spark.session import public
+from tests.producer.scripted import ScriptedSender, Time
+
+WAIT_S = 60.0
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """For what no event says: the event loop has its turns meanwhile."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+def sender(monkeypatch: pytest.MonkeyPatch) -> ScriptedSender:
+    made = ScriptedSender(Time())
+    monkeypatch.setattr(public, "sender", lambda options: made)
+    return made
+
+
+@asynccontextmanager
+async def producing(**options: Any) -> AsyncIterator[aio.Producer]:
+    async with aio.Producer("h:1", "g", **options) as producer:
+        yield producer
+
+
+def run(body: Callable[[], Awaitable[None]]) -> None:
+    """The body of a test in an event loop, within a time."""
+
+    async def timed() -> None:
+        async with asyncio.timeout(WAIT_S):
+            await body()
+
+    asyncio.run(timed())

@@ -1,0 +1,237 @@
+"""The ways between an event loop and threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from rocketmq_spark.aio.consumers import _Coroutines
+from rocketmq_spark.aio.loop import EventLoop
+from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.consumer.result import Context, Redeliver
+from rocketmq_spark.errors import ClosedError, OptionError
+from tests.aio.conftest import run, until
+from tests.consumer.messages import QUEUE
+from tests.helpers import RAISED
+
+
+def in_a_thread(loop: EventLoop, code: object, *args: object) -> Future[object]:
+    """What ``loop.run`` gives to a thread."""
+    given: Future[object] = Future()
+
+    def call() -> None:
+        outcome = attempt(loop.run, code, *args)  # type: ignore[arg-type]
+        if isinstance(outcome, Failure):
+            given.set_exception(outcome.error)
+        else:
+            given.set_result(outcome)
+
+    threading.Thread(target=call, daemon=True).start()
+    return given
+
+
+def test_a_coroutine_function_runs_in_the_loop_and_another_one_where_it_is_called() -> None:
+    async def where(number: int) -> tuple[int, int]:
+        await asyncio.sleep(0)
+        return number, threading.get_ident()
+
+    async def body() -> None:
+        loop = EventLoop()
+        loop.here()
+        asked = in_a_thread(loop, where, 7)
+        await until(asked.done)
+        assert asked.result() == (7, threading.get_ident())
+        assert loop.run(lambda: 5) == 5
+        plain = in_a_thread(loop, threading.get_ident)
+        await until(plain.done)
+        assert plain.result() != threading.get_ident()
+        loop.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_what_a_coroutine_raises_is_its_outcome_and_the_loop_goes_on(error: BaseException) -> None:
+    async def failing() -> None:
+        raise error
+
+    async def body() -> None:
+        loop = EventLoop()
+        loop.here()
+        asked = in_a_thread(loop, failing)
+        await until(asked.done)
+        assert asked.exception() is error
+        loop.close()
+
+    run(body)
+
+
+def test_a_close_cancels_what_runs_for_a_thread() -> None:
+    async def endless() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def body() -> None:
+        loop = EventLoop()
+        loop.here()
+        asked = in_a_thread(loop, endless)
+        await until(lambda: loop._tasks)
+        loop.close()
+        await until(asked.done)
+        assert isinstance(asked.exception(), ClosedError)
+
+    run(body)
+
+
+def test_a_thread_does_not_wait_for_a_loop_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketmq_spark.aio.loop._ALIVE_S", 0.01)
+    loop, asked = EventLoop(), list[Future[object]]()
+    begun = threading.Event()
+
+    async def endless() -> None:
+        begun.set()
+        await asyncio.get_running_loop().create_future()
+
+    async def body() -> None:
+        loop.here()
+        asked.append(in_a_thread(loop, endless))
+        await until(begun.is_set)
+        for task in loop._tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+    event_loop = asyncio.new_event_loop()
+    event_loop.run_until_complete(body())
+    event_loop.close()  # of a program that cancels nothing
+    assert isinstance(asked[0].exception(60), ClosedError)
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            loop.soon(lambda: None)
+    loop.put(asyncio.Future(loop=event_loop), None)
+
+
+def test_an_object_belongs_to_one_event_loop() -> None:
+    loop = EventLoop()
+
+    async def use() -> None:
+        loop.here()
+
+    asyncio.run(use())
+    with pytest.raises(OptionError, match="another event loop; expected one object for each loop"):
+        asyncio.run(use())
+
+
+def test_so_many_calls_of_a_listener_run_at_a_time_and_none_is_left() -> None:
+    most = 0
+    running = 0
+    may_end = asyncio.Event()
+    begun: list[int] = []
+
+    async def listener(messages: int, context: Context) -> None:
+        nonlocal most, running
+        running += 1
+        most = max(most, running)
+        begun.append(messages)
+        await may_end.wait()
+        running -= 1
+
+    async def body() -> None:
+        loop = EventLoop()
+        loop.here()
+        code, outcomes = _Coroutines(loop, listener, 3), list[object]()
+
+        def take(numbers: range) -> None:
+            for number in numbers:
+                code(number, Context(QUEUE)).begin(outcomes.append)
+
+        await asyncio.to_thread(take, range(10))
+        await until(lambda: len(begun) == 3)
+        assert outcomes == []
+        may_end.set()
+        await until(lambda: len(outcomes) == 10)
+        assert (most, begun) == (3, list(range(10)))
+        await asyncio.to_thread(take, range(5))
+        await until(lambda: len(outcomes) == 15)
+        loop.close()
+
+    run(body)
+
+
+def test_quick_listeners_let_the_event_loop_have_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketmq_spark.aio.consumers.PAUSE_S", 0.0)
+    turns = 0
+
+    async def listener(messages: int, context: Context) -> None:
+        if messages == 99:
+            assert turns > 0
+
+    async def body() -> None:
+        nonlocal turns
+        loop = EventLoop()
+        loop.here()
+        code, outcomes = _Coroutines(loop, listener, 1), list[object]()
+        for number in range(100):
+            code(number, Context(QUEUE)).begin(outcomes.append)
+        while len(outcomes) < 100:
+            await asyncio.sleep(0)
+            turns += 1
+        await until(lambda: outcomes == [None] * 100)
+        loop.close()
+
+    run(body)
+
+
+def test_what_is_no_plain_success_is_settled_on_a_thread() -> None:
+    """A broker may be asked to take the messages back."""
+    error = ZeroDivisionError("mine")
+
+    async def listener(messages: str, context: Context) -> object:
+        if messages == "fails":
+            raise error
+        if messages == "some":
+            context.ack_index = 0
+            return None
+        return context.retry(3)
+
+    async def body() -> None:
+        loop = EventLoop()
+        loop.here()
+        code = _Coroutines(loop, listener, 3)
+        outcomes: dict[str, tuple[object, bool]] = {}
+
+        def ended(name: str, outcome: object) -> None:
+            outcomes[name] = outcome, threading.current_thread() is threading.main_thread()
+
+        for name in ("fails", "some", "later"):
+            code(name, Context(QUEUE)).begin(lambda outcome, name=name: ended(name, outcome))
+        await until(lambda: len(outcomes) == 3)
+        assert outcomes == {"fails": (Failure(error), False), "some": (None, False), "later": (Redeliver(3), False)}
+        loop.close()
+
+    run(body)
+
+
+def test_calls_that_are_cancelled_have_no_outcome_and_those_of_a_closed_loop_are_refused() -> None:
+    loop = EventLoop()
+    outcomes: list[object] = []
+    begun = threading.Event()
+
+    async def listener(messages: str, context: Context) -> None:
+        begun.set()
+        await asyncio.get_running_loop().create_future()
+
+    code = _Coroutines(loop, listener, 1)
+
+    async def body() -> None:
+        loop.here()
+        code("endless", Context(QUEUE)).begin(outcomes.append)
+        await until(begun.is_set)
+        loop.close()
+        await asyncio.sleep(0)
+
+    run(body)
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            code("late", Context(QUEUE)).begin(outcomes.append)
+    assert outcomes == []

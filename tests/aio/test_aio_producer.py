@@ -1,0 +1,261 @@
+"""Sends of coroutines: what they wait for, and what is left when they are cancelled or the producer closes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from rocketmq_spark import Message, aio
+from rocketmq_spark.aio import producer as module
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Response
+from rocketmq_spark.errors import ClosedError, MessageIllegal, MessageRefused, NotSupported, SendFailed
+from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
+from rocketmq_spark.model.send import HalfPlace, TransactionState
+from rocketmq_spark.producer.transactions import HalfState
+from tests.aio.conftest import producing, run, until
+from tests.consumer.messages import message
+from tests.producer.scripted import ScriptedSender, ok, refused
+
+COMMIT, ROLLBACK = TransactionState.COMMIT, TransactionState.ROLLBACK
+
+
+def test_sends_of_one_turn_go_out_in_their_order_and_each_has_its_result(sender: ScriptedSender) -> None:
+    async def body() -> None:
+        async with producing() as producer:
+            await producer.send(Message("T", b"first"))
+            results = await asyncio.gather(*[producer.send(Message("T", b"%d" % i)) for i in range(50)])
+            assert [request.body for request in sender.requests] == [b"first", *(b"%d" % i for i in range(50))]
+            assert len({result.msg_id for result in results}) == 50
+
+    run(body)
+
+
+def test_what_a_broker_or_we_refuse_is_raised_to_its_caller(sender: ScriptedSender) -> None:
+    async def body() -> None:
+        async with producing() as producer:
+            await producer.send(Message("T", b"x"))
+            sender.script = [refused(Response.MESSAGE_ILLEGAL)]
+            outcomes = await asyncio.gather(
+                producer.send(Message("T", b"illegal")), producer.send(Message("T", b"")), producer.send(Message("T", b"y")),
+                return_exceptions=True,
+            )  # fmt: skip
+            assert [type(outcome) for outcome in outcomes] == [MessageIllegal, MessageRefused, SendResult]
+            with pytest.raises(MessageRefused):
+                await producer.send(Message("bad topic", b"x"))
+
+    run(body)
+
+
+def test_the_choice_of_a_queue_is_that_of_the_producer(sender: ScriptedSender) -> None:
+    async def body() -> None:
+        async with producing() as producer:
+            queues = await producer.queues("T")
+            assert (await producer.send(Message("T", b"x"), queue=queues[1])).queue == queues[1]
+            chosen = await producer.send(Message("T", b"x"), selector=lambda queues, message, arg: queues[arg], arg=2)
+            assert chosen.queue == queues[2]
+
+    run(body)
+
+
+def test_a_topic_whose_route_takes_long_holds_up_no_other(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answer = threading.Event(), threading.Event()
+    route = sender.publish_queues
+
+    def slow(topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
+        if topic == "slow":
+            asked.set()
+            assert answer.wait(60)
+        return route(topic, deadline, refresh)
+
+    monkeypatch.setattr(sender, "publish_queues", slow)
+    sender.routes["slow"] = sender.routes["T"]
+
+    async def body() -> None:
+        async with producing() as producer:
+            first = asyncio.create_task(producer.send(Message("slow", b"x"), timeout_s=60))
+            await until(asked.is_set)
+            for _ in range(3):
+                await producer.send(Message("T", b"y"))
+            assert not first.done()
+            answer.set()
+            await first
+
+    run(body)
+
+
+def test_sends_that_wait_for_room_leave_the_loop_alone_and_keep_their_order(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = threading.Event()
+
+    async def body() -> None:
+        async with producing() as producer:
+            await producer.send(Message("T", b"0"))
+            send_async = producer._producer.send_async
+
+            def full(*args: object, **how: object) -> object:
+                assert room.wait(60)
+                return send_async(*args, **how)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(module, "at_once", lambda producer, message: False)
+            monkeypatch.setattr(producer._producer, "send_async", full)
+            sends = [asyncio.create_task(producer.send(Message("T", b"%d" % i))) for i in range(1, 6)]
+            await asyncio.sleep(0.01)
+            monkeypatch.setattr(module, "at_once", lambda producer, message: True)
+            sends.append(asyncio.create_task(producer.send(Message("T", b"6"))))  # does not overtake those that wait
+            await asyncio.sleep(0.01)
+            assert len(sender.requests) == 1
+            room.set()
+            await asyncio.gather(*sends)
+            assert [request.body for request in sender.requests] == [b"%d" % i for i in range(7)]
+
+    run(body)
+
+
+def test_a_send_that_found_no_room_in_its_time_says_so(sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = threading.Event()
+
+    async def body() -> None:
+        async with producing() as producer:
+            await producer.send(Message("T", b"0"))
+            send_async = producer._producer.send_async
+
+            def full(*args: object, **how: object) -> object:
+                assert room.wait(60)
+                return send_async(*args, **how)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(module, "at_once", lambda producer, message: False)
+            monkeypatch.setattr(producer._producer, "send_async", full)
+            first = asyncio.create_task(producer.send(Message("T", b"1")))
+            second = asyncio.create_task(producer.send(Message("T", b"2"), timeout_s=0.01))
+            await asyncio.sleep(0.05)
+            room.set()
+            await first
+            with pytest.raises(SendFailed, match="has waited for the whole send timeout"):
+                await second
+
+    run(body)
+
+
+def test_a_send_that_is_cancelled_before_it_began_has_no_effect(sender: ScriptedSender) -> None:
+    async def body() -> None:
+        async with producing() as producer:
+            await producer.send(Message("T", b"0"))
+            send = asyncio.create_task(producer.send(Message("T", b"1")))
+            asyncio.get_running_loop().call_soon(send.cancel)  # after its first step, and before the turn's sends
+            await producer.send(Message("T", b"2"))
+            assert send.cancelled()
+            assert [request.body for request in sender.requests] == [b"0", b"2"]
+
+    run(body)
+
+
+def test_a_send_that_is_cancelled_later_costs_the_others_nothing(
+    sender: ScriptedSender, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        async with producing() as producer:
+            await producer.send(Message("T", b"0"))
+            sender.script = [None, None]
+            first, second = (asyncio.create_task(producer.send(Message("T", b"%d" % i))) for i in (1, 2))
+            await until(lambda: len(sender.waiting) == 2)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            sender.answer()
+            sender.answer()
+            assert (await second).msg_id
+        assert caplog.text == ""
+
+    run(body)
+
+
+def test_a_close_waits_for_what_was_sent_before_and_refuses_what_comes_later(sender: ScriptedSender) -> None:
+    async def body() -> None:
+        producer = aio.Producer("h:1", "g")
+        await producer.send(Message("T", b"0"))
+        send = asyncio.create_task(producer.send(Message("T", b"1")))
+        await asyncio.sleep(0)  # its first step
+        assert await producer.close() == []
+        assert (await send).msg_id
+        with pytest.raises(ClosedError, match="the Producer is closed"):
+            await producer.send(Message("T", b"2"))
+        assert await producer.close() == []
+        assert [request.body for request in sender.requests] == [b"0", b"1"]
+
+    run(body)
+
+
+def test_with_automatic_batches_one_request_has_many_messages(sender: ScriptedSender) -> None:
+    async def body() -> None:
+        async with producing(auto_batch=True) as producer:
+            await producer.send(Message("T", b"0"))
+            before = len(sender.requests)
+            results = await asyncio.gather(*[producer.send(Message("T", b"%d" % i)) for i in range(200)])
+            assert len({result.msg_id for result in results}) == 200
+            assert len(sender.requests) - before < 20
+
+    run(body)
+
+
+def test_a_block_commits_and_one_that_raises_or_is_cancelled_rolls_back(sender: ScriptedSender) -> None:
+    half_result = SendResult
+
+    def stored(queue: MessageQueue, request: SendRequest) -> SendResult:
+        return half_result(ok(queue, request).status, "", queue, 7, f"{7:032X}")
+
+    async def was_saved(message: object) -> str:
+        await asyncio.sleep(0)
+        return "COMMIT"
+
+    async def body() -> None:
+        async with producing(transaction_check=was_saved) as producer:
+            sender.script = [stored] * 4
+            async with producer.transaction(Message("T", b"x")) as half:
+                assert half.state is HalfState.PREPARED
+            assert half.state is HalfState.COMMITTED
+            with pytest.raises(KeyError):
+                async with producer.transaction(Message("T", b"y")):
+                    raise KeyError
+            inside = asyncio.Event()
+
+            async def cancelled() -> None:
+                async with producer.transaction(Message("T", b"z")):
+                    inside.set()
+                    await asyncio.get_running_loop().create_future()
+
+            task = asyncio.create_task(cancelled())
+            await inside.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            by_hand = await producer.send_half(Message("T", b"w"))
+            await by_hand.rollback()
+            assert [decision for _, decision in sender.seen("end")] == [COMMIT, ROLLBACK, ROLLBACK, ROLLBACK]
+            assert sender.check is not None
+            question = sender.check(
+                replace(message(0), properties={"UNIQ_KEY": "other"}), HalfPlace("T", "a", "g", "o", "o")
+            )
+            assert callable(question)
+            assert await asyncio.to_thread(question) is COMMIT
+
+    run(body)
+
+
+def test_request_and_reply_are_those_of_the_producer(sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketmq_spark.session.public.replies", lambda options: None)
+
+    async def body() -> None:
+        async with producing() as producer:
+            with pytest.raises(NotSupported):
+                await producer.request(Message("T", b"x"))
+            with pytest.raises(NotSupported):
+                await producer.reply(message(0), b"x")
+
+    run(body)
