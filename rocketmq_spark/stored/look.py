@@ -32,7 +32,7 @@ ReadIds = Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]
 
 @dataclass(frozen=True, slots=True)
 class LookTools:
-    """What a look asks, and how long it waits: for a broker that does not answer, and for requests on their way."""
+    """What a look asks, as ``group``, and how long it waits: for a broker that does not answer, and for requests on their way."""
 
     routes: RouteReader
     offsets: OffsetReader
@@ -40,15 +40,17 @@ class LookTools:
     timeout_s: float
     settle_s: float
     question_s: float = 3.0
+    group: str = ""
     clock: Clock = field(default_factory=Clock)
 
 
 class Look:
-    """One look from ``since`` on."""
+    """One look from ``since`` on, which is not before what was ``noted`` of these queues."""
 
-    def __init__(self, tools: LookTools, since: QueueEnds) -> None:
+    def __init__(self, tools: LookTools, since: QueueEnds, noted: QueueEnds | None = None) -> None:
         self._tools = tools
         self._since = since
+        self._noted = since if noted is None else noted
         self._names = sorted(since.masters)
         self._clock = tools.clock
         self._heard: dict[str, float] = {}
@@ -66,6 +68,7 @@ class Look:
         last = self._ends()
         QueueEnds(first, {}).check_bounds({queue: QueueBounds(0, end, 0) for queue, end in last.items()})
         self._take(QueueEnds(first, {}).ranges(last), take)
+        self._patiently(self._same_queues)
         return last
 
     def _take(self, ranges: Sequence[OffsetRange], take: Callable[[pa.Array], None]) -> None:
@@ -91,6 +94,16 @@ class Look:
         bounds = self._tools.offsets.bounds(self._since.queues, Deadline.after(self._tools.question_s))
         self._since.check_bounds(bounds)
         return {queue: bounds[queue].max_offset for queue in self._since.queues}
+
+    def _same_queues(self) -> dict[MessageQueue, int]:
+        """At last, for all that was read: others may have filled a queue of a new topic beyond a noted end."""
+        lasts = self._noted.lasts
+        if not lasts:
+            return {}
+        within = Deadline.after(self._tools.question_s)
+        found = self._tools.offsets.store_times_ms(self._tools.group, lasts, within, on_error=_raise)
+        self._noted.check_lasts(found)
+        return found
 
     def _check_masters(self) -> None:
         """By the routes as they are now, or as they were while no name server answers."""
@@ -185,3 +198,7 @@ class Look:
         if error.remedy is None:
             error.remedy = f"Start the brokers {', '.join(self._names)}, {AT_LEAST_ONCE}"
         return error
+
+
+def _raise(error: RocketMQError, _: MessageQueue) -> None:
+    raise error

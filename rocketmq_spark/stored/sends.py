@@ -45,7 +45,7 @@ class NotedStoredIds:
             found.update(stored.filter(pc.is_in(stored, wanted)).to_pylist())
 
         tools = self._make_tools(max(1.0, deadline.remaining()), Clock(sleep=self._sleep))
-        Look(tools, QueueEnds(since, {name: master})).run(take)
+        Look(tools, QueueEnds(since, {name: master}), self._ends.of_queues(since)).run(take)
         return found
 
     def stop(self) -> None:

@@ -1,0 +1,81 @@
+"""Topics that are deleted and made again within a batch, on a real broker: what a look would pass over is an error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocketmq_spark import Message, Producer
+from rocketmq_spark.errors import UnprovedError
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.spark.checkpoints import notes
+from rocketmq_spark.spark.sink.once import plan_job
+from tests.helpers import indexed, stored
+from tests.live.writes import Make, bodies, frame
+from tests.sink.test_once import KINDS, Sink, sink, soon
+
+__all__ = ["sink", "soon"]
+
+
+def others(rocketmq: LocalBroker, topic: str, count: int = 5) -> None:
+    with Producer(rocketmq.name_server, group="others") as producer:
+        for _ in range(count):
+            producer.send(Message(topic, b"other"))
+    indexed(rocketmq)
+
+
+def made_again(rocketmq: LocalBroker, topic: str, attributes: Any) -> None:
+    rocketmq.admin.delete_topic(topic)
+    rocketmq.create_topic(topic, queues=1, attributes=attributes)
+
+
+@KINDS
+def test_a_queue_that_others_filled_beyond_its_noted_end(
+    rocketmq: LocalBroker, make_topic: Make, sink: Sink, attributes: Any
+) -> None:
+    topic = make_topic(queues=1, attributes=attributes)
+    options = sink.options(topic=topic, sendTimeout="2s")
+    rows = frame(body=["a", "b", "c"])
+    others(rocketmq, topic)
+    plan = sink.plan(options)
+    made_again(rocketmq, topic, attributes)
+    assert sink.attempt(plan, options, rows).sent == 3
+    others(rocketmq, topic)
+    with pytest.raises(UnprovedError, match="the topic was made again"):
+        sink.plan(options)
+    with pytest.raises(UnprovedError, match="the topic was made again"):
+        sink.attempt(plan, options, rows, attempt=1)
+
+
+@KINDS
+def test_a_topic_that_is_the_same_and_what_a_note_says_of_it(
+    rocketmq: LocalBroker, make_topic: Make, sink: Sink, attributes: Any
+) -> None:
+    topic = make_topic(queues=1, attributes=attributes)
+    options = sink.options(topic=topic)
+    rows = frame(body=["a", "b", "c"])
+    others(rocketmq, topic)
+    sink.attempt(sink.plan(options), options, rows)
+    others(rocketmq, topic)
+    assert sink.attempt(sink.plan(options), options, rows).already_stored == 3
+    path: Path = sink.path / notes.ROOM / "0" / "sink"
+    noted = json.loads(path.read_text())
+    assert noted["stored"][topic]["broker-a"]["0"] > 1_700_000_000_000
+    del noted["stored"]
+    path.write_text(json.dumps(noted))
+    assert sink.attempt(sink.plan(options), options, rows).already_stored == 3, "as an earlier version noted it"
+    assert bodies(stored(rocketmq, topic, 13)).count("a") == 1
+
+
+def test_a_batch_write_whose_task_is_repeated(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
+    topic = make_topic(queues=1)
+    options = sink.options(topic=topic, sendTimeout="2s")
+    others(rocketmq, topic)
+    plan = plan_job(options)
+    made_again(rocketmq, topic, None)
+    others(rocketmq, topic)
+    with pytest.raises(UnprovedError, match="the topic was made again"):
+        sink.attempt(plan, options, frame(body=["a"]), attempt=1)
