@@ -12,7 +12,10 @@ from rocketmq_spark import Message, Producer
 from rocketmq_spark.errors import UnprovedError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.spark.checkpoints import notes
+from rocketmq_spark.spark.sink import once
 from rocketmq_spark.spark.sink.once import plan_job
+from rocketmq_spark.stored.ends import QueueEnds
+from rocketmq_spark.stored.look import Look, LookTools
 from tests.helpers import indexed, stored
 from tests.live.writes import Make, bodies, frame
 from tests.sink.test_once import KINDS, Sink, sink, soon
@@ -64,7 +67,7 @@ def test_a_topic_that_is_the_same_and_what_a_note_says_of_it(
     path: Path = sink.path / notes.ROOM / "0" / "sink"
     noted = json.loads(path.read_text())
     assert noted["stored"][topic]["broker-a"]["0"] > 1_700_000_000_000
-    del noted["stored"]
+    del noted["stored"], noted["sum"], noted["settle"]
     path.write_text(json.dumps(noted))
     assert sink.attempt(sink.plan(options), options, rows).already_stored == 3, "as an earlier version noted it"
     assert bodies(stored(rocketmq, topic, 13)).count("a") == 1
@@ -79,3 +82,20 @@ def test_a_batch_write_whose_task_is_repeated(rocketmq: LocalBroker, make_topic:
     others(rocketmq, topic)
     with pytest.raises(UnprovedError, match="the topic was made again"):
         sink.attempt(plan, options, frame(body=["a"]), attempt=1)
+
+
+def test_what_an_earlier_run_sent_is_waited_for_as_long_as_that_run_said(
+    make_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart with a smaller ``exactlyOnceSettle`` shortens what is on its way no more."""
+    topic = make_topic(queues=1)
+    asked: list[float] = []
+
+    def look(tools: LookTools, since: QueueEnds) -> Look:
+        asked.append(tools.settle_s)
+        return Look(tools, since)
+
+    monkeypatch.setattr(once, "Look", look)
+    for settle in ("1s", "0.3s"):
+        sink.plan(sink.options(topic=topic, exactlyOnceSettle=settle))
+    assert asked == [1.0]
