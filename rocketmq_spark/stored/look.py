@@ -45,12 +45,12 @@ class LookTools:
 
 
 class Look:
-    """One look from ``since`` on, which is not before what was ``noted`` of these queues."""
+    """One look from ``since`` on, in queues that are still those of what was ``noted`` before: by default that is ``since``."""
 
-    def __init__(self, tools: LookTools, since: QueueEnds, noted: QueueEnds | None = None) -> None:
+    def __init__(self, tools: LookTools, since: QueueEnds, noted: Sequence[QueueEnds] | None = None) -> None:
         self._tools = tools
         self._since = since
-        self._noted = since if noted is None else noted
+        self._noted = (since,) if noted is None else noted
         self._names = sorted(since.masters)
         self._clock = tools.clock
         self._heard: dict[str, float] = {}
@@ -97,13 +97,13 @@ class Look:
 
     def _same_queues(self) -> dict[MessageQueue, int]:
         """At last, for all that was read: others may have filled a queue of a new topic beyond a noted end."""
-        lasts = self._noted.lasts
-        if not lasts:
-            return {}
-        within = Deadline.after(self._tools.question_s)
-        found = self._tools.offsets.store_times_ms(self._tools.group, lasts, within, on_error=_raise)
-        self._noted.check_lasts(found)
-        return found
+        for noted in self._noted:
+            within = Deadline.after(self._tools.question_s)
+            if noted.lasts:
+                noted.check_lasts(
+                    self._tools.offsets.store_times_ms(self._tools.group, noted.lasts, within, on_error=_raise)
+                )
+        return {}
 
     def _check_masters(self) -> None:
         """By the routes as they are now, or as they were while no name server answers."""

@@ -9,15 +9,19 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import Message, Producer
+from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import UnprovedError
 from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.session.looks import look_tools
 from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.sink import once
 from rocketmq_spark.spark.sink.once import plan_job
 from rocketmq_spark.stored.ends import QueueEnds
 from rocketmq_spark.stored.look import Look, LookTools
+from rocketmq_spark.stored.sends import NOTED_S, AskedStoredIds
 from tests.helpers import indexed, stored
-from tests.live.writes import Make, bodies, frame
+from tests.live.writes import Make, bodies, frame, sink_options
 from tests.sink.test_once import KINDS, Sink, sink, soon
 
 __all__ = ["sink", "soon"]
@@ -99,3 +103,24 @@ def test_what_an_earlier_run_sent_is_waited_for_as_long_as_that_run_said(
     for settle in ("1s", "0.3s"):
         sink.plan(sink.options(topic=topic, exactlyOnceSettle=settle))
     assert asked == [1.0]
+
+
+@pytest.mark.parametrize("later_s", [0.0, NOTED_S + 1], ids=["at once", "noted anew meanwhile"])
+def test_a_producer_that_looks_what_is_stored(rocketmq: LocalBroker, make_topic: Make, later_s: float) -> None:
+    """Its message may lie in the new topic before the end that was noted of the old one."""
+    topic = make_topic(queues=1)
+    options = sink_options(rocketmq.name_server, topic=topic, exactlyOnceSettle="3s")
+    queue, now_s = MessageQueue(topic, "broker-a", 0), [100.0]
+    ids = AskedStoredIds(
+        lambda timeout_s, clock: look_tools(options, timeout_s, clock), Clock(lambda: now_s[0], lambda seconds: None)
+    )
+    others(rocketmq, topic)
+    offset, master = ids.end(queue)
+    assert offset == 5
+    assert ids.among({queue: offset}, master, {"x"}, Deadline.after(5)) == set()
+    made_again(rocketmq, topic, None)
+    others(rocketmq, topic, 8)
+    now_s[0] += later_s
+    assert ids.end(queue).offset == (8 if later_s else 5)
+    with pytest.raises(UnprovedError, match="the topic was made again"):
+        ids.among({queue: offset}, master, {"x"}, Deadline.after(1))
