@@ -156,7 +156,7 @@ def test_only_one_of_two_creates_a_file(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["b"]
 
 
-def test_a_rewind_raises_the_epoch(tmp_path: Path) -> None:
+def test_a_rewind_raises_the_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = checkpoint(tmp_path / "c", 2)
     (path / "commits").mkdir()
     for number in range(2):
@@ -167,8 +167,17 @@ def test_a_rewind_raises_the_epoch(tmp_path: Path) -> None:
     notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS)
     history = entries.history(folder)
     planned = rewind.plan(folder, history, rewind.chosen(history, 0, None))
+    monkeypatch.setattr(Folder, "delete", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rewind.carry_out(folder, planned, datetime(2026, 11, 24, tzinfo=UTC))
+    assert notes.begin(folder, notes.batch_name(folder, "sink"), lambda: LATER).before, "the query may go on as it was"
+    monkeypatch.undo()
     rewind.carry_out(folder, planned, datetime(2026, 11, 25, tzinfo=UTC))
     assert notes.epoch(folder) == 1
+
+
+def interrupted(*given: object) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(
