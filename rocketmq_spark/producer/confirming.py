@@ -136,7 +136,8 @@ class Confirming:
         self._timer = timer
         self._threads: dict[str, Timer] = {}
         self._lock = threading.Lock()
-        self._ends: dict[tuple[MessageQueue, str], int] = {}
+        # Of each queue an end that was noted, and one that was seen since.
+        self._ends: dict[tuple[MessageQueue, str], tuple[int, int]] = {}
         self._waiting: dict[str, deque[Doubt]] = {}
         self._closed = False
 
@@ -147,7 +148,12 @@ class Confirming:
         except RocketMQError as e:
             e.unsent = True
             raise
-        sending.since = QueueEnd(max(end.offset, self._ends.get((queue, end.master), 0)), end.master)
+        key = queue, end.master
+        with self._lock:
+            noted, seen = self._ends.get(key, (-1, -1))
+            if noted != end.offset:  # asked anew: what was seen before may be of a topic that was made again
+                self._ends[key] = end.offset, (seen := end.offset)
+        sending.since = QueueEnd(max(end.offset, seen), end.master)
 
     def knows(
         self,
@@ -188,8 +194,9 @@ class Confirming:
             return
         key = result.queue, sending.since.master
         with self._lock:
-            if result.queue_offset > self._ends.get(key, -1) or result.queue_offset < sending.since.offset:
-                self._ends[key] = result.queue_offset
+            noted, seen = self._ends.get(key, (-1, -1))
+            if result.queue_offset > seen or result.queue_offset < sending.since.offset:
+                self._ends[key] = noted, result.queue_offset
 
     def _later(self, doubt: Doubt) -> bool:
         """Whether there will be a look. None after ``close``: the request has its outcome, and the look's thread would stay."""

@@ -29,6 +29,7 @@ def look_tools(options: Options, timeout_s: float | None = None, clock: Clock | 
         options.send_timeout if timeout_s is None else timeout_s,
         options.exactly_once_settle,
         options.request_timeout,
+        options.group,
         clock or Clock(),
     )
 

@@ -32,7 +32,7 @@ ReadIds = Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]
 
 @dataclass(frozen=True, slots=True)
 class LookTools:
-    """What a look asks, and how long it waits: for a broker that does not answer, and for requests on their way."""
+    """What a look asks, as ``group``, and how long it waits: for a broker that does not answer, and for requests on their way."""
 
     routes: RouteReader
     offsets: OffsetReader
@@ -40,15 +40,17 @@ class LookTools:
     timeout_s: float
     settle_s: float
     question_s: float = 3.0
+    group: str = ""
     clock: Clock = field(default_factory=Clock)
 
 
 class Look:
-    """One look from ``since`` on."""
+    """One look from ``since`` on, in queues that are still those of what was ``noted`` before: by default that is ``since``."""
 
-    def __init__(self, tools: LookTools, since: QueueEnds) -> None:
+    def __init__(self, tools: LookTools, since: QueueEnds, noted: Sequence[QueueEnds] | None = None) -> None:
         self._tools = tools
         self._since = since
+        self._noted = (since,) if noted is None else noted
         self._names = sorted(since.masters)
         self._clock = tools.clock
         self._heard: dict[str, float] = {}
@@ -66,6 +68,7 @@ class Look:
         last = self._ends()
         QueueEnds(first, {}).check_bounds({queue: QueueBounds(0, end, 0) for queue, end in last.items()})
         self._take(QueueEnds(first, {}).ranges(last), take)
+        self._patiently(self._same_queues)
         return last
 
     def _take(self, ranges: Sequence[OffsetRange], take: Callable[[pa.Array], None]) -> None:
@@ -91,6 +94,16 @@ class Look:
         bounds = self._tools.offsets.bounds(self._since.queues, Deadline.after(self._tools.question_s))
         self._since.check_bounds(bounds)
         return {queue: bounds[queue].max_offset for queue in self._since.queues}
+
+    def _same_queues(self) -> dict[MessageQueue, int]:
+        """At last, for all that was read: others may have filled a queue of a new topic beyond a noted end."""
+        for noted in self._noted:
+            within = Deadline.after(self._tools.question_s)
+            if noted.lasts:
+                noted.check_lasts(
+                    self._tools.offsets.store_times_ms(self._tools.group, noted.lasts, within, on_error=_raise)
+                )
+        return {}
 
     def _check_masters(self) -> None:
         """By the routes as they are now, or as they were while no name server answers."""
@@ -185,3 +198,7 @@ class Look:
         if error.remedy is None:
             error.remedy = f"Start the brokers {', '.join(self._names)}, {AT_LEAST_ONCE}"
         return error
+
+
+def _raise(error: RocketMQError, _: MessageQueue) -> None:
+    raise error

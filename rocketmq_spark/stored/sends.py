@@ -13,7 +13,7 @@ from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import ClosedError, RocketMQError, RouteNotFound, UnprovedError
 from rocketmq_spark.model import MessageQueue, QueueEnd
-from rocketmq_spark.stored.ends import QueueEnds
+from rocketmq_spark.stored.ends import QueueEnds, last_times
 from rocketmq_spark.stored.look import Look, LookTools
 
 # What looks, with so many seconds and this clock.
@@ -45,8 +45,12 @@ class NotedStoredIds:
             found.update(stored.filter(pc.is_in(stored, wanted)).to_pylist())
 
         tools = self._make_tools(max(1.0, deadline.remaining()), Clock(sleep=self._sleep))
-        Look(tools, QueueEnds(since, {name: master})).run(take)
+        Look(tools, QueueEnds(since, {name: master}), self._noted_of(since, master)).run(take)
         return found
+
+    def _noted_of(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
+        """What is known of queues from before their sends were begun, by which one sees that their topic was made again."""
+        return [self._ends.of_queues(queues)]
 
     def stop(self) -> None:
         self._stopped.set()
@@ -57,12 +61,15 @@ class NotedStoredIds:
 
 
 class _Noted(NamedTuple):
-    """Where queues of a topic on one broker ended, and which master said so; or why that is not known."""
+    """Where queues of a topic on one broker ended, and which master said so; or why that is not known. ``before`` is what was
+    known before that: a send may have begun then.
+    """
 
     at: float
     master: str
-    ends: Mapping[MessageQueue, int]
+    ends: QueueEnds
     error: RocketMQError | None = None
+    before: _Noted | None = None
 
 
 class AskedStoredIds(NotedStoredIds):
@@ -88,11 +95,11 @@ class AskedStoredIds(NotedStoredIds):
                     noted = self._noted[queue.topic, queue.broker_name] = self._ask(queue, master)
         if noted.error is not None:
             raise noted.error.with_traceback(None)
-        return QueueEnd(noted.ends[queue], master)
+        return QueueEnd(noted.ends.queues[queue], master)
 
     def _fresh(self, queue: MessageQueue, master: str) -> _Noted | None:
         noted = self._noted.get((queue.topic, queue.broker_name))
-        if noted is None or noted.master != master or not (noted.error or queue in noted.ends):
+        if noted is None or noted.master != master or not (noted.error or queue in noted.ends.queues):
             return None
         return noted if self._clock.now() - noted.at < (NOTED_S if noted.error is None else _AWAY_S) else None
 
@@ -100,10 +107,18 @@ class AskedStoredIds(NotedStoredIds):
         try:
             ends, error = self._ends_of(queue), None
         except RocketMQError as e:
-            ends, error = {}, e
-        return _Noted(self._clock.now(), master, ends, error)
+            ends, error = QueueEnds({}, {}), e
+        before = self._noted.get((queue.topic, queue.broker_name))
+        if before is not None:
+            before = before.before if before.error is not None else before._replace(before=None)
+        return _Noted(self._clock.now(), master, ends, error, before)
 
-    def _ends_of(self, queue: MessageQueue) -> dict[MessageQueue, int]:
+    def _noted_of(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
+        known = [self._noted.get(key) for key in {(queue.topic, queue.broker_name) for queue in queues}]
+        both = [noted for each in known if each is not None for noted in (each, each.before) if noted is not None]
+        return [noted.ends.of_queues(queues) for noted in both if noted.master == master]
+
+    def _ends_of(self, queue: MessageQueue) -> QueueEnds:
         deadline = Deadline.after(self._tools.question_s)
         try:
             route = self._tools.routes.get(queue.topic, NOTED_S, deadline)
@@ -112,7 +127,7 @@ class AskedStoredIds(NotedStoredIds):
         except RocketMQError as e:
             if not isinstance(e, RouteNotFound) and e.broker_code != Response.TOPIC_NOT_EXIST:
                 raise
-            return {queue: 0}  # the send makes the topic
+            return QueueEnds({queue: 0}, {})  # the send makes the topic
         if queue not in bounds:
             raise UnprovedError(
                 f"the broker does not report where {queue} ends",
@@ -120,4 +135,4 @@ class AskedStoredIds(NotedStoredIds):
                 queue=str(queue),
                 remedy="Give the topic as many queues for reading as for writing",
             )
-        return {each: bounds[each].max_offset for each in bounds}
+        return QueueEnds({each: bounds[each].max_offset for each in bounds}, {}, last_times(bounds))

@@ -469,3 +469,15 @@ def test_where_a_topic_was_made_again_looks_begin_in_the_new_one(bench: Bench) -
         confirming.knows(begun(confirming, queue), queue, outcome, lambda *_: None)
         if landed in (1000, 5):
             assert begun(confirming, queue).since == QueueEnd(landed, broker.master)
+
+
+def test_an_end_that_is_noted_anew_holds_also_where_something_landed_behind_it(bench: Bench) -> None:
+    """That may have been in a topic that was made again since."""
+    broker, queue, end = Broker([]), q("a:0"), [990]
+    broker.end = lambda queue: QueueEnd(end[0], broker.master)  # type: ignore[method-assign]
+    confirming = Confirming(broker, ManualTimer(bench.time))
+    outcome = SendResult(SendStatus.SEND_OK, "", queue, 1000)
+    confirming.knows(begun(confirming, queue), queue, outcome, lambda *_: None)
+    assert begun(confirming, queue).since == QueueEnd(1000, broker.master)
+    end[0] = 4
+    assert begun(confirming, queue).since == QueueEnd(4, broker.master)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
-from rocketmq_spark.errors import OffsetError, OptionError
+from rocketmq_spark.errors import OffsetError, OptionError, UnprovedError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.checkpoints import entries, notes, rewind
 from rocketmq_spark.spark.checkpoints.entries import Folder, checkpoint_folder
@@ -58,15 +58,40 @@ def test_a_note_with_other_offsets_or_of_another_epoch_is_of_another_batch(folde
     assert notes.begin(folder, raised, lambda: LATER).before
 
 
-def test_a_torn_note_was_never_handed_out(folder: Folder, tmp_path: Path) -> None:
+def test_a_damaged_note_may_have_been_handed_out(folder: Folder, tmp_path: Path) -> None:
+    """Taken for none, it would have all rows of its batch sent again."""
     name = notes.batch_name(folder, "sink")
-    whole = BatchNote(name, ENDS).to_bytes()
+    notes.begin(folder, name, lambda: ENDS)
     path = tmp_path / "checkpoint" / "rocketmq" / "0" / "sink"
-    path.parent.mkdir(parents=True)
-    for cut in (0, 1, len(whole) // 2, len(whole) - 2):
-        path.write_bytes(whole[:cut])
-        assert not notes.begin(folder, name, lambda: LATER).before
-    assert notes.begin(folder, name, lambda: ENDS).note.ends == LATER
+    whole = path.read_bytes()
+    flipped = [whole.replace(b'"0": 7', b'"0": 6'), whole.replace(name.offsets.hex().encode(), b"00" * 16)]
+    for content in (*(whole[:cut] for cut in (0, 1, len(whole) // 2, len(whole) - 2)), *flipped):
+        assert content != whole
+        path.write_bytes(content)
+        with pytest.raises(UnprovedError, match=r"its note .*/checkpoint/rocketmq/0/sink is damaged"):
+            notes.begin(folder, name, lambda: LATER)
+        assert path.read_bytes() == content
+    path.write_bytes(whole)
+    assert notes.begin(folder, name, lambda: LATER) == (BatchNote(name, ENDS), True)
+
+
+def test_a_note_of_an_earlier_version_has_no_sum(folder: Folder, tmp_path: Path) -> None:
+    name = notes.batch_name(folder, "sink")
+    notes.begin(folder, name, lambda: ENDS)
+    path = tmp_path / "checkpoint" / "rocketmq" / "0" / "sink"
+    value = json.loads(path.read_bytes())
+    del value["sum"], value["stored"], value["settle"]
+    path.write_text(json.dumps(value))
+    assert notes.begin(folder, name, lambda: LATER) == (BatchNote(name, ENDS), True)
+
+
+def test_a_note_keeps_the_longest_time_for_which_its_runs_may_send(folder: Folder) -> None:
+    name = notes.batch_name(folder, "sink")
+    note = notes.begin(folder, name, lambda: ENDS, settle_s=60.0).note
+    for settle_s, kept_s in ((4.0, 60.0), (90.0, 90.0), (4.0, 90.0)):
+        notes.extend(folder, note, ENDS, settle_s)
+        note = notes.begin(folder, name, lambda: LATER, settle_s=settle_s).note
+        assert note.settle_s == kept_s
 
 
 def test_a_note_of_a_later_version_is_not_guessed_at(folder: Folder, tmp_path: Path) -> None:
@@ -131,7 +156,7 @@ def test_only_one_of_two_creates_a_file(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["b"]
 
 
-def test_a_rewind_raises_the_epoch(tmp_path: Path) -> None:
+def test_a_rewind_raises_the_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = checkpoint(tmp_path / "c", 2)
     (path / "commits").mkdir()
     for number in range(2):
@@ -142,8 +167,17 @@ def test_a_rewind_raises_the_epoch(tmp_path: Path) -> None:
     notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS)
     history = entries.history(folder)
     planned = rewind.plan(folder, history, rewind.chosen(history, 0, None))
+    monkeypatch.setattr(Folder, "delete", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rewind.carry_out(folder, planned, datetime(2026, 11, 24, tzinfo=UTC))
+    assert notes.begin(folder, notes.batch_name(folder, "sink"), lambda: LATER).before, "the query may go on as it was"
+    monkeypatch.undo()
     rewind.carry_out(folder, planned, datetime(2026, 11, 25, tzinfo=UTC))
     assert notes.epoch(folder) == 1
+
+
+def interrupted(*given: object) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from rocketmq_spark.errors import (
     UnprovedError,
 )
 from rocketmq_spark.model import BrokerData, LogState, MessageQueue, OffsetRange, QueueBounds, QueueData, TopicRoute
-from rocketmq_spark.stored.ends import QueueEnds, ends_now
+from rocketmq_spark.stored.ends import QueueEnds, ends_now, last_times
 from rocketmq_spark.stored.look import Look, LookTools
 
 A, B = MessageQueue("t", "a", 0), MessageQueue("t", "b", 0)
@@ -40,6 +41,7 @@ class Brokers:
         self.asked: list[tuple[str, float]] = []
         self.events: dict[float, Callable[[], None]] = {}
         self.late = False
+        self.made_ms = 1_000
         self.name_server_away = False
 
     def clock(self) -> Clock:
@@ -85,18 +87,22 @@ class Brokers:
 
     def bounds(self, queues: Any, deadline: Deadline) -> dict[MessageQueue, QueueBounds]:
         self.asked.append(("ends", self.now))
-        return {
-            queue: QueueBounds(self.low.get(queue, 0), len(ids) - self.unindexed.get(queue.broker_name, 0), 0)
-            for queue, ids in self.queues.items()
-        }
+        ends = {queue: len(ids) - self.unindexed.get(queue.broker_name, 0) for queue, ids in self.queues.items()}
+        return {queue: QueueBounds(self.low.get(queue, 0), end, self.made_ms + end - 1) for queue, end in ends.items()}
 
     def read(self, ranges: Sequence[OffsetRange]) -> Iterator[pa.Array]:
         for part in ranges:
             yield pa.array(self.queues[part.queue][part.start : part.end])
 
+    def store_times_ms(
+        self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline, on_error: Any
+    ) -> dict[MessageQueue, int]:
+        there = {queue: at for queue, at in offsets.items() if self.low.get(queue, 0) <= at < len(self.queues[queue])}
+        return {queue: self.made_ms + at for queue, at in there.items()}
+
     def noted(self) -> QueueEnds:
         ends = {queue: len(ids) for queue, ids in self.queues.items()}
-        return QueueEnds(ends, dict(self.masters))
+        return QueueEnds(ends, dict(self.masters), {queue: self.made_ms + end - 1 for queue, end in ends.items()})
 
     def look(self, since: QueueEnds) -> list[str]:
         found: list[str] = []
@@ -356,9 +362,24 @@ def queue_gone(scripted: Brokers) -> None:
     scripted.states["b"] = lambda: LogState(10, 0, 0, scripted.now)
 
 
+def made_again(scripted: Brokers) -> None:
+    """Others have filled its queue beyond the noted end, behind what is stored of the batch."""
+    scripted.queues[A] = ["mine", "other", "other", "other"]
+    scripted.made_ms += 5_000
+
+
+def made_again_later(scripted: Brokers) -> None:
+    scripted.events[105.0] = lambda: made_again(scripted)
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
+        (
+            made_again,
+            "before offset 2 was stored at .*01.001Z, and now there is one stored at .*06.001Z: the topic was made again",
+        ),
+        (made_again_later, "the topic was made again, or its broker lost what it had"),
         (shorter, "it ends at offset 1 now, and ended at 2 before"),
         (another_master, "the master of broker a is slave:1, and was a:1"),
         (expired, "retention deleted offsets 2 to 3"),
@@ -373,6 +394,27 @@ def test_nothing_is_inferred_from_what_cannot_be_proved(
     with pytest.raises(UnprovedError, match=why):
         scripted.look(since)
     assert scripted.now >= 100.0 + TIMEOUT_S, "it might have been passing"
+
+
+def test_a_message_before_an_end_that_was_not_kept_is_of_another_topic(scripted: Brokers) -> None:
+    scripted.low[A] = 2
+    since = scripted.noted()
+    since = replace(since, stored_ms={**since.stored_ms, A: 0})
+    scripted.queues[A] += ["a2"]
+    assert scripted.look(since) == ["a2"], "as it was"
+    scripted.low[A] = 0
+    with pytest.raises(UnprovedError, match="before offset 2 was not kept any more, and now there is one stored at"):
+        scripted.look(since)
+
+
+@pytest.mark.parametrize("expired", [True, False], ids=["it has expired", "a note of an earlier version"])
+def test_nothing_is_said_of_a_last_message_that_is_not_known(scripted: Brokers, expired: bool) -> None:
+    since = scripted.noted() if expired else replace(scripted.noted(), stored_ms={})
+    scripted.made_ms += 5_000
+    if expired:
+        scripted.low = {A: 2, B: 1}
+    scripted.queues[A] += ["a2"]
+    assert scripted.look(since) == ["a2"]
 
 
 def test_access_denied_is_not_waited_for(scripted: Brokers) -> None:
@@ -422,3 +464,27 @@ def test_ends_as_json() -> None:
     ends = Brokers().noted()
     assert QueueEnds.from_json(ends.to_json()) == ends
     assert ends.of_topics(["u"]) == QueueEnds({}, {})
+    earlier = {key: value for key, value in ends.to_json().items() if key != "stored"}
+    assert QueueEnds.from_json(earlier) == replace(ends, stored_ms={})
+
+
+def test_ends_that_are_added_say_nothing_of_those_that_were_there() -> None:
+    """The last message of a queue may be of the batch by now."""
+    scripted = Brokers()
+    ends = replace(scripted.noted().of_queues([A]), stored_ms={})
+    scripted.queues[A] += ["a2"]
+    assert ends.with_others(scripted.noted()) == QueueEnds({A: 2, B: 1}, scripted.masters, {B: 1_000})
+
+
+@pytest.mark.parametrize(
+    ("bounds", "stored_ms"),
+    [
+        (QueueBounds(2, 9, 5), {A: 5}),
+        (QueueBounds(9, 9, -1), {A: 0}),
+        (QueueBounds(2, 9, 0), {}),
+        (QueueBounds(0, 0, 0), {}),
+    ],
+    ids=["kept", "expired", "not said", "empty"],
+)
+def test_what_is_known_of_last_messages(bounds: QueueBounds, stored_ms: dict[MessageQueue, int]) -> None:
+    assert last_times({A: bounds}) == stored_ms

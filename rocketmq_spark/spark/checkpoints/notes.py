@@ -11,14 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rocketmq_spark.columnar.encode.content_ids import BatchName
-from rocketmq_spark.errors import OffsetError, OptionError
+from rocketmq_spark.errors import OffsetError, OptionError, UnprovedError
 from rocketmq_spark.spark.checkpoints.entries import Folder
-from rocketmq_spark.stored.ends import QueueEnds
+from rocketmq_spark.stored.ends import AT_LEAST_ONCE, QueueEnds
 
 logger = logging.getLogger(__name__)
 
@@ -26,17 +26,19 @@ ROOM = "rocketmq"
 VERSION = 1
 _EPOCH = f"{ROOM}/epoch"
 _OFFSETS_BYTES = 16
+_SUM = "sum"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchNote:
     """What a batch is, and where the queues ended before it. ``within`` is the namespace and environment of its topics; None
-    where an earlier version did not note it.
+    where an earlier version did not note it. ``settle_s`` is for how long, at most, something sent by its runs is on its way.
     """
 
     name: BatchName
     ends: QueueEnds
     within: str | None = ""
+    settle_s: float = 0.0
 
     def to_bytes(self) -> bytes:
         name = self.name
@@ -48,27 +50,40 @@ class BatchNote:
             "offsets": name.offsets.hex(),
             "write": name.write,
             "within": self.within,
+            "settle": self.settle_s,
             **self.ends.to_json(),
         }
-        return json.dumps(value).encode() + b"\n"
+        return json.dumps({**value, _SUM: _sum(value)}).encode() + b"\n"
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> BatchNote | None:
-        """None for a torn note, which was never handed out. Raises ``OptionError`` for one of a later version."""
+    def from_bytes(cls, content: bytes, path: str) -> BatchNote:
+        """Raises ``UnprovedError`` for a damaged note: it was written in one step, so it was whole, and may have been handed out.
+        ``OptionError`` for one of a later version.
+        """
         try:
             value = json.loads(content)
             version = int(value["v"])
             if version <= VERSION:
+                if value.pop(_SUM, None) not in (None, _sum(value)):  # earlier versions wrote none
+                    raise ValueError("its sum is another one")
                 name = BatchName(
                     value["query"], value["epoch"], value["batch"], bytes.fromhex(value["offsets"]), value["write"]
                 )
-                return cls(name, QueueEnds.from_json(value), value.get("within"))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return None
+                return cls(name, QueueEnds.from_json(value), value.get("within"), float(value.get("settle", 0.0)))
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
+            raise UnprovedError(
+                f"what is stored of the unfinished batch cannot be proved: its note {path} is damaged ({type(e).__name__}: {e})",
+                remedy=f"Restore that file, {AT_LEAST_ONCE}",
+            ) from None
         raise OptionError(
             f"the note of the unfinished batch is of version {version}, and this rocketmq-spark knows {VERSION}",
             remedy="Start the query with the version of rocketmq-spark that began the batch",
         )
+
+
+def _sum(value: Mapping[str, Any]) -> str:
+    """JSON keeps the order of keys."""
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
 
 
 class Begun(NamedTuple):
@@ -109,25 +124,25 @@ def batch_name(folder: Folder, write: str, number: int | None = None) -> BatchNa
     return BatchName(query, epoch(folder), number, digest, write)
 
 
-def begin(folder: Folder, name: BatchName, ends: Callable[[], QueueEnds], within: str = "") -> Begun:
+def begin(
+    folder: Folder, name: BatchName, ends: Callable[[], QueueEnds], within: str = "", settle_s: float = 0.0
+) -> Begun:
     """The note of a batch: the one that is there if it is of this batch, or a new one with ``ends``, durable when this returns.
 
     One with another epoch or other offsets is of a batch that an operator took back.
     """
     path = f"{ROOM}/{name.number}/{name.write}"
-    content = folder.read_bytes(path)
-    there = BatchNote.from_bytes(content) if content is not None else None
+    there = _note(folder, path)
     if there is not None and there.name == name:
         return Begun(there, True)
-    made = BatchNote(name, ends(), within)
-    if content is not None:
+    made = BatchNote(name, ends(), within, settle_s)
+    if there is not None:
         folder.replace(path, made.to_bytes())
         return Begun(made, False)
     if folder.create(path, made.to_bytes()):
         _forget(folder)
         return Begun(made, False)
-    content = folder.read_bytes(path)
-    there = BatchNote.from_bytes(content) if content is not None else None
+    there = _note(folder, path)
     if there is None or there.name != name:
         raise OffsetError(
             f"{folder.name}/{path} was written by another process meanwhile",
@@ -136,18 +151,21 @@ def begin(folder: Folder, name: BatchName, ends: Callable[[], QueueEnds], within
     return Begun(there, True)
 
 
+def _note(folder: Folder, path: str) -> BatchNote | None:
+    content = folder.read_bytes(path)
+    return None if content is None else BatchNote.from_bytes(content, f"{folder.name}/{path}")
+
+
 def of_batch(folder: Folder, name: BatchName) -> list[BatchNote]:
     """The notes of all writes of a batch."""
     paths = [path for path in folder.files(f"{ROOM}/{name.number}") if not path.rpartition("/")[2].startswith(".")]
-    found = [
-        BatchNote.from_bytes(content) for path in sorted(paths) if (content := folder.read_bytes(path)) is not None
-    ]
+    found = [_note(folder, path) for path in sorted(paths)]
     return [note for note in found if note is not None and note.name._replace(write=name.write) == name]
 
 
-def extend(folder: Folder, note: BatchNote, now: QueueEnds) -> BatchNote:
+def extend(folder: Folder, note: BatchNote, now: QueueEnds, settle_s: float = 0.0) -> BatchNote:
     """The note with the ends ``now`` of queues that it lacks: no task has sent to them. Durable when this returns."""
-    made = replace(note, ends=note.ends.with_others(now))
+    made = replace(note, ends=note.ends.with_others(now), settle_s=max(note.settle_s, settle_s))
     if made != note:
         folder.replace(f"{ROOM}/{note.name.number}/{note.name.write}", made.to_bytes())
     return made
@@ -158,8 +176,7 @@ def standing(folder: Folder, write: str) -> str:
     if folder.read_bytes("metadata") is None and not folder.files("offsets"):
         return "the query was not started yet"
     name = batch_name(folder, write)
-    content = folder.read_bytes(f"{ROOM}/{name.number}/{write}")
-    note = BatchNote.from_bytes(content) if content is not None else None
+    note = _note(folder, f"{ROOM}/{name.number}/{write}")
     state = "finished" if folder.read_bytes(f"commits/{name.number}") is not None else "begun"
     return f"batch {name.number} is {state}, {'with' if note is not None and note.name == name else 'without'} a note"
 

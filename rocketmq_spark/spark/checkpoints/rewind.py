@@ -153,8 +153,8 @@ def carry_out(folder: Folder, planned: RewindPlan, at: datetime) -> Folder:
     """
     name = folder.name.rstrip("/").rpartition("/")[2]
     backup = folder.copy(planned.saved, f"{name}.before-rewind-{at:%Y%m%dT%H%M%SZ}")
-    notes.raise_epoch(folder)
     folder.delete(planned.removed)
+    notes.raise_epoch(folder)  # at last: a batch that is still there would be sent again, unfinished as it is
     return backup
 
 

@@ -6,6 +6,7 @@ content, leaves out what is stored, and looks for itself when it is not the firs
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
@@ -43,6 +44,7 @@ from rocketmq_spark.queues.environment import layout_text
 from rocketmq_spark.session.looks import hang_up, look_tools, noted_ids
 from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
+from rocketmq_spark.spark.checkpoints.notes import BatchNote
 from rocketmq_spark.spark.sink import checks, given_up, guarantee
 from rocketmq_spark.spark.sink.report import Tally
 from rocketmq_spark.stored.ends import Enough, QueueEnds, ends_now
@@ -81,7 +83,7 @@ def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int
     folder = checkpoint_folder(checkpoint)
     name = notes.batch_name(folder, write, number)
     topics, within = guarantee.topics(options), _within(options)
-    made = notes.begin(folder, name, lambda: noted(options), within)
+    made = notes.begin(folder, name, lambda: noted(options), within, options.exactly_once_settle)
     ends = made.note.ends
     before = within if made.note.within is None else made.note.within
     if (ends.topics, before) != (topics, within):
@@ -92,10 +94,10 @@ def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int
         )
     if not made.before:
         return OncePlan(name, ends)
-    hashes, until = _found(options, name, ends)
+    hashes, until = _found(options, name, made.note)
     found = hashes.by_partition()
     try:
-        ends = notes.extend(folder, made.note, noted(options)).ends
+        ends = notes.extend(folder, made.note, noted(options), options.exactly_once_settle).ends
     except RocketMQError as e:
         if not e.retriable:
             raise
@@ -172,10 +174,11 @@ def _check(options: Options, ends: QueueEnds) -> bool:
     return True
 
 
-def _found(options: Options, name: BatchName, ends: QueueEnds) -> tuple[ScopedHashes, dict[MessageQueue, int]]:
-    """What is stored of a batch, and how far that was looked for."""
+def _found(options: Options, name: BatchName, note: BatchNote) -> tuple[ScopedHashes, dict[MessageQueue, int]]:
+    """What is stored of a batch, and how far that was looked for. Its runs before may have had more time to send."""
     hashes = ScopedHashes(name.digest(), MAX_IDS)
-    until = Look(look_tools(options), ends).run(hashes)
+    tools = look_tools(options)
+    until = Look(dataclasses.replace(tools, settle_s=max(tools.settle_s, note.settle_s)), note.ends).run(hashes)
     logger.warning(
         "batch %d was begun before: %d of its rows are stored already, and will not be sent again",
         name.number,
