@@ -62,7 +62,7 @@ class Timers:
 
 class LongDelays:
     """Decides for each message with a timer, and makes envelopes. ``may_pass`` is of who has a spool: an envelope is made for it
-    also while nobody says whether one is consumed.
+    also while no broker says whether one is consumed.
     """
 
     def __init__(
