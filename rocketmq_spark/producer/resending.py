@@ -10,7 +10,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import KEY_SEPARATOR, RESERVED_PROPERTIES, RETRY_PREFIX, Property, SysFlag
+from rocketmq_spark.base.codes import (
+    KEY_SEPARATOR,
+    RESERVED_PROPERTIES,
+    RETRY_PREFIX,
+    Property,
+    SysFlag,
+    timer_due_ms,
+)
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import ClosedError, DecodeError, MessageRefused, OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Message, MessageQueue, Resent, SendStatus, SpooledSend
@@ -125,8 +132,15 @@ class EngineResender:
             self._resend(send, done)
 
     def _served(self, send: SpooledSend, deadline: Deadline) -> SpooledSend:
-        """Itself, or its envelope if brokers of its topic do not serve its delay."""
+        """Itself, or its envelope if brokers of its topic do not serve its delay. One that is over goes without: brokers whose
+        timers are switched off refuse what is past, too.
+        """
         request = send.request
+        found = decode_properties(request.properties)
+        due_ms = timer_due_ms(found, request.born_timestamp_ms)
+        if due_ms is not None and due_ms <= self._timer.wall_ms():
+            left = {name: value for name, value in found.items() if name not in _TIMERS}
+            return dataclasses.replace(send, request=request._replace(properties=encode_properties(left)))
         body = decompress(request.body, request.sys_flag) if request.sys_flag & SysFlag.COMPRESSED else request.body
         message = Message(send.topic, bytes(body), flag=request.flag)
         prepared = Prepared(message, ",".join(send.msg_ids), request.properties, True)

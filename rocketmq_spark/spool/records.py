@@ -210,7 +210,6 @@ class RecordState(NamedTuple):
         except (struct.error, UnicodeDecodeError) as e:
             raise DecodeError(f"a state of {len(data)} bytes cannot be read: {e}") from e
 
-
     @classmethod
     def known(cls, data: bytes) -> RecordState:
         """The same, and of what cannot be read nothing: whoever takes the record meets that."""

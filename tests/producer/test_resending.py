@@ -235,6 +235,8 @@ def test_without_the_service_it_waits_for_who_says_what_timers_do(
     bench.time.advance(10_000)
     assert delayed(bench, resender, b"x").queue is not None, "it is due"
     assert len(bench.sender.seen("timers")) == calls
+    # Also to brokers whose timers are switched off, which refuse a moment that is over (HookUtils.handleScheduleMessage).
+    assert decode_properties(bench.sender.requests[-1].properties) == {Property.UNIQ_KEY: "ID", "p": "v"}
 
 
 def test_a_broker_that_does_not_say_what_its_timers_do_is_asked_once_for_all_that_wait(
