@@ -212,7 +212,7 @@ class RecordState(NamedTuple):
 
     @classmethod
     def known(cls, data: bytes) -> RecordState:
-        """The same, and of what cannot be read nothing: whoever takes the record meets that."""
+        """The same, and of what cannot be read nothing: who takes the record meets that."""
         try:
             return cls.decode(data)
         except DecodeError:
