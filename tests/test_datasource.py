@@ -52,6 +52,10 @@ def test_options_travel_and_secrets_with_them_unseen():
         ({"subscribePattern": ".*"}, "several are given"),
         ({"tags": "a", "sql": "b > 1"}, "exclude each other"),
         ({"environments": "3"}, "option 'environments' needs option 'environment'"),
+        (
+            {"subscribe": "orders,dmq_inner_topic", "environment": "1", "environments": "2"},
+            "option 'environment' is '1', but dmq_inner_topic has delayed messages of all environments",
+        ),
         ({"sendTimeout": "3s"}, "option 'sendTimeout' does not belong to a"),
         ({"startingOffsets": "committed"}, "give the group with option 'group'"),
         ({"nameServer": None}, "option 'nameServer' is required"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rocketmq_spark.base.clock import Deadline
@@ -14,6 +14,8 @@ from rocketmq_spark.base.threads import start_thread
 from rocketmq_spark.client.credentials import Credentials, RotatingCredentials
 from rocketmq_spark.errors import (
     AccessDenied,
+    BrokerBusy,
+    BrokerError,
     NotReadable,
     RocketMQError,
     ServerFault,
@@ -26,8 +28,14 @@ from rocketmq_spark.remoting.pool import Pool
 from rocketmq_spark.wire import names
 from rocketmq_spark.wire.header import Command
 
-# A broker that takes no sends before a configured time says so with the code of its own exceptions.
-_NOT_YET = "broker unable to service"
+# What passes, although a broker says it with the code of its own exceptions: sends before a configured time, too few slaves, a
+# disk that gives no next file, and more timers for one second than it takes.
+_PASSING_FAULTS: Mapping[str, type[BrokerError]] = {
+    "broker unable to service": ServiceNotAvailable,
+    "in-sync replicas not enough": ServiceNotAvailable,
+    "create mapped file failed": ServiceNotAvailable,
+    "timer message is under flow control": BrokerBusy,
+}
 _DENIED = (
     "Access denied: check options 'accessKey' and 'secretKey' and the user's policies "
     "(source: Sub and Get on the topic, Sub on the group; sink: Pub on the topic)"
@@ -242,8 +250,9 @@ def _question(command: Command) -> tuple[int, dict[str, str], bytes]:
 def refused(answer: Command, address: str, topic: str | None = None, queue: str | None = None) -> RocketMQError:
     """The error for an answer that is not success."""
     kind = error_for(answer.code)
-    if issubclass(kind, ServerFault) and (answer.remark or "").startswith(_NOT_YET):
-        kind = ServiceNotAvailable
+    if issubclass(kind, ServerFault):
+        words = answer.remark or ""
+        kind = next((passing for begin, passing in _PASSING_FAULTS.items() if words.startswith(begin)), kind)
     if answer.code == Response.NO_PERMISSION and answer.ext.get("forbiddenType", "") in map(str, UNREADABLE):
         kind = NotReadable
     denied = issubclass(kind, AccessDenied) and "forbiddenType" not in answer.ext

@@ -74,8 +74,8 @@ def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC, topics: Collectio
     ``msgId``, the original message id, for the sink's option ``messageId``.
 
     No message is early; a message may be late by up to two micro-batches and the rest of its second. Each goes to any queue
-    of its topic, even if its sender chose one. An envelope that is read again while its original waits counts once.
-    ``Producer.recall`` cancels a waiting message.
+    of its topic, even if its sender chose one or sent in an environment that shares queues. An envelope that is read again while
+    its original waits counts once. ``Producer.recall`` cancels a waiting message.
 
     Requires Spark's RocksDB state store, and protobuf on driver and workers (extra ``delay``). The number of tasks that hold
     messages is ``spark.sql.shuffle.partitions`` at the time the checkpoint is created.

@@ -177,9 +177,12 @@ class Engine:
         self._aside.close(wait_s=0)
         if self.confirming is not None:
             self.confirming.close()
-        outcomes: Sequence[Outcome] = [closed() for _ in left]
+        outcomes: list[Outcome] = [closed() for _ in left]
         if self._spooling is not None:
-            outcomes = self._spooling.keep([(sending.outgoing, None) for sending in left]) if keep else outcomes
+            kept = [i for i, sending in enumerate(left) if keep and sending.outgoing.spoolable]
+            found = self._spooling.keep([(left[i].outgoing, None) for i in kept])
+            for i, outcome in zip(kept, found, strict=True):
+                outcomes[i] = outcome
             self._spooling.close()
         lost = list(blocking)
         for sending, outcome in zip(left, outcomes, strict=True):
@@ -200,7 +203,7 @@ class Engine:
         sending.outgoing.done(ended)
 
     def _attempt_all(self, sending: Sending) -> Outcome:
-        spooling = self._spooling if sending.outgoing.spoolable else None
+        spooling = _spool_of(self._spooling, sending)
         # What is sent once is not looked up either: a half message does not lie in its topic.
         confirming = None if sending.outgoing.once else self.confirming
         if spooling is not None and spooling.overtakes(sending.outgoing):
@@ -228,8 +231,9 @@ class Engine:
         number = sending.attempts.count
         if not number:
             sending.deadline = sending.outgoing.deadline
-            if self._spooling is not None and self._spooling.overtakes(sending.outgoing):
-                self._spooling.later(sending.outgoing, None, functools.partial(self._over, sending))
+            spooling = _spool_of(self._spooling, sending)
+            if spooling is not None and spooling.overtakes(sending.outgoing):
+                spooling.later(sending.outgoing, None, functools.partial(self._over, sending))
                 return
         queue: MessageQueue | None = None
         try:
@@ -273,8 +277,9 @@ class Engine:
         except Exception as e:
             logger.exception("the outcome of an attempt could not be judged")
             verdict = _unexpected(e, sending.outgoing)
-        if self._spooling is not None and isinstance(verdict, RocketMQError):
-            self._spooling.later(sending.outgoing, verdict, functools.partial(self._over, sending))
+        spooling = _spool_of(self._spooling, sending)
+        if spooling is not None and isinstance(verdict, RocketMQError):
+            spooling.later(sending.outgoing, verdict, functools.partial(self._over, sending))
             return
         if self._spooling is not None and isinstance(verdict, SendResult):
             self._spooling.answered(verdict)
@@ -341,6 +346,11 @@ class Engine:
         if sending.confirmed and isinstance(verdict, RocketMQError):  # who sends all of it again stores that part twice
             return unproved(verdict, SendFailed(f"{sending.confirmed} of its messages are stored"))
         return verdict
+
+
+def _spool_of(spooling: Spooling | None, sending: Sending) -> Spooling | None:
+    """What keeps it if it fails."""
+    return spooling if sending.outgoing.spoolable else None
 
 
 def _sent(

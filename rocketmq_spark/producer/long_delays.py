@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, MutableMapping, Sequence, Set
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import TIMER_MAX_DELAY_S, Property
-from rocketmq_spark.errors import AccessDenied, CallTimeout, MessageRefused, RouteNotFound
+from rocketmq_spark.errors import AccessDenied, CallTimeout, MessageRefused, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.destination import Destination
@@ -61,9 +61,19 @@ class Timers:
 
 
 class LongDelays:
-    """Decides for each message with a timer, and makes envelopes."""
+    """Decides for each message with a timer, and makes envelopes. ``may_pass`` is of who has a spool: an envelope is made for it
+    also while no broker says whether one is consumed.
+    """
 
-    def __init__(self, sender: Sender, timers: Timers, settings: ProducerSettings, wall_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        sender: Sender,
+        timers: Timers,
+        settings: ProducerSettings,
+        wall_ms: Callable[[], int],
+        may_pass: Callable[[RocketMQError], bool] | None = None,
+    ) -> None:
+        self._may_pass = may_pass
         self._sender = sender
         self._timers = timers
         self._settings = settings
@@ -156,11 +166,12 @@ class LongDelays:
             return
         try:
             consumed = self._sender.consumed(INNER_TOPIC, deadline)
-        except RouteNotFound:
-            consumed = False
-        except AccessDenied as e:
-            logger.warning("whether anybody consumes %s cannot be asked: %s", INNER_TOPIC, e)
-            consumed = True
+        except RocketMQError as e:
+            consumed = isinstance(e, AccessDenied) or (self._may_pass is not None and self._may_pass(e))
+            if not consumed and not isinstance(e, RouteNotFound):
+                raise
+            if consumed:
+                logger.warning("whether anybody consumes %s cannot be asked: %s", INNER_TOPIC, e)
         if not consumed:
             raise MessageRefused(
                 f"option 'longDelay' is 'dmq', but no member of a consumer group consumes {INNER_TOPIC}: the message would lie "

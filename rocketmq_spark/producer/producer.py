@@ -74,7 +74,8 @@ class BaseProducer(Closing):
         self._housekeeping_timer = make_timer(f"{name}-housekeeping")
         later = None if spool is None else Later(spool, sender)
         self._destinations = Destinations(self._engine.topics, self._engine.timer, settings.environment, later)
-        self._long_delays = LongDelays(sender, Timers(sender, {}), settings, self._engine.timer.wall_ms)
+        may_pass = None if later is None else later.may_pass
+        self._long_delays = LongDelays(sender, Timers(sender, {}), settings, self._engine.timer.wall_ms, may_pass)
         self._membership: AccumulatorMember | None = None
         if settings.auto_batch:
             self._engine.timer.begin()  # batches are sent without waiting

@@ -10,7 +10,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import KEY_SEPARATOR, RESERVED_PROPERTIES, RETRY_PREFIX, Property, SysFlag
+from rocketmq_spark.base.codes import (
+    KEY_SEPARATOR,
+    RESERVED_PROPERTIES,
+    RETRY_PREFIX,
+    Property,
+    SysFlag,
+    timer_due_ms,
+)
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import ClosedError, DecodeError, MessageRefused, OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Message, MessageQueue, Resent, SendStatus, SpooledSend
@@ -43,6 +50,8 @@ _PLAIN = {Property.TAGS, Property.KEYS, Property.UNIQ_KEY, Property.WAIT, Proper
 _TIMERS = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
 # Topics that are missing, and environments without a queue: while brokers are away, or register, some have none.
 _MISSING = (RouteNotFound, OptionError)
+# A broker without timers says so with code 1, also of a moment that is over.
+_NO_TIMERS = "accurate timer message is not enabled"
 _ids = UniqKeys()
 
 
@@ -146,7 +155,12 @@ class EngineResender:
         def ended(end: Ended) -> None:
             outcome = end.outcome
             if isinstance(outcome, RocketMQError):
-                soon = isinstance(cause_of(outcome), (*_MISSING, ClosedError))  # what the close gave up has not failed
+                cause = cause_of(outcome)
+                no_timers = (cause.remark or "").startswith(_NO_TIMERS)  # they were switched off since it was asked
+                if no_timers and (at_once := _at_once(send, self._timer.wall_ms())) is not None:
+                    self._resend(at_once, done)
+                    return
+                soon = no_timers or isinstance(cause, (*_MISSING, ClosedError))  # what the close gave up has not failed
                 done(Resent(None, str(outcome), soon or passing(outcome, self._sender)))
             elif self._must_be_ok and outcome.status is not SendStatus.SEND_OK:
                 why = f"it was stored with {outcome.status.value}, and option 'requireStoreOk' is ok"
@@ -179,6 +193,16 @@ class EngineResender:
     def close(self, deadline: Deadline) -> None:
         self._asking.close(deadline.remaining())
         self._engine.close(deadline)
+
+
+def _at_once(send: SpooledSend, now_ms: int) -> SpooledSend | None:
+    """The send without a delay that is over; None for any other. A Proxy would not take it in a topic of delayed messages."""
+    found = decode_properties(send.request.properties)
+    due_ms = timer_due_ms(found, send.request.born_timestamp_ms)
+    if due_ms is None or due_ms > now_ms:
+        return None
+    left = {name: value for name, value in found.items() if name not in (*_TIMERS, Property.TIMER_DELAY_SEC)}
+    return dataclasses.replace(send, request=send.request._replace(properties=encode_properties(left)))
 
 
 class _Run:

@@ -210,6 +210,14 @@ class RecordState(NamedTuple):
         except (struct.error, UnicodeDecodeError) as e:
             raise DecodeError(f"a state of {len(data)} bytes cannot be read: {e}") from e
 
+    @classmethod
+    def known(cls, data: bytes) -> RecordState:
+        """The same, and of what cannot be read nothing: who takes the record meets that."""
+        try:
+            return cls.decode(data)
+        except DecodeError:
+            return cls(0, 0)
+
 
 class Done(NamedTuple):
     """It is over."""

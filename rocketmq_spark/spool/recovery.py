@@ -255,6 +255,18 @@ def pending_now(db: Database, sequences: Collection[int]) -> dict[int, Due | Non
     return {sequence: found.get(sequence) for sequence in sequences}
 
 
+def of_another_release(path: Path, error: DecodeError) -> SpoolError:
+    return SpoolError(f"the spool in {path} cannot be opened: {error.message}", remedy="Use the release that wrote it")
+
+
+def owner_in(db: Database) -> SpoolOwner:
+    """Whose records these are. Raises ``SpoolError`` where that cannot be read."""
+    try:
+        return SpoolOwner.stored(db.get)
+    except DecodeError as e:
+        raise of_another_release(db.path, e) from e
+
+
 def name_owner(db: Database, known: SpoolOwner | None, salvaged: Salvaged | None) -> None:
     """Write down again whose records these are. Where that is lost and not ``known`` they have no owner."""
     if not all(map(db.get, OWNER)):

@@ -218,7 +218,7 @@ class Store:
                 if seen >= limit:
                     goes_on = due
                     break
-                state = RecordState.decode(value)
+                state = RecordState.known(value)
                 if (targets is None or state.target in targets) and due.sequence not in self._leased:
                     change.hasten(due, now_ms, state, self._db.get(numbered(RECORD, due.sequence)) if marked else None)
             if change.puts:
@@ -254,7 +254,7 @@ class Store:
         What is ``lent`` stays whose it was, as it is written down.
         """
         with self._ready:
-            held = SpoolOwner.stored(self._db.get)
+            held = recovery.owner_in(self._db)
             if self.totals.all_bytes and not force and not owner.is_same(held):
                 raise SpoolError(
                     f"the spool in {self.path} holds records of {held}, not of {owner}",
@@ -302,9 +302,7 @@ class Store:
         except BaseException as e:
             db.close()
             if isinstance(e, DecodeError):
-                raise SpoolError(
-                    f"the spool in {self.path} cannot be opened: {e.message}", remedy="Use the release that wrote it"
-                ) from e
+                raise recovery.of_another_release(self.path, e) from e
             raise
         self._db = db
         self._floor = Due(0, 0)

@@ -291,8 +291,17 @@ def test_names_are_wrapped_on_the_way_to_brokers(broker: MockBroker, parts: Part
     assert parts.calls.on_wire("t") == "t"
 
 
-def test_a_broker_that_takes_no_sends_yet_is_told_apart_from_its_exceptions() -> None:
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("broker unable to service, until 2099-01-01", ServiceNotAvailable),
+        ("in-sync replicas not enough", ServiceNotAvailable),
+        ("create mapped file failed, server is busy or broken.", ServiceNotAvailable),
+        ("timer message is under flow control, max num limit is 2 or the current value is greater than 1", BrokerBusy),
+    ],
+)
+def test_what_passes_is_told_apart_from_a_brokers_exceptions(words: str, kind: type[RocketMQError]) -> None:
     """The same code 1; only the remark differs (broker-lab.md, 8, row 3b)."""
-    soon = refused(Command(Response.SYSTEM_ERROR, remark="broker unable to service, until 2099-01-01"), "a:1")
-    assert (type(soon), soon.retriable) == (ServiceNotAvailable, True)
-    assert type(refused(Command(Response.SYSTEM_ERROR, remark="NullPointerException"), "a:1")) is ServerFault
+    soon = refused(Command(Response.SYSTEM_ERROR, remark=words), "a:1")
+    assert (type(soon), soon.retriable) == (kind, True)
+    assert type(refused(Command(Response.SYSTEM_ERROR, remark=f"NullPointerException: {words}"), "a:1")) is ServerFault

@@ -9,13 +9,24 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.errors import AccessDenied, CallTimeout, ConnectionLost, LocalProtocolError, MessageRefused
+from rocketmq_spark.errors import (
+    AccessDenied,
+    CallTimeout,
+    ConnectionLost,
+    LocalProtocolError,
+    MessageRefused,
+    RocketMQError,
+    RouteNotFound,
+)
 from rocketmq_spark.model import Message, SendStatus
 from rocketmq_spark.producer import long_delays
 from rocketmq_spark.producer.long_delays import Timers
 from rocketmq_spark.wire.envelope import CANCEL, INNER_TOPIC, QUEUE, DelayHandle, unpack
 from rocketmq_spark.wire.properties import decode_properties
+from tests.helpers import raising
 from tests.producer.scripted import Bench, ManualTimer, ScriptedSender
+from tests.producer.test_spooling import FakeSpool, Sender
+from tests.producer.test_spooling import producer as spooling
 from tests.queues import q, qs
 
 DAYS_10 = 10 * 24 * 3600
@@ -235,3 +246,31 @@ def test_what_is_spooled_has_no_handle_yet(served: Bench) -> None:
     prepared = Prepared(M, "ID", "", True, EnvelopedMessage("T", 5))
     spooled = SendResult(SendStatus.SPOOLED, "ID", None, None)
     assert with_handle(spooled, prepared) is spooled
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionLost("down"),
+        CallTimeout("no answer"),
+        RouteNotFound("no route", "ns:1", Response.TOPIC_NOT_EXIST, INNER_TOPIC),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_long_delay_is_kept_in_its_envelope_while_nobody_says_who_consumes(
+    served: Bench, monkeypatch: pytest.MonkeyPatch, error: RocketMQError
+) -> None:
+    served.sender, spool = Sender(served.time), FakeSpool()
+    served.sender.routes[INNER_TOPIC] = (q("a:0", INNER_TOPIC),)
+    served.sender.masters = False
+    monkeypatch.setattr(served.sender, "consumed", raising(error))
+    served.sender.by_broker = {name: lambda: ConnectionLost("down") for name in "ab"}
+    one = spooling(served, spool, long_delay="dmq", retries=0)
+    assert one.send(M, delay=864_000).status is SendStatus.SPOOLED
+    (kept,) = spool.kept
+    assert (kept.topic, unpack(kept.request.body).body) == (INNER_TOPIC, M.body)
+    if isinstance(error, RouteNotFound):  # while masters live the topic is missing, and nobody consumes it
+        served.sender.masters = True
+        monkeypatch.setattr(served.sender, "publish_queues", raising(error))
+        with pytest.raises(MessageRefused, match="no member of a consumer group"):
+            spooling(served, spool, long_delay="dmq").send(Message("T", b"x"), delay=864_000, queue=q("a:0"))

@@ -15,18 +15,21 @@ from rocketmq_spark.base.codes import Property, Response
 from rocketmq_spark.errors import (
     CallTimeout,
     ClosedError,
+    ConnectionLost,
     MessageIllegal,
     MessageRefused,
     NotSupported,
     ReplyTimeout,
     RocketMQError,
 )
-from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendRequest, SendResult
+from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendRequest, SendResult, SpooledSend
 from rocketmq_spark.producer.requests import RequestProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.properties import decode_properties
 from tests.consumer.messages import message
 from tests.producer.scripted import Bench, ScriptedSender, Time, ok, refused
+from tests.producer.test_spooling import FakeSpool, Sender
+from tests.queues import q
 
 ASK = Message("T", b"how much?")
 YES = Reply(b"yes", {})
@@ -60,11 +63,13 @@ class FakeReplies:
 class Office:
     """A producer, what it hears, and time."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, spool: FakeSpool | None = None) -> None:
         self.time, self.sender = bench.time, bench.sender
         self.replies = FakeReplies()
         settings = ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0)
-        self.producer = RequestProducer(self.sender, settings, replies=self.replies, make_timer=bench.timer)
+        self.producer = RequestProducer(
+            self.sender, settings, replies=self.replies, make_timer=bench.timer, spool=spool
+        )
 
     def ask(self, timeout_s: float | None = None) -> Future[Reply]:
         return self.producer.request_async(ASK, timeout_s=timeout_s)
@@ -288,3 +293,27 @@ def test_without_replies_of_the_transport_nothing_is_sent() -> None:
             call()
     assert sender.calls == []
     producer.close()
+
+
+@pytest.mark.parametrize("ends", ["it fails", "something waits before it", "the producer closes"])
+def test_a_request_is_not_spooled(bench: Bench, ends: str) -> None:
+    """Nobody would wait for its reply, and who answers it would do what its sender was told has failed."""
+    bench.sender, spool = Sender(bench.time), FakeSpool()
+    office = Office(bench, spool)
+    if ends == "something waits before it":
+        spool.keep([SpooledSend("T", SendRequest("g", b"x"), q("a:0"))])
+    elif ends == "it fails":
+        bench.sender.by_broker = {name: lambda: ConnectionLost("down") for name in "ab"}
+    else:
+        bench.sender.by_broker = {name: lambda: None for name in "ab"}
+    waits = office.producer.request_async(ASK, queue=q("a:0"))
+    bench.time.run_due()
+    if ends == "something waits before it":
+        office.arrive()
+        assert waits.result(0) == YES
+    else:
+        office.producer.close(0)
+        with pytest.raises((ConnectionLost, ClosedError)):
+            waits.result(0)
+    office.producer.close(0)
+    assert [kept.request.body for kept in spool.kept] == [b"x"] * (ends == "something waits before it")

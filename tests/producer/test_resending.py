@@ -12,7 +12,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, Response, SysFlag
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError, RouteNotFound, ServerFault
 from rocketmq_spark.model import MessageQueue, Resent, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
@@ -235,6 +235,26 @@ def test_without_the_service_it_waits_for_who_says_what_timers_do(
     bench.time.advance(10_000)
     assert delayed(bench, resender, b"x").queue is not None, "it is due"
     assert len(bench.sender.seen("timers")) == calls
+
+
+@pytest.mark.parametrize("queue", [None, "a:1"])
+def test_a_broker_whose_timers_were_switched_off_gets_what_is_due_without_a_delay(
+    bench: Bench, resender: EngineResender, queue: str | None
+) -> None:
+    """It refuses a moment that is over, too (``HookUtils.handleScheduleMessage``)."""
+
+    def off(queue: MessageQueue, request: SendRequest) -> SendResult | RocketMQError:
+        if Property.TIMER_DELIVER_MS in request.properties:
+            words = "accurate timer message is not enabled, timerWheelEnable is false"
+            return ServerFault("the server refused the request", "a:1", Response.SYSTEM_ERROR, remark=words)
+        return SendResult(SendStatus.SEND_OK, "ID", queue, 1)
+
+    bench.sender.by_broker = {name: lambda: off for name in "ab"}
+    found = delayed(bench, resender, b"x", queue)
+    assert (found.queue, found.passing) == (None, True)
+    bench.time.advance(10_000)
+    assert delayed(bench, resender, b"x", queue).queue is not None
+    assert decode_properties(bench.sender.requests[-1].properties) == {Property.UNIQ_KEY: "ID", "p": "v"}
 
 
 def test_a_broker_that_does_not_say_what_its_timers_do_is_asked_once_for_all_that_wait(

@@ -16,7 +16,9 @@ from rocketmq_spark.session.spools import worker_spool
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.spool.folders import spools
+from rocketmq_spark.spool.sends import send_of
 from rocketmq_spark.spool.spool import SendSpool, SpoolReading
+from rocketmq_spark.wire.envelope import INNER_TOPIC
 from rocketmq_spark.wire.messages import decode_batch
 from tests.helpers import stored
 from tests.live.writes import Writes, bodies, frame, numbered, writes
@@ -25,6 +27,8 @@ from tests.mockbroker import Call, Command, MockBroker, eventually, ok, refuse, 
 __all__ = ["writes"]
 
 BUSY = refuse(Response.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
+# A master that is back before its slave.
+ALONE = refuse(Response.SYSTEM_ERROR, "in-sync replicas not enough")
 
 
 class Moody(MockBroker):
@@ -62,6 +66,14 @@ def closed() -> Iterator[None]:
     session.close_all()
 
 
+def reasons(path: Path) -> str:
+    reading = SpoolReading(path)
+    try:
+        return " ".join(entry.state.reason for entry in reading.entries() if entry.state is not None)
+    finally:
+        reading.close()
+
+
 def test_busy_brokers_make_spooled_rows_and_the_worker_drains_them_while_it_lives(
     moody: Moody, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -72,7 +84,9 @@ def test_busy_brokers_make_spooled_rows_and_the_worker_drains_them_while_it_live
     )  # fmt: skip
     assert (done.rows, done.spooled, done.batches) == (0, 300, 0)
     assert str(done).endswith("and 300 rows spooled")
-    assert len(spools(tmp_path)) == 1
+    moody.mood = ALONE
+    (path,) = spools(tmp_path)
+    eventually(lambda: "in-sync" in reasons(path), 60)
     moody.mood = None
     eventually(lambda: len(moody.kept) >= 300, 60)
     assert Counter(moody.kept) == Counter(body.encode() for body in numbered(300))
@@ -93,6 +107,26 @@ def test_3_1_workers_do_not_send_what_another_environment_spooled(
     session.close_all()
     reading = SpoolReading(first)
     assert reading.totals.depth > 0
+    reading.close()
+
+
+@pytest.mark.parametrize("routed", [True, False])
+def test_rows_that_wait_for_long_are_kept_while_nobody_answers(
+    moody: Moody, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, routed: bool
+) -> None:
+    write = Writes(moody.address, monkeypatch)
+    for question in (Request.QUERY_TOPIC_CONSUME_BY_WHO, Request.SEND_MESSAGE_V2):
+        moody.on(question, BUSY)
+    if not routed:
+        moody.on(Request.GET_ROUTEINFO_BY_TOPIC, BUSY)
+    done = write(
+        frame(body=["now", "far"], delayMs=[None, 864_000_000]), topic="t", longDelay="dmq", sendTimeout="500ms",
+        onSendFailure="spool", spoolDir=str(tmp_path),
+    )  # fmt: skip
+    assert (done.rows, done.spooled) == (0, 2)
+    session.close_all()
+    reading = SpoolReading(*spools(tmp_path))
+    assert {send_of(entry.record).topic for entry in reading.entries()} == {"t", INNER_TOPIC}
     reading.close()
 
 

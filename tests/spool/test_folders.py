@@ -20,7 +20,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.session.spools import drainer, open_store, resending, worker_spool
 from rocketmq_spark.spool.folders import adopt, claim, owner_of, spools
-from rocketmq_spark.spool.records import RECORD, TOTALS, Done, numbered
+from rocketmq_spark.spool.records import OWNER, RECORD, TOTALS, Done, SpoolOwner, numbered
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from tests.producer.scripted import ScriptedSender, Time
@@ -357,3 +357,25 @@ def test_a_worker_of_an_environment_with_given_queues_leaves_alone_what_is_for_t
     left = make(tmp_path / "worker-2")
     assert len(left) == 1
     left.close()
+
+
+def test_a_folder_of_a_later_release_is_left_alone(tmp_path: Path) -> None:
+    def mine(path: Path) -> Store:
+        store = make(path)
+        try:
+            store.belong(SpoolOwner(("ns:1",), ""))
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    left = claim(tmp_path, mine)
+    left.add([(record(b"1"), 1)])
+    left._db.write([(key, b'[2, "", [], "", "", "more"]') for key in OWNER])
+    left.close()
+    with pytest.raises(SpoolError, match=r"cannot be opened: an owner of .* cannot be read"):
+        mine(left.path)
+    store = claim(tmp_path, mine)
+    assert store.path != left.path
+    assert adopt(tmp_path, store, mine, NOW_MS) == 0
+    store.close()

@@ -169,3 +169,19 @@ def test_what_fails_fast_is_put_off_for_a_shorter_time_and_not_while_it_answers(
     bench.time.advance(0)
     assert len(bench.waiting) == 2
     assert late == 0
+
+
+def test_what_a_later_release_wrote_holds_up_no_other(tmp_path: Path) -> None:
+    """A call looks at all that waits; what cannot be read goes to the dead when it is due."""
+    bench = Bench(tmp_path / "s")
+    bench.add(record(b"later", target="a"), after_s=20)
+    key, value = next(bench.store._db.scan(PENDING, behind(PENDING)))
+    bench.store._db.write([(key, b"\x02" + value[1:])])
+    bench.add(record(b"mine", target="a"), after_s=10)
+    bench.redelivery.failed("a")
+    bench.redelivery.answered(["a"])
+    bench.time.advance(1)
+    assert bench.tried == [(0, b"mine")]
+    assert bench.redelivery.trouble is None
+    bench.time.advance(30)
+    assert (bench.store.totals.dead, len(bench.store), len(bench.tried)) == (1, 0, 1)

@@ -159,7 +159,11 @@ class TaskWriter:
         self._router = routing.Router(options, self._names, self._queues)
         self._candidates = routing.candidates(options)
         self._long_delays = LongDelays(
-            self._sender, checks.timers(self._sender, options), self._settings, self._engine.timer.wall_ms
+            self._sender,
+            checks.timers(self._sender, options),
+            self._settings,
+            self._engine.timer.wall_ms,
+            self._may_pass,
         )
         self._tally = Tally()
         self._expected = 0
@@ -245,9 +249,13 @@ class TaskWriter:
                 self._topics.awaited(topic, deadline, deadline.pause)
                 self._check_timers(topic)
             except RocketMQError as e:  # a topic that cannot be looked up now is the spool's to look up
-                if self._spool is None or not passing(e, self._sender):
+                if not self._may_pass(e):
                     raise
             self._topics_seen.add(topic)
+
+    def _may_pass(self, error: RocketMQError) -> bool:
+        """Whether a spool keeps what fails for it."""
+        return self._spool is not None and passing(error, self._sender)
 
     def _check_timers(self, topic: str) -> None:
         checks.check_timers(self._sender, topic, self._options, self._names, self._topics.brokers_of(topic))
@@ -282,9 +290,17 @@ class TaskWriter:
             )
 
     def _long_delay(self, prepared: Prepared, place: Destination) -> tuple[Prepared, Destination]:
-        deadline = Deadline.after(self._options.send_timeout)
-        queues = functools.partial(self._queues, prepared.message.topic, False)
-        return self._long_delays.placed(prepared, place, queues, deadline)
+        topic, deadline = prepared.message.topic, Deadline.after(self._options.send_timeout)
+
+        def at_hand() -> Sequence[MessageQueue]:
+            try:
+                return self._queues(topic, False)
+            except RocketMQError as e:
+                if not self._may_pass(e):
+                    raise
+                return ()
+
+        return self._long_delays.placed(prepared, place, at_hand, deadline)
 
     def _submit(self, outgoing: Outgoing) -> None:
         """Hand over what is counted when it ends; while there is no room for it, what ended is counted."""

@@ -22,6 +22,7 @@ from rocketmq_spark.queues.environment import Environment, environment_of
 from rocketmq_spark.spark.source.offsets import Offsets
 from rocketmq_spark.spark.source.starting_offsets import listed
 from rocketmq_spark.wire import names
+from rocketmq_spark.wire.envelope import INNER_TOPIC
 from rocketmq_spark.wire.properties import parse_subscription
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,13 @@ def of_topic(options: Options, topic: str) -> Filter:
 
 
 def check(options: Options) -> None:
-    """What can be said without a broker: one kind of filter, and tags that are tags."""
+    """What can be said without a broker: one kind of filter, tags that are tags, and delayed messages of all environments."""
+    if INNER_TOPIC in options.subscribe and environment_of(options) is not None:
+        raise OptionError(
+            f"{options.environment_source} is {options.environment!r}, but {INNER_TOPIC} has delayed messages of all "
+            "environments that share queues: one part of them would be read, and the others would lie there unseen",
+            remedy="Read it without, and write what is due without, too",
+        )
     if options.tags is not None and options.sql is not None:
         raise OptionError("options 'tags' and 'sql' exclude each other: give one of them")
     expressions = options.tags.values() if isinstance(options.tags, dict) else [options.tags]
