@@ -7,7 +7,7 @@ PYTEST = $(BIN)/python -m pytest
 # Containers set it to stay small. Every process of Spark's, of the tests and of the demo would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-4.2 source-4.2 check soak soak-pipelines soak-properties soak-chaos soak-group soak-exactly-once bench docs site site-check notebooks clean java
+.PHONY: demo test test-4.2 source-4.2 check soak soak-pipelines soak-properties soak-chaos soak-group soak-exactly-once soak-late-threads bench docs site site-check notebooks clean java
 .NOTPARALLEL:
 
 # TRANSPORT=grpc: its results go through a Proxy.
@@ -31,7 +31,7 @@ source-4.2: $(READY)
 check: $(READY)
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary
 
-# A part of it: make soak ONLY=pipelines, ONLY=properties, ONLY=exactly-once, ONLY=chaos SEED=7 SECONDS=480 or ONLY=group SEED=7 SECONDS=600
+# A part of it: make soak ONLY=pipelines, ONLY=properties, ONLY=exactly-once, ONLY=late-threads, ONLY=chaos SEED=7 SECONDS=480 or ONLY=group SEED=7 SECONDS=600
 # (a new seed each time without SEED).
 soak: java $(READY) $(if $(ONLY),soak-$(ONLY),soak-pipelines soak-properties soak-chaos soak-group)
 
@@ -46,6 +46,10 @@ soak-properties: $(READY)
 
 soak-exactly-once: $(READY)
 	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s --complete tests/kill/test_exactly_once.py tests/sink/test_once.py
+
+# What runs in memory, with threads that start late; the house's rules would find the plug-in itself.
+soak-late-threads: $(READY)
+	@$(PYTEST) -p tests.late_threads -m "not live and not spark and not slow" --ignore tests/test_house.py
 
 soak-chaos: $(READY)
 	@CHAOS_SEED=$(SEED) CHAOS_SECONDS=$(SECONDS) $(PYTEST) -s tests/chaos/chaos.py

@@ -104,6 +104,18 @@ def test_a_body_that_nobody_wants_need_not_be_readable(what):
     assert fast == Careful(QUEUES, columns, "user")(damaged(BAD[what])).to_pylist()
 
 
+def test_a_batch_that_nobody_can_open_is_bad_although_its_body_is_not_wanted():
+    """Which messages it had, and what their other columns are, stands in its body alone."""
+    columns = tuple(column for column in COLUMNS if column.name != "body")
+    bad = BAD["an inner batch of garbage"]
+    with pytest.raises(DecodeError):
+        rows("fail", bad, columns)
+    assert places(rows("skip", bad, columns)) == [place for place in ALL if place != ("t/broker-b", 12)]
+    found = rows("null", bad, columns)
+    assert [row["queueOffset"] for row in found if row["decodeError"]] == [12]
+    assert places(found) == ALL
+
+
 @pytest.mark.parametrize("policy", ["null", "skip"])
 @pytest.mark.parametrize(("one", "two"), list(itertools.combinations(BAD, 2)))
 def test_both_paths_agree_where_several_are_bad(policy, one, two):

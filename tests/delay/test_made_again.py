@@ -82,6 +82,20 @@ def test_what_an_earlier_release_told_beyond_the_end_is_not_believed(world: Worl
     assert sorted(world.nodes["a"].sends.bodies) == [b"new0", b"new1", b"new2"]
 
 
+def test_what_an_earlier_release_told_up_to_the_end_is_not_read_again(world: World) -> None:
+    for i in range(3):
+        world.topic.put(envelope(f"old{i}", 5))
+    for group, number in (("g", 3), ("g_stored", 3), ("g_done_ms", 1)):
+        world.topic.offsets[group, ONE] = number
+    world.node("a")
+    turns(world, "a", 3)
+    world.topic.put(envelope("new", 5))
+    turns(world, "a", 3)
+    world.time.advance(10)
+    turns(world, "a", 1)
+    assert world.nodes["a"].sends.bodies == [b"new"]
+
+
 @pytest.mark.parametrize("another", [False, True])
 def test_of_a_queue_that_was_empty_when_it_was_begun_all_are_others_that_lie_before(
     world: World, another: bool, caplog: pytest.LogCaptureFixture

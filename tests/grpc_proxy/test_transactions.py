@@ -48,26 +48,30 @@ class Scripted:
         self.breaks = False
         self.may_end = threading.Event()
         self.may_end.set()
-        self.questions: SimpleQueue[Any] = SimpleQueue()
+        # What each stream that stands has to say, the newest last: one that ends must not take what another is to say.
+        self.streams: list[SimpleQueue[Any]] = []
         self.beats: list[Any] = []
         self.refused: set[str] = set()  # topics for which the user has no right
 
     def telemetry(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
-        ended = threading.Event()
-        context.add_callback(lambda: (ended.set(), self.questions.put(None)))
+        said: SimpleQueue[Any] = SimpleQueue()
+
+        def ended() -> None:
+            self.streams.remove(said)
+            said.put(None)
 
         def hear() -> None:
             with contextlib.suppress(grpc.RpcError):  # the client has gone
                 for command in requests:
                     self.settings.append(command.settings)
-                    self.questions.put(self._answer(command))
-            ended.set()
+                    said.put(self._answer(command))
+            said.put(None)
 
+        self.streams.append(said)
+        if not context.add_callback(ended):  # it is over already
+            ended()
         threading.Thread(target=hear, daemon=True).start()
-        while not ended.is_set():
-            command = self.questions.get()
-            if command is not None:
-                yield command
+        yield from iter(said.get, None)
 
     def _answer(self, command: Any) -> Any:
         """A Proxy refuses all topics because of one."""
@@ -98,7 +102,7 @@ class Scripted:
         orphan.message.body = b"order 7"
         orphan.message.system_properties.message_id = msg_id
         orphan.message.system_properties.keys.append("7")
-        self.questions.put(command)
+        self.streams[-1].put(command)
 
     def answers(self) -> dict[str, Any]:
         return {

@@ -62,6 +62,19 @@ def test_what_is_cut_is_what_was_missing_with_neighbours_joined() -> None:
     assert missing.cut(Slot(0, 5, 60)) == []
 
 
+def test_what_waits_still_comes_back_soonest_first_when_others_are_cut() -> None:
+    missing = Missing(ranges((0, 30)))
+    missing.send(0, 10, 3)
+    for opaque, due in enumerate((1.0, 9.0, 3.0)):
+        slot = missing.answered(opaque)
+        assert slot is not None
+        missing.park(slot, due)
+    assert missing.cut(Slot(0, 0, 10)) == [Slot(0, 0, 10)]
+    assert missing.next_due == 3.0
+    missing.unpark(3.0)
+    assert (missing.next_due, missing.send(3, 10)) == (9.0, [Slot(0, 20, 30)])
+
+
 class AgainstASet(RuleBasedStateMachine):
     """Against a set of (range, offset) pairs."""
 
@@ -71,6 +84,7 @@ class AgainstASet(RuleBasedStateMachine):
         self.wanted = {(i, n) for i, (start, end) in enumerate(bounds) for n in range(start, end)}
         self.opaque = 0
         self.out: dict[int, Slot] = {}
+        self.due: dict[tuple[int, int], float] = {}
         self.now = 0.0
 
     @rule(count=st.integers(1, 20), max_slots=st.integers(1, 4))
@@ -114,6 +128,7 @@ class AgainstASet(RuleBasedStateMachine):
         assert got.end == slot.end + behind or (slot[0], got.end) not in self.wanted
         self.wanted -= claimed
         came = range(slot.start, slot.end + behind)
+        self.due = {place: due for place, due in self.due.items() if place[0] != slot[0] or place[1] not in came}
         for opaque, other in list(self.out.items()):
             if other[0] == slot[0] and (other.start in came or other.end - 1 in came):
                 assert self.missing.answered(opaque) is None
@@ -122,13 +137,15 @@ class AgainstASet(RuleBasedStateMachine):
     @rule(data=st.data(), pause=st.floats(0, 5))
     @precondition(lambda self: self.out)
     def refuse(self, data: st.DataObject, pause: float) -> None:
-        self.missing.park(self.pick(data), self.now + pause)
+        slot = self.pick(data)
+        self.missing.park(slot, self.now + pause)
+        self.due.update(dict.fromkeys(((slot[0], n) for n in range(slot.start, slot.end)), self.now + pause))
 
     @rule(step=st.floats(0, 5))
     def time_goes_on(self, step: float) -> None:
         self.now += step
         self.missing.unpark(self.now)
-        assert self.missing.next_due is None or self.missing.next_due > self.now
+        self.due = {place: due for place, due in self.due.items() if due > self.now}
 
     @rule()
     def connection_breaks(self) -> None:
@@ -142,6 +159,7 @@ class AgainstASet(RuleBasedStateMachine):
         assert gone == {(i, n) for i, n in self.wanted if i == number and start <= n < start + size}
         assert all(a.end < b.start for a, b in itertools.pairwise(cut))
         self.wanted -= gone
+        self.due = {place: due for place, due in self.due.items() if place not in gone}
         self.out = {
             opaque: slot
             for opaque, slot in self.out.items()
@@ -154,6 +172,8 @@ class AgainstASet(RuleBasedStateMachine):
             return
         assert bool(self.missing) == bool(self.wanted)
         assert self.missing.in_flight == len(self.out)
+        assert self.missing.asked == sum(slot.end - slot.start for slot in self.out.values()), "else reads slow down"
+        assert self.missing.next_due == min(self.due.values(), default=None)
         if self.wanted:
             assert self.missing.frontier() == min(self.wanted)
 

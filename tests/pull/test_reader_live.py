@@ -216,12 +216,18 @@ class TestFaultyNetwork:
         self, filled: list[OffsetRange], proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(replica, "SILENCE_S", 0.2)
-        ways = [proxy.address, proxy.target]
-        reading = Reading(filled, lambda: ways.pop(0) if len(ways) > 1 else ways[0], PullSettings(fetched_rows=100))
+        taken: list[str] = []
+
+        def way() -> str:
+            taken.append(proxy.target if taken else proxy.address)
+            return taken[-1]
+
+        reading = Reading(filled, way, PullSettings(fetched_rows=100))
         for i, _ in enumerate(reading):
             if i == 0:
                 proxy.black_hole()
         assert reading.offsets == reading.expected
+        assert taken[1:], "all was there before"
 
     def test_a_slow_way(self, filled: list[OffsetRange], proxy: FaultyProxy) -> None:
         proxy.delay_s = 0.005

@@ -43,3 +43,21 @@ def test_a_loss_is_the_error_also_where_it_is_all_that_was_left(queue: Queue, ra
     with pytest.raises(DataLossError, match="gone"):
         list(model.reader(parts, PullSettings(), fail).fetch())
     assert all(stream.closed for stream in model.streams)
+
+
+@pytest.mark.parametrize("queue", [Queue(0, 40), Queue(0, 60, deleted_at=0.0)])
+def test_a_loss_is_told_also_where_a_read_is_given_less_time_than_the_time_of_grace(queue: Queue) -> None:
+    """Else it would be an error that the broker does not answer, each time anew, and ``failOnDataLoss=warn`` of no use."""
+    model = Model([queue])
+    model.buffer_bytes = 1 << 20
+    result = read(model, [(0, 60)], PullSettings(grace_s=15.0, read_deadline_s=4.0))
+    assert result.error is None
+    assert sorted(result.lost_offsets() + result.delivered) == [(0, n) for n in range(60)]
+    assert 2 <= model.time.now - 1000 < 4
+
+
+def test_an_answer_that_leads_nowhere_is_asked_for_again_after_pauses_that_grow() -> None:
+    model = Model([Queue(0, 40)])
+    model.max_asked, plain = 200, model.answer  # twelve for each of what is asked for at once
+    model.answer = lambda *asked: ([], asked[1]) if model.time.now < 1005 else plain(*asked)  # type: ignore[method-assign]
+    assert read(model, [(0, 40)]).of(0) == list(range(40))

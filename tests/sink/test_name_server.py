@@ -44,8 +44,8 @@ class At(FaultyProxy):
 
 
 @pytest.fixture(params=["nobody listens", "it hangs"])
-def away(request: pytest.FixtureRequest, rocketmq: LocalBroker) -> Iterator[FaultyProxy]:
-    """A name server that is back after a moment; without waiting nobody gets past it."""
+def away(request: pytest.FixtureRequest, rocketmq: LocalBroker, topic: str) -> Iterator[FaultyProxy]:
+    """A name server that is back a moment after the topic was made; without waiting nobody gets past it."""
     with contextlib.ExitStack() as stack:
         proxy: FaultyProxy
         if request.param == "it hangs":

@@ -36,11 +36,13 @@ FAULTS_S = scaled(30, minimum=2)
 
 
 class Unwilling(MockBroker):
-    """Its own name server. Takes no batch before a moment: it answers flow control of three kinds, or nothing at all."""
+    """Its own name server. For a moment from the first batch on it takes none: it answers flow control of three kinds, or
+    nothing at all.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.until = time.monotonic() + FAULTS_S
+        self.until: float | None = None
         self.kept: dict[int, list[bytes]] = {}
         self.batches: dict[int, list[tuple[bytes, ...]]] = {}
         self._faults = itertools.cycle(
@@ -61,6 +63,8 @@ class Unwilling(MockBroker):
         return self
 
     def _send(self, call: Call) -> Command | None:
+        if self.until is None:
+            self.until = time.monotonic() + FAULTS_S
         if time.monotonic() < self.until:
             fault = next(self._faults)
             return fault(call) if callable(fault) else fault
@@ -124,7 +128,6 @@ def test_nothing_overtakes_and_nothing_comes_back_later(batches: list[tuple[byte
 def test_when_the_time_is_over_the_task_fails_with_the_cause(
     unwilling: Unwilling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unwilling.until += 100
     unwilling.on(Request.SEND_BATCH_MESSAGE, refuse(Response.SYSTEM_BUSY, "busy"))
     writes = Writes(unwilling.address, monkeypatch)
     with pytest.raises(SendFailed, match=r"the send timeout is over after \d+ attempts; brokers tried: broker-a"):
@@ -133,20 +136,19 @@ def test_when_the_time_is_over_the_task_fails_with_the_cause(
 
 
 def test_time_in_an_ordered_queue_does_not_count(unwilling: Unwilling, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twenty batches of one queue, a fifth of a second each, and a second for each of them."""
-    unwilling.until = 0.0
+    """Twenty batches of one queue, a seventh of a second each, and two seconds for each of them."""
     pause = threading.Event()
 
     def slowly(call: Call) -> Command | None:
-        pause.wait(0.1)
+        pause.wait(0.15)
         return unwilling._keep(call)
 
     unwilling.on(Request.SEND_BATCH_MESSAGE, slowly)
     rows = frame(body=numbered(200), shardingKey=["one"] * 200)
     done = Writes(unwilling.address, monkeypatch)(
-        rows, topic="t", queueSelector="hash", batchMaxBytes=1_000, sendTimeout="1s"
+        rows, topic="t", queueSelector="hash", batchMaxBytes=1_000, sendTimeout="2s"
     )
-    assert done.batches * 0.1 > 1.5
+    assert done.batches * 0.15 > 2.3
     assert done.rows == 200
 
 
@@ -202,13 +204,22 @@ def test_a_broker_that_refuses_sends_is_waited_for(lone: LocalBroker, monkeypatc
     """broker-lab.md 8, row 3b, on a live broker."""
     (name,), topic = lone.brokers, f"t-{time.time_ns()}"
     lone.create_topic(topic)
-    lone.admin.update_broker_config(name, {"startAcceptSendRequestTimeStamp": "9999999999999"})
-    back = threading.Timer(1.0, lone.admin.update_broker_config, (name, {"startAcceptSendRequestTimeStamp": "0"}))
+    setting = "startAcceptSendRequestTimeStamp"
+    writes = Writes(lone.name_server, monkeypatch)
+    writes.kind = Noting
+
+    def take_them() -> None:
+        eventually(lambda: isinstance(writes.sender, Noting) and len(writes.sender.times(name, False)) > 2)
+        lone.admin.update_broker_config(name, {setting: "0"})
+
+    lone.admin.update_broker_config(name, {setting: "9999999999999"})
+    back = threading.Thread(target=take_them)
     back.start()
     try:
-        done = Writes(lone.name_server, monkeypatch)(frame(body=numbered(50)), topic=topic, sendTimeout="30s")
+        done = writes(frame(body=numbered(50)), topic=topic, sendTimeout="60s")
     finally:
         back.join()
+        lone.admin.update_broker_config(name, {setting: "0"})
     assert (done.rows, done.retries > 2) == (50, True)
     assert bodies(stored(lone, topic, 50)) == numbered(50)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import itertools
 from collections import Counter
 
 import pytest
-from pyspark import TaskContext
 
 from tests.fix_spark import finish
 from tests.scale import scaled
-from tests.spark.faulty import FaultySource
+from tests.spark.faulty import FaultySource, strike
 from tests.spark.pipelines import once, read, records, rows_of, same, write
 from tests.witness import java_read, java_send, md5
 
@@ -31,11 +29,10 @@ def faulty(spark):
 
 
 def kill_the_first_attempt(batches):
-    """A user's function that takes its worker down with it."""
-    for number, batch in enumerate(batches):
-        if number == 1 and TaskContext.get().attemptNumber() == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        yield batch
+    """A user's function that takes its worker down with it, behind its first batch."""
+    yield from itertools.islice(batches, 1)
+    strike("killed")
+    yield from batches
 
 
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")

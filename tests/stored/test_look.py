@@ -283,11 +283,14 @@ def test_what_a_broker_says_of_its_sends_counts_when_it_says_so(scripted: Broker
     assert scripted.look(since) == ["late"]
 
 
-def test_a_broker_away_is_waited_for_and_then_an_error_that_names_it(scripted: Brokers) -> None:
+def test_a_broker_away_is_waited_for_and_then_an_error_that_names_it(
+    scripted: Brokers, caplog: pytest.LogCaptureFixture
+) -> None:
     since = scripted.noted()
     master = scripted.masters.pop("b")
     scripted.events[110.0] = lambda: scripted.masters.update(b=master)
     assert scripted.look(since) == []
+    assert caplog.text.count("a look at what is stored waits") == 1, "not with each question"
     scripted.masters.pop("b")
     with pytest.raises(BrokerNotFound, match="Start the brokers a, b, or run this batch once with option"):
         scripted.look(since)
