@@ -357,7 +357,9 @@ def test_what_is_stored_less_safely_than_configured_is_rolled_back(shop: Shop) -
     assert [decision for _, decision in shop.ends()] == [ROLLBACK]
 
 
-def test_what_cannot_be_rolled_back_is_rolled_back_when_its_broker_asks(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_rolled_back_is_rolled_back_when_its_broker_asks(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
     """A Proxy does not keep what it would have to know for it."""
     shop.sender.script = [lambda queue, request: SendResult(SendStatus.FLUSH_DISK_TIMEOUT, "ID", queue, 7, "0" * 32)]
     shop.sender.ends = [MessageIllegal("no such transaction")]
