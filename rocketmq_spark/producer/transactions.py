@@ -343,7 +343,7 @@ class TransactionProducer(BaseProducer):
         self._left(half, TransactionState.COMMIT)
 
     def _left(self, half: HalfMessage, decision: TransactionState) -> None:
-        """``decision`` is what it means that nobody holds it any more, if its user has said nothing."""
+        """``decision`` is meant by the end of its block, if its user has said nothing."""
         if half.state is not HalfState.PREPARED:
             return
         said = half._fate.said

@@ -16,7 +16,14 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, SysFlag
-from rocketmq_spark.errors import AccessDenied, ConnectionLost, MessageIllegal, MessageRefused, RocketMQError
+from rocketmq_spark.errors import (
+    AccessDenied,
+    ClosedError,
+    ConnectionLost,
+    MessageIllegal,
+    MessageRefused,
+    RocketMQError,
+)
 from rocketmq_spark.grpc_proxy.channel import Endpoints
 from rocketmq_spark.grpc_proxy.facts import ClientType, Code, MessageType, TransactionResolution, TransactionSource
 from rocketmq_spark.grpc_proxy.outgoing import RequestEncoder, RequestMessage, Topic
@@ -29,6 +36,7 @@ from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import HalfState, TransactionProducer
 from tests.grpc_proxy.scripted import acknowledge, client, route, serving, status
+from tests.helpers import no_more_threads
 from tests.mockbroker import eventually
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
@@ -53,19 +61,20 @@ class Scripted:
         self.refused: set[str] = set()  # topics for which the user has no right
 
     def telemetry(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
-        ended = threading.Event()
-        context.add_callback(lambda: (ended.set(), self.questions.put(None)))
+        ended, mine = threading.Event(), SimpleQueue[Any]()
+        self.questions = mine  # those of the newest stream
+        context.add_callback(lambda: (ended.set(), mine.put(None)))
 
         def hear() -> None:
             with contextlib.suppress(grpc.RpcError):  # the client has gone
                 for command in requests:
                     self.settings.append(command.settings)
-                    self.questions.put(self._answer(command))
+                    mine.put(self._answer(command))
             ended.set()
 
         threading.Thread(target=hear, daemon=True).start()
         while not ended.is_set():
-            command = self.questions.get()
+            command = mine.get()
             if command is not None:
                 yield command
 
@@ -74,6 +83,9 @@ class Scripted:
         if self.refused.isdisjoint(topic.name for topic in command.settings.publishing.topics):
             return proto("TelemetryCommand")(settings=command.settings)
         return proto("TelemetryCommand")(status=status(Code.FORBIDDEN))
+
+    def topics(self) -> set[str]:
+        return {topic.name for topic in self.settings[-1].publishing.topics}
 
     def send(self, request: Any, context: Any) -> Any:
         self.sent.append(([topic.name for one in self.settings for topic in one.publishing.topics], request))
@@ -110,10 +122,8 @@ class Scripted:
 @contextmanager
 def talking(**access: Any) -> Iterator[tuple[Scripted, ProxySender, MessageQueue]]:
     scripted = Scripted()
-    with serving(scripted.answers()) as address:
-        proxy = client(address, **access)
+    with serving(scripted.answers()) as address, contextlib.closing(client(address, **access)) as proxy:
         yield scripted, ProxySender(proxy, lambda request: [PART]), MessageQueue("t", address, 0)
-        proxy.close()
 
 
 def soon() -> Deadline:
@@ -400,6 +410,65 @@ def test_a_topic_that_is_refused_later_is_told_apart_by_the_next_one(caplog: pyt
         assert "refuses one of topics ['u']" in caplog.text
         assert [topic.name for topic in scripted.settings[-1].publishing.topics] == ["t"]
         leave(soon())
+
+
+def test_a_refused_topic_takes_none_from_other_threads() -> None:
+    """What one names alone is accepted, or refused, without the others' topics."""
+    for _ in range(10):
+        with talking() as (scripted, sender, queue):
+            leave = sender.join("g", 0, lambda message, place: COMMIT)
+            sender.send(queue._replace(topic="old"), HALF, soon())
+            scripted.refused.add("bad")
+            refused: SimpleQueue[str] = SimpleQueue()
+            together = threading.Barrier(4)
+
+            def send(
+                topic: str, sender: Any = sender, queue: Any = queue, refused: Any = refused, together: Any = together
+            ) -> None:
+                together.wait(30)
+                try:
+                    sender.send(queue._replace(topic=topic), HALF, soon())
+                except AccessDenied:
+                    refused.put(topic)
+
+            threads = [threading.Thread(target=send, args=(topic,)) for topic in ("bad", "t", "u", "v")]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(30)
+            assert (refused.get(timeout=10), refused.qsize()) == ("bad", 0)
+            eventually(lambda scripted=scripted: scripted.topics() == {"old", "t", "u", "v"})
+            leave(soon())
+
+
+def test_where_no_thread_can_be_had_nothing_is_sent_and_the_next_time_all_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without heartbeats a Proxy asks for two minutes, and then no more."""
+    monkeypatch.setattr("rocketmq_spark.grpc_proxy.transactions.HEARTBEAT_S", 0.02)
+    with talking() as (scripted, sender, queue):
+        leave = sender.join("g", 0, lambda message, place: COMMIT)
+        for name in ("rocketmq-transactions", "rocketmq-telemetry"):
+            with monkeypatch.context() as lacking:
+                no_more_threads(lacking, name)
+                with pytest.raises(ConnectionLost, match="no thread") as failed:
+                    sender.send(queue, HALF, soon())
+            assert failed.value.unsent
+        assert scripted.sent == []
+        sender.send(queue, HALF, soon())
+        eventually(lambda: len(scripted.beats) > 1 and [*scripted.settings[-1].publishing.topics] != [])
+        leave(soon())
+
+
+def test_a_send_that_outlasts_its_producer_begins_nothing() -> None:
+    """A Proxy would go on asking here, where no one answers."""
+    with talking() as (scripted, sender, queue):
+        leave, leave_other = (sender.join(group, 0, lambda message, place: COMMIT) for group in ("g", "h"))
+        for left in (leave, leave_other):
+            left(soon())
+            with pytest.raises(ClosedError):
+                sender.send(queue, HALF, soon())
+        assert (scripted.settings, scripted.sent, sender._transactions._streams) == ([], [], {})
 
 
 def test_a_half_message_goes_to_another_endpoint_while_one_is_away() -> None:
