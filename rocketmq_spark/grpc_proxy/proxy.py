@@ -250,13 +250,14 @@ class Telemetry:
             with self._changed:
                 if self._error is None:  # it has worked since the last one
                     pauses = backoff(0.1, 5.0)
-                self._error = error
+                about = self._sent[0][0] if self._sent else self._version
+                if about == self._version or error.retriable:  # settings that were refused may be others by now
+                    self._error = error
                 self._changed.notify_all()
-                self._pause(next(pauses))
+                self._pause(about, next(pauses))
 
-    def _pause(self, seconds: float) -> None:
+    def _pause(self, said: int, seconds: float) -> None:
         """Until there is something new to say."""
-        said = self._version
         self._changed.wait_for(lambda: self._closed.is_set() or self._version != said, seconds)
 
     def _end_of(self, stream: Failure | None) -> RocketMQError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import NAMESPACE_SEPARATOR
 from rocketmq_spark.base.copies import CopyQuestions
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import CallTimeout, ClosedError, ConnectionLost, RocketMQError
 from rocketmq_spark.grpc_proxy import facts
 from rocketmq_spark.grpc_proxy.facts import ClientType, TransactionResolution, TransactionSource
 from rocketmq_spark.grpc_proxy.member import HEARTBEAT_S, popped
@@ -48,8 +48,10 @@ class ProxyTransactions:
         self._proxy = proxy
         self._unpack = unpack
         self._lock = threading.Lock()
+        self._turn = threading.Lock()  # who has it may change what Proxies hear, and wait for their answers
         self._checks: dict[object, tuple[str, HalfCheck, _Copies]] = {}
         self._topics: _Topics = {}
+        self._taken: set[str] = set()  # those of them that a Proxy has accepted
         self._streams: dict[str, Telemetry] = {}
         self._timer: Timer | None = None
 
@@ -84,39 +86,91 @@ class ProxyTransactions:
         A Proxy refuses all topics because of one, and does not say which. So one that is refused beside others is named alone.
         """
         deadline = deadline.within(self._proxy.access.request_timeout_s)
-        error = self._tell(lambda topics: {**topics, topic: _first(group, topics.get(topic, ()))})[address].wait(
-            deadline
-        )
-        if error is not None and not error.retriable:
-            others = {name: its for name, its in self._topics.items() if name != topic}
-            error = self._tell(lambda topics: {topic: _first(group, topics.get(topic, ()))})[address].wait(deadline)
-            if error is not None:
-                self._tell(lambda topics: {name: it for name, it in {**others, **topics}.items() if name != topic})
-            elif others:
-                logger.warning(
-                    "the Proxy at %s refuses one of topics %s, and asks about none of them", address, [*others]
-                )
+        try:
+            error = self._beside_others(topic, group, address, deadline)
+            if error is not None and not error.retriable:
+                error = self._alone(topic, group, address, deadline)
+        except RuntimeError as e:
+            error = ConnectionLost(f"there is no thread for what the Proxy asks: {e}", address)
         if error is not None:
             self._proxy.noted(address, error)
             error.unsent = True
             raise error
 
-    def _tell(self, change: Callable[[_Topics], _Topics]) -> Mapping[str, Telemetry]:
+    def _beside_others(self, topic: str, group: str, address: str, deadline: Deadline) -> RocketMQError | None:
+        while True:  # when another thread names its topic alone, that is accepted without this one
+            if not self._turn.acquire(timeout=deadline.remaining()):
+                return CallTimeout("the Proxy has not answered about another topic in time", address)
+            try:
+                stream = self._tell(group, lambda topics: _with(topics, topic, group))[address]
+            finally:
+                self._turn.release()
+            error = stream.wait(deadline)
+            if error is None and topic in self._topics:
+                self._taken.add(topic)
+                return None
+            if error is not None:
+                return error
+
+    def _alone(self, topic: str, group: str, address: str, deadline: Deadline) -> RocketMQError | None:
+        """Nothing is named by other threads meanwhile: the answer would be about that, too."""
+        if not self._turn.acquire(timeout=deadline.remaining()):
+            return CallTimeout("the Proxy has not answered about another topic in time", address)
+
+        def named(change: Callable[[_Topics], _Topics]) -> RocketMQError | None:
+            return self._tell(group, change)[address].wait(deadline)
+
+        try:
+            # Another thread may have taken back what was refused.
+            error = named(lambda topics: _with(topics, topic, group))
+            if error is None or error.retriable:
+                return error
+            mine = _with({topic: self._topics.get(topic, ())}, topic, group)
+            others = {name: its for name, its in self._topics.items() if name != topic}
+            error = named(lambda topics: mine)
+            if error is not None:
+                self._taken.discard(topic)
+                self._tell(group, lambda topics: others)
+                return error
+            self._taken.add(topic)
+            before = {name: its for name, its in others.items() if name in self._taken}  # new ones are named anew
+            error = named(lambda topics: {**before, **mine}) if before else None
+            if error is not None and not error.retriable:
+                logger.warning(
+                    "the Proxy at %s refuses one of topics %s, and asks about none of them", address, [*before]
+                )
+                error = named(lambda topics: mine)
+            return error
+        finally:
+            self._turn.release()
+
+    def _tell(self, group: str, change: Callable[[_Topics], _Topics]) -> Mapping[str, Telemetry]:
         """What is sent to, for every endpoint. Returns their streams."""
-        with self._lock:
-            before, self._topics = self._topics, change(self._topics)
-            if self._timer is None:
-                self._timer = Timer("rocketmq-transactions-heartbeat")
-                self._timer.every(HEARTBEAT_S, self._beat, HEARTBEAT_S)
-            begun = list(self._streams.values()) if before.keys() != self._topics.keys() else []
-            for name in self._proxy.addresses:
-                if name not in self._streams:
-                    asked = partial(self._asked, name)
-                    self._streams[name] = Telemetry(self._proxy.at(name), self._settings, lambda settings: None, asked)
-            streams = dict(self._streams)
-        for one in begun:
-            one.tell()
-        return streams
+        begun: list[Telemetry] = []
+        try:
+            with self._lock:
+                there = {whose for whose, _, _ in self._checks.values()}
+                if group not in there:  # a send that outlasted its producer; what is begun for it would not end
+                    raise ClosedError("the producer was closed")
+                changed = {name: its for name, its in change(self._topics).items() if not there.isdisjoint(its)}
+                begun += self._streams.values() if self._topics.keys() != changed.keys() else ()
+                self._topics = changed
+                self._begin()
+                return dict(self._streams)
+        finally:
+            for one in begun:
+                one.tell()
+
+    def _begin(self) -> None:
+        """With the lock. What there is no thread for is begun the next time."""
+        if self._timer is None:
+            timer = Timer("rocketmq-transactions-heartbeat")
+            timer.every(HEARTBEAT_S, self._beat, HEARTBEAT_S)
+            self._timer = timer
+        for name in self._proxy.addresses:
+            if name not in self._streams:
+                asked = partial(self._asked, name)
+                self._streams[name] = Telemetry(self._proxy.at(name), self._settings, lambda settings: None, asked)
 
     def end(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
         """Sends a decision to the endpoint that knows the half message; False, for its broker does not answer."""
@@ -205,5 +259,5 @@ class ProxyTransactions:
         return made
 
 
-def _first(group: str, groups: Sequence[str]) -> tuple[str, ...]:
-    return group, *[other for other in groups if other != group]
+def _with(topics: _Topics, topic: str, group: str) -> _Topics:
+    return {**topics, topic: (group, *[other for other in topics.get(topic, ()) if other != group])}

@@ -80,7 +80,7 @@ class _Fate:
     Who holds the message may decide it still: ``held`` is a weak reference to it, and dead when no one can any more.
     """
 
-    __slots__ = ("_delivered", "_end", "_lock", "_place", "held", "state")
+    __slots__ = ("_delivered", "_end", "_lock", "_place", "held", "said", "state")
 
     def __init__(self, place: HalfPlace, end: _End, state: HalfState = HalfState.PREPARED) -> None:
         self._place = place
@@ -88,6 +88,7 @@ class _Fate:
         self._lock = threading.Lock()
         self._delivered: Deadline | None = None
         self.state = state
+        self.said: TransactionState | None = None  # what was to be sent last, which may not have been
         self.held: Callable[[], HalfMessage | None] = lambda: None
 
     @property
@@ -117,6 +118,7 @@ class _Fate:
             if after is None:
                 return False
             timeout = Deadline.after(timeout_s)
+            self.said = decision
             self.state = HalfState.UNKNOWN  # whatever interrupts us
             try:
                 proved = self._end(self._place, decision, timeout)
@@ -312,7 +314,7 @@ class TransactionProducer(BaseProducer):
         return half
 
     def _badly_stored(self, half: HalfMessage, result: SendResult) -> None:
-        self._left(half, half.rollback)
+        self._left(half, TransactionState.ROLLBACK)
         gone = half.state is HalfState.ROLLED_BACK
         raise SendFailed(
             f"the half message was stored with {result.status.value}, and "
@@ -328,20 +330,27 @@ class TransactionProducer(BaseProducer):
 
         If the decision cannot be sent or is not answered, the error is logged and not raised, because the work of the block is
         done; the broker calls ``transaction_check`` later. ``message``, ``timeout_s`` and errors are those of ``send_half``.
+
+        A decision of your own that could not be sent counts: behind ``rollback`` the end of the block rolls back, and behind
+        ``commit`` a block that raises leaves the message to ``transaction_check``.
         """
         half = self.send_half(message, timeout_s=timeout_s)
         try:
             yield half
         except BaseException:
-            self._left(half, half.rollback)
+            self._left(half, TransactionState.ROLLBACK)
             raise
-        self._left(half, half.commit)
+        self._left(half, TransactionState.COMMIT)
 
-    def _left(self, half: HalfMessage, decide: Callable[[], None]) -> None:
+    def _left(self, half: HalfMessage, decision: TransactionState) -> None:
+        """``decision`` is meant by the end of its block, if its user has said nothing."""
         if half.state is not HalfState.PREPARED:
             return
+        said = half._fate.said
         try:
-            decide()
+            if said is TransactionState.COMMIT is not decision:
+                raise SendFailed("its commit could not be sent, and the block raised behind it")
+            half._decide(said or decision, None)
         except RocketMQError as e:
             logger.warning(
                 "the decision on half message %s of %s may not have arrived, its broker will ask for it: %s",

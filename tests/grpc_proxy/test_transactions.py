@@ -16,7 +16,14 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, SysFlag
-from rocketmq_spark.errors import AccessDenied, ConnectionLost, MessageIllegal, MessageRefused, RocketMQError
+from rocketmq_spark.errors import (
+    AccessDenied,
+    ClosedError,
+    ConnectionLost,
+    MessageIllegal,
+    MessageRefused,
+    RocketMQError,
+)
 from rocketmq_spark.grpc_proxy.channel import Endpoints
 from rocketmq_spark.grpc_proxy.facts import ClientType, Code, MessageType, TransactionResolution, TransactionSource
 from rocketmq_spark.grpc_proxy.outgoing import RequestEncoder, RequestMessage, Topic
@@ -29,6 +36,7 @@ from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import HalfState, TransactionProducer
 from tests.grpc_proxy.scripted import acknowledge, client, route, serving, status
+from tests.helpers import no_more_threads
 from tests.mockbroker import eventually
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
@@ -41,14 +49,12 @@ class Scripted:
     """A Proxy that keeps what it is told, and asks what it is given to ask."""
 
     def __init__(self) -> None:
-        self.settings: list[Any] = []
-        self.sent: list[Any] = []
-        self.ended: list[Any] = []
+        self.settings, self.sent, self.ended = list[Any](), list[Any](), list[Any]()
         self.end_code = Code.OK
         self.breaks = False
         self.may_end = threading.Event()
         self.may_end.set()
-        # What each stream that stands has to say, the newest last: one that ends must not take what another is to say.
+        # What each stream that stands has to say, the newest last.
         self.streams: list[SimpleQueue[Any]] = []
         self.beats: list[Any] = []
         self.refused: set[str] = set()  # topics for which the user has no right
@@ -78,6 +84,9 @@ class Scripted:
         if self.refused.isdisjoint(topic.name for topic in command.settings.publishing.topics):
             return proto("TelemetryCommand")(settings=command.settings)
         return proto("TelemetryCommand")(status=status(Code.FORBIDDEN))
+
+    def topics(self) -> set[str]:
+        return {topic.name for topic in self.settings[-1].publishing.topics}
 
     def send(self, request: Any, context: Any) -> Any:
         self.sent.append(([topic.name for one in self.settings for topic in one.publishing.topics], request))
@@ -114,10 +123,8 @@ class Scripted:
 @contextmanager
 def talking(**access: Any) -> Iterator[tuple[Scripted, ProxySender, MessageQueue]]:
     scripted = Scripted()
-    with serving(scripted.answers()) as address:
-        proxy = client(address, **access)
+    with serving(scripted.answers()) as address, contextlib.closing(client(address, **access)) as proxy:
         yield scripted, ProxySender(proxy, lambda request: [PART]), MessageQueue("t", address, 0)
-        proxy.close()
 
 
 def soon() -> Deadline:
@@ -404,6 +411,65 @@ def test_a_topic_that_is_refused_later_is_told_apart_by_the_next_one(caplog: pyt
         assert "refuses one of topics ['u']" in caplog.text
         assert [topic.name for topic in scripted.settings[-1].publishing.topics] == ["t"]
         leave(soon())
+
+
+def test_a_refused_topic_takes_none_from_other_threads() -> None:
+    """What one names alone is accepted, or refused, without the others' topics."""
+    for _ in range(10):
+        with talking() as (scripted, sender, queue):
+            leave = sender.join("g", 0, lambda message, place: COMMIT)
+            sender.send(queue._replace(topic="old"), HALF, soon())
+            scripted.refused.add("bad")
+            refused: SimpleQueue[str] = SimpleQueue()
+            together = threading.Barrier(4)
+
+            def send(
+                topic: str, sender: Any = sender, queue: Any = queue, refused: Any = refused, together: Any = together
+            ) -> None:
+                together.wait(30)
+                try:
+                    sender.send(queue._replace(topic=topic), HALF, soon())
+                except AccessDenied:
+                    refused.put(topic)
+
+            threads = [threading.Thread(target=send, args=(topic,)) for topic in ("bad", "t", "u", "v")]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(30)
+            assert (refused.get(timeout=10), refused.qsize()) == ("bad", 0)
+            eventually(lambda scripted=scripted: scripted.topics() == {"old", "t", "u", "v"})
+            leave(soon())
+
+
+def test_where_no_thread_can_be_had_nothing_is_sent_and_the_next_time_all_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without heartbeats a Proxy asks for two minutes, and then no more."""
+    monkeypatch.setattr("rocketmq_spark.grpc_proxy.transactions.HEARTBEAT_S", 0.02)
+    with talking() as (scripted, sender, queue):
+        leave = sender.join("g", 0, lambda message, place: COMMIT)
+        for name in ("rocketmq-transactions", "rocketmq-telemetry"):
+            with monkeypatch.context() as lacking:
+                no_more_threads(lacking, name)
+                with pytest.raises(ConnectionLost, match="no thread") as failed:
+                    sender.send(queue, HALF, soon())
+            assert failed.value.unsent
+        assert scripted.sent == []
+        sender.send(queue, HALF, soon())
+        eventually(lambda: len(scripted.beats) > 1 and [*scripted.settings[-1].publishing.topics] != [])
+        leave(soon())
+
+
+def test_a_send_that_outlasts_its_producer_begins_nothing() -> None:
+    """A Proxy would go on asking here, where no one answers."""
+    with talking() as (scripted, sender, queue):
+        leave, leave_other = (sender.join(group, 0, lambda message, place: COMMIT) for group in ("g", "h"))
+        for left in (leave, leave_other):
+            left(soon())
+            with pytest.raises(ClosedError):
+                sender.send(queue, HALF, soon())
+        assert (scripted.settings, scripted.sent, sender._transactions._streams) == ([], [], {})
 
 
 def test_a_half_message_goes_to_another_endpoint_while_one_is_away() -> None:
