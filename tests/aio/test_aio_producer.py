@@ -90,6 +90,18 @@ def test_a_topic_whose_route_takes_long_holds_up_no_other(
     run(body)
 
 
+def full(producer: aio.Producer, room: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no room, and who waits for it does so until ``room``."""
+    send_async = producer._producer.send_async
+
+    def waits(*args: object, **how: object) -> object:
+        assert room.wait(60)
+        return send_async(*args, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "at_once", lambda producer, message: False)
+    monkeypatch.setattr(producer._producer, "send_async", waits)
+
+
 def test_sends_that_wait_for_room_leave_the_loop_alone_and_keep_their_order(
     sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,14 +110,7 @@ def test_sends_that_wait_for_room_leave_the_loop_alone_and_keep_their_order(
     async def body() -> None:
         async with producing() as producer:
             await producer.send(Message("T", b"0"))
-            send_async = producer._producer.send_async
-
-            def full(*args: object, **how: object) -> object:
-                assert room.wait(60)
-                return send_async(*args, **how)  # type: ignore[arg-type]
-
-            monkeypatch.setattr(module, "at_once", lambda producer, message: False)
-            monkeypatch.setattr(producer._producer, "send_async", full)
+            full(producer, room, monkeypatch)
             sends = [asyncio.create_task(producer.send(Message("T", b"%d" % i))) for i in range(1, 6)]
             await asyncio.sleep(0.01)
             monkeypatch.setattr(module, "at_once", lambda producer, message: True)
@@ -125,14 +130,7 @@ def test_a_send_that_found_no_room_in_its_time_says_so(sender: ScriptedSender, m
     async def body() -> None:
         async with producing() as producer:
             await producer.send(Message("T", b"0"))
-            send_async = producer._producer.send_async
-
-            def full(*args: object, **how: object) -> object:
-                assert room.wait(60)
-                return send_async(*args, **how)  # type: ignore[arg-type]
-
-            monkeypatch.setattr(module, "at_once", lambda producer, message: False)
-            monkeypatch.setattr(producer._producer, "send_async", full)
+            full(producer, room, monkeypatch)
             first = asyncio.create_task(producer.send(Message("T", b"1")))
             second = asyncio.create_task(producer.send(Message("T", b"2"), timeout_s=0.01))
             await asyncio.sleep(0.05)
