@@ -48,7 +48,7 @@ class ProxyTransactions:
         self._proxy = proxy
         self._unpack = unpack
         self._lock = threading.Lock()
-        self._turn = threading.Lock()  # who has it may change what is told, and wait for the answer
+        self._turn = threading.Lock()  # who has it may change what is named, and wait for the answer
         self._checks: dict[object, tuple[str, HalfCheck, _Copies]] = {}
         self._topics: _Topics = {}
         self._taken: set[str] = set()  # those of them that a Proxy has accepted
