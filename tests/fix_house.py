@@ -67,6 +67,7 @@ CLUSTERS = {
     "asking",
     "asking_often",
     "asking_proxy",
+    "counting",
 }
 SPARKS = {"spark", "start_script", "run_script"}
 # What a mark means, and which fixtures give it; ``property`` goes to what hypothesis runs.

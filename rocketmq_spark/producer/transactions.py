@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import gc
 import logging
 import os
 import threading
@@ -56,6 +57,9 @@ REMEMBERED_S = 900.0
 MOST_REMEMBERED = 100_000
 # A question that comes while a decision is on its way waits for its end, no longer than this.
 DECIDING_S = 5.0
+# What holds a half message may be garbage, such as the traceback of a try that failed, with the frame of its caller: then its
+# function must be asked, and an idle process collects nothing by itself. Looked for when brokers ask, no more often than this.
+SWEPT_S = 20.0
 
 
 class HalfState(enum.Enum):
@@ -228,6 +232,16 @@ _halves = _Halves()
 os.register_at_fork(after_in_child=_halves.forget)
 
 
+_swept = Deadline.after(0)
+
+
+def _sweep() -> None:
+    global _swept
+    if _swept.expired:
+        _swept = Deadline.after(SWEPT_S)
+        gc.collect()
+
+
 def answer(
     check: Callable[[Any], Any], message: ReceivedMessage | PoppedMessage, place: HalfPlace
 ) -> TransactionState | Callable[[], TransactionState]:
@@ -235,6 +249,8 @@ def answer(
     fate = _halves.get(message.msg_id)
     if fate is not None and fate.deciding:
         return functools.partial(_ask_later, fate, check, message, place)
+    if fate is not None and fate.state is HalfState.PREPARED:
+        _sweep()
     known = None if fate is None else fate.asked(place)
     return functools.partial(_ask, check, message) if known is None else known
 

@@ -1,16 +1,22 @@
-"""The end of a block against what its user has said in it, which could not be sent."""
+"""The end of a block against what its user has said in it, which could not be sent; and what holds a half message."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
+from collections.abc import Callable
 
 import pytest
 
-from rocketmq_spark.errors import CallTimeout
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Response
+from rocketmq_spark.errors import CallTimeout, RocketMQError
 from rocketmq_spark.model import Message
 from rocketmq_spark.model.send import TransactionState
+from rocketmq_spark.producer import transactions
 from rocketmq_spark.producer.transactions import HalfState
+from tests.producer.scripted import refused
 from tests.producer.test_transactions import Shop, shop, unsent
 
 __all__ = ["shop"]
@@ -50,3 +56,27 @@ def test_a_block_that_raises_behind_a_rollback_that_could_not_be_sent_rolls_back
         half.rollback()
     assert [decision for _, decision in shop.ends()] == [ROLLBACK, ROLLBACK]
     assert half.state is HalfState.ROLLED_BACK
+
+
+@pytest.mark.parametrize("error", [lambda: refused(Response.SERVICE_NOT_AVAILABLE), lambda: CallTimeout("no answer")])
+def test_what_only_garbage_holds_is_not_held(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, error: Callable[[], RocketMQError]
+) -> None:
+    """The traceback of a try that failed has the frame of its caller, with all that is in it by now."""
+    monkeypatch.setattr(transactions, "_swept", Deadline.after(0))
+
+    def left() -> str:
+        for _ in range(2):
+            with contextlib.suppress(CallTimeout):
+                half = shop.producer.send_half(Message("T", b"x"))
+        return half.result.msg_id
+
+    shop.sender.script = [lambda queue, request: error()]
+    gc.disable()
+    try:
+        msg_id = left()
+        assert msg_id in transactions._halves._held, "the test shows nothing"
+        shop.answers = [COMMIT]
+        assert shop.question(msg_id) is COMMIT
+    finally:
+        gc.enable()

@@ -1,0 +1,126 @@
+"""A third each of many half messages is committed, rolled back, left: over gRPC, and over remoting while the broker is killed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from rocketmq_spark import Message, PoppedMessage, Producer
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import ReceivedMessage
+from tests.fix_clusters import ASKS, WITHOUT_TIMERS
+from tests.helpers import killed, stored_now
+from tests.live.grpc.proxied import new_topic
+from tests.mockbroker import eventually
+from tests.scale import SCALE
+from tests.witness import java_read
+
+THROUGH_PROXY = 1000 if SCALE >= 1 else 90
+MANY, KILLS = (10_000, 10) if SCALE >= 1 else (400, 1)
+THREADS = 6
+CONF = {**WITHOUT_TIMERS, **ASKS, "transactionCheckMax": 450}
+
+
+@pytest.fixture(scope="module")
+def counting() -> Iterator[LocalBroker]:
+    """A broker that asks soon and often, and a Proxy."""
+    with LocalBroker(conf=CONF, proxy=True, quiet=True) as mq:
+        yield mq
+
+
+class Shop:
+    """Its database is what was saved. Of those that are left half were saved."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.saved: set[bytes] = set()
+        self.asked: Counter[bytes] = Counter()
+        self.doubtful: set[bytes] = set()  # a decision that may not have arrived
+        self.again = 0
+        self.done = 0
+        self.broken: list[BaseException] = []
+
+    def decide(self, message: ReceivedMessage | PoppedMessage) -> str:
+        self.asked[message.body] += 1
+        return "COMMIT" if message.body in self.saved else "ROLLBACK"
+
+    def order(self, producer: Producer, i: int) -> None:
+        body, kind = b"%d" % i, i % 3
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                half = producer.send_half(Message(self.topic, body))
+                break
+            except RocketMQError:
+                assert time.monotonic() < deadline
+                self.again += 1
+        if kind == 0 or (kind == 2 and i % 2):
+            self.saved.add(body)
+        try:
+            if kind == 0:
+                half.commit()
+            elif kind == 1:
+                half.rollback()
+        except RocketMQError:
+            self.doubtful.add(body)
+        self.done += 1
+
+    def all(self, producer: Producer, many: int) -> list[threading.Thread]:
+        """Threads that order so many."""
+
+        def work(first: int) -> None:
+            try:
+                for i in range(first, many, THREADS):
+                    self.order(producer, i)
+            except BaseException as e:
+                self.broken.append(e)
+                raise
+
+        threads = [threading.Thread(target=work, args=(first,)) for first in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def over(self, mq: LocalBroker, producer: Producer, threads: list[threading.Thread]) -> Counter[bytes]:
+        """What Java reads when all are decided."""
+        for thread in threads:
+            thread.join(600)
+        assert self.broken == []
+        eventually(lambda: self.saved <= {message.body for message in stored_now(mq, self.topic)}, 300)
+        producer.send_half(Message(self.topic, b"last"))
+        eventually(lambda: self.asked[b"last"] > 0, 90)  # 5 s later at least, other questions would have come
+        return Counter(record.body for record in java_read(mq.name_server, self.topic, len(self.saved), bodies=True))
+
+
+def test_over_grpc_all_that_was_committed_is_delivered_and_nothing_else(counting: LocalBroker) -> None:
+    """Some more than once, as the page says: a Proxy does not prove that the broker has a commit."""
+    shop = Shop(new_topic(counting, "TRANSACTION", 4))
+    options = {"transport": "grpc", "proxy_endpoint": counting.proxy_grpc, "send_timeout": 30_000}
+    with Producer(group="shop", transaction_check=shop.decide, **options) as producer:
+        found = shop.over(counting, producer, shop.all(producer, THROUGH_PROXY))
+    assert set(found) == shop.saved
+    assert len(shop.saved) >= THROUGH_PROXY // 3
+    print(f"{THROUGH_PROXY} over gRPC: {len(shop.saved)} saved, {found.total() - len(found)} delivered again")
+
+
+def test_while_the_broker_is_killed_all_that_was_committed_is_delivered_and_nothing_else(counting: LocalBroker) -> None:
+    """Some more than once, as the page says: where the answer to a commit is lost, or a commit has not been noted."""
+    counting.create_topic("killed", 4)
+    shop = Shop("killed")
+    with Producer(counting.name_server, "killed", transaction_check=shop.decide) as producer:
+        threads = shop.all(producer, MANY)
+        for number in range(KILLS):
+            eventually(lambda number=number: shop.done > MANY * (number + 1) // (KILLS + 2) or shop.broken, 300)
+            assert any(thread.is_alive() for thread in threads)
+            killed(counting, "broker-a")
+            counting.restart("broker-a")
+        found = shop.over(counting, producer, threads)
+    assert set(found) == shop.saved
+    assert len(shop.saved) >= MANY // 3
+    print(f"{MANY}, {KILLS} kills: {len(shop.saved)} saved, {shop.again} sends failed, {len(shop.doubtful)} decisions,")
+    print(f"{len(shop.asked)} asked, {found.total() - len(found)} delivered again")
