@@ -41,6 +41,21 @@ class Deadline(NamedTuple):
         return Deadline(min(self.at, time.monotonic() + seconds))
 
 
+class NowAndThen:
+    """Says whether enough time has passed since it last said yes: for log lines that a flood of events would repeat."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._next = Deadline.after(0)
+
+    def due(self) -> bool:
+        """The first time, and then every ``every_s`` seconds at most."""
+        if not self._next.expired:
+            return False
+        self._next = Deadline.after(self._every_s)
+        return True
+
+
 def epoch_ms() -> int:
     """Now, as times of messages are written."""
     return time.time_ns() // 1_000_000

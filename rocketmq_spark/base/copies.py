@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.threads import Aside, Failure, attempt
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class CopyQuestions(Generic[P, D]):
         self._whose: dict[str, Hashable] = {}  # who asked about them first
         self._waiting: Counter[Hashable] = Counter()
         self._done: OrderedDict[str, Deadline] = OrderedDict()
-        self._said: Deadline | None = None
+        self._say_so = NowAndThen(SAID_S)
 
     def leave(self) -> None:
         """What waits is not decided here any more."""
@@ -93,8 +93,7 @@ class CopyQuestions(Generic[P, D]):
             self._left_for_next_time(what, e)
 
     def _left_for_next_time(self, what: str, why: object) -> None:
-        if self._said is None or self._said.expired:
-            self._said = Deadline.after(SAID_S)
+        if self._say_so.due():
             logger.warning("questions are left for the next time, among them the one about %s: %s", what, why)
 
     def _decide(self, what: str, decide: Callable[[], D]) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.codes import Property, Request, Response
 from rocketmq_spark.base.threads import Aside, Failure, attempt
 from rocketmq_spark.base.timer import Timer
@@ -41,6 +41,7 @@ TIMEOUT_S = 3.0
 # More than one name server takes that hangs, and with it far less than the 120 s after which brokers forget.
 LOOK_S = 10.0
 _MOST_LINGERING = 50
+SAID_S = 10.0  # how often the log says that a request is refused
 _MAX_ASKED = 1000  # requests of servers that wait for one group: more are refused
 
 # What a broker asks a consumer, with the field that names the group. What it asks a producer says so in the message.
@@ -85,6 +86,7 @@ class Groups:
         self._lock = threading.Lock()
         self._members: dict[tuple[bool, str], tuple[Member, ...]] = {}  # none is empty, wherever Ctrl-C comes
         self._aside = Aside(_MAX_ASKED)
+        self._say_so = NowAndThen(SAID_S)
 
     def add(self, on_wire: str, member: Member) -> None:
         """Several producers may be of one group; a consumer would take another one's queues, for they have one id."""
@@ -141,8 +143,8 @@ class Groups:
                 return True
             field = _GROUP_FIELDS.get(Request(code)) if code in _GROUP_FIELDS else None
             return field is not None and self._hand((True, ext.get(field, "")), request)
-        except RuntimeError as e:  # there can be no more threads
-            logger.warning("request %s of %s is refused: %s", code, request.address, e)
+        except RuntimeError as e:  # there can be no more threads, or too many wait
+            self._say_refused(request, e)
             return False
 
     def _check(self, request: ServerRequest) -> None:
@@ -150,10 +152,14 @@ class Groups:
         try:
             taken = len(groups) == 1 and self._hand((False, groups[0]), request)
         except RuntimeError as e:
-            logger.warning("request %s of %s is refused: %s", request.command.code, request.address, e)
+            self._say_refused(request, e)
             taken = False
         if not taken:
             request.refuse()
+
+    def _say_refused(self, request: ServerRequest, why: RuntimeError) -> None:
+        if self._say_so.due():  # thousands of them may come
+            logger.warning("request %s of %s is refused: %s", request.command.code, request.address, why)
 
     def _hand(self, key: tuple[bool, str], request: ServerRequest) -> bool:
         with self._lock:

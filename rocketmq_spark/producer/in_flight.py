@@ -177,7 +177,7 @@ class Pending:
 
     def expect(self, callback: Callback | None = None, msg_id: str = "") -> Promise:
         """A future that ``keep`` completes, once; then ``callback`` is called, too, on a thread that is there from now on."""
-        if callback is not None:
+        if callback is not None and not isinstance(callback, PromptCallback):
             self._callbacks.begin()
         promise = Promise(self, callback, msg_id)
         with self.lock:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
 
 from rocketmq_spark.base.codes import Request, Response
+from rocketmq_spark.client import instance
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.groups import BrokerRequests, heartbeat_of, own
+from rocketmq_spark.client.instance import Groups, Member
 from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.membership import (
@@ -26,6 +29,7 @@ from rocketmq_spark.model.membership import (
     ResetOffsets,
     RunningInfo,
 )
+from rocketmq_spark.remoting.connection import ServerRequest
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.loose_json import read_json
@@ -124,3 +128,24 @@ def test_subscriptions_are_told_by_tags_or_as_they_are() -> None:
 def test_a_message_without_a_namespace_stays_as_it_is() -> None:
     (message,) = decode_messages(store("t", b"x"), "b")
     assert own(message, NO_SCOPE) is message
+
+
+def test_a_flood_of_questions_is_refused_and_the_log_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker may ask thousands at once about what another producer left."""
+    monkeypatch.setattr(instance, "_MAX_ASKED", 1)
+    groups, may_end, begun = Groups(), threading.Event(), threading.Event()
+
+    def slow(address: str, command: Command) -> None:
+        begun.set()
+        assert may_end.wait(60)
+
+    groups.add("g", Member("g", asked=slow, membership=lambda: heartbeat_of("g", Membership({}))))
+    command = Command(Request.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "g"})
+    request = ServerRequest("a:1", command, lambda reply: None, None)
+    assert groups.asked(request)
+    assert begun.wait(60)
+    assert [groups.asked(request) for _ in range(5)] == [True, False, False, False, False]
+    may_end.set()
+    assert caplog.text.count("of a:1 is refused: 1 requests wait for one thread") == 1
