@@ -21,7 +21,7 @@ from rocketmq_spark import Message, ReceivedMessage, aio
 from rocketmq_spark.localbroker import LocalBroker
 from tests.aio.conftest import run, until
 from tests.fix_spark import ROOT
-from tests.helpers import stored_now
+from tests.helpers import stored
 from tests.live.grpc.proxied import forgotten, new_topic
 from tests.witness import java_read
 
@@ -229,4 +229,4 @@ def test_nothing_is_stored_of_what_was_cancelled_before_it_began(rocketmq: Local
             assert send.cancelled()
 
     run(body)
-    assert Counter(message.body for message in stored_now(rocketmq, topic)) == Counter([b"first", b"second"])
+    assert Counter(message.body for message in stored(rocketmq, topic, 2)) == Counter([b"first", b"second"])
