@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from rocketmq_spark.aio.loop import PAUSE_S, Asynchronous, EventLoop
 from rocketmq_spark.base.threads import Failure
@@ -23,9 +23,6 @@ from rocketmq_spark.session import public
 
 if TYPE_CHECKING:
     from rocketmq_spark.options.typed import ConsumerOptions, PullConsumerOptions, SimpleConsumerOptions
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _AT_ONCE = 500  # messages that are decoded in the event loop without a pause: some milliseconds
 
@@ -105,13 +102,11 @@ class Consumer(Asynchronous):
 
     async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Consume all messages of ``topic``, those with one of ``tags`` (``a || b``), or those that match ``sql``."""
-        self._check()
-        await self._loop.call(self._consumer.subscribe, topic, tags, sql)
+        await self._ask(self._consumer.subscribe, topic, tags, sql)
 
     async def unsubscribe(self, topic: str) -> None:
         """Stop consuming ``topic``."""
-        self._check()
-        await self._loop.call(self._consumer.unsubscribe, topic)
+        await self._ask(self._consumer.unsubscribe, topic)
 
     async def start(self, listener: Callable[[Any, Any], Any]) -> None:
         """Join the group, and await ``listener(messages, context)`` in this event loop for messages that come.
@@ -253,10 +248,6 @@ class PullConsumer(Asynchronous):
             if asked.done():
                 self._asked = None
 
-    async def _ask(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        self._check()
-        return await self._loop.call(code, *args, **kwargs)
-
     async def close(self) -> None:
         """Stop, and leave the group; see ``rocketmq_spark.PullConsumer.close``."""
         if self._closed:
@@ -287,13 +278,11 @@ class SimpleConsumer(Asynchronous):
 
     async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Receive all messages of ``topic``, those with one of ``tags`` (``a || b``), or those that match ``sql``."""
-        self._check()
-        await self._loop.call(self._consumer.subscribe, topic, tags, sql)
+        await self._ask(self._consumer.subscribe, topic, tags, sql)
 
     async def unsubscribe(self, topic: str) -> None:
         """Stop receiving messages of ``topic``."""
-        self._check()
-        await self._loop.call(self._consumer.unsubscribe, topic)
+        await self._ask(self._consumer.unsubscribe, topic)
 
     async def receive(
         self, max_messages: int = MAX_MESSAGES, invisible: str | float = "30s", wait: str | float = "5s"
@@ -318,18 +307,15 @@ class SimpleConsumer(Asynchronous):
 
     async def ack(self, message: PoppedMessage) -> None:
         """Acknowledge ``message``: it is done."""
-        self._check()
-        await self._loop.call(self._consumer.ack, message)
+        await self._ask(self._consumer.ack, message)
 
     async def change_invisible(self, message: PoppedMessage, duration: str | float) -> None:
         """Have ``message`` delivered again after ``duration``, unless it is acknowledged before."""
-        self._check()
-        await self._loop.call(self._consumer.change_invisible, message, duration)
+        await self._ask(self._consumer.change_invisible, message, duration)
 
     async def forward_to_dlq(self, message: PoppedMessage) -> None:
         """Give ``message`` up: move it to the group's dead-letter topic."""
-        self._check()
-        await self._loop.call(self._consumer.forward_to_dlq, message)
+        await self._ask(self._consumer.forward_to_dlq, message)
 
     async def close(self) -> None:
         """Leave the group. Messages without an acknowledgement are delivered again when their time is over."""

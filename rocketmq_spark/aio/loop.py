@@ -149,6 +149,11 @@ class Asynchronous:
             raise ClosedError(f"the {type(self).__name__} is closed")
         return loop
 
+    async def _ask(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What a call of the object for threads returns or raises."""
+        self._check()
+        return await self._loop.call(code, *args, **kwargs)
+
     async def close(self) -> object:
         """Give back what is held; nothing is done the second time."""
         raise NotImplementedError

@@ -99,8 +99,7 @@ class Producer(Asynchronous):
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of ``topic`` can go to."""
-        self._check()
-        return await self._loop.call(self._producer.queues, topic)
+        return await self._ask(self._producer.queues, topic)
 
     async def send(
         self,
@@ -175,22 +174,19 @@ class Producer(Asynchronous):
         """Send without an answer: whether the message was stored stays unknown. ``how`` stands for the keyword arguments of
         ``rocketmq_spark.Producer.send_oneway``.
         """
-        self._check()
-        await self._loop.call(self._producer.send_oneway, message, **how)
+        await self._ask(self._producer.send_oneway, message, **how)
 
     async def send_batch(
         self, messages: Collection[Message], queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> SendResult:
         """Send ``messages`` of one topic in one request, to ``queue`` or to any; ``timeout_s`` replaces the send timeout."""
-        self._check()
-        return await self._loop.call(self._producer.send_batch, messages, queue, timeout_s)
+        return await self._ask(self._producer.send_batch, messages, queue, timeout_s)
 
     async def request(self, message: Message, **how: Any) -> Reply:
         """Send a message, and wait for the reply of a consumer that gets it. ``how`` stands for the keyword arguments of
         ``rocketmq_spark.Producer.request``.
         """
-        self._check()
-        asked = await self._loop.call(self._producer.request_async, message, **how)
+        asked = await self._ask(self._producer.request_async, message, **how)
         future: asyncio.Future[Reply] = self._loop.here().create_future()
         asked.add_done_callback(lambda done: self._loop.put(future, done.exception() or done.result()))
         return await future
@@ -198,13 +194,11 @@ class Producer(Asynchronous):
     async def reply(self, to: ReceivedMessage, body: bytes, *, properties: Mapping[str, str] | None = None,
                     timeout_s: float | None = None) -> None:  # fmt: skip
         """Answer the request ``to`` with ``body`` and ``properties``, within ``timeout_s`` seconds."""
-        self._check()
-        await self._loop.call(self._producer.reply, to, body, properties=properties, timeout_s=timeout_s)
+        await self._ask(self._producer.reply, to, body, properties=properties, timeout_s=timeout_s)
 
     async def send_half(self, message: Message, *, timeout_s: float | None = None) -> AsyncHalfMessage:
         """Store ``message`` as one that is delivered when you commit it. ``timeout_s`` replaces the send timeout."""
-        self._check()
-        half = await self._loop.call(self._producer.send_half, message, timeout_s=timeout_s)
+        half = await self._ask(self._producer.send_half, message, timeout_s=timeout_s)
         return AsyncHalfMessage(half, self._loop.call)
 
     @contextlib.asynccontextmanager
@@ -226,13 +220,11 @@ class Producer(Asynchronous):
 
     async def recall(self, topic: str, recall_handle: str) -> str:
         """Cancel a delayed message of ``topic`` by the ``recall_handle`` of its result; returns its id."""
-        self._check()
-        return await self._loop.call(self._producer.recall, topic, recall_handle)
+        return await self._ask(self._producer.recall, topic, recall_handle)
 
     async def flush(self, timeout_s: float | None = None) -> bool:
         """Send lingering batches, and wait ``timeout_s`` seconds at most until all sends are answered; whether they are."""
-        self._check()
-        return await self._loop.call(self._producer.flush, timeout_s)
+        return await self._ask(self._producer.flush, timeout_s)
 
     async def close(self, timeout_s: float | None = None) -> list[Unsent]:
         """Accept nothing more, wait ``timeout_s`` seconds for what is under way, and return what has no answer."""
