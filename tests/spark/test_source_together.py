@@ -21,7 +21,10 @@ from tests.spark.pipelines import holds, holds_bodies, holds_lines
 
 @pytest.fixture(scope="module")
 def other() -> Iterator[LocalBroker]:
-    """A second cluster, which closes connections that are idle for three seconds."""
+    """A second cluster, which closes connections that are idle for three seconds.
+
+    So it closes one on which it owes an answer, too, when it stands still for three seconds: what is stored is sent again.
+    """
     with LocalBroker(conf={"serverChannelMaxIdleTimeSeconds": 3}, quiet=True) as mq:
         yield mq
 
@@ -161,7 +164,7 @@ def test_two_clusters_in_one_query(spark, rocketmq, topic, numbered, other):
 def test_streams_of_two_clusters_in_one_query(spark, rocketmq, topic, numbered, other, tmp_path):
     there, out = names(2, "there")
     other.create_topic(there, 2)
-    other.create_topic(out, 2)
+    rocketmq.create_topic(out, 2)  # not there: see `other`
     theirs = feed(other, there, 20)
     options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 10}
     both = (
@@ -169,10 +172,10 @@ def test_streams_of_two_clusters_in_one_query(spark, rocketmq, topic, numbered, 
         .select("body")
         .union(pipelines.read_stream(spark, other.name_server, there, **options).select("body"))
     )
-    writer = both.writeStream.format("rocketmq").option("nameServer", other.name_server).option("topic", out)
+    writer = both.writeStream.format("rocketmq").option("nameServer", rocketmq.name_server).option("topic", out)
     query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
     finish(query)
-    assert Counter(bodies(read(other, subscribe=out))) == Counter({*numbered, *theirs})
+    assert Counter(bodies(read(rocketmq, subscribe=out))) == Counter({*numbered, *theirs})
 
 
 def test_a_watermark_on_the_born_time(spark, rocketmq, topic, tmp_path):
