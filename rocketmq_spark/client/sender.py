@@ -291,6 +291,7 @@ def _result(queue: MessageQueue, request: SendRequest, answer: Command, address:
         offset_msg_id=fields["msgId"],
         transaction_id=fields["transactionId"],
         recall_handle=fields["recallHandle"],
+        region_id=None if fields[Property.TRACE_ON] is False else fields[Property.MSG_REGION],
     )
 
 

@@ -38,6 +38,7 @@ class SendResult(NamedTuple):
         offset_msg_id: The id that the broker assigned; None if the broker does not return one.
         transaction_id: The id of its transaction; None outside of transactions.
         recall_handle: The handle by which ``Producer.recall`` cancels a delayed message; None for other messages.
+        region_id: The region of the broker that stored it, for traces; None over gRPC, or if the broker wants no traces.
     """
 
     status: SendStatus
@@ -47,6 +48,7 @@ class SendResult(NamedTuple):
     offset_msg_id: str | None = None
     transaction_id: str | None = None
     recall_handle: str | None = None
+    region_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rocketmq_spark.base.codes import TRACE_TOPIC
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import kafka_names, transport
@@ -528,6 +529,24 @@ class Options:
         ("producer",),
         "if a send has no answer, check whether the broker stored the message before sending it again (docs/exactly-once.md)",
         shown="false",
+    )
+
+    # Traces
+    enable_trace: bool = _row(
+        p.boolean,
+        False,
+        ("producer", "consumer"),
+        "write message traces, which RocketMQ's dashboard and `mqadmin queryMsgTraceById` show (docs/traces.md)",
+        shown="false",
+        aliases=("enableMsgTrace",),
+    )
+    trace_topic: str = _row(
+        p.string,
+        TRACE_TOPIC,
+        ("producer", "consumer"),
+        "topic of the message traces; brokers create the default one with `traceTopicEnable=true`",
+        shown=TRACE_TOPIC,
+        aliases=("customizedTraceTopic",),
     )
 
     # Consumers

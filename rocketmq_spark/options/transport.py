@@ -80,6 +80,7 @@ NEEDS = {
     "access_key": ("accessKey", "secret_key", "secretKey"),
     "secret_key": ("secretKey", "access_key", "accessKey"),
     "security_token": ("securityToken", "access_key", "accessKey"),
+    "trace_topic": ("traceTopic", "enable_trace", "enableTrace"),
 }
 
 # What is said to a consumer about queues, by field of ``Options``; over gRPC it has none.
@@ -167,6 +168,8 @@ def _of_grpc(options: Any, role: str) -> list[str]:
         found.append(
             "option 'longDelay' is 'dmq', but a Proxy does not report the limits of brokers' timers; expected error"
         )
+    if options.enable_trace:
+        found.append(f"option 'enableTrace' is true, but clients of a Proxy write no traces; {_READ}")
     if options.address_map:
         found.append("option 'addressMap' means nothing with transport=grpc: only proxyEndpoint is dialled")
     if options.tls_key_password:

@@ -111,6 +111,10 @@ class ProducerOptions(TypedDict, total=False):
     """How long earlier requests may still arrive before a row counts as not stored: more than 2s, in a sink more than 4s."""
     confirm_ambiguous: bool | str
     """If a send has no answer, check whether the broker stored the message before sending it again (docs/exactly-once.md)."""
+    enable_trace: bool | str
+    """Write message traces, which RocketMQ's dashboard and ``mqadmin queryMsgTraceById`` show (docs/traces.md)."""
+    trace_topic: str
+    """Topic of the message traces; brokers create the default one with ``traceTopicEnable=true``."""
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -182,6 +186,10 @@ class ConsumerOptions(TypedDict, total=False):
     """How many share the queues (default: one each), or JSON ``{"test":{"broker-a":[0,1]}}``. A stream's sink requires it."""
     pull_batch_size: int | str
     """Maximum number of messages to request per pull; the broker may send fewer. At most 1024 for consumers."""
+    enable_trace: bool | str
+    """Write message traces, which RocketMQ's dashboard and ``mqadmin queryMsgTraceById`` show (docs/traces.md)."""
+    trace_topic: str
+    """Topic of the message traces; brokers create the default one with ``traceTopicEnable=true``."""
     consume_from_where: int | str
     """Where a queue starts for which the group has no offset: ``latest``, ``earliest``, or the first message stored at or
     after a time (ISO-8601 or epoch ms).

@@ -54,10 +54,10 @@ def split(result: SendResult, count: int) -> list[SendResult]:
             topic=result.queue.topic if result.queue is not None else None,
             queue=str(result.queue),
         )
-    status, _, queue, first, _, transaction_id, _ = result
+    status, _, queue, first, _, transaction_id, _, region_id = result
     offsets: Iterable[int | None] = itertools.repeat(None) if first is None else itertools.count(first)
     return [
-        SendResult(status, msg_id, queue, offset, offset_id, transaction_id)
+        SendResult(status, msg_id, queue, offset, offset_id, transaction_id, None, region_id)
         for msg_id, offset, offset_id in zip(ids, offsets, offset_ids, strict=False)
     ]
 

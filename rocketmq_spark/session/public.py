@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.base import extras
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, epoch_ms
 from rocketmq_spark.base.lifecycle import Owner
 from rocketmq_spark.client.pulls import wanted_of
 from rocketmq_spark.consumer.ahead import ReadAhead
@@ -24,7 +24,9 @@ from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import Message, MessageQueue, OffsetRange, PullRequest, ReceivedMessage
 from rocketmq_spark.options import Options, transport
+from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.confirming import StoredIds
+from rocketmq_spark.producer.engine import Unsent
 from rocketmq_spark.producer.requests import RequestProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import TransactionCheck
@@ -34,12 +36,14 @@ from rocketmq_spark.session.spools import open_store, resending
 from rocketmq_spark.spool.folders import SpoolSettings
 
 if TYPE_CHECKING:
+    from rocketmq_spark.consumer.tracing import ListenerTraces
     from rocketmq_spark.options.typed import (
         ConsumerOptions,
         ProducerOptions,
         PullConsumerOptions,
         SimpleConsumerOptions,
     )
+    from rocketmq_spark.producer.tracing import TraceProducer
     from rocketmq_spark.pull.reading import PlainRun
 
 
@@ -76,7 +80,7 @@ class Producer(RequestProducer):
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the producer group")
         settings, spool = ProducerSettings.of(parsed), SpoolSettings.of(parsed)
-        send = sender(parsed)
+        send, self._traces = _traced_sender(parsed)
         stored, opened = _stored_ids(parsed), None
         if spool is not None:
             opened = resending(open_store(spool.folder, parsed, spool), send, settings)
@@ -85,7 +89,38 @@ class Producer(RequestProducer):
         except BaseException:
             if opened is not None:
                 opened.close(Deadline.after(0))
+            if self._traces is not None:
+                self._traces.close(0)
             raise
+
+    def close(self, timeout_s: float | None = None) -> list[Unsent]:
+        try:
+            return super().close(timeout_s)
+        finally:
+            if self._traces is not None:
+                self._traces.close(timeout_s)
+
+
+def _traced_sender(options: Options) -> tuple[Sender, TraceProducer | None]:
+    """What a producer sends with, and who sends its traces if it is traced."""
+    plain = sender(options)
+    if not options.enable_trace:
+        return plain, None
+    from rocketmq_spark.producer.tracing import TracedSender, TraceProducer
+
+    group, topic = options.group, options.trace_topic
+    traces = TraceProducer(plain, group, "PRODUCE", topic)
+    return cast(Sender, TracedSender(plain, traces.append, group, topic, epoch_ms)), traces
+
+
+def _listener_traces(options: Options, group: str) -> ListenerTraces | None:
+    if not options.enable_trace:
+        return None
+    from rocketmq_spark.consumer.tracing import ListenerTraces
+    from rocketmq_spark.producer.tracing import TraceProducer
+
+    traces = TraceProducer(sender(options), group, "CONSUME", options.trace_topic)
+    return ListenerTraces(traces.append, traces.close)
 
 
 def _stored_ids(options: Options) -> StoredIds | None:
@@ -128,7 +163,12 @@ class Consumer(group_consumer.BaseConsumer):
         if settings.popped:
             super().__init__(pop_member(parsed), settings)
             return
-        tools = ConsumerTools(read_ahead=_read_ahead(parsed, settings.group), replier=_replier(parsed, settings.group))
+        group = settings.group
+        tools = ConsumerTools(
+            read_ahead=_read_ahead(parsed, group),
+            replier=_replier(parsed, group),
+            traces=partial(_listener_traces, parsed, group),
+        )
         super().__init__(member(parsed), settings, tools)
 
 

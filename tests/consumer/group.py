@@ -24,6 +24,7 @@ from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.consumer.push.workers import Work, Workers
 from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.tracing import ListenerTraces
 from rocketmq_spark.errors import (
     BrokerError,
     LocalProtocolError,
@@ -345,6 +346,7 @@ class GroupBench:
             "rocketmq_spark.base.clock.time",
             SimpleNamespace(
                 monotonic=self.time.monotonic,
+                time_ns=lambda: int(self.time.now * 1e9),
             ),
         )
         self.brokers = FakeBrokers(self.time, {"T": "a:0-1 b:0-1"})
@@ -353,6 +355,7 @@ class GroupBench:
         self.got: list[tuple[str, bytes, int]] = []  # who, what, how often it had come before
         self.consumers: list[BaseConsumer] = []
         self.replies: list[tuple[ReceivedMessage, bytes, Mapping[str, str] | None]] = []
+        self.traces: Callable[[], ListenerTraces | None] = lambda: None
         self.timers: dict[str, list[ManualTimer]] = {}  # by client id
         self.numbers = itertools.count(1)
 
@@ -369,7 +372,7 @@ class GroupBench:
             timers.append(one.timer)
             return one
 
-        make = ConsumerTools(timer, workers, replier=lambda *given: self.replies.append(given))
+        make = ConsumerTools(timer, workers, None, lambda *given: self.replies.append(given), self.traces)
         made = BaseConsumer(port, ConsumerSettings(**{"group": GROUP, **settings}), make)
         self.consumers.append(made)
         return made, port

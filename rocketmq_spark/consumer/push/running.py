@@ -34,6 +34,7 @@ from rocketmq_spark.consumer.push.workers import SendBack, Workers
 from rocketmq_spark.consumer.result import Listener, Replier
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
+from rocketmq_spark.consumer.tracing import ListenerTraces
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import Filter, ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats, Membership, TopicFigures
@@ -114,13 +115,14 @@ _numbers = itertools.count()
 @dataclass(frozen=True, slots=True)
 class ConsumerTools:
     """What a consumer is given: time, threads, and, if they can be had, how queues that are far behind are read and how requests
-    are answered.
+    are answered; and where calls of the listener are traced.
     """
 
     timer: Callable[[str], Timer] = Timer
     workers: Callable[[str, int], Workers] = Workers
     read_ahead: ReadAhead | None = None
     replier: Replier | None = None
+    traces: Callable[[], ListenerTraces | None] = lambda: None
 
 
 class RunningConsumer:
@@ -150,6 +152,9 @@ class RunningConsumer:
         self.rebalancing = Rebalancing(
             port, settings, self.held, subscriptions, self._ownership, make_timer(f"{name}-rebalance")
         )
+        self._traces = make.traces()
+        if self._traces is not None:
+            listener = self._traces.around(listener, settings)
         self._consuming = self._consumer_of(listener)
         self._consuming.replier = make.replier
         self._pulling.consuming, self._pulling.move = self._consuming, self.rebalancing.move
@@ -211,6 +216,8 @@ class RunningConsumer:
                 self._leave(deadline)
                 self._leave = None  # not before: an interrupted one is repeated
             self._store.end()
+            if self._traces is not None:
+                self._traces.close()
 
     def changed(self) -> None:
         """The subscriptions are other ones; brokers hear of it now, for they refuse pulls by a filter that is new to them."""

@@ -1,0 +1,258 @@
+"""Message traces of a producer: what was stored, decided and cancelled, as records in the trace topic.
+
+Mirrors ``AsyncTraceDispatcher`` and its hooks. Tracing never holds up nor fails what is traced: records are collected, sent by a
+timer, and dropped with a line in the log where the trace topic does not take them. Unlike Java's, each message of a batch has a
+record of its own, by which its id finds it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rocketmq_spark.base.clock import Deadline, NowAndThen
+from rocketmq_spark.base.codes import Property
+from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.errors import ClosedError, RocketMQError
+from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
+from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
+from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.engine import Unsent
+from rocketmq_spark.producer.outgoing import Outcome, PromptCallback
+from rocketmq_spark.producer.producer import BaseProducer
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.wire import traces
+from rocketmq_spark.wire.identifiers import OffsetMessageId
+from rocketmq_spark.wire.messages import decode_batch
+from rocketmq_spark.wire.properties import decode_properties
+from rocketmq_spark.wire.traces import Acknowledged, MessageKind, TracedMessage, TraceRecord
+
+logger = logging.getLogger(__name__)
+
+_numbers = itertools.count()
+_GROUP_CHARACTERS = 80  # of the group that is traced, in the name of the group that sends its traces
+
+# Records go out when there are that many, or a second after the first. What is not stored yet is bounded, as Java's is.
+AT_ONCE = traces.MOST_RECORDS
+FLUSH_S = 1.0
+MOST_HELD = 20_480
+SEND_TIMEOUT_S = 5.0
+LOG_S = 60.0
+
+# Names in Java's ``LocalTransactionState``.
+_STATES = {
+    TransactionState.COMMIT: "COMMIT_MESSAGE",
+    TransactionState.ROLLBACK: "ROLLBACK_MESSAGE",
+    TransactionState.UNKNOWN: "UNKNOW",
+}
+
+
+class TraceProducer(BaseProducer):
+    """Sends the trace records of one producer or consumer.
+
+    Args:
+        sender: Sends to the brokers of the cluster.
+        group: The group that is traced.
+        kind: ``PRODUCE`` or ``CONSUME``.
+        topic: The trace topic.
+    """
+
+    def __init__(
+        self, sender: Sender, group: str, kind: str, topic: str, make_timer: Callable[[str], Timer] = Timer
+    ) -> None:
+        name = f"_INNER_TRACE_PRODUCER-{group[:_GROUP_CHARACTERS]}-{kind}-{next(_numbers)}"
+        self.topic = topic
+        self._flushing = make_timer(f"{name}-flush")
+        self._records: list[TraceRecord] = []
+        self._held = self._lost = 0
+        self._scheduled = self._ended = False
+        self._collecting = threading.Lock()
+        self._complaint = NowAndThen(LOG_S)
+        settings = ProducerSettings(group=name, send_timeout_s=SEND_TIMEOUT_S, auto_create_topics=False, heartbeat_s=0)
+        super().__init__(sender, settings, make_timer=make_timer)
+
+    def append(self, records: Sequence[TraceRecord]) -> None:
+        """Take ``records``, or drop them where too many wait. Never waits."""
+        if not records:
+            return
+        with self._collecting:
+            if self._ended:
+                return
+            full = self._held + len(records) > MOST_HELD
+            if not full:
+                self._records += records
+                self._held += len(records)
+            soon = len(self._records) >= AT_ONCE
+            schedule = not full and not self._scheduled
+            self._scheduled = self._scheduled or schedule
+        if full:
+            self._dropped(len(records), ClosedError(f"{MOST_HELD} records wait"))
+        elif soon:
+            self._flushing.soon(self._send_records)
+        elif schedule:
+            self._flushing.later(FLUSH_S, self._send_records)
+
+    def close(self, timeout_s: float | None = None) -> list[Unsent]:
+        """Send what was collected, and close."""
+        try:
+            if self._owner.here and not self._ended:
+                self._send_records()
+                self._ended = True
+                self._flushing.close(0)
+        finally:
+            unsent = super().close(timeout_s)
+        return unsent
+
+    def at_exit(self) -> dict[str, RocketMQError]:
+        """Send what was collected. Traces that are lost then are not worth a line on the screen."""
+        if self._owner.here and not self._ended:
+            self._send_records()
+            super().at_exit()
+        return {}
+
+    def _send_records(self) -> None:
+        with self._collecting:
+            records, self._records, self._scheduled = self._records, [], False
+        for body, keys, count in traces.messages(records):
+            try:
+                settle = PromptCallback(functools.partial(self._settle, count))
+                self.send_async(Message(self.topic, body.encode(), keys=keys), settle)
+            except RocketMQError as e:
+                self._settle(count, e)
+
+    def _settle(self, count: int, outcome: Outcome) -> None:
+        with self._collecting:
+            self._held -= count
+        if isinstance(outcome, RocketMQError):
+            self._dropped(count, outcome)
+
+    def _dropped(self, count: int, error: RocketMQError) -> None:
+        with self._collecting:
+            self._lost += count
+            lost, due = self._lost, self._complaint.due()
+        if due:
+            logger.warning(
+                "%d trace records of %s are lost so far; the messages themselves are not concerned. Topic %s needs "
+                "brokers with traceTopicEnable=true, or must be created: %s",
+                lost, self.settings.group, self.topic, error,
+            )  # fmt: skip
+
+
+class TracedSender:
+    """A sender that hands a record of what it did to ``append``. Fails and waits as the sender behind it does."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        append: Callable[[Sequence[TraceRecord]], None],
+        group: str,
+        trace_topic: str,
+        wall_ms: Callable[[], int],
+    ) -> None:
+        self._sender = sender
+        self._append = append
+        self._group = group
+        self._trace_topic = trace_topic
+        self._wall_ms = wall_ms
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sender, name)
+
+    def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
+        """Traced when it is stored."""
+        began_ms = self._wall_ms()
+        result = self._sender.send(queue, request, deadline)
+        self._trace(lambda: self._stored(queue, request, result, began_ms))
+        return result
+
+    def send_async(
+        self,
+        queue: MessageQueue,
+        request: SendRequest,
+        deadline: Deadline,
+        done: Callable[[SendResult | RocketMQError], None],
+    ) -> None:
+        """Traced when it is stored."""
+        began_ms = self._wall_ms()
+
+        def answered(outcome: SendResult | RocketMQError) -> None:
+            if isinstance(outcome, SendResult):
+                self._trace(lambda: self._stored(queue, request, outcome, began_ms))
+            done(outcome)
+
+        self._sender.send_async(queue, request, deadline, answered)
+
+    def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
+        """Traced when the broker has answered."""
+        msg_id = self._sender.recall(topic, broker_name, handle, group, deadline)
+        about = TracedMessage(topic, msg_id, None, None, traces.DEFAULT_REGION)
+        self._trace(lambda: [traces.recalled(about, self._group, self._wall_ms(), True)])
+        return msg_id
+
+    def end_transaction(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
+        """Traced when it is decided."""
+        proved = self._sender.end_transaction(place, decision, deadline)
+        about = TracedMessage(place.topic, place.msg_id, None, None, traces.DEFAULT_REGION)
+        self._trace(lambda: [self._decided(about, place, decision, asked=False)])
+        return proved
+
+    def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
+        """What brokers ask about half messages is traced with its answer."""
+        return self._sender.join(group, heartbeat_s, None if check is None else functools.partial(self._checked, check))
+
+    def _checked(
+        self, check: HalfCheck, message: Any, place: HalfPlace
+    ) -> TransactionState | Callable[[], TransactionState]:
+        about = TracedMessage.of(place.topic, message.properties)._replace(msg_id=place.msg_id)
+        said = check(message, place)
+        if isinstance(said, TransactionState):
+            self._trace(lambda: [self._decided(about, place, said, asked=True)])
+            return said
+
+        def later() -> TransactionState:
+            state = said()
+            self._trace(lambda: [self._decided(about, place, state, asked=True)])
+            return state
+
+        return later
+
+    def _decided(self, about: TracedMessage, place: HalfPlace, state: TransactionState, asked: bool) -> TraceRecord:
+        now_ms = self._wall_ms()
+        return traces.transaction_ended(about, self._group, now_ms, place.transaction_id, _STATES[state], asked)
+
+    def _stored(
+        self, queue: MessageQueue, request: SendRequest, result: SendResult, began_ms: int
+    ) -> Iterable[TraceRecord]:
+        if result.region_id is None or queue.topic == self._trace_topic:
+            return
+        cost_ms = self._wall_ms() - began_ms
+        places = (result.offset_msg_id or "").split(",")
+        host = OffsetMessageId.parse(places[0]).host if places[0] else ""
+        ok = result.status is SendStatus.SEND_OK
+        for i, (properties, size) in enumerate(_messages_of(request)):
+            about = TracedMessage.of(queue.topic, properties, result.region_id)
+            place = places[min(i, len(places) - 1)] or None
+            how = Acknowledged(size, MessageKind.of(properties), host, place, ok)
+            yield traces.published(about, self._group, began_ms, cost_ms, how)
+
+    def _trace(self, records: Callable[[], Iterable[TraceRecord]]) -> None:
+        """What goes wrong here is no matter of the send."""
+        made = attempt(lambda: self._append(tuple(records())))
+        if isinstance(made, Failure):
+            made.log(logger, "a trace record could not be made")
+
+
+def _messages_of(request: SendRequest) -> Iterable[tuple[Mapping[str, str], int]]:
+    """Properties and body size of each message."""
+    if not request.batch:
+        yield decode_properties(request.properties), len(request.body)
+        return
+    for item in decode_batch(request.body):
+        properties = decode_properties(item.properties)
+        if Property.UNIQ_KEY in properties:
+            yield properties, len(item.body)

@@ -1,0 +1,165 @@
+"""Records of the message trace, as Java's ``TraceDataEncoder`` writes and RocketMQ's tools read them. Pure.
+
+A trace message has any number of records as its body; its keys are the ids and keys of the messages that they are about, by
+which tools find it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from rocketmq_spark.base.codes import KEY_SEPARATOR, Property
+
+_FIELD, _RECORD = "\x01", "\x02"
+_NULL = "null"
+DEFAULT_REGION = "DefaultRegion"
+
+# Of one trace message. A reader of a trace gets at most 64 messages, so those are not small; brokers take keys of 32 KB.
+MOST_RECORDS, MOST_CHARACTERS, MOST_KEY_BYTES = 100, 100_000, 24_000
+
+
+class TraceRecord(NamedTuple):
+    """One record, and the keys by which it is found; the first is the message id."""
+
+    text: str
+    keys: tuple[str, ...]
+
+
+class TracedMessage(NamedTuple):
+    """What records say of a message."""
+
+    topic: str
+    msg_id: str
+    tags: str | None
+    keys: str | None
+    region: str
+
+    @classmethod
+    def of(cls, topic: str, properties: Mapping[str, str], region: str | None = None) -> TracedMessage:
+        """By its properties; one of a batch has no region of its own."""
+        get = properties.get
+        region = region or get(Property.MSG_REGION) or DEFAULT_REGION
+        return cls(topic, get(Property.UNIQ_KEY, ""), get(Property.TAGS), get(Property.KEYS), region)
+
+    def record(self, *fields: object) -> TraceRecord:
+        words = (self.keys or "").split(KEY_SEPARATOR)
+        text = _FIELD.join(_text(field) for field in fields) + _RECORD
+        return TraceRecord(text, (self.msg_id, *(word for word in words if word)))
+
+
+class MessageKind(enum.IntEnum):
+    """The numbers are those of Java's ``MessageType``."""
+
+    NORMAL = 0
+    HALF = 1
+    COMMIT = 2
+    DELAY = 3
+
+    @classmethod
+    def of(cls, properties: Mapping[str, str]) -> MessageKind:
+        """Of a message that is sent."""
+        if properties.get(Property.TRANSACTION_PREPARED) == "true":
+            return cls.HALF
+        return cls.DELAY if _DELAYING & properties.keys() else cls.NORMAL
+
+
+_DELAYING = frozenset((Property.DELAY, Property.TIMER_DELIVER_MS, Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SEC))
+
+
+class ConsumeReturn(enum.IntEnum):
+    """How a listener ended; the numbers are those of Java's ``ConsumeReturnType``."""
+
+    SUCCESS = 0
+    TIME_OUT = 1
+    EXCEPTION = 2
+    FAILED = 4
+
+
+class Acknowledged(NamedTuple):
+    """A stored message: its size and kind, and what the broker said of it."""
+
+    body_bytes: int
+    kind: MessageKind
+    host: str
+    offset_msg_id: str | None
+    ok: bool
+
+
+def published(about: TracedMessage, group: str, began_ms: int, cost_ms: int, how: Acknowledged) -> TraceRecord:
+    """A message that a broker has stored."""
+    return about.record(
+        "Pub", began_ms, about.region, group, about.topic, about.msg_id, about.tags, about.keys, how.host, how.body_bytes,
+        cost_ms, how.kind.value, how.offset_msg_id, how.ok,
+    )  # fmt: skip
+
+
+def consuming(about: TracedMessage, group: str, request_id: str, now_ms: int, attempt: int) -> TraceRecord:
+    """A message that a listener is about to get; ``attempt`` counts from 0."""
+    return about.record(
+        "SubBefore", now_ms, about.region, group, request_id, about.msg_id, attempt, about.keys
+    )  # fmt: skip
+
+
+def consumed(
+    about: TracedMessage, group: str, request_id: str, now_ms: int, cost_ms: int, ended: ConsumeReturn
+) -> TraceRecord:
+    """A message that a listener had."""
+    success = ended is ConsumeReturn.SUCCESS
+    return about.record(
+        "SubAfter", request_id, about.msg_id, cost_ms, success, about.keys, ended.value, now_ms, group
+    )  # fmt: skip
+
+
+def transaction_ended(
+    about: TracedMessage, group: str, now_ms: int, transaction_id: str, state: str, asked: bool
+) -> TraceRecord:
+    """A decision on a half message; ``state`` is the name of Java's ``LocalTransactionState``."""
+    return about.record(
+        "EndTransaction", now_ms, about.region, group, about.topic, about.msg_id, about.tags, about.keys, "",
+        MessageKind.COMMIT.value, transaction_id, state, asked,
+    )  # fmt: skip
+
+
+def recalled(about: TracedMessage, group: str, now_ms: int, success: bool) -> TraceRecord:
+    """A delayed message that was to be cancelled."""
+    return about.record("Recall", now_ms, about.region, group, about.topic, about.msg_id, success)
+
+
+def messages(records: Iterable[TraceRecord]) -> Iterator[tuple[str, Sequence[str], int]]:
+    """The trace messages for ``records``: the body, the keys, and how many records it has."""
+    texts: list[str] = []
+    keys: dict[str, None] = {}
+    size = key_bytes = 0
+    for record in records:
+        fresh = [key for key in _few(record.keys) if key not in keys]
+        more = sum(len(key.encode()) + 1 for key in fresh)
+        if texts and (
+            len(texts) == MOST_RECORDS or size + len(record.text) > MOST_CHARACTERS or key_bytes + more > MOST_KEY_BYTES
+        ):
+            yield "".join(texts), tuple(keys), len(texts)
+            texts, keys, size, key_bytes, fresh = [], {}, 0, 0, list(_few(record.keys))
+            more = sum(len(key.encode()) + 1 for key in fresh)
+        texts.append(record.text)
+        keys.update(dict.fromkeys(fresh))
+        size += len(record.text)
+        key_bytes += more
+    if texts:
+        yield "".join(texts), tuple(keys), len(texts)
+
+
+def _few(keys: Sequence[str]) -> Iterator[str]:
+    """The id, and as many keys as one message can have."""
+    room = MOST_KEY_BYTES
+    for key in dict.fromkeys(keys):
+        room -= len(key.encode()) + 1
+        if room < 0:
+            return
+        yield key
+
+
+def _text(field: object) -> str:
+    if field is None:
+        return _NULL
+    return str(field).lower() if isinstance(field, bool) else str(field)

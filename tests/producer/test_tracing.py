@@ -1,0 +1,234 @@
+"""Traces of a producer: what is recorded of sends, decisions and recalls, and that tracing never is in the way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import TRACE_TOPIC, Property
+from rocketmq_spark.errors import CallTimeout, RouteNotFound
+from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, SendRequest, SendResult, SendStatus
+from rocketmq_spark.model.send import HalfPlace, TransactionState
+from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer import tracing
+from rocketmq_spark.producer.producer import BaseProducer
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.tracing import TracedSender, TraceProducer
+from rocketmq_spark.wire.messages import decode_batch
+from rocketmq_spark.wire.properties import decode_properties
+from rocketmq_spark.wire.traces import TraceRecord
+from tests.producer.scripted import Bench
+from tests.queues import q, qs
+
+PLACE = "7F00000100002A9F0000000000000064"
+
+
+def in_region(queue: MessageQueue, request: SendRequest, region: str | None = "east") -> SendResult:
+    count = len(decode_batch(bytes(request.body))) if request.batch else 1
+    return SendResult(SendStatus.SEND_OK, "", queue, 7, ",".join([PLACE] * count), region_id=region)
+
+
+class Traced:
+    """A producer whose sender is traced, and the fields of the records."""
+
+    def __init__(self, bench: Bench, **settings: Any) -> None:
+        self.records: list[list[str]] = []
+        sender = cast(
+            Sender, TracedSender(cast(Sender, bench.sender), self.take, "shop", TRACE_TOPIC, bench.timer("x-w").wall_ms)
+        )
+        chosen = {"group": "shop", "heartbeat_s": 0, "route_refresh_s": 0, **settings}
+        self.producer = BaseProducer(sender, ProducerSettings(**chosen), None, bench.timer)
+        bench.producers.append(self.producer)
+        self.sender = sender
+
+    def take(self, records: Sequence[TraceRecord]) -> None:
+        self.records += [record.text[:-1].split("\x01") for record in records]
+
+
+def test_a_stored_message_has_a_record_and_a_failed_one_has_none(bench: Bench) -> None:
+    traced = Traced(bench)
+    bench.sender.latency_s = {"a": 0.25}
+    bench.sender.script = [CallTimeout("slow"), in_region]
+    result = traced.producer.send(Message("T", b"12345", tags="paid", keys=["k1", "k2"]), queue=None)
+    (record,) = traced.records
+    assert record[:8] == ["Pub", record[1], "east", "shop", "T", result.msg_id, "paid", "k1 k2"]
+    assert record[8:] == ["127.0.0.1:10911", "5", record[10], "0", PLACE, "true"]
+    assert record[10] in ("0", "250")
+
+
+def test_what_is_stored_less_safely_is_no_success(bench: Bench) -> None:
+    traced = Traced(bench)
+    bench.sender.script = [
+        lambda queue, request: in_region(queue, request)._replace(status=SendStatus.FLUSH_DISK_TIMEOUT)
+    ]
+    traced.producer.send(Message("T", b"x"))
+    assert traced.records[0][-1] == "false"
+
+
+def test_each_message_of_a_batch_is_found_by_its_id(bench: Bench) -> None:
+    traced = Traced(bench)
+    bench.sender.script = [in_region]
+    result = traced.producer.send_batch([Message("T", b"1", keys=["one"]), Message("T", b"22", tags="b")])
+    assert [(r[5], r[6], r[7], r[9]) for r in traced.records] == [
+        (result.msg_id.split(",")[0], "null", "one", "1"),
+        (result.msg_id.split(",")[1], "b", "null", "2"),
+    ]
+
+
+def test_asynchronous_sends_are_traced_before_their_caller_hears_of_them(bench: Bench) -> None:
+    traced, heard = Traced(bench), []
+    bench.sender.script = [None]
+    traced.producer.send_async(Message("T", b"x")).add_done_callback(lambda future: heard.append(len(traced.records)))
+    assert not traced.records
+    bench.sender.answer(0, in_region)
+    bench.time.run_due()
+    assert heard == [1]
+
+
+@pytest.mark.parametrize("region", [None, "east"])
+def test_brokers_and_topics_that_want_no_traces_get_none(bench: Bench, region: str | None) -> None:
+    traced = Traced(bench)
+    bench.sender.routes[TRACE_TOPIC] = tuple(qs("a:0", TRACE_TOPIC))
+    bench.sender.script = [lambda queue, request: in_region(queue, request, region)]
+    traced.producer.send(Message("T" if region is None else TRACE_TOPIC, b"x"))
+    assert traced.records == []
+
+
+def test_a_record_that_cannot_be_made_fails_no_send(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    traced = Traced(bench)
+    bench.sender.script = [lambda queue, request: in_region(queue, request)._replace(offset_msg_id="no id")]
+    assert traced.producer.send(Message("T", b"x")).status is SendStatus.SEND_OK
+    assert traced.records == []
+    assert "a trace record could not be made" in caplog.text
+
+
+def test_delays_half_messages_decisions_and_recalls(bench: Bench) -> None:
+    traced = Traced(bench)
+    bench.sender.script = [in_region, in_region]
+    traced.producer.send(Message("T", b"x"), delay_level=3)
+    half = SendRequest("shop", b"x", f"{Property.UNIQ_KEY}\x01H\x02{Property.TRANSACTION_PREPARED}\x01true\x02")
+    traced.sender.send(q("a:0"), half, Deadline.after(1))
+    place = HalfPlace("T", "a", "shop", "H", "TX")
+    traced.sender.end_transaction(place, TransactionState.ROLLBACK, Deadline.after(1))
+    traced.sender.recall("T", "a", "handle", "shop", Deadline.after(1))
+    assert [record[0] for record in traced.records] == ["Pub", "Pub", "EndTransaction", "Recall"]
+    assert [record[11] for record in traced.records[:2]] == ["3", "1"]
+    assert traced.records[2][5] == "H"
+    assert traced.records[2][10:] == ["TX", "ROLLBACK_MESSAGE", "false"]
+    assert traced.records[3][4:] == ["T", "ID", "true"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_answers_to_brokers_that_ask_are_traced(bench: Bench, late: bool) -> None:
+    traced = Traced(bench)
+
+    def check(message: Any, place: HalfPlace) -> Any:
+        return (lambda: TransactionState.COMMIT) if late else TransactionState.COMMIT
+
+    traced.sender.join("shop", 0, check)
+    asked = cast(Any, bench.sender.check)
+    message = cast(ReceivedMessage, type("Half", (), {"properties": {"TAGS": "paid", "KEYS": "k"}, "topic": "T"})())
+    said = asked(message, HalfPlace("T", "a", "shop", "H", "TX"))
+    if late:
+        assert traced.records == []
+        said = said()
+    assert said is TransactionState.COMMIT
+    (record,) = traced.records
+    assert record[4:8] == ["T", "H", "paid", "k"]
+    assert record[10:] == ["TX", "COMMIT_MESSAGE", "true"]
+
+
+class Sending:
+    """A producer of traces, and the bodies that it sent."""
+
+    def __init__(self, bench: Bench, topic: str = "T") -> None:
+        self.bench = bench
+        self.producer = TraceProducer(cast(Sender, bench.sender), "shop", "PRODUCE", topic, bench.timer)
+        bench.producers.append(self.producer)
+
+    @property
+    def bodies(self) -> list[str]:
+        return [bytes(request.body).decode() for request in self.bench.sender.requests]
+
+
+def record(n: int = 0) -> TraceRecord:
+    return TraceRecord(f"{n}\x02", (f"id{n}", "key"))
+
+
+def test_records_go_out_together_after_a_second(bench: Bench) -> None:
+    sending = Sending(bench)
+    sending.producer.append([record(0)])
+    bench.time.advance(tracing.FLUSH_S / 2)
+    sending.producer.append([record(1)])
+    bench.time.advance(tracing.FLUSH_S / 2 - 0.001)
+    assert sending.bodies == []
+    bench.time.advance(0.001)
+    assert sending.bodies == ["0\x021\x02"]
+    keys = decode_properties(bench.sender.requests[0].properties)[Property.KEYS]
+    assert keys.split() == ["id0", "key", "id1"]
+    sending.producer.append([record(2)])
+    bench.time.advance(tracing.FLUSH_S)
+    assert sending.bodies[1:] == ["2\x02"]
+
+
+def test_a_hundred_do_not_wait(bench: Bench) -> None:
+    sending = Sending(bench)
+    sending.producer.append([record(n) for n in range(tracing.AT_ONCE)])
+    bench.time.run_due()
+    assert len(sending.bodies) == 1
+
+
+def test_the_close_sends_what_was_collected_and_takes_nothing_more(bench: Bench) -> None:
+    sending = Sending(bench)
+    sending.producer.append([record()])
+    sending.producer.close()
+    assert sending.bodies == ["0\x02"]
+    sending.producer.append([record()])
+    bench.time.advance(10)
+    sending.producer.close()
+    assert len(sending.bodies) == 1
+
+
+def test_the_end_of_the_program_sends_what_was_collected(bench: Bench) -> None:
+    sending = Sending(bench)
+    sending.producer.append([record()])
+    assert sending.producer.at_exit() == {}
+    assert sending.bodies == ["0\x02"]
+
+
+def test_a_trace_topic_that_is_not_there_costs_a_line_a_minute(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.sender.routes["N"] = RouteNotFound("no such topic", topic="N")
+    sending = Sending(bench, "N")
+    with caplog.at_level(logging.WARNING):
+        for n in range(20):
+            sending.producer.append([record(n)])
+            bench.time.advance(tracing.FLUSH_S)
+    assert caplog.text.count("trace records of") == 1
+    assert "traceTopicEnable=true" in caplog.text
+    caplog.clear()
+    bench.time.advance(tracing.LOG_S)
+    sending.producer.append([record()])
+    bench.time.advance(tracing.FLUSH_S)
+    assert "21 trace records of" in caplog.text
+
+
+def test_what_waits_is_bounded_and_there_is_room_again_when_it_is_sent(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracing, "MOST_HELD", 3)
+    bench.sender.script = [None]
+    sending = Sending(bench)
+    sending.producer.append([record(0), record(1)])
+    bench.time.advance(tracing.FLUSH_S)
+    sending.producer.append([record(2), record(3)])  # those before have no answer yet
+    assert "2 trace records of" in caplog.text
+    sending.producer.append([record(4)])
+    bench.sender.answer()
+    bench.time.advance(tracing.FLUSH_S)
+    sending.producer.append([record(5), record(6), record(7)])
+    bench.time.advance(tracing.FLUSH_S)
+    assert sending.bodies == ["0\x021\x02", "4\x02", "5\x026\x027\x02"]
