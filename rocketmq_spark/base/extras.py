@@ -9,6 +9,7 @@ import re
 from importlib.util import find_spec
 
 SPARK, ARROW, CLI, SPOOL, GRPC, DELAY, NOTEBOOK = "spark", "arrow", "cli", "spool", "grpc", "delay", "notebook"
+OTEL = "otel"
 
 _ARROW = ("pyarrow>=18.0", "numpy>=1.23.2")
 _PROTOBUF = "protobuf>=6.33.5"
@@ -21,6 +22,7 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
     GRPC: ("grpcio>=1.76", _PROTOBUF),
     # Spark's stateful Python processors need it, in workers too.
     DELAY: (_PROTOBUF,),
+    OTEL: ("opentelemetry-api>=1.27",),
     NOTEBOOK: ("ipykernel>=6.29", "matplotlib>=3.8", "pandas>=2.2,<3"),
 }
 

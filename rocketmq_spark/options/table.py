@@ -549,6 +549,14 @@ class Options:
         aliases=("customizedTraceTopic",),
     )
 
+    open_telemetry: bool = _row(
+        p.boolean,
+        False,
+        ("producer", *_CONSUME, "simple consumer"),
+        "make OpenTelemetry spans and metrics, and hand traces on in the messages' properties (docs/opentelemetry.md)",
+        shown="false",
+    )
+
     # Consumers
     consume_from_where: str | int = _row(
         p.consume_from,

@@ -115,6 +115,8 @@ class ProducerOptions(TypedDict, total=False):
     """Write message traces, which RocketMQ's dashboard and ``mqadmin queryMsgTraceById`` show (docs/traces.md)."""
     trace_topic: str
     """Topic of the message traces; brokers create the default one with ``traceTopicEnable=true``."""
+    open_telemetry: bool | str
+    """Make OpenTelemetry spans and metrics, and hand traces on in the messages' properties (docs/opentelemetry.md)."""
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -190,6 +192,8 @@ class ConsumerOptions(TypedDict, total=False):
     """Write message traces, which RocketMQ's dashboard and ``mqadmin queryMsgTraceById`` show (docs/traces.md)."""
     trace_topic: str
     """Topic of the message traces; brokers create the default one with ``traceTopicEnable=true``."""
+    open_telemetry: bool | str
+    """Make OpenTelemetry spans and metrics, and hand traces on in the messages' properties (docs/opentelemetry.md)."""
     consume_from_where: int | str
     """Where a queue starts for which the group has no offset: ``latest``, ``earliest``, or the first message stored at or
     after a time (ISO-8601 or epoch ms).
@@ -307,6 +311,8 @@ class PullConsumerOptions(TypedDict, total=False):
     """How many share the queues (default: one each), or JSON ``{"test":{"broker-a":[0,1]}}``. A stream's sink requires it."""
     pull_batch_size: int | str
     """Maximum number of messages to request per pull; the broker may send fewer. At most 1024 for consumers."""
+    open_telemetry: bool | str
+    """Make OpenTelemetry spans and metrics, and hand traces on in the messages' properties (docs/opentelemetry.md)."""
     consume_from_where: int | str
     """Where a queue starts for which the group has no offset: ``latest``, ``earliest``, or the first message stored at or
     after a time (ISO-8601 or epoch ms).
@@ -378,6 +384,8 @@ class SimpleConsumerOptions(TypedDict, total=False):
     """
     environments: Mapping[str, Any] | str
     """How many share the queues (default: one each), or JSON ``{"test":{"broker-a":[0,1]}}``. A stream's sink requires it."""
+    open_telemetry: bool | str
+    """Make OpenTelemetry spans and metrics, and hand traces on in the messages' properties (docs/opentelemetry.md)."""
 
 
 class SinkOptions(TypedDict, total=False):

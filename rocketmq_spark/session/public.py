@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     )
     from rocketmq_spark.producer.tracing import TraceProducer
     from rocketmq_spark.pull.reading import PlainRun
+    from rocketmq_spark.session.telemetry import Instrumentation
 
 
 def _parsed(role: str, name_server: str | None, group: str | None, keywords: Mapping[str, object]) -> Options:
@@ -92,6 +93,8 @@ class Producer(RequestProducer):
             if self._traces is not None:
                 self._traces.close(0)
             raise
+        if telemetry := _telemetry(self, parsed):
+            telemetry.instrument_producer(self)
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
         try:
@@ -162,14 +165,16 @@ class Consumer(group_consumer.BaseConsumer):
         settings = ConsumerSettings.of(parsed, scope_of(parsed).on_wire)
         if settings.popped:
             super().__init__(pop_member(parsed), settings)
-            return
-        group = settings.group
-        tools = ConsumerTools(
-            read_ahead=_read_ahead(parsed, group),
-            replier=_replier(parsed, group),
-            traces=partial(_listener_traces, parsed, group),
-        )
-        super().__init__(member(parsed), settings, tools)
+        else:
+            group = settings.group
+            tools = ConsumerTools(
+                read_ahead=_read_ahead(parsed, group),
+                replier=_replier(parsed, group),
+                traces=partial(_listener_traces, parsed, group),
+            )
+            super().__init__(member(parsed), settings, tools)
+        if telemetry := _telemetry(self, parsed):
+            telemetry.instrument_consumer(self)
 
 
 class PullConsumer(pull_consumer.BasePullConsumer):
@@ -193,6 +198,8 @@ class PullConsumer(pull_consumer.BasePullConsumer):
             raise OptionError("option 'group' is required: name the consumer group")
         settings = ConsumerSettings.of(parsed, scope_of(parsed).on_wire)
         super().__init__(member(parsed), settings, _arrow, read_ahead=_read_ahead(parsed, settings.group))
+        if telemetry := _telemetry(self, parsed):
+            telemetry.instrument_receives(self, "poll")
 
 
 class SimpleConsumer(simple_consumer.BaseSimpleConsumer):
@@ -220,6 +227,20 @@ class SimpleConsumer(simple_consumer.BaseSimpleConsumer):
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
         super().__init__(pop_member(parsed), parsed.group, parsed.request_timeout)
+        if telemetry := _telemetry(self, parsed):
+            telemetry.instrument_receives(self, "receive")
+
+
+def _telemetry(of: Producer | Consumer | PullConsumer | SimpleConsumer, options: Options) -> Instrumentation | None:
+    if not options.open_telemetry:
+        return None
+    if not extras.installed("opentelemetry"):
+        raise OptionError(
+            "option 'openTelemetry' needs opentelemetry-api, which is not installed", remedy=extras.command(extras.OTEL)
+        )
+    from rocketmq_spark.session.telemetry import Instrumentation
+
+    return Instrumentation(options.group, of.client_id, options.namespace)
 
 
 def _arrow(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:

@@ -1,0 +1,353 @@
+"""OpenTelemetry spans and metrics of producers and consumers (option ``openTelemetry``; docs/opentelemetry.md).
+
+Methods of one object are replaced by wrapped ones, so that who does not use it pays nothing. Spans follow OpenTelemetry's
+conventions for messaging; metrics have the names that rocketmq-clients gives them. What goes wrong in OpenTelemetry is logged and
+changes no send and no outcome.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from opentelemetry import context as contexts
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+
+import rocketmq_spark
+from rocketmq_spark.base.clock import epoch_ms
+from rocketmq_spark.base.codes import Property
+from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.consumer.result import Listener, OrderedContext, OutcomeLater, Step, concurrent, ordered
+from rocketmq_spark.model import Message, ReceivedMessage, SendResult
+
+logger = logging.getLogger(__name__)
+
+_SCOPE = "rocketmq_spark"
+Attributes = dict[str, Any]
+
+
+def _guarded(code: Callable[..., Any], *of: Any) -> Any:
+    """None if it fails, which is no matter of the messages."""
+    made = attempt(code, *of)
+    if isinstance(made, Failure):
+        made.log(logger, "OpenTelemetry failed")
+        return None
+    return made
+
+
+class Instrumentation:
+    """Makes the spans and metrics of one producer or consumer."""
+
+    def __init__(self, group: str, client_id: str, namespace: str | None) -> None:
+        self._tracer = trace.get_tracer(_SCOPE, rocketmq_spark.__version__)
+        self._meter = metrics.get_meter(_SCOPE, rocketmq_spark.__version__)
+        self._group = group
+        self._client_id = client_id
+        self._common: Attributes = {"messaging.system": "rocketmq", "messaging.client.id": client_id}
+        if namespace:
+            self._common["messaging.rocketmq.namespace"] = namespace
+        histogram = self._meter.create_histogram
+        self._send_cost = histogram("rocketmq_send_cost_time", "ms", "Duration of a send with all its attempts")
+        self._delivery = histogram("rocketmq_delivery_latency", "ms", "From the broker's store to the consumer")
+        self._process = histogram("rocketmq_process_time", "ms", "Duration of a listener's call")
+
+    # --- producers
+
+    def instrument_producer(self, producer: Any) -> None:
+        """Wrap the methods that send."""
+        producer.send = self._around_send(producer.send)
+        producer.send_async = self._around_send_async(producer.send_async)
+        producer.send_oneway = self._around_send(producer.send_oneway)
+        producer.send_batch = self._around_send_batch(producer.send_batch)
+        producer.send_half = self._around_send(producer.send_half)
+        producer.request_async = self._around_send_async(producer.request_async)
+
+    def _around_send(self, send: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(send)
+        def traced(message: Message, *args: Any, **named: Any) -> Any:
+            sending = _Sending(self, (message,))
+            try:
+                result = send(sending.messages[0], *args, **named)
+            except BaseException as e:
+                sending.end(e)
+                raise
+            sending.end(getattr(result, "result", result))  # a half message has its result inside
+            return result
+
+        return traced
+
+    def _around_send_batch(self, send: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(send)
+        def traced(messages: Iterable[Message], *args: Any, **named: Any) -> Any:
+            sending = _Sending(self, tuple(messages))
+            try:
+                result = send(sending.messages, *args, **named)
+            except BaseException as e:
+                sending.end(e)
+                raise
+            sending.end(result)
+            return result
+
+        return traced
+
+    def _around_send_async(self, send: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
+        @functools.wraps(send)
+        def traced(message: Message, *args: Any, **named: Any) -> Future[Any]:
+            sending = _Sending(self, (message,))
+            try:
+                future = send(sending.messages[0], *args, **named)
+            except BaseException as e:
+                sending.end(e)
+                raise
+            future.add_done_callback(lambda done: sending.end(_outcome(done)))
+            return future
+
+        return traced
+
+    def begin_send(self, messages: Sequence[Message]) -> tuple[Span, Sequence[Message]]:
+        """A span, and the messages with its context in their properties."""
+        topic = messages[0].topic
+        attributes = {**self._named("send", "send", topic), **_of_sent(messages)}
+        span = self._tracer.start_span(f"send {topic}", kind=SpanKind.PRODUCER, attributes=attributes)
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier, trace.set_span_in_context(span))
+        return span, [replace(each, properties={**(each.properties or {}), **carrier}) for each in messages]
+
+    def sent(self, span: Span | None, topic: str, outcome: object, cost_ms: float) -> None:
+        """The end of a send."""
+        ok = not isinstance(outcome, BaseException)
+        labels = {"topic": topic, "client_id": self._client_id, "invocation_status": "success" if ok else "failure"}
+        self._send_cost.record(cost_ms, labels)
+        if span is None:
+            return
+        if isinstance(outcome, SendResult):
+            span.set_attribute("messaging.message.id", outcome.msg_id)
+            if outcome.queue is not None:
+                span.set_attribute("messaging.destination.partition.id", str(outcome.queue.queue_id))
+        _end(span, outcome)
+
+    # --- consumers
+
+    def instrument_consumer(self, consumer: Any) -> None:
+        """Wrap the listener of a consumer that is started later, and observe its cache."""
+        start = consumer.start
+        model = "clustering" if consumer.settings.clustering else "broadcasting"
+        common = {"messaging.rocketmq.consumption_model": model}
+
+        @functools.wraps(start)
+        def traced(listener: Listener) -> Any:
+            return start(functools.partial(self._listen, listener, common))
+
+        consumer.start = traced
+
+        seen = weakref.ref(consumer)  # the meter lives as long as the program
+
+        def cached(options: CallbackOptions) -> Iterator[Observation]:
+            one = seen()
+            stats = None if one is None else _guarded(one.stats)
+            if stats is not None:
+                yield Observation(stats.cached, self._labels_of_group())
+
+        self._meter.create_observable_gauge("rocketmq_consumer_cached_messages", [cached], "{message}")
+
+    def _listen(self, listener: Listener, common: Mapping[str, Any], messages: Any, context: Any) -> object:
+        call = _guarded(_Processing, self, messages, context, common)
+        if call is None:
+            return listener(messages, context)
+        token = contexts.attach(call.context)
+        try:
+            outcome = listener(messages, context)
+        except BaseException as e:
+            call.end(e)
+            raise
+        finally:
+            contexts.detach(token)
+        if not isinstance(outcome, OutcomeLater):
+            call.end(outcome)
+            return outcome
+        begin = outcome.begin
+
+        def begun(done: Callable[[object], None]) -> None:
+            def both(later: object) -> None:
+                call.end(later)
+                done(later)
+
+            begin(both)
+
+        return OutcomeLater(begun)
+
+    def begin_process(self, messages: Sequence[ReceivedMessage], common: Mapping[str, Any]) -> tuple[Span, Context]:
+        """A span of a listener's call: in the trace of its one message, or linked to those of several."""
+        topic = messages[0].topic
+        origins = [propagate.extract(each.properties) for each in messages]
+        parent = origins[0] if len(messages) == 1 else None
+        span = self._tracer.start_span(
+            f"process {topic}",
+            parent,
+            kind=SpanKind.CONSUMER,
+            attributes={
+                **self._named("process", "process", topic),
+                **self._of_group(),
+                **common,
+                **_of_received(messages),
+            },
+            links=() if parent is not None else _links(origins),
+        )
+        self._received(topic, messages)
+        return span, trace.set_span_in_context(span, parent)
+
+    def processed(self, topic: str, ok: bool, cost_ms: float) -> None:
+        """The end of a listener's call."""
+        labels = {"topic": topic, **self._labels_of_group(), "invocation_status": "success" if ok else "failure"}
+        self._process.record(cost_ms, labels)
+
+    def instrument_receives(self, consumer: Any, name: str) -> None:
+        """Wrap the method that returns messages."""
+        receive = getattr(consumer, name)
+
+        @functools.wraps(receive)
+        def traced(*args: Any, **named: Any) -> Any:
+            began_ns = time.time_ns()
+            messages = receive(*args, **named)
+            if messages:
+                _guarded(self._record_receive, messages, began_ns)
+            return messages
+
+        setattr(consumer, name, traced)
+
+    def _record_receive(self, messages: Sequence[ReceivedMessage], began_ns: int) -> None:
+        topic = messages[0].topic
+        self._tracer.start_span(
+            f"receive {topic}",
+            kind=SpanKind.CLIENT,
+            attributes={**self._named("receive", "receive", topic), **self._of_group(), **_of_received(messages)},
+            links=_links([propagate.extract(each.properties) for each in messages]),
+            start_time=began_ns,
+        ).end()
+        self._received(topic, messages)
+
+    def _received(self, topic: str, messages: Sequence[ReceivedMessage]) -> None:
+        now_ms, labels = epoch_ms(), {"topic": topic, **self._labels_of_group()}
+        for each in messages:
+            stored_ms = getattr(each, "store_timestamp", None)  # a Proxy may not say it
+            if stored_ms:
+                self._delivery.record(max(0, now_ms - stored_ms), labels)
+
+    def _named(self, name: str, kind: str, topic: str) -> Attributes:
+        return {
+            **self._common,
+            "messaging.operation.name": name,
+            "messaging.operation.type": kind,
+            "messaging.destination.name": topic,
+        }
+
+    def _of_group(self) -> Attributes:
+        return {"messaging.consumer.group.name": self._group}
+
+    def _labels_of_group(self) -> Attributes:
+        return {"client_id": self._client_id, "consumer_group": self._group}
+
+
+class _Sending:
+    """A send that was begun. Its messages carry the context of its span, unless that failed."""
+
+    def __init__(self, telemetry: Instrumentation, messages: Sequence[Message]) -> None:
+        self._telemetry = telemetry
+        self._began = time.monotonic()
+        self._topic = messages[0].topic if messages else ""
+        made = _guarded(telemetry.begin_send, messages) if messages else None
+        self._span: Span | None = None if made is None else made[0]
+        self.messages: Sequence[Message] = messages if made is None else made[1]
+
+    def end(self, outcome: object) -> None:
+        cost_ms = 1000 * (time.monotonic() - self._began)
+        _guarded(self._telemetry.sent, self._span, self._topic, outcome, cost_ms)
+
+
+class _Processing:
+    """A call of a listener that was begun, and the context in which the listener runs."""
+
+    def __init__(self, telemetry: Instrumentation, messages: Any, context: Any, common: Mapping[str, Any]) -> None:
+        self._telemetry = telemetry
+        self._given, self._count, self._topic = context, len(messages), messages[0].topic
+        self._began = time.monotonic()
+        self._span, self.context = telemetry.begin_process(messages, common)
+
+    def end(self, outcome: object) -> None:
+        _guarded(self._end, outcome)
+
+    def _end(self, outcome: object) -> None:
+        cost_ms = 1000 * (time.monotonic() - self._began)
+        raised = isinstance(outcome, BaseException | Failure)
+        why: object = None
+        if raised or not _all_done(outcome, self._given, self._count):
+            why = outcome if raised else f"the listener returned {type(outcome).__name__}"
+        self._telemetry.processed(self._topic, why is None, cost_ms)
+        _end(self._span, why)
+
+
+def _all_done(outcome: object, context: Any, count: int) -> bool:
+    if isinstance(context, OrderedContext):
+        return ordered(outcome, context, 0).step in (Step.COMMIT, Step.CONTINUE)
+    return concurrent(outcome, context, count).done == count
+
+
+def _end(span: Span, why: object) -> None:
+    """``why`` is what failed: an exception, a ``Failure``, or a sentence."""
+    error = why.error if isinstance(why, Failure) else why
+    if isinstance(error, BaseException):
+        span.record_exception(error)
+        span.set_attribute("error.type", type(error).__name__)
+        span.set_status(Status(StatusCode.ERROR, str(error)))
+    elif isinstance(error, str):
+        span.set_attribute("error.type", "not_done")
+        span.set_status(Status(StatusCode.ERROR, error))
+    span.end()
+
+
+def _outcome(future: Future[Any]) -> object:
+    if future.cancelled():
+        return RuntimeError("the send was cancelled")
+    return future.exception() or future.result()
+
+
+def _links(origins: Iterable[Context]) -> list[Link]:
+    spans = [trace.get_current_span(origin).get_span_context() for origin in origins]
+    return [Link(span) for span in spans if span.is_valid]
+
+
+def _of_sent(messages: Sequence[Message]) -> Attributes:
+    found: Attributes = {"messaging.message.body.size": sum(len(each.body) for each in messages)}
+    if len(messages) > 1:
+        return {**found, "messaging.batch.message_count": len(messages)}
+    (one,) = messages
+    return {**found, **_of_one(one.tags, one.keys, None)}
+
+
+def _of_received(messages: Sequence[ReceivedMessage]) -> Attributes:
+    found: Attributes = {"messaging.message.body.size": sum(len(each.body) for each in messages)}
+    if len(messages) > 1:
+        return {**found, "messaging.batch.message_count": len(messages)}
+    (one,) = messages
+    found["messaging.message.id"] = one.msg_id or ""
+    return {**found, **_of_one(one.tags, one.keys, one.properties.get(Property.SHARDING_KEY))}
+
+
+def _of_one(tag: str | None, keys: Sequence[str] | None, group: str | None) -> Attributes:
+    found: Attributes = {}
+    if tag:
+        found["messaging.rocketmq.message.tag"] = tag
+    if keys:
+        found["messaging.rocketmq.message.keys"] = list(keys)
+    if group:
+        found["messaging.rocketmq.message.group"] = group
+    return found

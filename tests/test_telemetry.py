@@ -1,0 +1,342 @@
+"""OpenTelemetry: the spans of sends and of what consumers do with messages, the context between them, and the metrics."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode, get_current_span
+
+from rocketmq_spark import Consumer, LocalBroker, Message, Producer, PullConsumer
+from rocketmq_spark.base.threads import Failure
+from rocketmq_spark.consumer.result import Context, OrderedContext, OutcomeLater
+from rocketmq_spark.errors import CallTimeout, OptionError
+from rocketmq_spark.producer.producer import BaseProducer
+from rocketmq_spark.producer.requests import RequestProducer
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.session import public, telemetry
+from rocketmq_spark.session.telemetry import Instrumentation
+from tests.consumer.group import group
+from tests.consumer.messages import QUEUE, message
+from tests.helpers import awaited, raising
+from tests.producer.scripted import Bench, bench
+
+__all__ = ["bench", "group"]
+
+
+class Seen:
+    """The spans that ended, and the metrics."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._spans, self._metrics = InMemorySpanExporter(), InMemoryMetricReader()
+        self.tracers, self.meters = TracerProvider(), MeterProvider([self._metrics])
+        self.tracers.add_span_processor(SimpleSpanProcessor(self._spans))
+        monkeypatch.setattr(telemetry.trace, "get_tracer", self.tracers.get_tracer)
+        monkeypatch.setattr(telemetry.metrics, "get_meter", self.meters.get_meter)
+
+    @property
+    def spans(self) -> tuple[ReadableSpan, ...]:
+        return self._spans.get_finished_spans()
+
+    def points(self, name: str) -> list[Any]:
+        found = self._metrics.get_metrics_data()
+        scopes = [] if found is None else [scope for each in found.resource_metrics for scope in each.scope_metrics]
+        return [
+            point for scope in scopes for one in scope.metrics if one.name == name for point in one.data.data_points
+        ]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
+    made = Seen(monkeypatch)
+    yield made
+    made.tracers.shutdown()
+    made.meters.shutdown()
+
+
+def instrumented(bench: Bench, **settings: Any) -> BaseProducer:
+    chosen = {"group": "g", "heartbeat_s": 0, "route_refresh_s": 0, **settings}
+    producer = RequestProducer(bench.sender, ProducerSettings(**chosen), make_timer=bench.timer)
+    bench.producers.append(producer)
+    Instrumentation("g", "me", "ns").instrument_producer(producer)
+    return producer
+
+
+def parent_of(properties: str) -> str:
+    """The span id in the properties of a request."""
+    (found,) = (pair for pair in properties.split("\x02") if pair.startswith("traceparent\x01"))
+    return found.split("-")[2]
+
+
+def span_id(span: ReadableSpan) -> str:
+    return format(span.get_span_context().span_id, "016x")
+
+
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+def test_a_send_is_a_span_whose_context_goes_with_the_message(bench: Bench, seen: Seen) -> None:
+    mine = Message("T", b"12345", tags="paid", keys=["k1", "k2"], properties={"a": "b"})
+    with seen.tracers.get_tracer("test").start_as_current_span("order") as outer:
+        result = instrumented(bench).send(mine)
+    span, _ = seen.spans
+    assert (span.name, span.kind) == ("send T", SpanKind.PRODUCER)
+    assert span.parent is not None
+    assert span.parent.span_id == outer.get_span_context().span_id
+    assert attributes(span) == {
+        "messaging.system": "rocketmq",
+        "messaging.client.id": "me",
+        "messaging.rocketmq.namespace": "ns",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "T",
+        "messaging.destination.partition.id": str(result.queue.queue_id if result.queue else None),
+        "messaging.message.id": result.msg_id,
+        "messaging.message.body.size": 5,
+        "messaging.rocketmq.message.tag": "paid",
+        "messaging.rocketmq.message.keys": ("k1", "k2"),
+    }
+    (request,) = bench.sender.requests
+    assert parent_of(request.properties) == span_id(span)
+    assert "a\x01b\x02" in request.properties
+    assert mine.properties == {"a": "b"}, "the caller's message is not changed"
+    (point,) = seen.points("rocketmq_send_cost_time")
+    assert point.count == 1
+    assert dict(point.attributes) == {"topic": "T", "client_id": "me", "invocation_status": "success"}
+
+
+def test_a_send_that_fails_is_a_span_with_its_error(bench: Bench, seen: Seen) -> None:
+    bench.sender.script = [CallTimeout("slow")] * 3
+    with pytest.raises(Exception, match="slow") as raised:
+        instrumented(bench).send(Message("T", b"x"))
+    (span,) = seen.spans
+    assert span.status.status_code is StatusCode.ERROR
+    assert attributes(span)["error.type"] == type(raised.value).__name__
+    assert [event.name for event in span.events] == ["exception"]
+    assert seen.points("rocketmq_send_cost_time")[0].attributes["invocation_status"] == "failure"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_asynchronous_send_ends_with_its_answer(bench: Bench, seen: Seen, fails: bool) -> None:
+    bench.sender.script = [None]
+    future = instrumented(bench, retries=0).send_async(Message("T", b"x"))
+    assert seen.spans == ()
+    bench.sender.answer(0, CallTimeout("slow") if fails else None)
+    bench.time.run_due()
+    (span,) = seen.spans
+    assert (future.exception() is not None, span.status.status_code is StatusCode.ERROR) == (fails, fails)
+
+
+def test_messages_that_are_batched_keep_the_context_of_their_own_send(bench: Bench, seen: Seen) -> None:
+    producer = instrumented(bench, auto_batch=True)
+    futures = [producer.send_async(Message("T", b"x", keys=[f"k{i}"])) for i in range(3)]
+    producer.flush()
+    assert all(future.result(1) for future in futures)
+    assert len(seen.spans) == 3
+    (request,) = bench.sender.requests
+    assert all(span_id(span).encode() in bytes(request.body) for span in seen.spans)
+
+
+def test_a_batch_is_one_span(bench: Bench, seen: Seen) -> None:
+    instrumented(bench).send_batch([Message("T", b"1"), Message("T", b"22")])
+    (span,) = seen.spans
+    assert attributes(span)["messaging.batch.message_count"] == 2
+    assert bytes(bench.sender.requests[0].body).count(span_id(span).encode()) == 2
+
+
+@pytest.mark.parametrize("name", ["send", "send_async", "send_oneway", "send_half"])
+def test_what_the_producer_refuses_is_raised_and_ends_its_span(bench: Bench, seen: Seen, name: str) -> None:
+    producer = public.Producer.__new__(public.Producer)
+    for each in ("send", "send_async", "send_oneway", "send_half", "send_batch", "request_async"):
+        setattr(producer, each, raising(OptionError("refused")))
+    Instrumentation("g", "me", None).instrument_producer(producer)
+    with pytest.raises(OptionError, match="refused"):
+        getattr(producer, name)(Message("T", b"x"))
+    assert [span.status.status_code for span in seen.spans] == [StatusCode.ERROR]
+
+
+def test_an_empty_batch_is_refused_as_without_telemetry(bench: Bench, seen: Seen) -> None:
+    with pytest.raises(Exception, match=r"batch|messages"):
+        instrumented(bench).send_batch([])
+    assert seen.spans == ()
+
+
+def test_a_tracer_that_fails_fails_no_send(
+    bench: Bench, seen: Seen, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(telemetry.propagate, "inject", raising(RuntimeError("broken")))
+    assert instrumented(bench).send(Message("T", b"x")).msg_id
+    assert "OpenTelemetry failed" in caplog.text
+
+
+class Started:
+    """A consumer that keeps its listener."""
+
+    settings = SimpleNamespace(clustering=True)
+    listener: Any = None
+
+    def start(self, listener: Any) -> None:
+        self.listener = listener
+
+    def stats(self) -> Any:
+        return SimpleNamespace(cached=7)
+
+
+def started(listener: Any) -> Started:
+    consumer = Started()
+    Instrumentation("g", "me", None).instrument_consumer(consumer)
+    consumer.start(listener)
+    return consumer
+
+
+def listening(listener: Any, messages: Any, context: Any) -> object:
+    """What a wrapped listener returns."""
+    return started(listener).listener(messages, context)
+
+
+def carried(offset: int, trace: int = 1) -> Any:
+    found = message(offset)
+    found.properties = {
+        **found.properties,
+        "traceparent": f"00-{trace:032x}-{offset + 1:016x}-01",
+        "TAGS": "paid",
+        "KEYS": "k",
+    }
+    return found
+
+
+def test_a_listener_runs_in_the_trace_of_its_message(seen: Seen) -> None:
+    inside: list[int] = []
+    one = carried(0)
+    consumer = started(lambda m, c: inside.append(get_current_span().get_span_context().span_id))
+    consumer.listener((one,), Context(QUEUE))
+    (span,) = seen.spans
+    assert (span.name, span.kind) == ("process T", SpanKind.CONSUMER)
+    assert inside == [span.get_span_context().span_id]
+    assert (span.get_span_context().trace_id, span.parent and span.parent.span_id) == (1, 1)
+    assert attributes(span) == {
+        "messaging.system": "rocketmq",
+        "messaging.client.id": "me",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "T",
+        "messaging.consumer.group.name": "g",
+        "messaging.rocketmq.consumption_model": "clustering",
+        "messaging.message.body.size": len(one.body),
+        "messaging.message.id": one.msg_id,
+        "messaging.rocketmq.message.tag": "paid",
+        "messaging.rocketmq.message.keys": ("k",),
+    }
+    assert not get_current_span().get_span_context().is_valid, "the context ends with the call"
+    assert seen.points("rocketmq_process_time")[0].count == 1
+    assert seen.points("rocketmq_delivery_latency")[0].count == 1
+    assert [point.value for point in seen.points("rocketmq_consumer_cached_messages")] == [7]
+
+
+def test_a_consumer_that_is_gone_is_not_kept_for_its_metrics(seen: Seen) -> None:
+    one = weakref.ref(started(lambda m, c: None))
+    gc.collect()
+    assert one() is None
+    assert seen.points("rocketmq_consumer_cached_messages") == []
+
+
+def test_a_call_with_several_messages_is_linked_to_their_traces(seen: Seen) -> None:
+    plain = message(9)
+    listening(lambda messages, context: None, (carried(0, 1), carried(1, 2), plain), Context(QUEUE))
+    (span,) = seen.spans
+    assert span.parent is None
+    assert [(link.context.trace_id, link.context.span_id) for link in span.links] == [(1, 1), (2, 2)]
+    assert attributes(span)["messaging.batch.message_count"] == 3
+
+
+@pytest.mark.parametrize(
+    ("listener", "context", "failed"),
+    [
+        (lambda m, c: c.retry(), Context(QUEUE), True),
+        (lambda m, c: None, OrderedContext(QUEUE), False),
+        (lambda m, c: c.suspend(), OrderedContext(QUEUE), True),
+    ],
+    ids=["retry", "ordered", "suspended"],
+)
+def test_what_is_not_done_is_an_error_of_its_span(seen: Seen, listener: Any, context: Any, failed: bool) -> None:
+    listening(listener, (carried(0),), context)
+    (span,) = seen.spans
+    assert (span.status.status_code is StatusCode.ERROR) == failed
+    assert seen.points("rocketmq_process_time")[0].attributes["invocation_status"] == (
+        "failure" if failed else "success"
+    )
+
+
+def test_what_the_listener_raises_is_raised_and_in_its_span(seen: Seen) -> None:
+    with pytest.raises(ValueError, match="mine"):
+        listening(raising(ValueError("mine")), (carried(0),), Context(QUEUE))
+    (span,) = seen.spans
+    assert attributes(span)["error.type"] == "ValueError"
+
+
+def test_an_outcome_that_comes_later_ends_the_span_then(seen: Seen) -> None:
+    waiting: list[Any] = []
+    heard: list[object] = []
+    outcome = listening(lambda m, c: OutcomeLater(waiting.append), (carried(0),), Context(QUEUE))
+    assert isinstance(outcome, OutcomeLater)
+    outcome.begin(heard.append)
+    assert seen.spans == ()
+    failure = Failure(ValueError("late"))
+    waiting[0](failure)
+    assert heard == [failure]
+    assert attributes(seen.spans[0])["error.type"] == "ValueError"
+
+
+def test_a_tracer_that_fails_fails_no_listener(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry.propagate, "extract", raising(RuntimeError("broken")))
+    assert listening(lambda m, c: 5, (carried(0),), Context(QUEUE)) == 5
+
+
+def test_what_a_poll_returns_is_a_span_that_is_linked_to_the_sends(seen: Seen) -> None:
+    answers = iter([[], [carried(0), carried(1)]])
+    consumer = SimpleNamespace(poll=lambda timeout_s: next(answers))
+    Instrumentation("g", "me", None).instrument_receives(consumer, "poll")
+    assert consumer.poll(1) == []
+    assert seen.spans == ()
+    assert len(consumer.poll(timeout_s=1)) == 2
+    (span,) = seen.spans
+    assert (span.name, span.kind, len(span.links)) == ("receive T", SpanKind.CLIENT, 2)
+
+
+def test_without_the_package_the_option_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(public.extras, "installed", lambda module: module != "opentelemetry")
+    with pytest.raises(OptionError, match=r"openTelemetry.*\n?.*opentelemetry-api"):
+        Consumer("127.0.0.1:1", "g", open_telemetry=True)
+
+
+def test_a_trace_goes_from_a_producer_to_its_consumers(rocketmq: LocalBroker, topic: str, seen: Seen) -> None:
+    with Producer(rocketmq.name_server, "shop", open_telemetry=True) as producer:
+        producer.send(Message(topic, b"x"))
+    with PullConsumer(
+        rocketmq.name_server, f"pull-{topic}", open_telemetry=True, consume_from_where="earliest"
+    ) as pull:
+        pull.subscribe(topic)
+        while not pull.poll():
+            pass
+    heard: list[int] = []
+    with Consumer(
+        rocketmq.name_server, f"push-{topic}", open_telemetry=True, consume_from_where="earliest"
+    ) as consumer:
+        consumer.subscribe(topic)
+        consumer.start(lambda messages, context: heard.append(get_current_span().get_span_context().trace_id))
+        awaited(lambda: len(seen.spans) == 3)
+    send, receive, process = seen.spans
+    assert [span.name.split()[0] for span in (send, receive, process)] == ["send", "receive", "process"]
+    assert process.parent is not None
+    assert process.parent.span_id == send.get_span_context().span_id == receive.links[0].context.span_id
+    assert heard == [send.get_span_context().trace_id]
