@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from opentelemetry import trace
 
 from rocketmq_spark import Consumer, LocalBroker, Message, Producer, TransactionState
+from tests.fix_spark import ROOT
 from tests.helpers import awaited, stored
 from tests.reading import names
 from tests.witness import mqadmin
@@ -89,3 +92,14 @@ def test_a_missing_trace_topic_fails_nothing(lone: LocalBroker, caplog: pytest.L
         producer.send(Message(topic, b"x"))
     assert [message.body for message in stored(lone, topic, 1)] == [b"x"]
     assert "trace records of" in caplog.text
+
+
+@pytest.mark.parametrize("page", ["traces.md", "opentelemetry.md"])
+def test_the_programs_of_the_pages_run(
+    page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trace, "set_tracer_provider", lambda provider: None)  # it would stay for the whole process
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    exec(compile(program, page, "exec"), {})
+    assert capsys.readouterr().out.splitlines()[-1] == "True"
