@@ -77,6 +77,7 @@ class FaultyProxy:
         self.delay_s = 0.0
         self.max_per_write = 0
         self.held = False
+        self.swallows = 0  # so many requests from now on lead nowhere: nobody but who asks again has an answer
         self._cut_after: int | None = None
         self._may_pass = threading.Event()
         self._may_pass.set()
@@ -149,6 +150,9 @@ class FaultyProxy:
         if self.delay_s:
             self._closed.wait(self.delay_s)
         self._may_pass.wait()
+        if self.swallows and not answers:
+            self.swallows -= 1
+            return
         if self._cut_after is not None and self.answered >= self._cut_after:
             self._cut_after = None
             threading.Thread(target=self.cut, daemon=True).start()

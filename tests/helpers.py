@@ -6,8 +6,9 @@ That nothing comes is for the test to say (``counts`` with 0), after something t
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pytest
@@ -39,6 +40,19 @@ def awaited(ask: Callable[[], T], enough: Callable[[T], object] = bool, seconds:
             pytest.fail(f"it did not happen within {seconds:g} s; there was {_short(answer)}")
         pause.wait(_LOOK_S)
     return answer
+
+
+@contextlib.contextmanager
+def told(text: str, level: int = logging.WARNING) -> Iterator[threading.Event]:
+    """An event that is set once the package logs something with this text."""
+    package, event = logging.getLogger("rocketmq_spark"), threading.Event()
+    handler = logging.Handler(level)
+    handler.emit = lambda record: event.set() if text in record.getMessage() else None  # type: ignore[method-assign]
+    package.addHandler(handler)
+    try:
+        yield event
+    finally:
+        package.removeHandler(handler)
 
 
 def raising(error: BaseException) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.fix_proxy import FaultyProxy
+from tests.mockbroker import eventually
 
 
 @pytest.fixture
@@ -52,6 +53,15 @@ def client(proxy: FaultyProxy) -> Iterator[socket.socket]:
         sock.sendall(b"hello")
         assert sock.recv(100) == b"hello"
         yield sock
+
+
+def test_requests_that_are_swallowed_have_no_answer(proxy: FaultyProxy, client: socket.socket) -> None:
+    proxy.swallows = 2
+    for left in (1, 0):
+        client.sendall(b"lost")
+        eventually(lambda left=left: proxy.swallows == left)  # type: ignore[misc]
+    client.sendall(b"heard")
+    assert client.recv(100) == b"heard"
 
 
 def test_forwards_and_counts(proxy: FaultyProxy, client: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from tests.helpers import _reached, awaited, counts, indexed, stored, stored_now, total
+from tests.helpers import _reached, awaited, counts, indexed, stored, stored_now, told, total
 from tests.reading import feed
 
 
@@ -23,6 +24,19 @@ def test_the_first_good_answer_counts() -> None:
 def test_a_wait_whose_time_is_up_fails_with_what_there_was() -> None:
     with pytest.raises(pytest.fail.Exception, match=r"within 0 s; there was 2 of \[1, 2\]"):
         awaited(lambda: [1, 2], lambda found: len(found) == 3, 0)
+
+
+def test_what_the_package_logs_is_told_while_somebody_listens() -> None:
+    logger = logging.getLogger("rocketmq_spark.pull.replica")
+    with told("the read waits for") as heard:
+        logger.info("the read waits for %s", "broker-a")
+        logger.warning("the read goes on")
+        assert not heard.is_set()
+        logger.warning("the read %s for broker-a", "waits")
+        assert heard.is_set()
+        heard.clear()
+    logger.warning("the read waits for broker-a")
+    assert not heard.is_set()
 
 
 def test_a_topic_with_fewer_messages_fails(rocketmq: LocalBroker, topic: str) -> None:

@@ -96,6 +96,15 @@ POINTS: dict[str, Callable[[State, State], bool]] = {
 }
 
 
+# What is there afterwards, where the moment is long enough to be met; who missed it tries again.
+MET: dict[str, Callable[[State], bool]] = {
+    "after the offset log entry": lambda dead: dead.planned > dead.committed,
+    "during tasks": lambda dead: dead.planned > dead.written,
+    "after tasks, before the commit entry": lambda dead: dead.written == dead.planned > dead.committed,
+}
+TRIES = 6
+
+
 # In turn; Spark logs a first batch also when there is nothing to read, so the first kill hits the query at "latest".
 _POINTS = zip(itertools.cycle(POINTS), itertools.cycle(["late", "early"]), strict=False)
 KILLED = list(itertools.islice(_POINTS, max(KILLS, len(POINTS))))
@@ -214,11 +223,16 @@ def test_flink_76_seatunnel_9940_what_killed_drivers_committed_is_the_input(
     deaths: list[tuple[str, str, State]] = []
     drivers = Drivers(start_script, tmp_path, *arguments)
     for point, name in kills:
-        script = drivers.begin()
-        deaths.append((name, point, kill_at(script, folders[name], point, rng)))
-        if len(deaths) == 1:  # Spark forgets old batches
-            log = folders["late"] / "checkpoint" / "offsets" / "0"
-            first = json.loads(log.read_text().splitlines()[-1])
+        for _ in range(TRIES):
+            script = drivers.begin()
+            deaths.append((name, point, kill_at(script, folders[name], point, rng)))
+            if len(deaths) == 1:  # Spark forgets old batches
+                log = folders["late"] / "checkpoint" / "offsets" / "0"
+                first = json.loads(log.read_text().splitlines()[-1])
+            if point not in MET or MET[point](deaths[-1][2]):
+                break
+        else:
+            pytest.fail(f"{point} was missed {TRIES} times: {deaths}")
     after_first = [state for _, _, state in deaths if state.committed >= 0 or state.planned > 0]
     assert 4 * len(after_first) >= 3 * len(kills) - 2, deaths
     sending.stop.set()

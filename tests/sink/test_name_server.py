@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
 from collections import Counter
@@ -15,6 +16,7 @@ from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
+from rocketmq_spark.remoting import connection
 from rocketmq_spark.session.public import Producer
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.wire.messages import decode_batch
@@ -22,8 +24,6 @@ from tests.fix_proxy import FaultyProxy
 from tests.helpers import stored
 from tests.live.writes import Writes, bodies, frame, numbered, sink_options
 from tests.mockbroker import Call, Command, MockBroker, ok, route
-
-AWAY_S = 1.5
 
 
 class At(FaultyProxy):
@@ -44,21 +44,30 @@ class At(FaultyProxy):
 
 
 @pytest.fixture(params=["nobody listens", "it hangs"])
-def away(request: pytest.FixtureRequest, rocketmq: LocalBroker, topic: str) -> Iterator[FaultyProxy]:
-    """A name server that is back a moment after the topic was made; without waiting nobody gets past it."""
+def away(
+    request: pytest.FixtureRequest, rocketmq: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FaultyProxy]:
+    """A name server that is back when it has been asked in vain, twice at least; without waiting nobody gets past it."""
     with contextlib.ExitStack() as stack:
-        proxy: FaultyProxy
         if request.param == "it hangs":
             proxy = stack.enter_context(FaultyProxy(rocketmq.name_server))
-            proxy.black_hole()
-            back = threading.Timer(AWAY_S, proxy.heal)
-        else:
-            proxy = At(rocketmq.name_server)
-            back = threading.Timer(AWAY_S, lambda: stack.enter_context(proxy))
-        back.start()
-        stack.callback(back.join)
-        yield proxy
-        back.join()
+            proxy.swallows = 2
+            yield proxy
+            assert proxy.swallows == 0, "nobody missed it"
+            return
+        closed, refused, connect = At(rocketmq.name_server), itertools.count(1), connection.connect
+
+        def noted(address: str, *given: Any) -> socket.socket:
+            try:
+                return connect(address, *given)
+            except RocketMQError:
+                if address == closed.address and next(refused) == 2:
+                    stack.enter_context(closed)
+                raise
+
+        monkeypatch.setattr(connection, "connect", noted)
+        yield closed
+        assert next(refused) > 2, "nobody missed it"
 
 
 IMPATIENT: dict[str, Any] = {"numRetries": 0, "requestTimeout": "300ms", "connectTimeout": "300ms"}
@@ -127,7 +136,7 @@ def test_11_17_a_broker_that_comes_back_elsewhere_gets_the_messages(monkeypatch:
         old.on(Request.SEND_BATCH_MESSAGE, move)
         new.on(Request.SEND_BATCH_MESSAGE, keep)
         rows = frame(body=numbered(100), shardingKey=[f"k{i % 9}" for i in range(100)])
-        done = Writes(names.address, monkeypatch)(rows, topic="t", queueSelector="hash", sendTimeout="3s")
+        done = Writes(names.address, monkeypatch)(rows, topic="t", queueSelector="hash", sendTimeout="12s")
     assert (done.rows, Counter(kept)) == (100, Counter(body.encode() for body in numbered(100)))
 
 

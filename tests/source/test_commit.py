@@ -22,7 +22,7 @@ A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
 
 
 def options(name_server, **given):
-    made = {"nameServer": name_server, "subscribe": "t", "requestTimeout": "300ms", **given}
+    made = {"nameServer": name_server, "subscribe": "t", **given}
     return options_table.parse(made).for_role("stream source")
 
 
@@ -53,7 +53,7 @@ def test_only_changes_are_stored(scripted):
 
 
 def test_a_broker_that_does_not_answer_is_asked_next_time(scripted, caplog):
-    group_offsets = GroupOffsets(options(scripted.address, group="g"))
+    group_offsets = GroupOffsets(options(scripted.address, group="g", requestTimeout="1s"))
     scripted.on(Request.UPDATE_CONSUMER_OFFSET, never)
     group_offsets.commit({A: 5})
     assert "the offsets of group g are committed later" in caplog.text
@@ -165,7 +165,7 @@ def test_a_queue_that_was_given_away_and_came_back_is_no_rival(scripted, caplog)
     scripted.on(Request.QUERY_CONSUMER_OFFSET, [ok(offset=9), ok(offset=8)])
     other = MessageQueue("t", "broker-a", 1)
     now = itertools.count(100.0, 30.0)
-    group_offsets = GroupOffsets(options(scripted.address, group="g"), lambda: next(now))
+    group_offsets = GroupOffsets(options(scripted.address, group="g", requestTimeout="1s"), lambda: next(now))
     group_offsets.commit({A: 5})
     group_offsets.commit({other: 5})
     group_offsets.commit({A: 9})

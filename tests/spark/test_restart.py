@@ -181,11 +181,14 @@ def test_what_the_commands_say_of_a_query_with_state_and_back_to_an_earlier_batc
 
 READ_TO_FILES = """
     name_server, topic, folder, mode = sys.argv[1:]
+    import threading
     from pathlib import Path
     spark = new_session()
     report(spark.sparkContext._gateway.proc.pid)
 
     def keep(frame, number):
+        if mode == "forever":
+            threading.Event().wait()  # so that the first batch is never finished
         rows = [(r.brokerName, r.queueId, r.queueOffset) for r in frame.select("brokerName", "queueId", "queueOffset").collect()]
         scratch = Path(folder, f"batch-{number}.new")
         scratch.write_text(json.dumps(rows))
@@ -231,6 +234,7 @@ def test_started_at_latest_and_killed_after_the_first_entry_of_the_log(
             stop.set()
             sender.join()
     script.kill()
+    assert not (checkpoint / "commits" / "0").exists(), "it had its first commit"
     logged = json.loads((checkpoint / "offsets" / "0").read_text().splitlines()[-1])
     begin = logged.get("start", logged["topics"])[topic]
     after_start = {(broker, queue, offset) for broker, queue, offset in sent if offset >= begin[broker][str(queue)]}

@@ -12,7 +12,7 @@ from rocketmq_spark import LocalBroker, write_rocketmq
 from rocketmq_spark.cli.app import app
 from rocketmq_spark.spool.folders import spools
 from rocketmq_spark.spool.spool import SpoolReading
-from tests.helpers import stored, stored_now
+from tests.helpers import killed, stored, stored_now
 from tests.live.writes import bodies, numbered
 from tests.mockbroker import eventually
 from tests.reading import names
@@ -26,7 +26,7 @@ def test_3_25_rows_that_were_spooled_count_apart_and_arrive_from_the_worker_or_t
     (topic,) = names(1, "spooled")
     lone.create_topic(topic, queues=4)
     given = {
-        "name_server": lone.name_server, "topic": topic, "batch_max_bytes": 2000, "send_timeout": "1s",
+        "name_server": lone.name_server, "topic": topic, "batch_max_bytes": 2000, "send_timeout": "5s",
         "on_send_failure": "spool", "spool_dir": str(tmp_path / "spools"),
     }  # fmt: skip
 
@@ -36,7 +36,7 @@ def test_3_25_rows_that_were_spooled_count_apart_and_arrive_from_the_worker_or_t
         return done.rows, done.spooled
 
     assert write(0) == (ROWS, 0)
-    lone.kill("broker-a")
+    killed(lone, "broker-a")
     assert write(ROWS) == (0, ROWS)
     assert 1 <= len(spools(tmp_path / "spools")) <= 2
     lone.restart("broker-a")

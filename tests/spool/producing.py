@@ -5,6 +5,7 @@ With ``drain`` it sends nothing, and ends when its spool is empty.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -34,7 +35,10 @@ def main() -> None:
         one.close()
         say(f"dead {metrics.dead if metrics is not None else None}")
         return
-    queues = one.queues("t")
+    queues = None
+    while queues is None:  # a slow machine takes longer than a send may
+        with contextlib.suppress(RocketMQError):
+            queues = one.queues("t")
 
     def told(future: Future[SendResult]) -> None:
         error = future.exception()

@@ -48,12 +48,21 @@ def run(broker: Broker, folder: Path, seed: int, more: int | None) -> list[str]:
     """The whole lines that the producer said. It is killed ``more`` lines after the first send that was spooled."""
     what = "drain" if more is None else "send"
     command = [sys.executable, "-m", "tests.spool.producing", broker.address, str(folder), str(seed), what]
-    producer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as producer:
+        try:
+            return drained(producer) if more is None else killed_after(producer, more)
+        finally:
+            producer.kill()  # whatever the test missed
+
+
+def drained(producer: subprocess.Popen[str]) -> list[str]:
+    lines = producer.communicate(timeout=180)[0].splitlines()
+    assert producer.returncode == 0
+    return lines
+
+
+def killed_after(producer: subprocess.Popen[str], more: int) -> list[str]:
     assert producer.stdout is not None
-    if more is None:
-        lines = producer.communicate(timeout=180)[0].splitlines()
-        assert producer.returncode == 0
-        return lines
     text = ""
     while "SPOOLED" not in text or more:
         line = producer.stdout.readline()
@@ -63,7 +72,6 @@ def run(broker: Broker, folder: Path, seed: int, more: int | None) -> list[str]:
     os.kill(producer.pid, signal.SIGKILL)
     text += producer.stdout.read()
     assert producer.wait(60) == -signal.SIGKILL, "it ended by itself"
-    producer.stdout.close()
     return text[: text.rfind("\n") + 1].splitlines()
 
 

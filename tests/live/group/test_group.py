@@ -180,7 +180,7 @@ def test_seatunnel_12340_a_lookup_that_fails_is_an_error_and_no_rewind(rocketmq,
         "startingOffsets": "committed",
         "committedFallback": "earliest",
         "addressMap": {address: proxy.address},
-        "requestTimeout": "300ms",
+        "requestTimeout": "3s",
         "numRetries": 0,
     }
     assert Run(rocketmq, **asked).positions == run.positions

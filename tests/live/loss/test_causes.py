@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +14,9 @@ from rocketmq_spark.base.codes import Perm
 from rocketmq_spark.errors import CallTimeout, DataLossError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.pull.replica import Patience
 from rocketmq_spark.wire import rpc
-from tests.helpers import killed
+from tests.helpers import WAIT_S, awaited, killed, told
 from tests.mockbroker import eventually
 from tests.reading import Run, batch_reader, bodies, feed, names, positions, read, rows
 
@@ -260,11 +262,11 @@ def test_a_broker_that_cannot_be_reached_is_waited_for(lone, lost_lines, caplog)
     end = run.ahead()
     tasks = run.plan(end)
     killed(lone, "broker-a")
-    with ThreadPoolExecutor(1) as beside:
+    with told("the read waits for") as missed, ThreadPoolExecutor(1) as beside:
         read_on = beside.submit(rows, run.reader, tasks)
-        eventually(lambda: "the read waits for" in caplog.text, 60)
+        awaited(missed.is_set)
         lone.restart("broker-a")
-        assert Counter(row["body"].decode() for row in read_on.result(60)) == Counter(third)
+        assert Counter(row["body"].decode() for row in read_on.result(WAIT_S)) == Counter(third)
     run.offset = end
     killed(lone, "namesrv")
     eventually(lambda: run.batch() == [] and "no name server answers" in caplog.text, 60)
@@ -294,14 +296,17 @@ def test_a_broker_that_lost_its_store_went_back(own, lost_lines):
     assert any("offset went back" in line for line in lost_lines())
 
 
-def test_a_read_permission_that_is_taken_while_a_task_reads_is_waited_for(rocketmq, topic):
-    sent = feed(rocketmq, topic, 20)
-    impatient, patient = (batch_reader(rocketmq, subscribe=topic, readDeadline=wait) for wait in ("300ms", "60s"))
+def test_a_read_permission_that_is_taken_while_a_task_reads_is_waited_for(rocketmq, topic, monkeypatch):
+    """It is given back only when the patient one has been refused."""
+    sent, was_refused, refused = feed(rocketmq, topic, 20), threading.Event(), Patience.refused
+    impatient, patient = (batch_reader(rocketmq, subscribe=topic, readDeadline=wait) for wait in ("3s", "10m"))
     tasks = patient.partitions()
     rocketmq.admin.create_topic(topic, 2, perm=Perm.WRITE)
-    with pytest.raises(CallTimeout, match=r"no message came within 0.3 s.*pulling message is forbidden"):
+    with pytest.raises(CallTimeout, match=r"no message came within 3 s.*pulling message is forbidden"):
         rows(impatient, tasks)
+    monkeypatch.setattr(Patience, "refused", lambda of, text: (refused(of, text), was_refused.set()))
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(rows, patient, tasks)
+        awaited(was_refused.is_set)
         rocketmq.admin.create_topic(topic, 2)
-        assert Counter(bodies(found.result())) == Counter(sent)
+        assert Counter(bodies(found.result(WAIT_S))) == Counter(sent)
