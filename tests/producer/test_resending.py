@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from threading import Event
 
 import pytest
@@ -22,6 +23,9 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.selection import select
+from rocketmq_spark.spool.schedule import STEPS_S
+from rocketmq_spark.spool.spool import SendSpool
+from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.compression import compress, decompress
 from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, unpack
 from rocketmq_spark.wire.messages import BatchItem, decode_batch
@@ -149,6 +153,28 @@ def test_what_has_no_answer_at_the_close_has_not_failed_for_good(bench: Bench, r
     resender.resend(SpooledSend("T", REQUEST), found.append)
     resender.close(Deadline.after(0))
     assert [(each.queue, each.passing) for each in found] == [(None, True)]
+
+
+def test_what_is_out_at_the_close_of_its_process_has_not_used_up_a_try(bench: Bench, tmp_path: Path) -> None:
+    """Ten ends of processes in the middle of a try made it a dead letter."""
+
+    def clock() -> int:
+        return round(1000 * bench.time.now)
+
+    kept = SpooledSend("T", REQUEST)
+    for number in range(len(STEPS_S) + 1):
+        bench.sender = Sender(bench.time)
+        bench.sender.script = [None]
+        resender = EngineResender(bench.sender, ProducerSettings(group="g"), ManualTimer(bench.time))
+        spool = SendSpool(Store(tmp_path, "never"), resender, ManualTimer(bench.time), clock)
+        if not number:
+            spool.keep([kept])
+        bench.time.advance(STEPS_S[0] + 0.001)
+        assert not bench.sender.script
+        spool.close(Deadline.after(0))
+        assert (spool.store.totals.depth, spool.store.totals.dead) == (1, 0)
+    (work,) = Store(tmp_path, "never").take(clock(), 1)
+    assert work.state.tries == 0
 
 
 def test_what_is_handed_over_in_one_moment_is_sent_together(bench: Bench) -> None:
