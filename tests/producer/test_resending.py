@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
@@ -85,6 +86,27 @@ def test_it_stays_in_the_environment_that_its_process_counted_before_a_broker_le
     assert (found.queue, found.passing) == (None, True)
     bench.sender.routes["T"] = tuple(qs("a:0-1 b:0-1"))
     assert resent(bench, resender, SpooledSend("T", REQUEST)).queue == q("a:0")
+
+
+@pytest.mark.parametrize(
+    ("environment", "queue"),
+    [((1,), "b:0"), ((2, 2), "a:0"), (("eu", {"eu": {"a": [1]}}), "a:0")],
+    ids=["number", "count", "listed"],
+)
+def test_a_queue_that_was_chosen_in_another_environment_gets_nothing(
+    bench: Bench, environment: tuple[Any, ...], queue: str
+) -> None:
+    """The command 'spool assign' gave the records to this one, or it has other queues now."""
+    bench.sender = Sender(bench.time)
+    bench.sender.routes["T"] = tuple(qs("a:0-1 b:0-1"))
+    mine = Environment.of(*environment)
+    if mine.by_position:
+        owned(bench.sender, mine)["T"] = (q("a:0"),)
+    resender = EngineResender(bench.sender, ProducerSettings(group="g", environment=mine), ManualTimer(bench.time))
+    resender.resend(SpooledSend("T", REQUEST, q(queue)), (found := []).append)
+    assert found == [Resent(None, f"T/{queue.replace(':', '/')} does not belong to environment {mine.name!r}")]
+    own = q("a:0" if mine.by_position else "a:1")
+    assert resent(bench, resender, SpooledSend("T", REQUEST, own)).queue == own
 
 
 @pytest.mark.parametrize("delayed", [False, True])
