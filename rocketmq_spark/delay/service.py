@@ -339,8 +339,7 @@ class DelayService:
         """Store what is not done, and with it how far it was read."""
         self._begin_again({message.queue for message in messages if self._seen[message.queue].is_other(message)})
         messages = [message for message in messages if message.queue in self._seen]
-        now_ms, seen, cancels = self._now_ms(), dict(self._seen), []
-        records = []
+        now_ms, seen, records, cancels = self._now_ms(), dict(self._seen), [], set()
         for message in messages:
             queue, offset = message.queue, message.queue_offset
             of_queue = seen[queue]
@@ -350,7 +349,7 @@ class DelayService:
             seen[queue] = of_queue._replace(stored=offset + 1, newest_ms=newest_ms)
             found = envelope_records.arrival(queue, offset, message.body, now_ms)
             if found.cancels is not None:
-                cancels.append(found.cancels)
+                cancels.add(found.cancels)
             elif found.record is not None and not of_queue.committed.done(offset, found.due_ms):
                 records.append((found.record, found.due_ms))
                 self._retention.note(queue.broker_name, found.due_ms - message.store_timestamp)
@@ -358,14 +357,16 @@ class DelayService:
         if not changed:
             return
         notes = {note_of(queue): each.encode() for queue, each in changed.items()}
-        self._store.add(records, None if cancels else notes)
-        if records:
+        kept = [each for each in records if each[0].marks[0] not in cancels]  # else it could be sent before that
+        self._store.add(kept, None if cancels else notes)
+        if kept:
             self._room.found()
         if cancels:  # what takes back counts as read when that is done: else it is read again
-            logger.info("%d of %d messages are taken back", self._store.forget(cancels), len(cancels))
+            gone = len(records) - len(kept) + self._store.forget(list(cancels))
+            logger.info("%d of %d messages are taken back", gone, len(cancels))
             self._store.add([], notes)
         self._seen = seen
-        self.stored += len(records)
+        self.stored += len(kept)
         self._retention.warn()
 
     # --- positions

@@ -30,6 +30,8 @@ from rocketmq_spark.producer.long_delays import LongDelays, Timers
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spooling import cause_of, chooser, passing
+from rocketmq_spark.producer.topics import owned
+from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire.compression import decompress
 from rocketmq_spark.wire.identifiers import UniqKeys
 from rocketmq_spark.wire.messages import encode_item
@@ -114,10 +116,22 @@ class EngineResender:
         except RuntimeError as e:
             done(Resent(None, str(e), passing=True))
             return
+        environment = self._settings.environment
+        if environment is not None and self._is_foreign(send.queue, environment):  # as 'spool assign' gave it
+            done(Resent(None, f"{send.queue} does not belong to environment {environment.name!r}"))
+            return
         if self._settings.features.knows_timers and any(name in send.request.properties for name in _TIMERS):
             self._asking.soon(functools.partial(self._resend_delayed, send, done))
         else:
             self._resend(send, done)
+
+    def _is_foreign(self, queue: MessageQueue | None, environment: Environment) -> bool:
+        """Whether a queue that was chosen is another environment's, as far as that is known without a question."""
+        if queue is None:
+            return False
+        if environment.by_position:
+            return queue not in owned(self._sender, environment).get(queue.topic, (queue,))
+        return not environment.owned([queue], may_lack=(queue.topic,))
 
     def _resend_delayed(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         """When it was spooled its brokers may have been silent, and one without timers would deliver it at once."""

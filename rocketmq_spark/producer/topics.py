@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rocketmq_spark.base import codes, process
 from rocketmq_spark.base.clock import Deadline, backoff
-from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound, SpoolError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -32,6 +32,22 @@ def owned(sender: Sender, environment: Environment) -> dict[str, tuple[MessageQu
     """
     found: dict[str, tuple[MessageQueue, ...]] = process.once(_OWNED, (sender, environment), dict)
     return found
+
+
+def note_positions(sender: Sender, environment: Environment, positions: Mapping[str, tuple[MessageQueue, ...]]) -> None:
+    """What another process counted for this one holds here, too. Raises ``SpoolError`` where this one has other queues already,
+    from a spool whose records are for them.
+    """
+    known = owned(sender, environment)
+    for topic, queues in positions.items():
+        if known.setdefault(topic, queues) != queues:
+            raise SpoolError(
+                f"a spool that this process sends is for {', '.join(map(str, known[topic]))}, and the driver counted "
+                f"{', '.join(map(str, queues))} as the queues of the same environment",
+                topic=topic,
+                remedy="Set option 'environments' to the number of environments, or to their queues; or start the driver again "
+                "when all brokers are there",
+            )
 
 
 class Topics:

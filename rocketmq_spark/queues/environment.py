@@ -185,6 +185,7 @@ class Own:
     def __init__(self, environment: Environment | None) -> None:
         self._environment = environment
         self._kept: frozenset[MessageQueue] = frozenset()
+        self._missing: set[str] = set()
 
     def __call__(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
         """Those of ``queues``, all of one topic. Raises ``OptionError`` where the environment has none of it."""
@@ -192,6 +193,14 @@ class Own:
             return queues
         owned = self._environment.owned(queues, self._kept)
         self._kept |= frozenset(owned)
+        topic = queues[0].topic
+        if not owned and topic not in self._missing:
+            logger.warning(
+                "environment %s had %s by its number alone, which topic %s does not have now: nothing of it is read until that "
+                "is back. If the topic was made again, or has fewer queues, start anew, better with option 'environments'",
+                self._environment.name, ", ".join(str(q) for q in sorted(self._kept) if q.topic == topic), topic,
+            )  # fmt: skip
+        (self._missing.discard if owned else self._missing.add)(topic)
         return owned
 
 

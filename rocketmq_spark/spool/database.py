@@ -19,9 +19,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rocketmq_spark.base import extras
+from rocketmq_spark.base import extras, process
 from rocketmq_spark.errors import ClosedError, SpoolError, SpoolFull
-from rocketmq_spark.spool.files import FULL, LOG, Wal, damaged_headers, make_folder, manifest, mirror
+from rocketmq_spark.spool.files import (
+    FULL,
+    LOG,
+    OWNERS,
+    OneFolder,
+    Wal,
+    damaged_headers,
+    is_one_of,
+    make_folder,
+    manifest,
+    mirror,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +71,7 @@ class Database:
                 remedy="Fork before the first spool is opened, or start processes with 'spawn'",
             )
         _Threads.used = True
-        if not read_only and _opened_here(path):  # by any of its names: RocksDB's own lock is one of processes
+        if not read_only and is_one_of(path, _written()):  # by any of its names: RocksDB's own lock is one of processes
             raise _in_use(path, "it is open in this process")
         self._wal = Wal(path)
         if read_only and not is_database(path):
@@ -280,11 +291,23 @@ def in_use(path: Path) -> bool:
     return False
 
 
+def occupy(store: OneFolder) -> None:
+    """The folder is that of ``store`` as long as it is one of ``OWNERS``, also while its database is closed to be opened anew,
+    or is put together again. Raises ``SpoolError`` where this process has it already.
+    """
+    with process.lock():
+        if _opened_here(store.path):
+            raise _in_use(store.path, "it is open in this process")
+        OWNERS.add(store)
+
+
 def _opened_here(path: Path) -> bool:
-    """Whether this process has the folder open, under whatever name: relative, by a link, or mounted elsewhere."""
-    with contextlib.suppress(OSError):
-        return any(not each.read_only and each.path.samefile(path) for each in list(_open))
-    return False
+    """Whether this process has the folder, open or not, under whatever name: relative, by a link, or mounted elsewhere."""
+    return is_one_of(path, OWNERS) or is_one_of(path, _written())
+
+
+def _written() -> list[Database]:
+    return [each for each in list(_open) if not each.read_only]
 
 
 def _in_use(path: Path, remark: str) -> SpoolError:

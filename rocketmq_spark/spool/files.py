@@ -14,9 +14,10 @@ import contextlib
 import errno
 import os
 import struct
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from rocketmq_spark.errors import SpoolError, SpoolFull
 
@@ -262,3 +263,23 @@ def make_folder(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
         sync_folder(folder.parent)
+
+
+class OneFolder(Protocol):
+    """What has a folder for itself."""
+
+    @property
+    def path(self) -> Path: ...
+
+
+# Of this process, open or not.
+OWNERS: weakref.WeakSet[OneFolder] = weakref.WeakSet()
+
+
+def is_one_of(path: Path, those: Iterable[OneFolder]) -> bool:
+    """Whether the folder is that of one of them, whatever it is called."""
+    for each in list(those):
+        with contextlib.suppress(OSError):  # the folder of one may be gone by now, which says nothing of the others
+            if each.path.samefile(path):
+                return True
+    return False

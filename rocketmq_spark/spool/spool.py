@@ -231,8 +231,8 @@ class SendSpool:
     def close(self, deadline: Deadline) -> None:
         try:
             with contextlib.ExitStack() as rest:
+                rest.callback(lambda: self._resender.close(deadline))  # last: what it gives up has not failed
                 rest.callback(lambda: self.redelivery.close(deadline))
-                rest.callback(lambda: self._resender.close(deadline))
                 try:
                     self.redelivery.drain(deadline)
                 except BaseException:  # interrupted, for instance: nothing more is waited for

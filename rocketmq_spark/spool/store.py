@@ -18,8 +18,8 @@ from pathlib import Path
 from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, SpoolError
 from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool.changes import AtomicChange, GroupCommit, Ticket
-from rocketmq_spark.spool.database import Damaged, Database
-from rocketmq_spark.spool.files import full
+from rocketmq_spark.spool.database import Damaged, Database, occupy
+from rocketmq_spark.spool.files import OWNERS, full
 from rocketmq_spark.spool.lanes import Joins, Marks, Turns, Work, followers, kept, lane_with, lanes, leave
 from rocketmq_spark.spool.records import (
     NOTE,
@@ -55,9 +55,8 @@ class Store:
     """
 
     def __init__(self, path: Path, sync: str = "always", max_bytes: int | None = None) -> None:
-        self.path = path
+        self.path, self._max_bytes = path.absolute(), max_bytes
         self._sync = sync != "never"
-        self._max_bytes = max_bytes
         self._lock = threading.RLock()
         self._group = GroupCommit(self._lock, self._add, together=sync == "batch")
         self._leased: set[int] = set()
@@ -68,7 +67,12 @@ class Store:
         self._failed = self._damaged = self._closed = False
         self.damages = 0
         self._ready = _Ready(self)
-        self._open()
+        occupy(self)
+        try:
+            self._open()
+        except BaseException:
+            OWNERS.discard(self)
+            raise
 
     def __len__(self) -> int:
         """Records that are neither settled nor dead."""
@@ -272,6 +276,7 @@ class Store:
         with self._lock:
             self._closed = True
             self._db.close()
+            OWNERS.discard(self)
 
     def _open(self) -> None:
         finish(self.path)

@@ -12,7 +12,8 @@ import pytest
 
 from rocketmq_spark.delay import service
 from rocketmq_spark.spool.records import Record
-from tests.delay.nodes import QUEUES, World, envelope
+from rocketmq_spark.wire.envelope import cancelling
+from tests.delay.nodes import QUEUES, START_MS, World, envelope
 from tests.scale import SCALE
 
 ONE = QUEUES[0]
@@ -65,3 +66,28 @@ def _held() -> int:
     gc.collect()
     product = tracemalloc.Filter(inclusive=True, filename_pattern=f"{Path(service.__file__).parents[1]}/*")
     return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([product]).traces)
+
+
+def test_3_h_what_is_due_when_it_is_read_is_not_sent_before_what_takes_it_back_and_came_with_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that stood still for a while: it was taken back long before it was due, and the thread that sends is quick."""
+    node = world.node("a")
+    node.turn(ONE)
+    node.turn(ONE)
+    for name in "xy":
+        world.topic.put(envelope(name, 50))
+    world.topic.put(cancelling("orders", START_MS + 50_000, "x", START_MS + 20_000))
+    world.time.advance(60)
+    poll, forget = node.reader.poll, node.store.forget
+
+    def meanwhile(marks: Any) -> int:
+        assert node.service._spool is not None
+        node.service._spool.redelivery.wake()
+        world.time.run_due()
+        return forget(marks)
+
+    monkeypatch.setattr(node.reader, "poll", lambda timeout_s=5.0: [each for _ in range(3) for each in poll(0)])
+    monkeypatch.setattr(node.store, "forget", meanwhile)
+    node.turn(ONE)
+    assert (node.sends.bodies, len(node.store)) == ([b"y"], 0)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,9 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.selection import select
+from rocketmq_spark.spool.schedule import STEPS_S
+from rocketmq_spark.spool.spool import SendSpool
+from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.compression import compress, decompress
 from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, unpack
 from rocketmq_spark.wire.messages import BatchItem, decode_batch
@@ -81,6 +86,27 @@ def test_it_stays_in_the_environment_that_its_process_counted_before_a_broker_le
     assert (found.queue, found.passing) == (None, True)
     bench.sender.routes["T"] = tuple(qs("a:0-1 b:0-1"))
     assert resent(bench, resender, SpooledSend("T", REQUEST)).queue == q("a:0")
+
+
+@pytest.mark.parametrize(
+    ("environment", "queue"),
+    [((1,), "b:0"), ((2, 2), "a:0"), (("eu", {"eu": {"a": [1]}}), "a:0")],
+    ids=["number", "count", "listed"],
+)
+def test_a_queue_that_was_chosen_in_another_environment_gets_nothing(
+    bench: Bench, environment: tuple[Any, ...], queue: str
+) -> None:
+    """The command 'spool assign' gave the records to this one, or it has other queues now."""
+    bench.sender = Sender(bench.time)
+    bench.sender.routes["T"] = tuple(qs("a:0-1 b:0-1"))
+    mine = Environment.of(*environment)
+    if mine.by_position:
+        owned(bench.sender, mine)["T"] = (q("a:0"),)
+    resender = EngineResender(bench.sender, ProducerSettings(group="g", environment=mine), ManualTimer(bench.time))
+    resender.resend(SpooledSend("T", REQUEST, q(queue)), (found := []).append)
+    assert found == [Resent(None, f"T/{queue.replace(':', '/')} does not belong to environment {mine.name!r}")]
+    own = q("a:0" if mine.by_position else "a:1")
+    assert resent(bench, resender, SpooledSend("T", REQUEST, own)).queue == own
 
 
 @pytest.mark.parametrize("delayed", [False, True])
@@ -149,6 +175,28 @@ def test_what_has_no_answer_at_the_close_has_not_failed_for_good(bench: Bench, r
     resender.resend(SpooledSend("T", REQUEST), found.append)
     resender.close(Deadline.after(0))
     assert [(each.queue, each.passing) for each in found] == [(None, True)]
+
+
+def test_what_is_out_at_the_close_of_its_process_has_not_used_up_a_try(bench: Bench, tmp_path: Path) -> None:
+    """Ten ends of processes in the middle of a try made it a dead letter."""
+
+    def clock() -> int:
+        return round(1000 * bench.time.now)
+
+    kept = SpooledSend("T", REQUEST)
+    for number in range(len(STEPS_S) + 1):
+        bench.sender = Sender(bench.time)
+        bench.sender.script = [None]
+        resender = EngineResender(bench.sender, ProducerSettings(group="g"), ManualTimer(bench.time))
+        spool = SendSpool(Store(tmp_path, "never"), resender, ManualTimer(bench.time), clock)
+        if not number:
+            spool.keep([kept])
+        bench.time.advance(STEPS_S[0] + 0.001)
+        assert not bench.sender.script
+        spool.close(Deadline.after(0))
+        assert (spool.store.totals.depth, spool.store.totals.dead) == (1, 0)
+    (work,) = Store(tmp_path, "never").take(clock(), 1)
+    assert work.state.tries == 0
 
 
 def test_what_is_handed_over_in_one_moment_is_sent_together(bench: Bench) -> None:

@@ -161,10 +161,15 @@ def test_3_1_the_members_of_an_environment_have_a_group_and_queues_of_their_own(
     assert Own(one)([]) == []
 
 
-def test_queues_that_members_had_by_position_stay_theirs() -> None:
+def test_queues_that_members_had_by_position_stay_theirs(caplog: pytest.LogCaptureFixture) -> None:
+    """Also where the topic was made again elsewhere: the log says once that nothing is read."""
     own = Own(Environment.of(1))
-    assert names(own(EIGHT)) == "a:0"
-    assert own(qs("b:0-3")) == []
+    for _ in range(2):
+        assert names(own(EIGHT)) == "a:0"
+        caplog.clear()
+        assert own(qs("b:0-3")) == own(qs("b:0-3")) == []
+        (said,) = caplog.messages
+        assert said.startswith("environment 1 had T/a/0 by its number alone, which topic T does not have now: nothing")
     assert names(own(EIGHT)) == "a:0"
 
 

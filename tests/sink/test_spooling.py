@@ -10,11 +10,14 @@ import pytest
 
 from rocketmq_spark import options, session
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.errors import MessageIllegal, RocketMQError
+from rocketmq_spark.errors import MessageIllegal, RocketMQError, SpoolError
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.session.spools import worker_spool
+from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
+from rocketmq_spark.producer.topics import owned
+from rocketmq_spark.session.spools import open_store, resending, worker_spool
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.report import Written
+from rocketmq_spark.spark.sink.task import TaskWriter
 from rocketmq_spark.spool.folders import spools
 from rocketmq_spark.spool.sends import send_of
 from rocketmq_spark.spool.spool import SendSpool, SpoolReading
@@ -219,3 +222,26 @@ def test_queries_of_one_process_that_send_in_different_ways_have_spools_of_their
         found.append(spool)
     assert found[0] is found[2]
     assert found[0].path != found[1].path
+
+
+def test_what_a_spool_holds_keeps_the_queues_of_its_environment_whatever_the_driver_of_a_later_task_counted(
+    tmp_path: Path,
+) -> None:
+    """The folder of a dead worker says which it had; a broker may have been away when the driver counted those of its topic."""
+    given = {"nameServer": "127.0.0.1:1", "environment": "1", "onSendFailure": "spool", "spoolDir": str(tmp_path)}
+    of_t, of_u = (options.parse({**given, "topic": topic}).for_role("sink") for topic in "tu")
+    settings, sender = checks.settings(of_u), session.sender(of_u)
+    assert settings.environment is not None
+    a, b = ({topic: (MessageQueue(topic, name, 0),) for topic in "tu"} for name in "ab")
+    known = owned(sender, settings.environment)
+    known["u"] = a["u"]
+    left = resending(open_store(tmp_path / "worker-1", of_u), sender, settings)
+    left.keep([SpooledSend("u", SendRequest("g", b"x"), None, ("id",))])
+    left.finish()
+    known.clear()
+    TaskWriter(of_t, {"body": "body"}, 0, {"t": b["t"]}).write([])
+    with pytest.raises(SpoolError, match=r"is for u/a/0, and the driver counted u/b/0 as the queues of the same"):
+        TaskWriter(of_u, {"body": "body"}, 0, {"u": b["u"]})
+    assert known == {"t": b["t"], "u": a["u"]}
+    TaskWriter(of_u, {"body": "body"}, 0, {"u": a["u"]}).write([])
+    session.close_all()

@@ -7,6 +7,7 @@ import errno
 import importlib
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -118,6 +119,17 @@ def test_whether_somebody_lives_in_a_folder_is_seen_without_touching_it(tmp_path
     assert not in_use(tmp_path)
     assert another_sees() == "False"
     assert not in_use(tmp_path / "nowhere")
+
+
+def test_a_folder_that_has_gone_takes_no_other_its_lock(tmp_path: Path) -> None:
+    """A question about it would drop RocksDB's, and another process would write to the same files."""
+    gone = [Database(tmp_path / str(number)) for number in range(6)]
+    mine = [Database(tmp_path / f"mine-{number}") for number in range(2)]
+    for each in gone:
+        shutil.rmtree(each.path)
+    assert all(in_use(each.path) for each in mine)
+    for each in (*gone, *mine):
+        each.close()
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_of_ours(tmp_path: Path) -> None:

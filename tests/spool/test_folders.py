@@ -19,6 +19,9 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.session.spools import drainer, open_store, resending, worker_spool
+from rocketmq_spark.spool import recovery
+from rocketmq_spark.spool import store as store_module
+from rocketmq_spark.spool.database import in_use
 from rocketmq_spark.spool.folders import adopt, claim, owner_of, spools
 from rocketmq_spark.spool.records import OWNER, RECORD, TOTALS, Done, SpoolOwner, numbered
 from rocketmq_spark.spool.spool import SendSpool
@@ -57,6 +60,19 @@ def test_a_first_process_makes_a_folder_and_the_next_takes_it_over(tmp_path: Pat
     again.close()
 
 
+def test_a_folder_stays_where_it_is_when_its_process_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    mine = make(Path("spool"))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert in_use(tmp_path / "spool")
+    mine.add([(record(b"1"), 1)])
+    assert everything(mine) == [1]
+    mine.close()
+
+
 def test_a_living_process_keeps_its_own(tmp_path: Path) -> None:
     first = claim(tmp_path, make)
     second = claim(tmp_path, make)
@@ -65,6 +81,33 @@ def test_a_living_process_keeps_its_own(tmp_path: Path) -> None:
     assert len(spools(tmp_path)) == 2
     first.close()
     second.close()
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["opened anew", "put together again"])
+def test_a_folder_whose_store_is_being_opened_again_is_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    """After a full disk, or damage, its database is closed for a moment, while a task of the same process looks for folders."""
+    mine = make(tmp_path / "worker-1")
+    mine.add([(record(b"1"), 1)])
+    others: list[Store] = []
+    where, name = (recovery, "_copy_readable") if damaged else (store_module, "finish")
+    step = getattr(where, name)
+
+    def look(path: Path, *more: Any) -> Any:
+        if path == mine.path:
+            others.append(claim(tmp_path, make))
+            with pytest.raises(SpoolError, match="in use by another process, or by another producer of this one"):
+                make(path)
+            assert adopt(tmp_path, others[-1], make, NOW_MS) == 0
+        return step(path, *more)
+
+    monkeypatch.setattr(where, name, look)
+    mine._failed, mine._damaged = True, damaged
+    assert (everything(mine), len(others)) == ([1], 1)
+    mine.close()
+    make(mine.path).close()
+    others[0].close()
 
 
 def test_3_34_what_dead_processes_left_is_moved_and_their_folders_go(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.spooling import passing
-from rocketmq_spark.producer.topics import owned
+from rocketmq_spark.producer.topics import note_positions
 from rocketmq_spark.session.spools import worker_spool
 from rocketmq_spark.spark.sink import checks, routing
 from rocketmq_spark.spark.sink.once import TaskOnce
@@ -142,7 +142,7 @@ class TaskWriter:
         self._sender = session.sender(options) if once is None else once.sender(session.sender(options))
         self._settings = checks.settings(options)
         if self._settings.environment is not None:
-            owned(self._sender, self._settings.environment).update(positions)
+            note_positions(self._sender, self._settings.environment, positions)
         self._spool = worker_spool(options, self._settings)
         self._engine = Engine(self._sender, self._settings, Timer("rocketmq-sink"), _faults(options), self._spool)
         if once is not None:
