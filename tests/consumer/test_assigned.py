@@ -433,3 +433,33 @@ def test_one_part_is_no_more_than_an_answer() -> None:
     assert (one.places[A].waiting, one.places[A].bytes, one.places[A].taken) == (0, 0, 11)
     one.bring(ask, FetchedPart(A, 11, [(12, 1), (13, 2)], b"xy", decode))
     assert [part.next_offset for part in one.ready.take(2)] == [13]
+
+
+def test_a_poll_looks_at_what_it_takes_however_many_parts_wait_of_other_queues() -> None:
+    looked: list[FetchedPart] = []
+
+    class Seen(FetchedPart):
+        @property
+        def count(self) -> int:
+            looked.append(self)
+            return super().count
+
+        @property
+        def first(self) -> int:
+            looked.append(self)
+            return super().first
+
+    queues = [MessageQueue("t", "b", i) for i in range(64)]
+    one = Assigned(1000)
+    one.assign(dict.fromkeys(queues, Start(0)))
+    for start in range(32):
+        for queue in queues:
+            one.ready.add(Seen(queue, start, [(start + 1, 1)], b"1", lambda start, end, stored: []))
+    one.ready.take_back()
+    looked.clear()
+    for _ in range(10):
+        one.ready.take_back()
+        one.ready.take()
+        one.ready.give()
+    assert len(looked) <= 10 * 5
+    assert [one.places[queue].taken for queue in queues[:11]] == [*[1] * 10, 0]

@@ -16,7 +16,7 @@ BOUNDS = Bounds(count=32, max_waiting=1000, max_bytes=1 << 20)
 
 
 def place(at: int = 0, end: int | None = 5000, **changed: object) -> AssignedQueue:
-    made = AssignedQueue(Start(at))
+    made = AssignedQueue.of(Start(at))
     made.end = end
     for name, value in changed.items():
         setattr(made, name, value)

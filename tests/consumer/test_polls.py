@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
 
 import pytest
@@ -13,7 +15,8 @@ from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions
 from rocketmq_spark.errors import ConnectionLost, OffsetError
 from rocketmq_spark.model import MessageQueue
-from tests.consumer.fake_member import FakeMember
+from tests.consumer.fake_member import A, B, FakeMember, Hand, made
+from tests.consumer.test_pull_interrupted import Interrupted, places
 from tests.mockbroker import WAIT_S
 
 QUEUES = [MessageQueue("t", "b", i) for i in range(4)]
@@ -91,3 +94,39 @@ def test_after_the_close_nothing_is_pulled() -> None:
     count = len(fake.pulls)
     fake.add(QUEUES[0])
     assert len(fake.pulls) == count
+
+
+@pytest.mark.parametrize("how", ["assign", "rebalance"])
+def test_ctrl_c_at_any_line_of_a_change_of_queues_keeps_nothing_from_being_read(how: str, hand: Hand) -> None:
+    for at in itertools.count():
+        fake = FakeMember([A, B])
+        fake.add(A, 40)
+        fake.add(B, 3)
+        consumer = made(fake, hand)
+        if how == "assign":
+            consumer.assign([A, B])
+        else:
+            consumer.subscribe("t")
+            consumer._upkeep.rebalance()
+            fake.ids = ["Me", "me"]
+        assert len(places(consumer, "poll")) == 32
+        consumer.commit()
+        interrupt, before = Interrupted(consumer, at), sys.gettrace()
+        sys.settrace(interrupt)
+        try:
+            if how == "assign":
+                consumer.assign([B])
+            else:
+                consumer._upkeep.rebalance()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        found: list[tuple[MessageQueue, int]] = []
+        hand.now += 21
+        while more := places(consumer, "poll"):
+            found += more
+        assert [offset for queue, offset in found if queue == B] == [0, 1, 2], at
+        consumer.close()
+        if interrupt.over():
+            return

@@ -244,3 +244,29 @@ def test_at_the_end_what_waits_after_a_failure_is_left_and_what_does_not_fail_is
     listens.bench.time.advance(5)
     assert listens.got == [("A1", 0), ("B1", 0), ("C1", 0), ("C2", 0)]
     assert listens.bench.in_hand.all() == []
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_pause_that_is_over_at_the_moment_of_the_close_hands_out_nothing_that_is_dropped(done):
+    listens = Listens(A=lambda context: context.suspend(1000))
+    bench, listening = listens.bench, listens.in_order()
+    listening.submit(bench.lent(of("A", "a"), of("B", "a")))
+    bench.time.run_due()
+    if done:
+        del listens.does["A"]
+    lock = listening._lock
+
+    class Meanwhile:
+        def __enter__(self) -> None:
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+            listening._lock = lock
+            bench.time.advance(1.0)
+
+    listening._lock = Meanwhile()
+    listening.close()
+    assert listens.got == [("A", 0)]
+    assert bench.in_hand.stats().cached == 0
+    assert bench.proxy.told == []

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.pop.running import LOOK_S
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.running import TIMEOUT_S, ConsumerTools
-from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
+from rocketmq_spark.errors import AccessDenied, ClosedError, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import NO_FILTER, Filter
 from rocketmq_spark.model.message import GroupPolicy
 from tests.consumer.pop import SETTINGS, FakeProxy, arrival, of
@@ -137,6 +138,27 @@ def test_a_subscription_during_which_the_consumer_is_stopped_leaves_nobody_behin
     member.proxy.subscribe = meanwhile
     member.consumer.subscribe("u")
     assert member.proxy.closed
+
+
+@pytest.mark.parametrize("before", [None, "a"])
+def test_a_subscription_that_a_proxy_refuses_is_none_and_keeps_no_later_one_from_being_heard(member, before):
+    """Or the one of before: a Proxy refuses all topics because of one."""
+    member.start()
+    if before is not None:
+        member.consumer.subscribe("bad", tags=before)
+    tell = member.proxy.subscribe
+
+    def refusing(filters: Mapping[str, Filter], deadline: Deadline) -> None:
+        if filters.get("bad") == Filter("(", "SQL92"):
+            raise AccessDenied("not you")
+        tell(filters, deadline)
+
+    member.proxy.subscribe = refusing
+    with pytest.raises(AccessDenied):
+        member.consumer.subscribe("bad", sql="(")
+    member.consumer.subscribe("u")
+    kept = {} if before is None else {"bad": Filter(before)}
+    assert member.proxy.filters[-1] == {"t": Filter("a || b"), "u": NO_FILTER, **kept}
 
 
 def subscribes(member: Member, outcomes: list[Exception]) -> None:

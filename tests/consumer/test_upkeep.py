@@ -14,6 +14,7 @@ from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.consumer.pull import upkeep
 from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.pull.positions import Positions
+from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.consumer.settings import ConsumerSettings
@@ -303,3 +304,86 @@ def test_an_error_of_a_queue_that_was_given_up_meanwhile_is_raised_no_more(hand:
         fake.waiting[1][1](AccessDenied("no"))
         consumer.assign([A])
         assert consumer.poll(AT_ONCE) == []
+
+
+def test_a_poll_that_has_messages_does_not_wait_for_a_look(
+    fake: FakeMember, consumer: BasePullConsumer, hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that hangs is asked by the thread that follows the group, for each topic."""
+    consumer.subscribe("t")
+    assert consumer.poll(AT_ONCE) == []
+    fake.add(A, 1)
+    hand.now += 20
+    monkeypatch.setattr(fake, "members", raising(AssertionError("the poll looked")))
+    assert bodies(consumer.poll(AT_ONCE)) == [0]
+    monkeypatch.undo()
+    fake.ids = ["Me", "me"]
+    hand.time.advance(1.0)
+    assert consumer.assignment() == [B]
+
+
+@pytest.mark.parametrize("how", ["a topic more", "a queue is gone"])
+def test_while_polls_have_messages_what_changes_is_looked_at_at_once(
+    how: str, hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, other = FakeMember([A, B]), MessageQueue("u", "b", 0)
+    with made(fake, hand) as consumer:
+        consumer.subscribe("t")
+        assert consumer.poll(AT_ONCE) == []
+        hand.time.advance(1.5)
+        if how == "a topic more":
+            fake.low[other] = fake.high[other] = 0
+            fake.add(A, 100)
+            consumer.subscribe("u")
+            hand.time.run_due()
+            assert consumer.assignment() == [A, B, other]
+        else:
+            refused = fake.waiting.pop()[1]
+            del fake.high[B]
+            fake.add(A, 100)
+            refused(InvalidParameter("queueId[1] is illegal", queue=str(B)))
+            assert bodies(consumer.poll(AT_ONCE)) == list(range(32))
+            assert consumer.assignment() == [A]
+
+
+def test_routes_are_not_asked_for_topic_by_topic_while_no_name_server_answers(
+    hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, asked = FakeMember([A, MessageQueue("u", "b", 0)]), list[str]()
+
+    def queues(topic: str, deadline: object, refresh: bool = False) -> list[MessageQueue]:
+        asked.append(topic)
+        raise CallTimeout("no name server answers")
+
+    with made(fake, hand) as consumer:
+        consumer.assign(fake.high)
+        monkeypatch.setattr(fake, "queues", queues)
+        hand.now += 30
+        consumer.poll(AT_ONCE)
+        assert asked == ["t"]
+
+
+def test_a_group_that_could_not_be_followed_for_want_of_a_thread_is_followed_from_the_next_subscription_on(
+    fake: FakeMember, consumer: BasePullConsumer, hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(ManualTimer, "later", raising(RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError):
+            consumer.subscribe("t")
+    consumer.subscribe("t")
+    hand.time.advance(1.0)
+    assert consumer.assignment() == [A, B]
+
+
+def test_a_topic_whose_leave_was_interrupted_is_read_no_more(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeMember([A, MessageQueue("u", "b", 0)])
+    with made(fake, hand) as consumer:
+        for topic in "tu":
+            consumer.subscribe(topic, tags="a")
+        consumer.poll(AT_ONCE)
+        with monkeypatch.context() as interrupted:
+            interrupted.setattr(fake, "heartbeat", raising(KeyboardInterrupt()))
+            with pytest.raises(KeyboardInterrupt):
+                consumer.unsubscribe("u")
+        assert consumer.poll(AT_ONCE) == []
+        assert consumer.assignment() == [A]

@@ -118,9 +118,14 @@ class InOrder:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            paused, self._paused = self._paused, set()
-        for key in paused:
-            self._drop(key)
+            # All at once: a pause may be over at this moment, and what a listener has is not dropped.
+            lines = [self._lines[key] for key in self._paused]
+            paused = [one for line in lines for one in line]
+            for line in lines:
+                line.clear()
+            self._paused = set()
+        for one in paused:
+            self._in_hand.end(one)
 
     def _work(self, key: Hashable) -> None:
         """One task has a line until it is empty, or waits."""

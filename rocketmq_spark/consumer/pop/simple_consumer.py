@@ -15,7 +15,7 @@ from rocketmq_spark.consumer.settings import MAX_MESSAGES, MAX_WAIT_S
 from rocketmq_spark.consumer.subscriptions import filter_of
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import Filter
-from rocketmq_spark.model.message import PoppedMessage
+from rocketmq_spark.model.message import Place, PoppedMessage
 from rocketmq_spark.options.parsing import duration, text
 from rocketmq_spark.ports import PopMember
 from rocketmq_spark.wire.names import group_problem, topic_problem
@@ -102,7 +102,7 @@ class BaseSimpleConsumer(Closing):
 
         Raises:
             OptionError: An argument is wrong, or there is no subscription.
-            RouteNotFound: There is no such topic.
+            RouteNotFound: There is no such topic. It is raised when it is the topic's turn: the next calls ask for the others.
         """
         self._owner.check(self._closed)
         if not isinstance(max_messages, int) or not 1 <= max_messages <= MAX_MESSAGES:
@@ -114,6 +114,8 @@ class BaseSimpleConsumer(Closing):
             with self._lock:
                 place = places[self._turn % len(places)]
                 self._turn += 1
+            if isinstance(place, RocketMQError):
+                raise place
             most_s = MIN_WAIT_S if len(places) > 1 else MAX_WAIT_S
             wait_s = max(MIN_WAIT_S, min(most_s, end.remaining()))
             deadline = Deadline.after(wait_s + self._request_s)
@@ -176,9 +178,16 @@ class BaseSimpleConsumer(Closing):
         self._owner.check(self._closed)
         verb(message, Deadline.after(self._request_s))
 
-    def _places(self) -> list[tuple[str, int]]:
+    def _places(self) -> list[Place | RocketMQError]:
+        """In turn. A topic that cannot be asked for has one, so that it keeps no other from being asked for."""
         deadline = Deadline.after(self._request_s)
-        return [(topic, at) for topic in self._filters for at in range(self._member.places(topic, deadline))]
+        places: list[Place | RocketMQError] = []
+        for topic in self._filters:
+            try:
+                places += [(topic, at) for at in range(self._member.places(topic, deadline))]
+            except RocketMQError as e:
+                places.append(e)
+        return places
 
 
 def _seconds(name: str, value: str | float) -> float:

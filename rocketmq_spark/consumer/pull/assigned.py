@@ -101,39 +101,30 @@ class _Lent(NamedTuple):
     given_up_to: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class AssignedQueue:
     """One queue. ``end`` is where it ended by the last answer of a broker, ``calm_until`` when it may be read ahead again.
 
     ``committed`` None: the group has no offset of it yet, or may have lost it.
     """
 
-    __slots__ = (
-        "asked",
-        "broker_id",
-        "bytes",
-        "calm_until",
-        "committed",
-        "done",
-        "end",
-        "paused",
-        "pull_at",
-        "retry_at",
-        "taken",
-        "token",
-        "waiting",
-    )
+    pull_at: int
+    taken: int
+    done: int
+    committed: int | None
+    token: int = 0
+    asked: bool = False
+    paused: bool = False
+    retry_at: float = 0.0
+    broker_id: int = MASTER_ID
+    waiting: int = 0
+    bytes: int = 0
+    end: int | None = None
+    calm_until: float = 0.0
 
-    def __init__(self, start: Start) -> None:
-        self.pull_at = self.taken = self.done = start.offset
-        self.committed = start.offset if start.stored else None
-        self.token = 0
-        self.asked = False
-        self.paused = False
-        self.retry_at = 0.0
-        self.broker_id = MASTER_ID
-        self.waiting = self.bytes = 0
-        self.end: int | None = None
-        self.calm_until = 0.0
+    @classmethod
+    def of(cls, start: Start) -> AssignedQueue:
+        return cls(start.offset, start.offset, start.offset, start.offset if start.stored else None)
 
 
 class Ready:
@@ -146,6 +137,7 @@ class Ready:
         self._places = places
         self._parts: deque[FetchedPart] = deque()
         self._lent: list[_Lent] = []
+        self._counted = True  # what waits of each queue
 
     def add(self, part: FetchedPart) -> None:
         place = self._places[part.queue]
@@ -155,14 +147,17 @@ class Ready:
 
     def keep(self, wanted: Callable[[FetchedPart], bool]) -> None:
         """Forget the others."""
+        self._counted = False
         self._parts = deque(part for part in self._parts if wanted(part))
 
     def take(self, most: int = 1) -> list[FetchedPart]:
         """The parts that came first, of queues that are not paused; if it is one only, no more than an answer."""
         taken: list[FetchedPart] = []
         left: deque[FetchedPart] = deque()
-        for part in self._parts:
-            if len(taken) == most or self._places[part.queue].paused:
+        parts = iter(self._parts)
+        while len(taken) < most and (part := next(parts, None)) is not None:
+            place = self._places.get(part.queue)
+            if place is None or place.paused:  # None: it was given up, and Ctrl-C came before its parts were forgotten
                 left.append(part)
             elif most == 1 and len(part.ends) > 1:
                 first, others = part.cut()
@@ -170,6 +165,7 @@ class Ready:
                 left.append(others)
             else:
                 taken.append(part)
+        left.extend(parts)
         lent = [_Lent(part, place := self._places[part.queue], place.token) for part in taken]
         self._parts, self._lent = left, lent  # in one step, which Ctrl-C does not part
         for each in lent:
@@ -199,24 +195,32 @@ class Ready:
 
     def take_back(self) -> None:
         """What was taken last and not given comes again, before all other."""
+        if not self._lent and self._counted:
+            return  # of many queues thousands of parts wait, and each poll comes here
         standing = [lent for lent in self._lent if self._stands(lent)]
         rest = [replace(lent.part, begun=max(lent.part.begun, lent.given_up_to)) for lent in standing]
-        parts = deque([*(part for part in rest if part.count > 0), *self._parts])
-        self._parts, self._lent = parts, []
-        for queue, place in self._places.items():
-            mine = [part for part in parts if part.queue == queue]
-            place.waiting, place.bytes = sum(part.count for part in mine), sum(len(part.stored) for part in mine)
+        others = (part for part in self._parts if part.queue in self._places)
+        parts = deque([*(part for part in rest if part.count > 0), *others])
+        for place in self._places.values():
+            place.waiting = place.bytes = 0
+        for part in parts:
+            self._places[part.queue].waiting += part.count
+            self._places[part.queue].bytes += len(part.stored)
+        self._parts, self._lent, self._counted = parts, [], True  # not before: Ctrl-C may keep some from being counted
         self._pass([lent for lent in standing if lent.part.next_offset <= lent.given_up_to])  # a loop gave all of it
 
-    def firsts(self) -> dict[MessageQueue, int]:
-        """The first offset that waits of each queue of which something does."""
-        return {part.queue: part.first for part in reversed(self._parts)}
+    def firsts(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        """The first offset that waits of each of these queues of which something does."""
+        found, left = dict[MessageQueue, int](), set(queues)
+        for part in takewhile(lambda _: left, self._parts):
+            if part.queue in left:
+                found[part.queue] = part.first
+                left.discard(part.queue)
+        return found
 
-    def _pass(self, lents: Iterable[_Lent]) -> None:
-        """What was passed over behind these is done with them, up to what waits, which may lie before them: the topic of
-        a queue may be made again.
-        """
-        firsts = self.firsts()
+    def _pass(self, lents: Sequence[_Lent]) -> None:
+        """What was passed over behind these is done with them, up to what waits; before them, too, if a topic was made again."""
+        firsts = self.firsts(lent.part.queue for lent in lents)
         for lent in lents:
             lent.place.taken = firsts.get(lent.part.queue, lent.place.pull_at)
 
@@ -253,7 +257,7 @@ class Assigned:
         for queue, start in starts.items():
             if queue not in self.places:
                 assert start is not None, queue
-                self.places[queue] = place = AssignedQueue(start)
+                self.places[queue] = place = AssignedQueue.of(start)
                 self._renew(place)
         return left
 
@@ -267,11 +271,10 @@ class Assigned:
         place = self.places[queue]
         place.pull_at = place.taken = place.done = offset
         place.committed = None  # also where it is what was committed last: a later one may be stored without an answer
-        place.waiting = place.bytes = 0
-        place.broker_id = MASTER_ID
-        place.retry_at = 0.0
+        place.broker_id, place.retry_at = MASTER_ID, 0.0
         self._renew(place)
         self.ready.keep(lambda part: part.queue != queue)
+        place.waiting = place.bytes = 0
 
     def _renew(self, place: AssignedQueue) -> None:
         self._tokens += 1
@@ -315,8 +318,7 @@ class Assigned:
             return False
         if place.retry_at:  # a broker that was away may have lost the last commit
             place.retry_at, place.committed = 0.0, None
-        place.asked = False
-        place.broker_id = answer.broker_id
+        place.asked, place.broker_id = False, answer.broker_id
         place.pull_at, place.end = answer.next_offset, answer.max_offset
         if answer.status is PullStatus.FOUND:
             ends = ((answer.next_offset, len(answer.stored)),)
@@ -330,9 +332,7 @@ class Assigned:
         place = self._current(ask)
         if place is None:
             return False
-        place.asked = False
-        place.broker_id = MASTER_ID
-        place.retry_at = retry_at
+        place.asked, place.broker_id, place.retry_at = False, MASTER_ID, retry_at
         return True
 
     def hold(self, asks: Iterable[Ask]) -> None:
@@ -374,7 +374,7 @@ class Assigned:
 
     def infos(self) -> dict[MessageQueue, QueueInfo]:
         """As heartbeats report them."""
-        firsts = self.ready.firsts()
+        firsts = self.ready.firsts(self.places)
         return {
             q: QueueInfo(p.done, firsts.get(q), p.pull_at - 1 if q in firsts else None, p.waiting, p.bytes)
             for q, p in self.places.items()

@@ -68,8 +68,10 @@ class Subscribed:
             self._subscriptions.add(topic, wanted)
         else:
             self._subscriptions.remove(topic)
-        self._member.heartbeat(self._positions.soon())
-        self._due_at = 0.0
+        try:
+            self._member.heartbeat(self._positions.soon())
+        finally:  # Ctrl-C, too
+            self._due_at = 0.0
 
     def membership(self) -> Membership:
         """What heartbeats report of it."""
@@ -196,6 +198,8 @@ class Upkeep:
                     self._positions.queues(topic)
                 except RocketMQError as e:
                     logger.info("the route of %s cannot be refreshed: %s", topic, e)
+                    if isinstance(e, CallTimeout | ConnectionLost):
+                        break  # those of all topics come from the same name servers
         return deadline
 
     @entry
@@ -204,12 +208,16 @@ class Upkeep:
         while True:
             if not self._shared.topics:
                 return self._polls.wait(deadline, most)
-            self.look()
             try:
+                # What is there need not wait for brokers that hang: another thread looks, too.
+                if self._following and (parts := self._polls.wait(Deadline.after(0), most)):
+                    return parts
+                self.look()
                 parts = self._polls.wait(deadline.within(max(LOOK_S, self._shared.wait_s())), most)
             except (InvalidParameter, ServerFault):  # the latter from brokers before 5.0
                 if not self._is_gone(self._polls.failed):
                     raise
+                self.look()
                 continue
             if parts or deadline.expired or self._polls.closed:
                 return parts
@@ -231,15 +239,17 @@ class Upkeep:
 
     def follow(self) -> None:
         """Follow the group's changes from now on, also between polls."""
-        if not self._following:
-            self._following = True
-            self._timer.later(FOLLOW_S, self._turn)
+        if self._following:
+            self._timer.later(0, self.look)
+            return
+        self._timer.later(FOLLOW_S, self._turn)
+        self._following = True  # not before: without a thread the next call tries again
 
     def _turn(self) -> None:
         try:
             self.look()
         finally:
-            self._timer.later(max(FOLLOW_S, self._shared.wait_s()), self._turn)
+            self._timer.later(FOLLOW_S, self._turn)
 
     def changed(self) -> None:
         """The group is not as it was, says a broker."""

@@ -14,8 +14,8 @@ from rocketmq_spark.consumer.pop.running import PopRunning
 from rocketmq_spark.consumer.push.running import ConsumerTools, RunningConsumer
 from rocketmq_spark.consumer.result import Listener
 from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.consumer.subscriptions import Subscriptions, filter_of
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.consumer.subscriptions import Subscriptions, TopicFilter, filter_of
+from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats
 from rocketmq_spark.model.message import PoppedMessage
@@ -57,8 +57,14 @@ class BaseConsumer(Closing):
         It may be called again, also while the consumer runs. All members of a group must have the same subscriptions.
         """
         self._owner.check(self._closed)
+        before = self._subscriptions.get(topic)
         self._subscriptions.add(topic, filter_of(tags, sql))
-        self._changed()
+        try:
+            self._changed()
+        except RocketMQError as e:
+            if not e.retriable:  # a Proxy refuses all topics because of one: it would refuse later subscriptions, too
+                self._put_back(topic, before)
+            raise
 
     @entry
     def unsubscribe(self, topic: str) -> None:
@@ -178,6 +184,12 @@ class BaseConsumer(Closing):
         if settings.popped:
             return PopRunning(self._port, settings, self._subscriptions, listener, self._make)
         return RunningConsumer(self._port, settings, self._subscriptions, listener, self._make)
+
+    def _put_back(self, topic: str, before: TopicFilter | None) -> None:
+        if before is None:
+            self._subscriptions.remove(topic)
+        else:
+            self._subscriptions.add(topic, before.filter)
 
     def _changed(self) -> None:
         if self._running is not None:
