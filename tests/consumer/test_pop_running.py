@@ -12,7 +12,7 @@ import pytest
 from rocketmq_spark.consumer.pop.running import LOOK_S
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.running import TIMEOUT_S, ConsumerTools
-from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
+from rocketmq_spark.errors import AccessDenied, ClosedError, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import NO_FILTER, Filter
 from rocketmq_spark.model.message import GroupPolicy
 from tests.consumer.pop import SETTINGS, FakeProxy, arrival, of
@@ -86,6 +86,17 @@ def test_what_is_wanted_may_change_while_it_runs(member):
     member.time.run_due()
     member.proxy.put(replace(of("A"), topic="u"))
     eventually(lambda: member.got == ["A"], 60)
+
+
+def test_what_a_proxy_refused_for_good_is_not_asked_for_again_with_the_next_topic(member):
+    member.start()
+    for topic in ("t", "bad"):
+        member.proxy.failing["subscribe"] = AccessDenied("no")
+        with pytest.raises(AccessDenied):
+            member.consumer.subscribe(topic, tags="c")
+        del member.proxy.failing["subscribe"]
+    member.consumer.subscribe("u")
+    assert member.proxy.filters[-1] == {"t": Filter("a || b"), "u": NO_FILTER}
 
 
 def test_of_two_threads_that_subscribe_at_once_the_proxy_hears_all(member):

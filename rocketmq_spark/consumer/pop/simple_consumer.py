@@ -6,6 +6,7 @@ one if it is not acknowledged in time.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
@@ -15,7 +16,7 @@ from rocketmq_spark.consumer.settings import MAX_MESSAGES, MAX_WAIT_S
 from rocketmq_spark.consumer.subscriptions import filter_of
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import Filter
-from rocketmq_spark.model.message import PoppedMessage
+from rocketmq_spark.model.message import Place, PoppedMessage
 from rocketmq_spark.options.parsing import duration, text
 from rocketmq_spark.ports import PopMember
 from rocketmq_spark.wire.names import group_problem, topic_problem
@@ -62,7 +63,7 @@ class BaseSimpleConsumer(Closing):
 
         Raises:
             OptionError: The filter is wrong.
-            ConnectionLost: No endpoint of the Proxy answers.
+            ConnectionLost: No endpoint of the Proxy answers. What was wanted before still is, as after any error.
         """
         self._owner.check(False)  # a fork waits for no lock
         if problem := topic_problem(topic):
@@ -71,7 +72,12 @@ class BaseSimpleConsumer(Closing):
         with self._changing:
             self._owner.check(self._closed)
             wanted = self._filters | added
-            self._tell(wanted)
+            try:
+                self._tell(wanted)
+            except RocketMQError:  # the member must not go by what is not wanted here
+                with contextlib.suppress(RocketMQError):
+                    self._tell(self._filters, 0.0)
+                raise
             self._filters = wanted
 
     @entry
@@ -114,6 +120,9 @@ class BaseSimpleConsumer(Closing):
             with self._lock:
                 place = places[self._turn % len(places)]
                 self._turn += 1
+            if isinstance(place, RocketMQError):
+                self._owner.check(self._closed)
+                raise place
             most_s = MIN_WAIT_S if len(places) > 1 else MAX_WAIT_S
             wait_s = max(MIN_WAIT_S, min(most_s, end.remaining()))
             deadline = Deadline.after(wait_s + self._request_s)
@@ -165,9 +174,9 @@ class BaseSimpleConsumer(Closing):
             self._member.close(Deadline.after(_END_S))
             self._left = True  # not before: an interrupted one is repeated
 
-    def _tell(self, wanted: dict[str, Filter]) -> None:
+    def _tell(self, wanted: dict[str, Filter], wait_s: float = _START_S) -> None:
         try:
-            self._member.subscribe(wanted, Deadline.after(_START_S))
+            self._member.subscribe(wanted, Deadline.after(wait_s))
         finally:
             if self._leaves:  # meanwhile, by another thread: this may have joined again
                 self._member.close(Deadline.after(_END_S))
@@ -176,9 +185,15 @@ class BaseSimpleConsumer(Closing):
         self._owner.check(self._closed)
         verb(message, Deadline.after(self._request_s))
 
-    def _places(self) -> list[tuple[str, int]]:
-        deadline = Deadline.after(self._request_s)
-        return [(topic, at) for topic in self._filters for at in range(self._member.places(topic, deadline))]
+    def _places(self) -> list[Place | RocketMQError]:
+        """Where may be asked. A topic that has no place has its error instead: what others have comes all the same."""
+        found: list[Place | RocketMQError] = []
+        for topic in self._filters:
+            try:
+                found += [(topic, at) for at in range(self._member.places(topic, Deadline.after(self._request_s)))]
+            except RocketMQError as e:
+                found.append(e)
+        return found
 
 
 def _seconds(name: str, value: str | float) -> float:

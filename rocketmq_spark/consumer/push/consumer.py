@@ -15,7 +15,7 @@ from rocketmq_spark.consumer.push.running import ConsumerTools, RunningConsumer
 from rocketmq_spark.consumer.result import Listener
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.subscriptions import Subscriptions, filter_of
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats
 from rocketmq_spark.model.message import PoppedMessage
@@ -57,8 +57,14 @@ class BaseConsumer(Closing):
         It may be called again, also while the consumer runs. All members of a group must have the same subscriptions.
         """
         self._owner.check(self._closed)
+        before = self._subscriptions.get(topic)
         self._subscriptions.add(topic, filter_of(tags, sql))
-        self._changed()
+        try:
+            self._changed()
+        except RocketMQError as e:
+            if not e.retriable:  # a Proxy would refuse whatever is subscribed to later because of it
+                self._subscriptions.put_back(topic, before)
+            raise
 
     @entry
     def unsubscribe(self, topic: str) -> None:
