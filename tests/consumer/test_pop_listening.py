@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -244,3 +245,28 @@ def test_at_the_end_what_waits_after_a_failure_is_left_and_what_does_not_fail_is
     listens.bench.time.advance(5)
     assert listens.got == [("A1", 0), ("B1", 0), ("C1", 0), ("C2", 0)]
     assert listens.bench.in_hand.all() == []
+
+
+class ThenLock:
+    """A lock after whose first release something happens."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        self._lock, self._then = threading.Lock(), [then]
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+        if self._then:
+            self._then.pop()()
+
+
+def test_a_pause_that_ends_at_the_moment_of_the_end_takes_no_message_from_its_listener():
+    listens = Listens(A1=raises)
+    listening = listens.in_order()
+    listening.submit(listens.bench.lent(of("A1", "a"), of("A2", "a")))
+    listens.bench.time.run_due()
+    listening._lock = ThenLock(lambda: listens.bench.time.advance(5))
+    listening.close()
+    assert (listens.got, listens.bench.in_hand.all()) == ([("A1", 0)], [])

@@ -118,9 +118,12 @@ class InOrder:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            paused, self._paused = self._paused, set()
-        for key in paused:
-            self._drop(key)
+            left = [one for key in self._paused for one in self._lines[key]]
+            for key in self._paused:  # now: one whose pause ends at this moment would go to the listener
+                self._lines[key].clear()
+            self._paused.clear()
+        for one in left:
+            self._in_hand.end(one)
 
     def _work(self, key: Hashable) -> None:
         """One task has a line until it is empty, or waits."""
