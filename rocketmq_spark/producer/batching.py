@@ -20,7 +20,7 @@ from typing import Protocol
 from rocketmq_spark.base import codes, process
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.errors import CallTimeout, ClosedError, MessageIllegal, RocketMQError
+from rocketmq_spark.errors import CallTimeout, ClosedError, MessageIllegal, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import Accumulator, BatchEntry, Key, MessageBatch
@@ -238,9 +238,15 @@ def _shares(outcome: Outcome, entries: Sequence[BatchEntry]) -> list[Outcome]:
     shares: list[Outcome] = []
     for entry in entries:
         share = outcome.stored.get(entry.msg_id)
-        if share is None:
+        if share is None and entry.msg_id in outcome.behind:
+            share = SendFailed(
+                f"not sent, because one before it in its group was refused: {outcome.message}",
+                outcome.addr, outcome.broker_code, outcome.topic, remark=outcome.remark, remedy=outcome.remedy,
+            )  # fmt: skip
+            share.__cause__ = outcome
+        elif share is None:
             share = copy.copy(outcome)
-            share.__cause__, share.stored = outcome.__cause__, {}
+            share.__cause__, share.stored, share.behind = outcome.__cause__, {}, ()
         shares.append(share)
     return shares
 

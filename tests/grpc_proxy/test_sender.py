@@ -195,6 +195,7 @@ def test_a_message_that_is_refused_for_good_is_in_no_other_groups_way():
     assert isinstance(outcome, errors.MessageIllegal)
     assert outcome.stored.keys() == {f"{n}" for n in range(100) if n % 50 != 3}
     assert "53" not in seen, "nothing of its group goes behind it"
+    assert outcome.behind == ("53",)
     one = outcome.stored["7"]
     assert (one.status, one.msg_id, one.queue_offset) == (SendStatus.SEND_OK, "7", 7)
 
