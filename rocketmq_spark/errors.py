@@ -7,7 +7,7 @@ copied to every waiter of a broken connection, and Python rebuilds them from ``a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -36,6 +36,7 @@ class RocketMQError(Exception):
     unsent = False  # whether it is certain that no byte of the request left this process
     # The results, by id, of messages of the same send that were acknowledged: where a send is several requests.
     stored: Mapping[str, Any] = MappingProxyType({})
+    behind: Collection[str] = ()  # those that were not sent, for one before them in their order was refused
 
     def __init__(
         self,

@@ -65,6 +65,13 @@ class Subscriptions:
             version_ms = self._later()
             self._topics = {**self._topics, topic: TopicFilter(wanted, version_ms, version_ms)}
 
+    def put_back(self, topic: str, before: TopicFilter | None) -> None:
+        """What was wanted of a topic before its last change; None: nothing was."""
+        if before is None:
+            self.remove(topic)
+        else:
+            self.add(topic, before.filter)
+
     def remove(self, topic: str) -> None:
         with self._lock:
             self._topics = {known: each for known, each in self._topics.items() if known != topic}

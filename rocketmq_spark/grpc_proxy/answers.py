@@ -66,6 +66,7 @@ _TRUST = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "Pe
 _NO_TLS = ("WRONG_VERSION_NUMBER", "wrong version number")
 _LARGE = "larger than max"
 _SERVERS_LARGE = "exceeds maximum size"  # where a server says it
+_HEADERS = "Invalid metadata"  # of an access key or a token with a line end, as it may have from a file
 _RESET, _INBOUND = "RST_STREAM with error code 8", "its grpcMaxInboundMessageSize (130 MiB)"
 _ENDED = "Socket closed"
 # gRPC had no connection to send the call by, or found no address; the last one by its older words.
@@ -135,6 +136,12 @@ def _broken(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
             )
         case "RESOURCE_EXHAUSTED":
             return BrokerBusy("the Proxy is overloaded", addr, remark=details)
+        case "INTERNAL" if _HEADERS in details:
+            return LocalProtocolError(
+                "gRPC does not send these headers",
+                addr,
+                remedy="Look for line ends and letters with accents in the keys",
+            )
         case "UNAUTHENTICATED" | "PERMISSION_DENIED":
             return AccessDenied("the Proxy denies access", addr, remark=details)
         case _:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +16,10 @@ from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.errors import DecodeError, LocalProtocolError, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import ConnectionLost, DecodeError, LocalProtocolError, RocketMQError, RouteNotFound
 from rocketmq_spark.grpc_proxy import facts
 from rocketmq_spark.grpc_proxy.answers import refused
+from rocketmq_spark.grpc_proxy.channel import ProxyChannel
 from rocketmq_spark.grpc_proxy.facts import ClientType, Code, Encoding, FilterType
 from rocketmq_spark.grpc_proxy.protos import get_ms, get_seconds, proto, set_seconds
 from rocketmq_spark.grpc_proxy.proxy import Proxy, Telemetry, checked
@@ -129,15 +131,16 @@ class ProxyMember:
             streams = list(self._streams.values())
         for stream in begun:
             stream.tell()
-        errors = [stream.wait(deadline) for stream in streams]
+        errors = _errors(streams, deadline)
         refused = [error for error in errors if error is not None]
         if len(refused) == len(errors):
-            if before and not filters.items() <= before.items() and not any(error.retriable for error in refused):
+            final = [error for error in refused if not error.retriable]
+            if before and not filters.items() <= before.items() and final:
                 with self._lock:
                     self._filters = before  # a Proxy refuses all topics because of one, and would not have us again
                 for stream in streams:
                     stream.tell()
-            raise refused[0]
+            raise (final or refused)[0]
 
     def policy(self) -> GroupPolicy:
         return self._policy
@@ -160,7 +163,18 @@ class ProxyMember:
         request.filter_expression.CopyFrom(_expression(wanted))
         set_seconds(request.invisible_duration, invisible_s)
         set_seconds(request.long_polling_timeout, wait_s)
-        channel = self._proxy.channel()
+        for _ in self._proxy.addresses[1:]:
+            try:
+                return self._received(self._proxy.channel(), request, topic, deadline, began)
+            except ConnectionLost as e:
+                if not e.unsent or deadline.remaining() < wait_s:  # another one would have too little time
+                    raise
+        return self._received(self._proxy.channel(), request, topic, deadline, began)
+
+    def _received(
+        self, channel: ProxyChannel, request: Any, topic: str, deadline: Deadline, began: Began
+    ) -> Sequence[PoppedMessage]:
+        queue, count = request.message_queue, request.batch_size
         found: list[PoppedMessage] = []
         try:
             call = channel.stream(facts.RECEIVE_MESSAGE, request, deadline)
@@ -219,14 +233,18 @@ class ProxyMember:
             streams, self._streams = list(self._streams.values()), {}
             timer, self._timer = self._timer, None
             self._closed = True
-        if timer is not None:
-            timer.close(deadline.remaining())
-        if streams:
-            request = proto("NotifyClientTerminationRequest")(group=self._proxy.resource(self._group))
-            self._each(facts.NOTIFY_CLIENT_TERMINATION, request, deadline)
-        for stream in streams:
-            stream.close(deadline)
-        self._proxy.close()
+        with contextlib.ExitStack() as rest:  # each of these is done, whatever interrupts what is before it
+            rest.callback(self._proxy.close)
+            for stream in streams:
+                rest.callback(stream.close, deadline)
+            if streams:
+                rest.callback(self._leave, deadline)
+            if timer is not None:
+                rest.callback(timer.close, deadline.remaining())
+
+    def _leave(self, deadline: Deadline) -> None:
+        request = proto("NotifyClientTerminationRequest")(group=self._proxy.resource(self._group))
+        self._each(facts.NOTIFY_CLIENT_TERMINATION, request, deadline)
 
     def _about(self, message: PoppedMessage) -> dict[str, Any]:
         return {"group": self._proxy.resource(self._group), "topic": self._proxy.resource(message.topic)}
@@ -294,6 +312,12 @@ class ProxyMember:
             raise RouteNotFound("no broker of the topic lets this group read", topic=topic)
         self._places[topic] = queues, Deadline.after(_PLACES_S)
         return queues
+
+
+def _errors(streams: Sequence[Telemetry], deadline: Deadline) -> list[RocketMQError | None]:
+    """Why settings did not arrive, for each. What cannot be reached is waited for while no other one has them."""
+    errors = [stream.wait(deadline, patient=False) for stream in streams]
+    return errors if None in errors else [stream.wait(deadline) for stream in streams]
 
 
 def _expression(wanted: Filter) -> Any:

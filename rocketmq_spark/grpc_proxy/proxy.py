@@ -203,10 +203,18 @@ class Telemetry:
                 self._put()
         self._give_up()
 
-    def wait(self, deadline: Deadline) -> RocketMQError | None:
-        """Until the Proxy has the settings, or has refused them for good; the last error, if there was any, when it has not."""
+    def wait(self, deadline: Deadline, patient: bool = True) -> RocketMQError | None:
+        """Until the Proxy has the settings, or has refused them for good; the last error, if there was any, when it has not.
+
+        Without ``patient`` any error ends that, also one that may pass.
+        """
+
+        def over() -> bool:
+            failed = not patient and self._error is not None
+            return self._known >= self._version or failed or self._hopeless()
+
         with self._changed:
-            self._changed.wait_for(lambda: self._known >= self._version or self._hopeless(), deadline.remaining())
+            self._changed.wait_for(over, deadline.remaining())
             if self._known >= self._version and not self._refused():
                 return None
             return self._error or CallTimeout("the Proxy did not answer in time", self._channel.address)

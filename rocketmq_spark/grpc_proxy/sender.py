@@ -221,6 +221,7 @@ class _Requests:
         self._waiting: deque[deque[ProxySendRequest]] = deque()
         self._results: list[tuple[SendResult, str]] = []  # with the ids of the messages
         self._error: RocketMQError | None = None
+        self._behind: list[str] = []
         self._left = 0
 
     def send(self, chains: Sequence[deque[ProxySendRequest]]) -> None:
@@ -250,6 +251,7 @@ class _Requests:
     ) -> None:
         with self._lock:
             if isinstance(outcome, RocketMQError):
+                self._behind += [msg_id for waiting in chain for msg_id in waiting.ids.split(",")]
                 chain.clear()
                 if self._error is None or (_of_one(self._error) and not _of_one(outcome)):
                     self._error = outcome
@@ -263,7 +265,7 @@ class _Requests:
         if following is not None:
             self._send(following)
         elif over and self._error is not None:
-            self._error.stored = _each(self._results)
+            self._error.stored, self._error.behind = _each(self._results), tuple(self._behind)
             self._done(self._error)
         elif over:
             self._done(_together([result for result, _ in self._results]))

@@ -7,6 +7,7 @@ message, or asked last. It passes decisions on without waiting for the broker: i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -73,10 +74,11 @@ class ProxyTransactions:
                 streams, self._streams = self._streams, {}
                 timer, self._timer = self._timer, None
                 self._topics = {}
-            if timer is not None:
-                timer.close()
-            for stream in streams.values():
-                stream.close(deadline)
+            with contextlib.ExitStack() as rest:  # each of these is done, whatever interrupts what is before it
+                for stream in streams.values():
+                    rest.callback(stream.close, deadline)
+                if timer is not None:
+                    rest.callback(timer.close)
 
         return leave
 

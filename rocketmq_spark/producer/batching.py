@@ -20,7 +20,7 @@ from typing import Protocol
 from rocketmq_spark.base import codes, process
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.errors import CallTimeout, ClosedError, MessageIllegal, RocketMQError
+from rocketmq_spark.errors import CallTimeout, ClosedError, MessageIllegal, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import Accumulator, BatchEntry, Key, MessageBatch
@@ -186,11 +186,13 @@ class Batcher:
 class AccumulatorMember:
     """What one producer adds to an accumulator. ``owner`` sends the batches that it starts, also when others add to them."""
 
-    def __init__(self, batcher: Batcher, owner: BatchOwner, pending: Pending, send_timeout_s: float) -> None:
+    def __init__(self, batcher: Batcher, owner: BatchOwner, pending: Pending, settings: ProducerSettings) -> None:
         self.batcher = batcher
         self._owner = owner
         self._pending = pending
-        self._send_timeout_s = send_timeout_s
+        self._send_timeout_s = settings.send_timeout_s
+        # Then each message goes with its own tag, and one of another tag must not be overtaken by its group.
+        self._mixed = settings.features.chooses_queues is not None
 
     def takes(self, prepared: Prepared, how: How) -> bool:
         """Whether the message may wait for company (the gate of ``DefaultMQProducer.canBatch``)."""
@@ -202,7 +204,8 @@ class AccumulatorMember:
     ) -> tuple[Promise, MessageBatch | None]:
         """The future result and the batch that took the message; no batch when it must be sent directly."""
         message = prepared.message
-        key = Key(message.topic, queue, message.wait_store_ok, message.tags or None, waits)
+        alike = (True, None) if self._mixed else (message.wait_store_ok, message.tags or None)
+        key = Key(message.topic, queue, *alike, waits)
         item = encoding.batch_item(prepared)
         result = self._pending.expect(callback, prepared.msg_id)
         entry = BatchEntry(item, len(message.body), prepared.msg_id, message.keys, result)
@@ -235,9 +238,15 @@ def _shares(outcome: Outcome, entries: Sequence[BatchEntry]) -> list[Outcome]:
     shares: list[Outcome] = []
     for entry in entries:
         share = outcome.stored.get(entry.msg_id)
-        if share is None:
+        if share is None and entry.msg_id in outcome.behind:
+            share = SendFailed(
+                f"not sent, because one before it in its group was refused: {outcome.message}",
+                outcome.addr, outcome.broker_code, outcome.topic, remark=outcome.remark, remedy=outcome.remedy,
+            )  # fmt: skip
+            share.__cause__ = outcome
+        elif share is None:
             share = copy.copy(outcome)
-            share.__cause__, share.stored = outcome.__cause__, {}
+            share.__cause__, share.stored, share.behind = outcome.__cause__, {}, ()
         shares.append(share)
     return shares
 

@@ -81,7 +81,7 @@ class BaseProducer(Closing):
             self._engine.timer.begin()  # batches are sent without waiting
             self._shared_as = shared_as or name
             batcher = batching.share(self._shared_as, settings, lambda: make_timer(f"{name}-batch"))
-            self._membership = AccumulatorMember(batcher, self, self._pending, settings.send_timeout_s)
+            self._membership = AccumulatorMember(batcher, self, self._pending, settings)
         housekeeping.watch(self)
         Housekeeping(sender, self._engine, settings).start(self._housekeeping_timer)
         self._leave = sender.join(settings.group, settings.heartbeat_s, settings.transaction_check)

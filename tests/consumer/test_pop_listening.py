@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -270,3 +271,28 @@ def test_a_pause_that_is_over_at_the_moment_of_the_close_hands_out_nothing_that_
     assert listens.got == [("A", 0)]
     assert bench.in_hand.stats().cached == 0
     assert bench.proxy.told == []
+
+
+class ThenLock:
+    """A lock after whose first release something happens."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        self._lock, self._then = threading.Lock(), [then]
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+        if self._then:
+            self._then.pop()()
+
+
+def test_a_pause_that_ends_at_the_moment_of_the_end_takes_no_message_from_its_listener():
+    listens = Listens(A1=raises)
+    listening = listens.in_order()
+    listening.submit(listens.bench.lent(of("A1", "a"), of("A2", "a")))
+    listens.bench.time.run_due()
+    listening._lock = ThenLock(lambda: listens.bench.time.advance(5))
+    listening.close()
+    assert (listens.got, listens.bench.in_hand.all()) == ([("A1", 0)], [])

@@ -89,6 +89,17 @@ def test_what_is_wanted_may_change_while_it_runs(member):
     eventually(lambda: member.got == ["A"], 60)
 
 
+def test_what_a_proxy_refused_for_good_is_not_asked_for_again_with_the_next_topic(member):
+    member.start()
+    for topic in ("t", "bad"):
+        member.proxy.failing["subscribe"] = AccessDenied("no")
+        with pytest.raises(AccessDenied):
+            member.consumer.subscribe(topic, tags="c")
+        del member.proxy.failing["subscribe"]
+    member.consumer.subscribe("u")
+    assert member.proxy.filters[-1] == {"t": Filter("a || b"), "u": NO_FILTER}
+
+
 def test_of_two_threads_that_subscribe_at_once_the_proxy_hears_all(member):
     member.proxy.counts |= {"u": 1, "v": 1}
     member.start()

@@ -80,6 +80,9 @@ ELSEWHERE = {
     "environment",
     "environments",
     "environmentMode",
+    "enableTrace",
+    "traceTopic",
+    "openTelemetry",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.pop.simple_consumer import MIN_WAIT_S, BaseSimpleConsumer
-from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RouteNotFound
+from rocketmq_spark.errors import AccessDenied, ClosedError, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter
 from rocketmq_spark.model.message import Began, GroupPolicy, Place, PoppedMessage, ignore
 from tests.consumer.pop import arrival
@@ -114,6 +115,37 @@ def test_a_subscription_that_no_proxy_heard_of_is_none():
         consumer.subscribe("t")
     with pytest.raises(OptionError, match=r"expected subscribe\(\)"):
         consumer.receive()
+
+
+@pytest.mark.parametrize("error", [ConnectionLost("away"), AccessDenied("no")])
+def test_a_filter_that_no_proxy_heard_of_leaves_the_one_of_before(error):
+    """Also at the member, by which messages are asked for."""
+    member = Scripted(t=1)
+    consumer = BaseSimpleConsumer(member, "g")
+    consumer.subscribe("t", tags="a")
+    tell, fails = member.subscribe, [error]
+
+    def failing(filters: Mapping[str, Filter], deadline: Deadline) -> None:
+        tell(filters, deadline)
+        if fails:
+            raise fails.pop()
+
+    member.subscribe = failing
+    with pytest.raises(type(error)):
+        consumer.subscribe("t", tags="b")
+    assert member.told == [{"t": Filter("a")}, {"t": Filter("b")}, {"t": Filter("a")}]
+
+
+def test_a_topic_that_is_gone_keeps_none_of_the_others_from_being_received():
+    member = Scripted(t=1, u=1)
+    consumer = BaseSimpleConsumer(member, "g")
+    for topic in ("t", "gone", "u"):
+        consumer.subscribe(topic)
+    for topic in ("t", None, "u", "t", None):
+        member.waiting = {("t", 0): [popped()], ("u", 0): [popped()]}
+        with pytest.raises(RouteNotFound) if topic is None else contextlib.nullcontext():
+            assert len(consumer.receive()) == 1
+            assert member.asked[-1][0] == topic
 
 
 def test_a_topic_that_is_left_is_not_asked_for_though_no_proxy_heard_of_it():

@@ -62,6 +62,8 @@ def test_a_missing_topic_is_a_missing_route_as_over_remoting():
         ("UNAVAILABLE", "SSL_ERROR_SSL: WRONG_VERSION_NUMBER", False, errors.ConnectionLost, "no connection"),
         ("UNAUTHENTICATED", "who is that", False, errors.AccessDenied, "denies"),
         ("PERMISSION_DENIED", "not yours", False, errors.AccessDenied, "denies"),
+        ("INTERNAL", "Invalid metadata", False, errors.LocalProtocolError, "line ends"),
+        ("INTERNAL", "what", False, errors.RemoteProtocolError, "INTERNAL"),
         ("UNKNOWN", "what", False, errors.RemoteProtocolError, "UNKNOWN"),
     ],
 )

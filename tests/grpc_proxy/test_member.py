@@ -17,6 +17,7 @@ from rocketmq_spark import errors
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.pop import simple_consumer
 from rocketmq_spark.grpc_proxy import member as grpc_member
+from rocketmq_spark.grpc_proxy.channel import Endpoints
 from rocketmq_spark.grpc_proxy.facts import Code, Encoding
 from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.grpc_proxy.protos import proto
@@ -24,7 +25,7 @@ from rocketmq_spark.model import NO_FILTER, Message
 from rocketmq_spark.model.message import PoppedMessage
 from rocketmq_spark.session.public import SimpleConsumer
 from tests.grpc_proxy.scripted import client, serving, status
-from tests.helpers import no_more_threads
+from tests.helpers import no_more_threads, raising
 from tests.live.grpc.proxied import forgotten, new_topic, producer, stored_rows
 from tests.mockbroker import eventually
 from tests.witness import java_send
@@ -399,3 +400,79 @@ def test_an_endpoint_that_hangs_keeps_no_other_from_hearing_of_a_member(monkeypa
         finally:
             held.set()
             member.close(Deadline.after(10))
+
+
+def test_an_endpoint_that_is_away_is_not_waited_for_while_another_one_knows_the_member(nobody):
+    proxy = Forgetful()
+    with serving({"Telemetry": proxy.telemetry, "Heartbeat": proxy.beat}) as address:
+        member = ProxyMember(client(nobody, address), "g", bytes)
+        deadline = Deadline.after(60)
+        member.subscribe({"t": NO_FILTER}, deadline)
+        member.subscribe({"t": NO_FILTER, "u": NO_FILTER}, deadline)
+        assert deadline.remaining() > 30
+        member.close(Deadline.after(10))
+
+
+@pytest.mark.parametrize("seconds", [60.0, 1.0])
+def test_messages_are_asked_for_of_another_endpoint_when_one_is_away_and_the_time_is_enough(nobody, seconds):
+    def assigned(request: Any, context: Any) -> Any:
+        answer = proto("QueryAssignmentResponse")(status=status(Code.OK))
+        answer.assignments.add().message_queue.broker.name = "b"
+        return answer
+
+    def give(request: Any, context: Any) -> Any:
+        yield proto("ReceiveMessageResponse")(message=proto("Message")(body=b"x"))
+
+    with serving({"QueryAssignment": assigned, "ReceiveMessage": give}) as address:
+        proxy = client(nobody, address)
+        member = ProxyMember(proxy, "g", bytes)
+        member._filters = {"t": NO_FILTER}
+        assert member.places("t", Deadline.after(30)) == 1
+        proxy._endpoints = Endpoints(proxy.addresses)  # the first one is tried again
+        with pytest.raises(errors.ConnectionLost) if seconds < 5 else contextlib.nullcontext():
+            assert len(member.receive(("t", 0), 1, 30.0, 5.0, Deadline.after(seconds))) == 1
+        proxy.close()
+
+
+@pytest.mark.parametrize("where", ["_timer", "_leave"])
+def test_a_close_that_is_interrupted_leaves_all_the_same(where, monkeypatch):
+    proxy, left = Forgetful(), list[str]()
+
+    def leave(request: Any, context: Any) -> Any:
+        left.append(request.group.name)
+        return proto("NotifyClientTerminationResponse")(status=status(Code.OK))
+
+    answers = {"Telemetry": proxy.telemetry, "Heartbeat": proxy.beat, "NotifyClientTermination": leave}
+    with serving(answers) as address:
+        member = ProxyMember(client(address), "g", bytes)
+        member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+        (stream,) = member._streams.values()
+        if where == "_timer":
+            monkeypatch.setattr(member._timer, "close", raising(KeyboardInterrupt()))
+        else:
+            monkeypatch.setattr(member, "_leave", raising(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            member.close(Deadline.after(10))
+        assert left == (["g"] if where == "_timer" else [])
+        stream._thread.join(30)
+        assert not stream._thread.is_alive()
+
+
+def test_settings_that_one_endpoint_refused_are_those_of_before_though_another_one_is_away(nobody):
+    heard: list[list[str]] = []
+
+    def telemetry(requests: Iterator[Any], context: Any) -> Iterator[Any]:
+        for command in requests:
+            heard.append([entry.topic.name for entry in command.settings.subscription.subscriptions])
+            if "bad" in heard[-1]:
+                yield proto("TelemetryCommand")(status=status(Code.FORBIDDEN))
+                return
+            yield proto("TelemetryCommand")(settings=command.settings)
+
+    with serving({"Telemetry": telemetry}) as address:
+        member = ProxyMember(client(nobody, address), "g", bytes)
+        member.subscribe({"good": NO_FILTER}, Deadline.after(10))
+        with pytest.raises(errors.AccessDenied):
+            member.subscribe({"good": NO_FILTER, "bad": NO_FILTER}, Deadline.after(1))
+        eventually(lambda: heard[-1] == ["good"], 30)
+        member.close(Deadline.after(3))

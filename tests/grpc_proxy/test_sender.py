@@ -14,13 +14,15 @@ import pytest
 
 from rocketmq_spark import errors
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import Property, Response
+from rocketmq_spark.base.codes import Property, Response, SysFlag
 from rocketmq_spark.grpc_proxy.facts import Code, MessageType, Permission
 from rocketmq_spark.grpc_proxy.outgoing import RequestMessage
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import LANES, UNKNOWN_QUEUE, ProxySender
 from rocketmq_spark.model import MessageQueue, SendRequest, SendStatus
+from rocketmq_spark.model.send import TransactionState
 from tests.grpc_proxy.scripted import THREADS, acknowledge, client, route, serving, serving_bytes, status
+from tests.helpers import raising
 
 REQUEST = SendRequest("g", b"", born_timestamp_ms=5)
 
@@ -193,6 +195,7 @@ def test_a_message_that_is_refused_for_good_is_in_no_other_groups_way():
     assert isinstance(outcome, errors.MessageIllegal)
     assert outcome.stored.keys() == {f"{n}" for n in range(100) if n % 50 != 3}
     assert "53" not in seen, "nothing of its group goes behind it"
+    assert outcome.behind == ("53",)
     one = outcome.stored["7"]
     assert (one.status, one.msg_id, one.queue_offset) == (SendStatus.SEND_OK, "7", 7)
 
@@ -321,3 +324,18 @@ def test_a_route_ages(monkeypatch):
         sender.publish_queues("t", soon(), refresh=True)
         kinds[0] = MessageType.DELAY
         assert sender.message_types("t", soon()) == {"FIFO"}, "not asked for each message"
+
+
+def test_a_producer_whose_leaving_is_interrupted_is_asked_no_more(monkeypatch):
+    with serving({"Telemetry": lambda commands, context: commands, "SendMessage": acknowledge}) as address:
+        proxy = client(address)
+        sender = ProxySender(proxy, lambda request: [RequestMessage(b"x", {Property.UNIQ_KEY: "ID"})])
+        leave = sender.join("g", 0, lambda message, place: TransactionState.COMMIT)
+        half = SendRequest("g", b"", sys_flag=int(SysFlag.TRANSACTION_PREPARED))
+        sender.send(MessageQueue("t", address, 0), half, Deadline.after(30))
+        (stream,) = sender._transactions._streams.values()
+        monkeypatch.setattr(sender._transactions._timer, "close", raising(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            leave(Deadline.after(30))
+        assert not stream._thread.is_alive()
+        proxy.close()

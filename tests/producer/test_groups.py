@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from rocketmq_spark.base.codes import Response
-from rocketmq_spark.errors import ConnectionLost, MessageIllegal
-from rocketmq_spark.model import Message
+from rocketmq_spark.base.codes import Property, Response
+from rocketmq_spark.errors import ConnectionLost, MessageIllegal, SendFailed
+from rocketmq_spark.model import Message, SendResult, SendStatus
 from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer.producer import BaseProducer
+from rocketmq_spark.wire.messages import decode_batch
+from rocketmq_spark.wire.properties import decode_properties
 from tests.producer.scripted import Bench, ok, refused
 from tests.producer.test_batching import sent
 
@@ -53,6 +55,19 @@ def test_what_does_not_fit_into_a_batch_does_not_overtake_those_before_it(bench:
     assert all(result.result(0) for result in results)
 
 
+def test_messages_of_a_group_keep_their_order_whatever_their_tags(bench: Bench) -> None:
+    producer = bench.producer(features=FEATURES[GRPC], auto_batch=True)
+    for i in range(6):
+        made = Message("T", f"{i}".encode(), tags=("a", "b", None)[i % 3], wait_store_ok=i % 2 == 0)
+        producer.send_async(made, selector="hash", arg="g")
+    bench.time.advance(0.1)
+    assert sent(bench) == [["0", "1", "2", "3", "4", "5"]]
+    found = [
+        decode_properties(item.properties).get(Property.TAGS) for item in decode_batch(bench.sender.requests[0].body)
+    ]
+    assert found == ["a", "b", None, "a", "b", None]
+
+
 def test_one_that_is_refused_for_good_does_not_close_its_lane(bench: Bench) -> None:
     """Others wait in it: those of other groups, too."""
     producer = bench.producer(features=FEATURES[GRPC], auto_batch=True)
@@ -61,3 +76,19 @@ def test_one_that_is_refused_for_good_does_not_close_its_lane(bench: Bench) -> N
     bench.sender.answer(0, refused(Response.MESSAGE_ILLEGAL))
     bench.time.advance(0.1)
     assert [type(result.exception(0)) for result in results] == [MessageIllegal] * 16 + [type(None)] * 24
+
+
+def test_what_was_not_sent_behind_one_that_is_refused_is_not_told_that_it_was(bench: Bench) -> None:
+    """Who drops what is refused for good would lose it."""
+    producer = bench.producer(features=FEATURES[GRPC], auto_batch=True)
+    error = MessageIllegal("too long", "a:1")
+    bench.sender.script = [error]
+    results = [of_group(producer, f"{i}") for i in range(3)]
+    error.behind = [results[2].msg_id]
+    error.stored = {results[0].msg_id: SendResult(SendStatus.SEND_OK, results[0].msg_id, None, None)}
+    bench.time.advance(0.1)
+    assert results[0].result(0)
+    assert isinstance(results[1].exception(0), MessageIllegal)
+    assert isinstance(failed := results[2].exception(0), SendFailed)
+    assert "one before it in its group was refused: too long" in str(failed)
+    assert failed.__cause__ is error

@@ -118,13 +118,11 @@ class InOrder:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            # All at once: a pause may be over at this moment, and what a listener has is not dropped.
-            lines = [self._lines[key] for key in self._paused]
-            paused = [one for line in lines for one in line]
-            for line in lines:
-                line.clear()
-            self._paused = set()
-        for one in paused:
+            left = [one for key in self._paused for one in self._lines[key]]
+            for key in self._paused:  # now: one whose pause ends at this moment would go to the listener
+                self._lines[key].clear()
+            self._paused.clear()
+        for one in left:
             self._in_hand.end(one)
 
     def _work(self, key: Hashable) -> None:

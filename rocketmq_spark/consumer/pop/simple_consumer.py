@@ -6,6 +6,7 @@ one if it is not acknowledged in time.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
@@ -62,7 +63,7 @@ class BaseSimpleConsumer(Closing):
 
         Raises:
             OptionError: The filter is wrong.
-            ConnectionLost: No endpoint of the Proxy answers.
+            ConnectionLost: No endpoint of the Proxy answers. What was wanted before still is, as after any error.
         """
         self._owner.check(False)  # a fork waits for no lock
         if problem := topic_problem(topic):
@@ -71,7 +72,12 @@ class BaseSimpleConsumer(Closing):
         with self._changing:
             self._owner.check(self._closed)
             wanted = self._filters | added
-            self._tell(wanted)
+            try:
+                self._tell(wanted)
+            except RocketMQError:  # the member must not go by what is not wanted here
+                with contextlib.suppress(RocketMQError):
+                    self._tell(self._filters, 0.0)
+                raise
             self._filters = wanted
 
     @entry
@@ -115,6 +121,7 @@ class BaseSimpleConsumer(Closing):
                 place = places[self._turn % len(places)]
                 self._turn += 1
             if isinstance(place, RocketMQError):
+                self._owner.check(self._closed)
                 raise place
             most_s = MIN_WAIT_S if len(places) > 1 else MAX_WAIT_S
             wait_s = max(MIN_WAIT_S, min(most_s, end.remaining()))
@@ -167,9 +174,9 @@ class BaseSimpleConsumer(Closing):
             self._member.close(Deadline.after(_END_S))
             self._left = True  # not before: an interrupted one is repeated
 
-    def _tell(self, wanted: dict[str, Filter]) -> None:
+    def _tell(self, wanted: dict[str, Filter], wait_s: float = _START_S) -> None:
         try:
-            self._member.subscribe(wanted, Deadline.after(_START_S))
+            self._member.subscribe(wanted, Deadline.after(wait_s))
         finally:
             if self._leaves:  # meanwhile, by another thread: this may have joined again
                 self._member.close(Deadline.after(_END_S))
@@ -179,15 +186,14 @@ class BaseSimpleConsumer(Closing):
         verb(message, Deadline.after(self._request_s))
 
     def _places(self) -> list[Place | RocketMQError]:
-        """In turn. A topic that cannot be asked for has one, so that it keeps no other from being asked for."""
-        deadline = Deadline.after(self._request_s)
-        places: list[Place | RocketMQError] = []
+        """Where may be asked. A topic that has no place has its error instead: what others have comes all the same."""
+        found: list[Place | RocketMQError] = []
         for topic in self._filters:
             try:
-                places += [(topic, at) for at in range(self._member.places(topic, deadline))]
+                found += [(topic, at) for at in range(self._member.places(topic, Deadline.after(self._request_s)))]
             except RocketMQError as e:
-                places.append(e)
-        return places
+                found.append(e)
+        return found
 
 
 def _seconds(name: str, value: str | float) -> float:

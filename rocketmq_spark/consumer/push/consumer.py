@@ -14,7 +14,7 @@ from rocketmq_spark.consumer.pop.running import PopRunning
 from rocketmq_spark.consumer.push.running import ConsumerTools, RunningConsumer
 from rocketmq_spark.consumer.result import Listener
 from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.consumer.subscriptions import Subscriptions, TopicFilter, filter_of
+from rocketmq_spark.consumer.subscriptions import Subscriptions, filter_of
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats
@@ -62,8 +62,8 @@ class BaseConsumer(Closing):
         try:
             self._changed()
         except RocketMQError as e:
-            if not e.retriable:  # a Proxy refuses all topics because of one: it would refuse later subscriptions, too
-                self._put_back(topic, before)
+            if not e.retriable:  # a Proxy would refuse whatever is subscribed to later because of it
+                self._subscriptions.put_back(topic, before)
             raise
 
     @entry
@@ -184,12 +184,6 @@ class BaseConsumer(Closing):
         if settings.popped:
             return PopRunning(self._port, settings, self._subscriptions, listener, self._make)
         return RunningConsumer(self._port, settings, self._subscriptions, listener, self._make)
-
-    def _put_back(self, topic: str, before: TopicFilter | None) -> None:
-        if before is None:
-            self._subscriptions.remove(topic)
-        else:
-            self._subscriptions.add(topic, before.filter)
 
     def _changed(self) -> None:
         if self._running is not None:
