@@ -115,7 +115,7 @@ OUTSIDE = {
     "click": "cli",
     "rich": "cli localbroker.distro",
     "pytest": "testing",
-    "socket": "remoting.endpoint remoting.bulk localbroker.loopback cli.lag",
+    "socket": "remoting.endpoint remoting.bulk localbroker.loopback cli.lag spark.sink.given_up",
     "ssl": "remoting.endpoint",
     "select": "remoting.endpoint spark.sink.given_up",
     "subprocess": "localbroker cli.background spark.tuning",

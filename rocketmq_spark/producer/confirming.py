@@ -209,8 +209,21 @@ class Confirming:
             if thread is None:
                 thread = self._threads[name] = self._timer.beside(f"confirm-{name}")
         logger.info("what %s has stored of %d messages is looked up there", name, len(_items(doubt.request)))
-        thread.later(0, lambda: self._look(name))
+        try:
+            thread.later(0, lambda: self._look(name))
+        except RuntimeError as e:  # there can be no more threads
+            self._in_vain(doubt, SendFailed(f"there is no thread for a look: {e}"))
         return True
+
+    def _in_vain(self, doubt: Doubt, error: RocketMQError) -> None:
+        """No look will take it, unless one of an earlier doubt has done so."""
+        with self._lock:
+            waiting = self._waiting[doubt.queue.broker_name]
+            left = [each for each in waiting if each is not doubt]
+            if len(left) == len(waiting):
+                return
+            self._waiting[doubt.queue.broker_name] = deque(left)
+        doubt.done(error)
 
     def close(self) -> None:
         with self._lock:

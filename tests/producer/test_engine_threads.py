@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.errors import ConnectionLost, SendFailed
+from rocketmq_spark.errors import ConnectionLost, SendFailed, UnprovedError
 from rocketmq_spark.model import Message, SendStatus
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from tests.helpers import no_more_threads, raising
-from tests.producer.scripted import Bench, refused
+from tests.producer.scripted import Bench, ManualTimer, refused
+from tests.producer.test_confirming import Broker, batch, run
 from tests.producer.test_spooling import FakeSpool, Sender, down, producer
 
 M = Message("T", b"x")
@@ -77,3 +78,25 @@ def test_where_there_are_no_more_threads_a_failed_send_is_kept_all_the_same(
     bench.sender.script = [down()]
     assert made.send_async(M).result(0).status is SendStatus.SPOOLED
     assert len(spool.kept) == 1
+
+
+def test_a_look_for_which_there_is_no_thread_is_an_outcome(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request would stay under way for good. The next one is looked up, where there is a thread again."""
+    broker, threads, later = Broker([("all", "timeout")] * 2), [False, True], ManualTimer.later
+
+    class Look(ManualTimer):
+        def later(self, seconds: float, call: Callable[[], None]) -> None:
+            if not threads.pop(0):
+                raise RuntimeError("can't start new thread")
+            later(self, seconds, call)
+
+    def beside(timer: ManualTimer, name: str) -> ManualTimer:
+        return (Look if name.startswith("confirm-") else ManualTimer)(timer.time)
+
+    monkeypatch.setattr(ManualTimer, "beside", beside)
+    unproved, confirmed = run(bench, broker, [batch("x"), batch("y")], [None, None])
+    assert isinstance(unproved.outcome, UnprovedError)
+    assert "can't start new thread" in unproved.outcome.message
+    assert confirmed.confirmed == 1
+    assert broker.stored == {"x": 1, "y": 1}
+    assert threads == []

@@ -104,8 +104,8 @@ SCRIPT = """
 
     import pyarrow as pa
 
-    spark = new_session("local[1,2]")
-    log = sys.argv[1]
+    log, daemon = sys.argv[1:]
+    spark = new_session("local[1,2]", spark_python_use_daemon=daemon)
 
     def source(batches):
         from pyspark import TaskContext
@@ -127,11 +127,12 @@ SCRIPT = """
 
         over = given_up.watch()
         attempt = TaskContext.get().attemptNumber()
+        if not attempt:  # without the daemon Spark hears of its input only while it gives it to us
+            with open(log, "a") as file:
+                file.write("sends\\n")
         for _ in batches:
             if attempt:
                 break
-            with open(log, "a") as file:
-                file.write("sends\\n")
             until = time.monotonic() + 20
             while not over() and time.monotonic() < until:
                 time.sleep(0.01)
@@ -149,10 +150,12 @@ SCRIPT = """
 """
 
 
+@pytest.mark.parametrize("daemon", ["true", "false"])
 def test_the_worker_of_a_task_whose_input_fails_lives_on_and_sees_it(
-    run_script: Callable[..., Finished], tmp_path: object
+    run_script: Callable[..., Finished], tmp_path: object, daemon: str
 ) -> None:
-    assert run_script(SCRIPT, f"{tmp_path}/log").report == [[0], ["sends", "stops"]]
+    """Without the daemon PySpark's worker is the program itself, and its file shows no number."""
+    assert run_script(SCRIPT, f"{tmp_path}/log", daemon).report == [[0], ["sends", "stops"]]
 
 
 def test_an_attempt_that_fails_has_nothing_left_to_send(rocketmq: LocalBroker, make_topic: Make) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from rocketmq_spark import Message, Producer
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.errors import UnprovedError
+from rocketmq_spark.errors import BrokerNotFound, UnprovedError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session.looks import look_tools
@@ -103,6 +103,15 @@ def test_what_an_earlier_run_sent_is_waited_for_as_long_as_that_run_said(
     for settle in ("1s", "0.3s"):
         sink.plan(sink.options(topic=topic, exactlyOnceSettle=settle))
     assert asked == [1.0]
+    with monkeypatch.context() as patched:
+        patched.setattr(once, "noted", away)
+        sink.plan(sink.options(topic=topic, exactlyOnceSettle="1.5s"))
+    sink.plan(sink.options(topic=topic))
+    assert asked == [1.0, 1.5, 1.5], "also of a run that did not hear of new queues"
+
+
+def away(options: object) -> QueueEnds:
+    raise BrokerNotFound("a broker that has joined is away")
 
 
 @pytest.mark.parametrize("later_s", [0.0, NOTED_S + 1], ids=["at once", "noted anew meanwhile"])

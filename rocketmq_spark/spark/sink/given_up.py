@@ -7,10 +7,15 @@ it were all.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import select
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
+from typing import Any
 
 from rocketmq_spark.errors import ClosedError
 
@@ -47,10 +52,36 @@ def error() -> ClosedError:
 def _connection(frame: FrameType | None) -> int | None:
     """The number of the file that PySpark's worker reads what it has to do from; None where there is none below us."""
     while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith("pyspark.") and "infile" in frame.f_locals:
+        if _module(frame).startswith("pyspark.") and "infile" in frame.f_locals:
             try:
-                return int(frame.f_locals["infile"].fileno())
+                return _number(frame.f_locals["infile"])
             except (AttributeError, ValueError):
                 return None
         frame = frame.f_back
     return None
+
+
+def _number(file: Any) -> int | None:
+    try:
+        return int(file.fileno())
+    except io.UnsupportedOperation:
+        return _to_factory(os.environ)
+
+
+def _to_factory(environment: Mapping[str, str]) -> int | None:
+    """Of the connection that a worker has made itself, without Spark's daemon: its file shows no number. Linux only."""
+    path, port = (environment.get(f"PYTHON_WORKER_FACTORY_{name}") for name in ("SOCK_PATH", "PORT"))
+    with contextlib.suppress(OSError):
+        for number in sorted(map(int, os.listdir("/proc/self/fd"))):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
+                peer = copy.getpeername()
+                if peer and (peer == path or (isinstance(peer, tuple) and str(peer[1]) == port)):
+                    return number
+    return None
+
+
+def _module(frame: FrameType) -> str:
+    """The module of its code. Without Spark's daemon the worker is the program, and is called so."""
+    names = frame.f_globals
+    run_as = getattr(names.get("__spec__"), "name", None) if names.get("__name__") == "__main__" else None
+    return str(run_as or names.get("__name__"))

@@ -97,11 +97,13 @@ def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int
     hashes, until = _found(options, name, made.note)
     found = hashes.by_partition()
     try:
-        ends = notes.extend(folder, made.note, noted(options), options.exactly_once_settle).ends
+        now = noted(options)
     except RocketMQError as e:
         if not e.retriable:
             raise
         logger.warning("batch %d goes to the queues of its note, although there may be others now: %s", name.number, e)
+        now = ends
+    ends = notes.extend(folder, made.note, now, options.exactly_once_settle).ends
     rest = None if found is not None else {**ends.queues, **until}
     return OncePlan(name, ends, True, True, found, rest, hashes.count)
 
