@@ -244,3 +244,21 @@ def test_at_the_end_what_waits_after_a_failure_is_left_and_what_does_not_fail_is
     listens.bench.time.advance(5)
     assert listens.got == [("A1", 0), ("B1", 0), ("C1", 0), ("C2", 0)]
     assert listens.bench.in_hand.all() == []
+
+
+def test_what_is_tried_again_in_place_is_as_it_came() -> None:
+    """Whatever the listener made of it."""
+    bodies = []
+
+    def listener(messages: Any, context: Any) -> None:
+        bodies.append(messages[0].body)
+        messages[0].body = None
+        raise ConnectionError("no database")
+
+    listens = Listens()
+    b = listens.bench
+    lent = b.lent(of("A"))
+    came = lent[0].message.body
+    InOrder(listener, b.proxy, b.settings, b.in_hand, b.settling, (b.workers, b.timer)).submit(lent)
+    b.time.advance(60)
+    assert bodies == [came] * 3
