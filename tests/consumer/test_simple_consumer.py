@@ -67,6 +67,20 @@ class Scripted:
         self.closed += 1
 
 
+def test_a_topic_that_is_gone_keeps_no_messages_of_the_others() -> None:
+    """It is an error where they have none."""
+    member = Scripted(T=1)
+    with BaseSimpleConsumer(member, "g") as consumer:
+        consumer.subscribe("gone")
+        consumer.subscribe("T")
+        member.waiting["T", 0] = [popped(1, "A")]
+        assert [each.msg_id for each in consumer.receive(wait=0)] == ["A"]
+        with pytest.raises(RouteNotFound, match="gone"):
+            consumer.receive(wait=0)
+        consumer.unsubscribe("gone")
+        assert consumer.receive(wait=0) == []
+
+
 def test_places_are_asked_in_turn_until_one_has_something_or_the_time_is_over():
     member = Scripted(t=2, u=1)
     consumer = BaseSimpleConsumer(member, "g")

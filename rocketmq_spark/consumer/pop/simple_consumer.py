@@ -102,7 +102,7 @@ class BaseSimpleConsumer(Closing):
 
         Raises:
             OptionError: An argument is wrong, or there is no subscription.
-            RouteNotFound: There is no such topic.
+            RouteNotFound: There is no such topic, and the others had no message within ``wait``.
         """
         self._owner.check(self._closed)
         if not isinstance(max_messages, int) or not 1 <= max_messages <= MAX_MESSAGES:
@@ -110,7 +110,10 @@ class BaseSimpleConsumer(Closing):
         if not self._filters:
             raise OptionError("the consumer has no subscription; expected subscribe() before receive()")
         invisible_s, end = _invisible("invisible", invisible, MIN_INVISIBLE_S), Deadline.after(_seconds("wait", wait))
-        while places := self._places():
+        while True:
+            places, missing = self._places()
+            if not places:
+                break
             with self._lock:
                 place = places[self._turn % len(places)]
                 self._turn += 1
@@ -122,9 +125,13 @@ class BaseSimpleConsumer(Closing):
             except RocketMQError:
                 self._owner.check(self._closed)  # another thread did, which ends what is under way
                 raise
-            if found or end.expired or self._closed:
+            if found or self._closed:
                 return found
-        return []  # the last topic was left meanwhile
+            if end.expired:
+                break
+        if missing is not None:
+            raise missing
+        return []  # nothing came, or the last topic was left meanwhile
 
     @entry
     def ack(self, message: PoppedMessage) -> None:
@@ -176,9 +183,16 @@ class BaseSimpleConsumer(Closing):
         self._owner.check(self._closed)
         verb(message, Deadline.after(self._request_s))
 
-    def _places(self) -> list[tuple[str, int]]:
-        deadline = Deadline.after(self._request_s)
-        return [(topic, at) for topic in self._filters for at in range(self._member.places(topic, deadline))]
+    def _places(self) -> tuple[list[tuple[str, int]], RocketMQError | None]:
+        """Those of all topics, and why some are not known: one that is gone must not keep the messages of the others."""
+        deadline, found = Deadline.after(self._request_s), list[tuple[str, int]]()
+        missing: RocketMQError | None = None
+        for topic in self._filters:
+            try:
+                found += [(topic, at) for at in range(self._member.places(topic, deadline))]
+            except RocketMQError as e:
+                missing = missing or e
+        return found, missing
 
 
 def _seconds(name: str, value: str | float) -> float:
