@@ -55,11 +55,11 @@ _here = threading.local()
 @contextlib.contextmanager
 def never_waiting() -> Iterator[None]:
     """This thread must not be held up now: what another one can finish is left to it."""
-    _here.waits = False
+    before, _here.waits = may_wait(), False
     try:
         yield
     finally:
-        _here.waits = True
+        _here.waits = before
 
 
 def may_wait() -> bool:

@@ -16,7 +16,7 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import OFFSET_RESET, RETRY_PREFIX, PullSysFlag, Response
 from rocketmq_spark.base.retry import Retry
-from rocketmq_spark.base.threads import Aside
+from rocketmq_spark.base.threads import Aside, never_waiting
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.groups import own
 from rocketmq_spark.client.route import Routes
@@ -114,7 +114,8 @@ class LongPolls:
             ask = functools.partial(self._ask, address, broker_id == MASTER_ID, deadline, done)
             knows = not request.filter or self._kinds.fresh(request.queue)
             if knows and self._calls.pool.live(address) and not self._aside.busy(address):
-                ask(request)
+                with never_waiting():  # for a socket that takes no bytes: the others' pulls are made on this thread
+                    ask(request)
             else:  # it is sent later, when a reset or the queue's next owner may have stored another offset
                 self._aside.run(address, functools.partial(ask, replace(request, commit_offset=None)))
         except RocketMQError as e:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import RocketMQError
@@ -59,6 +59,7 @@ class ProcessQueue:
         self.bytes = 0
         self._waiting: dict[int, ReceivedMessage] = {}
         self._taken: dict[int, ReceivedMessage] = {}
+        self._bodies: dict[int, bytes] = {}  # as they were pulled: a listener may put something else in its message
         self._dead: set[int] = set()  # of the taken ones those that are dead letters
         self._alone: set[int] = set()  # those that are taken without others
         self._sorted: deque[int] = deque()
@@ -72,6 +73,7 @@ class ProcessQueue:
                 new += 1
                 self.count += 1
                 self.bytes += len(message.body)
+                self._bodies[message.queue_offset] = message.body
                 self._max_put = message.queue_offset
         return new
 
@@ -80,8 +82,8 @@ class ProcessQueue:
         if not self._waiting:
             return None
         for message in messages:
-            if (gone := self._waiting.pop(message.queue_offset, None)) is not None:
-                self._uncount(gone)
+            if self._waiting.pop(message.queue_offset, None) is not None:
+                self._uncount(message.queue_offset)
         return self._next()
 
     def take(self, count: int) -> list[ReceivedMessage]:
@@ -106,7 +108,8 @@ class ProcessQueue:
         if not done:
             return None
         for offset in done:
-            self._uncount(self._taken.pop(offset))
+            del self._taken[offset]
+            self._uncount(offset)
         self._dead.difference_update(done)
         self._alone.difference_update(done)
         return max(done) + 1
@@ -129,6 +132,11 @@ class ProcessQueue:
     def bury(self, messages: Iterable[ReceivedMessage]) -> None:
         """Those of the taken ones are dead letters, and never wait again."""
         self._dead.update(message.queue_offset for message in messages if message.queue_offset in self._taken)
+
+    def as_pulled(self, message: ReceivedMessage) -> ReceivedMessage:
+        """The message with the body that it came with, for who gets it next; one that is not here as it is."""
+        body = self._bodies.get(message.queue_offset, message.body)
+        return message if body is message.body else replace(message, body=body)
 
     def replace(self, message: ReceivedMessage) -> None:
         """The message of an offset that waits is this one now."""
@@ -166,7 +174,7 @@ class ProcessQueue:
 
     def clear(self) -> None:
         """Forget all messages, as a reset of the offset does."""
-        for part in (self._waiting, self._taken, self._dead, self._alone):
+        for part in (self._waiting, self._taken, self._bodies, self._dead, self._alone):
             part.clear()
         self._sorted.clear()
         self.count = self.bytes = 0
@@ -187,9 +195,9 @@ class ProcessQueue:
             self._sorted = deque(sorted(self._waiting))
         return known
 
-    def _uncount(self, message: ReceivedMessage) -> None:
+    def _uncount(self, offset: int) -> None:
         self.count -= 1
-        self.bytes -= len(message.body)
+        self.bytes -= len(self._bodies.pop(offset))
 
     def _next(self) -> int | None:
         first = self.first()

@@ -72,7 +72,7 @@ def _queue(item: Any, config: Any) -> MessageQueue:
     if isinstance(item, MessageQueue):
         return item
     parts = item.rsplit("/", 2) if isinstance(item, str) else []
-    if len(parts) != 3 or not parts[2].isdigit():
+    if len(parts) != 3 or not parts[2].isdecimal():
         raise _bad(config)
     return MessageQueue(parts[0], parts[1], int(parts[2]))
 

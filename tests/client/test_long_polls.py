@@ -17,8 +17,10 @@ from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.pulls import LongPolls, command_of, replica, wanted_of
 from rocketmq_spark.errors import BrokerBusy, BrokerNotFound, CallTimeout, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import BrokerData, Filter, MessageQueue, PullAnswer, PullRequest, PullStatus
+from rocketmq_spark.remoting.connection import STALL_S
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.wire import messages
+from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import NO_SCOPE, Scope
 from tests.client.conftest import Parts
 from tests.harness import store
@@ -384,3 +386,23 @@ def test_a_connection_is_made_aside_and_nobody_is_held_up(broker: MockBroker, pa
     for call in held.wait(2):
         call.answer(refuse(Response.PULL_NOT_FOUND, **BOUNDS))
     assert all(isinstance(told.one, PullAnswer) for told in outcomes)
+
+
+def test_a_broker_whose_connection_takes_no_more_bytes_holds_up_nobody_who_pulls(
+    broker: MockBroker, parts: Parts
+) -> None:
+    """What a producer sends to it fills the connection; the pulls of all other brokers' queues are made on the same thread."""
+    broker.on(Request.PULL_MESSAGE, ok(SAME_HASH, **BOUNDS))
+    pull(parts)
+    broker.may_read.clear()
+    later, large, pulled = Deadline.after(WAIT_S), Command(Request.GET_TOPIC_CONFIG, body=bytes(1 << 20)), Told()
+    connection = parts.calls.pool.get(broker.address, later)
+    for _ in range(12):  # more than all buffers on the way hold
+        connection.call_each([(large, lambda _: None)], Deadline.after(0.0))
+    pulls = threading.Thread(target=parts.member.pull, args=(REQUEST, later, pulled), daemon=True)
+    pulls.start()
+    pulls.join(STALL_S / 2)
+    assert not pulls.is_alive()
+    assert pulled.outcomes == []
+    broker.may_read.set()
+    assert isinstance(pulled.one, PullAnswer)

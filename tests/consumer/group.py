@@ -160,7 +160,7 @@ class FakeBrokers:
             return PullAnswer(PullStatus.OFFSET_ILLEGAL, right, lying.first, end)
         at = request.offset - lying.first
         looked_at = lying.messages[at : at + request.count]
-        found = looked_at if request.filter.expression != RARE else []
+        found = [replace(each) for each in looked_at] if request.filter.expression != RARE else []
         status = PullStatus.FOUND if found else PullStatus.NO_MATCHED_MSG if looked_at else PullStatus.NO_NEW_MSG
         return PullAnswer(status, request.offset + len(looked_at), lying.first, end, found)
 

@@ -12,6 +12,7 @@ from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.push import orderly
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.errors import CallTimeout, RemoteProtocolError
+from rocketmq_spark.model.membership import ResetOffsets
 from tests.consumer.group import GroupBench
 from tests.helpers import raising
 from tests.queues import q, qs
@@ -466,3 +467,24 @@ def test_a_machine_that_slept_does_not_believe_in_its_locks(group: GroupBench) -
     group.brokers.locks[A] = consumer.client_id
     group.time.advance(5)
     assert group.bodies() == [b"1", b"2"]
+
+
+def test_what_another_member_finished_does_not_come_again_after_a_reset_of_long_ago(group: GroupBench) -> None:
+    """What this one had finished last could not be stored when the queue went."""
+    _, port = started(group)
+    group.brokers.send(A, *(b"%d" % i for i in range(5)))
+    group.time.advance(10)
+    port.asked("a:1", ResetOffsets("T", {A: 4}))
+    group.time.advance(100)
+    group.brokers.failing["commit a"] = CallTimeout("late")
+    group.brokers.send(A, b"5")
+    group.time.advance(1)
+    other, _ = group.start(ordered=True, name="m0")
+    group.time.advance(10)
+    group.brokers.failing.clear()
+    group.brokers.send(A, b"6", b"7")
+    group.time.advance(1)
+    assert other.stop() == []
+    group.got.clear()
+    group.time.advance(10)
+    assert (group.got, group.brokers.offsets[A], group.brokers.locks[A]) == ([], 8, "m1")

@@ -10,7 +10,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push import ownership
-from rocketmq_spark.consumer.push.member_state import MemberState
+from rocketmq_spark.consumer.push.member_state import MemberState, OffsetTable
 from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, LocalOffsets
 from rocketmq_spark.consumer.push.ownership import Ownership
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
@@ -257,6 +257,35 @@ def test_a_reset_holds_over_a_commit_that_its_broker_answers_later(group: GroupB
     assert group.brokers.offsets[A] == 5
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_reset_that_comes_while_a_member_stores_its_last_offsets_is_stored(group: GroupBench, ordered: bool) -> None:
+    """Whichever thread is quicker: after that commit nothing would be left of the queue here."""
+    one = Owner(group, ordered)
+    one.owns.add([A])
+    one.held.offsets.put(A, 50)
+    waits, left = threading.Event(), threading.Event()
+    reset = threading.Thread(target=one.owns.reset, args=({A: 5},), daemon=True)
+    commit, persist = one.port.commit, one.store.persist
+
+    def committed(*given: Any) -> Any:
+        if not waits.is_set():
+            reset.start()
+            assert waits.wait(60)
+        return commit(*given)
+
+    def persisted(*given: Any) -> None:
+        if threading.current_thread() is reset:
+            waits.set()
+            assert left.wait(60)
+        persist(*given)
+
+    one.port.commit, one.store.persist = committed, persisted  # type: ignore[method-assign]
+    one.owns.leave(Deadline.after(60))
+    left.set()
+    reset.join(60)
+    assert (group.brokers.offsets[A], one.held.queues, group.brokers.locks) == (5, {}, {})
+
+
 @pytest.mark.parametrize(("after_s", "begins"), [(60, 3), (60.1, 7)])
 def test_an_offset_that_was_set_and_not_stored_is_ours_to_store_for_a_minute(
     group: GroupBench, after_s: float, begins: int, caplog: pytest.LogCaptureFixture
@@ -325,7 +354,8 @@ def test_where_a_queue_was_reset_to_it_begins_unless_it_went_to_another_member(
     assert one.begun[1:] == [(A, begins)]
 
 
-def test_what_another_member_finished_counts_where_a_reset_was_stored_before(group: GroupBench) -> None:
+@pytest.mark.parametrize("finish", [OffsetTable.raise_to, OffsetTable.move_to])
+def test_what_another_member_finished_counts_where_a_reset_was_stored_before(group: GroupBench, finish: Any) -> None:
     """It could not be stored at first, and its queue was given up later, with what could not be stored either."""
     one = Owner(group)
     one.owns.add([A])
@@ -334,7 +364,7 @@ def test_what_another_member_finished_counts_where_a_reset_was_stored_before(gro
     one.owns.add([A])
     group.brokers.failing.clear()
     one.store.persist(Deadline.after(60))
-    one.held.offsets.raise_to(A, 9)
+    finish(one.held.offsets, A, 9)
     group.brokers.failing["commit"] = CallTimeout("late")
     one.owns.drop([A])
     group.brokers.offsets[A] = 12

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -273,26 +272,19 @@ def test_a_pause_that_is_over_at_the_moment_of_the_close_hands_out_nothing_that_
     assert bench.proxy.told == []
 
 
-class ThenLock:
-    """A lock after whose first release something happens."""
+def test_what_is_tried_again_in_place_is_as_it_came() -> None:
+    """Whatever the listener made of it."""
+    bodies = []
 
-    def __init__(self, then: Callable[[], object]) -> None:
-        self._lock, self._then = threading.Lock(), [then]
+    def listener(messages: Any, context: Any) -> None:
+        bodies.append(messages[0].body)
+        messages[0].body = None
+        raise ConnectionError("no database")
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-        if self._then:
-            self._then.pop()()
-
-
-def test_a_pause_that_ends_at_the_moment_of_the_end_takes_no_message_from_its_listener():
-    listens = Listens(A1=raises)
-    listening = listens.in_order()
-    listening.submit(listens.bench.lent(of("A1", "a"), of("A2", "a")))
-    listens.bench.time.run_due()
-    listening._lock = ThenLock(lambda: listens.bench.time.advance(5))
-    listening.close()
-    assert (listens.got, listens.bench.in_hand.all()) == ([("A1", 0)], [])
+    listens = Listens()
+    b = listens.bench
+    lent = b.lent(of("A"))
+    came = lent[0].message.body
+    InOrder(listener, b.proxy, b.settings, b.in_hand, b.settling, (b.workers, b.timer)).submit(lent)
+    b.time.advance(60)
+    assert bodies == [came] * 3

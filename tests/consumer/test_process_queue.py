@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
+from rocketmq_spark.errors import CallTimeout
+from tests.consumer.group import GroupBench
 from tests.consumer.messages import QUEUE, message, messages, offsets
+from tests.queues import q
 
 
 def filled(*at: int) -> ProcessQueue:
@@ -202,3 +209,53 @@ def test_what_is_to_be_taken_alone_is() -> None:
     queue.put_back(queue.take(4)[1:3], alone=True)
     queue.rollback()
     assert [offsets(queue.take(5)) for _ in range(5)] == [[0], [1], [2], [3], []]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("inside", [b"", None, 7, {"a": 1}])
+def test_a_listener_may_put_something_else_in_a_message(group: GroupBench, ordered: bool, inside: Any) -> None:
+    """Else what is cached would seem to grow with each one, until its queue is not pulled any more."""
+
+    def listener(messages: Any, context: Any) -> None:
+        messages[0].body = inside
+
+    consumer, _ = group.start(listener, ordered=ordered, thresholds=Thresholds(max_bytes=100))
+    group.time.advance(2)
+    for number in range(60):
+        group.brokers.send(q("a:0"), b"%05d" % number)
+        group.time.advance(1)
+    assert (len(group.got), consumer.stats().cached, consumer.stats().consumed) == (60, 0, 60)
+    assert consumer.stop() == []
+    assert group.brokers.offsets[q("a:0")] == 60
+
+
+@pytest.mark.parametrize(
+    ("how", "failing"),
+    [
+        ({"ordered": True}, ()),
+        ({"ordered": True, "max_tries": 1}, ()),
+        ({"max_tries": 1}, ("send_back", "send_to_retry")),
+        ({"max_tries": 0}, ("send_back",)),
+        ({"max_tries": 0, "consume_timeout_s": 5.0}, ("send_back",)),
+    ],
+)
+def test_what_failed_is_given_again_as_it_came_and_copied_so(group: GroupBench, how: Any, failing: Any) -> None:
+    """Whatever its listener made of it, which could do nothing with that."""
+    late = "consume_timeout_s" in how
+
+    def listener(messages: Any, context: Any) -> None:
+        messages[0].body = json.loads(messages[0].body)
+        if late:
+            group.time.advance(11)
+        raise ConnectionError("no database")
+
+    group.start(listener, **how)
+    group.time.advance(2)
+    group.brokers.failing |= {verb: CallTimeout("late") for verb in failing}
+    group.brokers.send(q("a:0"), b"[1]")
+    group.time.advance(6)
+    group.brokers.failing.clear()
+    group.time.advance(20)
+    assert set(group.bodies()) == {b"[1]"}
+    assert len(group.got) > 1 or how["max_tries"] == 0
+    assert {each.body for each in group.brokers.dead} == ({b"[1]"} if "max_tries" in how else set())

@@ -93,20 +93,6 @@ def test_what_is_not_wanted_any_more_is_not_asked_for():
     assert [each[0] for each in member.asked] == ["u"]
 
 
-def test_a_topic_that_is_gone_is_an_error_in_its_turn_and_keeps_no_other_from_being_received():
-    member = Scripted(t=1, u=1)
-    consumer = BaseSimpleConsumer(member, "g")
-    for topic in "tu":
-        consumer.subscribe(topic)
-    del member.counts["t"]
-    member.waiting["u", 0] = [popped()]
-    with pytest.raises(RouteNotFound):
-        consumer.receive(wait=0)
-    assert consumer.receive(wait=0) == [popped()]
-    with pytest.raises(RouteNotFound):
-        consumer.receive(wait="1m")
-
-
 def test_a_subscription_that_no_proxy_heard_of_is_none():
     member = Scripted(t=1)
     member.error = ConnectionLost("away")

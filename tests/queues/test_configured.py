@@ -32,7 +32,8 @@ def test_a_consumer_that_is_left_out_gets_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", ["nonsense", '["T/a"]', '["T/a/x"]', '{"T": {"a": ["0"]}}', '{"p": 3}', "[1]", '{"T": {"a": 1}}', 7]
+    "config",
+    ["nonsense", '["T/a"]', '["T/a/x"]', '["T/a/²"]', '{"T": {"a": ["0"]}}', '{"p": 3}', "[1]", '{"T": {"a": 1}}', 7],
 )
 def test_anything_else_is_refused_with_the_value_and_what_is_expected(config: Any) -> None:
     with pytest.raises(OptionError, match=r"option 'allocationConfig' is .*expected a list of queues"):

@@ -34,14 +34,15 @@ class InvisibleMessage:
 
     ``since_ms`` is when it came, or when the listener got it; ``caller`` is the thread whose listener has it. ``begun`` holds
     from its first call on, also while it waits to be tried again. One question about it is asked at a time, under ``asking``:
-    each makes the receipt void that the others would bring along. ``line`` is its topic and what it waits for there, as it
-    came: a listener may change the message.
+    each makes the receipt void that the others would bring along. ``line`` is its topic and what it waits for there, and
+    ``body`` its body, as they came: a listener may change the message.
     """
 
     message: PoppedMessage
     until_ms: int
     since_ms: int
     line: tuple[str, Hashable]
+    body: bytes
     caller: int | None = None
     begun: bool = False
     settled: bool = False
@@ -77,7 +78,7 @@ class InHand:
 
     def came(self, topic: str, messages: Sequence[PoppedMessage], until_ms: int, now_ms: int) -> list[InvisibleMessage]:
         """These were handed out now."""
-        lent = [InvisibleMessage(one, until_ms, now_ms, (one.topic, self._line(one))) for one in messages]
+        lent = [InvisibleMessage(one, until_ms, now_ms, (one.topic, self._line(one)), one.body) for one in messages]
         with self._lock:
             self._figures.pulled(topic, len(messages), None, now_ms)
             self._lent |= {id(one): one for one in lent}
@@ -105,8 +106,9 @@ class InHand:
             self._figures.consumed(lent.message.topic, int(done), int(not done), now_ms - lent.since_ms, now_ms)
 
     def waits(self, lent: InvisibleMessage, now_ms: int) -> None:
-        """The listener has it no more, and gets it again."""
+        """The listener has it no more, and gets it again, as it came."""
         with self._lock:
+            lent.message.body = lent.body
             lent.caller, lent.since_ms = None, now_ms
 
     def end(self, lent: InvisibleMessage, sent_back: bool = False) -> None:

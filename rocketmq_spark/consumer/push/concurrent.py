@@ -147,7 +147,7 @@ class Concurrent:
                 text = "the listener has had message %s of %s for too long: it is %s"
                 what = "sent back" if self._send_back is not None else DROPPED
                 logger.warning(text, late.msg_id, queue.queue, what)
-                if not self._took(late, DELAY_LEVEL):
+                if not self._took(queue.as_pulled(late), DELAY_LEVEL):
                     break  # it would be the next one again; what else waits for this thread goes first
                 with self._held.lock:
                     queue.remove([late])
@@ -228,7 +228,7 @@ class Concurrent:
 
     def _again(self, call: Call, left: Sequence[ReceivedMessage]) -> None:
         """They could not be sent back, so the listener gets them once more."""
-        queue, again = call.queue, [once_more(message) for message in left]
+        queue, again = call.queue, [once_more(call.queue.as_pulled(message)) for message in left]
         with self._held.lock:
             for message in again:
                 queue.replace(message)
@@ -243,7 +243,7 @@ class Concurrent:
             return []
         with self._held.lock:
             here = [message for message in failed if message in queue]  # the others were late and are sent back already
-        return [message for message in here if not self._took(message, level)]
+        return [message for message in here if not self._took(queue.as_pulled(message), level)]
 
     def _took(self, message: ReceivedMessage, level: int) -> bool:
         """Whether a broker has it again, or it is given up: where a group is broadcasting, what failed is dropped."""

@@ -119,8 +119,12 @@ class OffsetTable:
         if entry is None or entry.value < offset:
             self._set(queue, offset)
 
+    def move_to(self, queue: MessageQueue, offset: int) -> None:
+        """Whatever it was before, for results that end in their order."""
+        self._set(queue, offset)
+
     def put(self, queue: MessageQueue, offset: int) -> None:
-        """Whatever it was before, and stored in any case."""
+        """Whatever it was before, and stored in any case: the queue begins, or is reset."""
         self._set(queue, offset)
         self._entries[queue].reported = None
 

@@ -225,7 +225,7 @@ class Orderly:
         last = all(message.reconsume_times >= limit for message in messages)  # when all have come often enough
         if verdict.step is not Step.AGAIN or call.queue.dropped or not last:
             return _Judged(failed, verdict, messages)
-        taken = [self._took(message) for message in messages]
+        taken = [self._took(call.queue.as_pulled(message)) for message in messages]
         left = [message for message, took in zip(messages, taken, strict=True) if not took]
         dead = [message for message, took in zip(messages, taken, strict=True) if took]
         if not left:
@@ -253,12 +253,12 @@ class Orderly:
         if verdict.step is Step.COMMIT:
             offset = queue.commit()
             if offset is not None and not queue.dropped:
-                self._held.offsets.put(queue.queue, offset)
+                self._held.offsets.move_to(queue.queue, offset)
             return None
         if verdict.step is Step.CONTINUE:
             return None
         if verdict.step is Step.ROLLBACK:
             queue.rollback()
         else:
-            queue.put_back([once_more(message) for message in judged.left], alone=judged.refused)
+            queue.put_back([once_more(queue.as_pulled(message)) for message in judged.left], alone=judged.refused)
         return verdict.pause_ms / 1000

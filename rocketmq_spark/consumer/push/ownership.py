@@ -184,15 +184,20 @@ class Ownership:
         if not queues:
             return
         deadline = deadline or Deadline.after(TIMEOUT_S)
-        self._store.persist(deadline, queues)
-        if self._locks:
-            self._port.unlock(self._settings.group, queues, deadline)
-        with self._held.lock:
-            for queue in queues:
-                self._held.queues.pop(queue, None)
-                self._held.ends.pop(queue, None)
-                self._expected[queue] = self._lease_ms() + EXPECTED_MS
-            self._forget(queues)
+        while True:
+            resets = self._resets  # before: one that comes meanwhile, on another thread at the end, is stored, too
+            self._store.persist(deadline, queues)
+            if self._locks:
+                self._port.unlock(self._settings.group, queues, deadline)
+            with self._held.lock:
+                if self._resets != resets:
+                    continue
+                for queue in queues:
+                    self._held.queues.pop(queue, None)
+                    self._held.ends.pop(queue, None)
+                    self._expected[queue] = self._lease_ms() + EXPECTED_MS
+                self._forget(queues)
+                return
 
     def _forget(self, queues: Iterable[MessageQueue]) -> None:
         """With the lock. An offset that was set is ours to store until a broker takes it, as far as the queue has come since."""
