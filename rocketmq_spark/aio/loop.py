@@ -52,14 +52,27 @@ class EventLoop:
         """What ``code`` returns or raises, on a thread; it goes on if its caller is cancelled."""
         return await asyncio.shield(self.start(code, *args, **kwargs))
 
+    async def last(self, code: Callable[[], T]) -> T:
+        """The same, on a thread of its own: an end must not wait for those that may be kept, nor be cancelled before it began."""
+        threads = ThreadPoolExecutor(1, "rocketmq-aio-close")
+        future = self.here().run_in_executor(threads, code)
+        future.add_done_callback(_retrieve)
+        threads.shutdown(wait=False)
+        return await asyncio.shield(future)
+
     # --- from threads to the loop
+
+    @property
+    def gone(self) -> bool:
+        """Whether it was closed: what it was to call then is never called."""
+        return self._loop is not None and self._loop.is_closed()
 
     def soon(self, call: Callable[[], object]) -> None:
         """Have it called in the loop. Raises ``RuntimeError`` if there is none any more."""
         if self._loop is None:
             raise RuntimeError("there is no event loop yet")
         self._ready.append(call)
-        if self._woken:
+        if self._woken and not self.gone:
             return
         self._woken = True
         try:
@@ -91,7 +104,7 @@ class EventLoop:
                     return done.result()
             if done.done():
                 return done.result()
-            if self._loop is None or self._loop.is_closed():
+            if self.gone:
                 raise ClosedError("the event loop was closed")
 
     def _begin(self, code: Callable[..., Any], args: Sequence[Any], done: Future[Any]) -> None:
