@@ -149,7 +149,7 @@ class Consumer(Asynchronous):
 
     async def close(self, timeout_s: float = 30.0) -> Sequence[ReceivedMessage | PoppedMessage]:
         """Leave the group. Waits ``timeout_s`` seconds for listeners; those that still run are cancelled, and their messages,
-        which are returned, come again.
+        which are returned, come again. A listener that awaits it waits for itself: it should set an event for another task.
         """
         if self._closed:
             return []
@@ -236,9 +236,9 @@ class PullConsumer(Asynchronous):
 
     async def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
         """Messages of one queue in its order, as soon as there are any; an empty list after ``timeout_s`` seconds."""
-        self._check()
         end = time.monotonic() + checked_timeout(timeout_s)
         while True:
+            self._check()
             if messages := list(islice(self._answer, _AT_ONCE)):
                 return messages
             remaining = end - time.monotonic()
@@ -253,13 +253,15 @@ class PullConsumer(Asynchronous):
             await self._more(POLL_S)
 
     async def _more(self, wait_s: float) -> None:
-        """The next answer. That of a poll that was cancelled comes first: what it has was given to no one."""
-        asked = self._asked = self._asked or self._loop.start(next_answer, self._consumer, wait_s)
-        try:
-            self._answer = await asyncio.shield(asked)
-        finally:
-            if asked.done():
-                self._asked = None
+        """The next answer, if there is one by then. That of a poll that was cancelled comes first: what it has was given to no
+        one. It may have more time than this one.
+        """
+        before, asked = self._asked, self._asked or self._loop.start(next_answer, self._consumer, wait_s)
+        self._asked = asked
+        await asyncio.wait((asked,), timeout=wait_s if before is asked else None)
+        if asked.done():
+            self._asked = None
+            self._answer = asked.result()
 
     async def close(self) -> None:
         """Stop, and leave the group; see ``rocketmq_spark.PullConsumer.close``."""

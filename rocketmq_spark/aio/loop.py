@@ -30,6 +30,7 @@ class EventLoop:
         self._ready: deque[Callable[[], object]] = deque()
         self._woken = False
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
 
     def here(self) -> asyncio.AbstractEventLoop:
         """The running loop; raises ``OptionError`` in another one than before."""
@@ -43,7 +44,9 @@ class EventLoop:
     # --- from the loop to threads
 
     def start(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        """Run ``code`` on a thread, whatever becomes of who waits for it."""
+        """Run ``code`` on a thread, whatever becomes of who waits for it. Raises ``ClosedError`` after ``close``."""
+        if self._closed:
+            raise ClosedError("the object is closed")
         future = self.here().run_in_executor(self._threads, functools.partial(code, *args, **kwargs))
         future.add_done_callback(_retrieve)
         return future
@@ -118,6 +121,7 @@ class EventLoop:
 
     def close(self) -> None:
         """Cancel what runs for threads, and end the threads when they have nothing to do any more."""
+        self._closed = True
         for task in self._tasks:
             task.cancel()
         self._threads.shutdown(wait=False)

@@ -61,11 +61,9 @@ class _Request:
         tell: Callable[[Any], None] = self.future.set_result
         if isinstance(outcome, RocketMQError):
             tell = self.future.set_exception
-        told = attempt(tell, outcome)
-        if isinstance(
-            told, Failure
-        ):  # Python's futures let through what is no Exception: it must not cost other requests theirs
-            told.log(logger, "a callback of a future failed")
+        failed = attempt(tell, outcome)
+        if isinstance(failed, Failure):  # Python's futures let through what is no Exception
+            failed.log(logger, "a callback of a future failed")
         return True
 
     def landed(self, ended: Ended) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -371,6 +372,55 @@ def test_those_who_wait_for_messages_hold_up_no_acknowledgement(monkeypatch: pyt
             await consumer.ack(None)  # type: ignore[arg-type]
             consumer._consumer.go.set()  # type: ignore[attr-defined]
             await asyncio.gather(*receives)
+
+    run(body)
+
+
+def test_a_poll_keeps_to_its_time_behind_one_that_was_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That one may have more time, and what comes for it is the next poll's."""
+    may_end = threading.Event()
+
+    def answer(consumer: object, wait_s: float) -> Iterator[int]:
+        assert may_end.wait(60)
+        return iter([1, 2])
+
+    monkeypatch.setattr(public, "PullConsumer", Blocking)
+    monkeypatch.setattr("rocketmq_spark.aio.consumers.next_answer", answer)
+
+    async def body() -> None:
+        async with aio.PullConsumer("h:1", "g") as consumer:
+            first = asyncio.create_task(consumer.poll(50))
+            await asyncio.sleep(0)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            assert await consumer.poll(0) == []
+            assert await consumer.poll(0.01) == []
+            may_end.set()
+            assert await consumer.poll(50) == [1, 2]
+
+    run(body)
+
+
+def test_a_poll_that_a_close_ends_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = threading.Event()
+
+    def answer(consumer: object, wait_s: float) -> Iterator[int]:
+        assert closed.wait(60)
+        return iter(())
+
+    monkeypatch.setattr(public, "PullConsumer", Blocking)
+    monkeypatch.setattr("rocketmq_spark.aio.consumers.next_answer", answer)
+
+    async def body() -> None:
+        consumer = aio.PullConsumer("h:1", "g")
+        polling = asyncio.create_task(consumer.poll(50))
+        await asyncio.sleep(0)
+        await consumer.close()
+        closed.set()
+        with pytest.raises(ClosedError):
+            await polling
+        with pytest.raises(ClosedError):
+            consumer._loop.start(threading.get_ident)
 
     run(body)
 
