@@ -139,6 +139,10 @@ class Consumer(Asynchronous):
         """``start`` with ``listener``, and go on until this is cancelled; then stop."""
         try:
             await self.start(listener)
+        except asyncio.CancelledError:  # what had begun goes on
+            await self.close()
+            raise
+        try:
             await asyncio.get_running_loop().create_future()
         finally:
             await self.close()
