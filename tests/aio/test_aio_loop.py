@@ -19,8 +19,12 @@ from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, OptionError
 from rocketmq_spark.session import public
 from tests.aio.conftest import run, until
+from tests.consumer.group import GroupBench, group
 from tests.consumer.messages import QUEUE
 from tests.helpers import RAISED, raising
+from tests.queues import q
+
+__all__ = ["group"]
 
 
 def in_a_thread(loop: EventLoop, code: object, *args: object) -> Future[object]:
@@ -304,6 +308,41 @@ def test_a_loop_that_closes_with_a_wake_up_under_way_is_gone_all_the_same() -> N
         code(1, Context(QUEUE)).begin(lambda outcome: None)
     with pytest.raises(RuntimeError):
         loop.soon(lambda: None)
+
+
+@pytest.mark.parametrize("ends", ["it closes", "its queue goes to another member"])
+def test_of_a_consumer_that_stops_no_listener_is_called_for_what_waits_for_its_turn(
+    group: GroupBench, ends: str
+) -> None:
+    called: list[bytes] = []
+
+    async def listener(messages: Any, context: Context) -> None:
+        called.append(messages[0].body)
+        await may_end.wait()
+
+    async def body() -> None:
+        nonlocal may_end
+        may_end = asyncio.Event()
+        loop = EventLoop()
+        loop.here()
+        consumer, _ = group.start(_Coroutines(loop, listener, 1), name="b")
+        group.time.advance(3)
+        group.brokers.send(q("a:0"), b"0", b"1", b"2")
+        group.time.advance(1)
+        await until(lambda: called == [b"0"])
+        if ends == "it closes":
+            assert consumer._running is not None
+            consumer._running._consuming.close()
+        else:
+            group.start(name="a")
+            group.time.advance(40)
+        may_end.set()
+        await until(lambda: not loop._tasks)
+        assert called == [b"0"]
+        loop.close()
+
+    may_end = asyncio.Event()
+    run(body)
 
 
 class Blocking:
