@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,9 +13,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rocketmq_spark.aio.loop import PAUSE_S, Asynchronous, EventLoop
-from rocketmq_spark.base.threads import Failure
-from rocketmq_spark.consumer.pull.pull_consumer import POLL_S, next_answer
-from rocketmq_spark.consumer.result import Listener, OutcomeLater
+from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.consumer.pull.pull_consumer import POLL_S, checked_timeout, next_answer
+from rocketmq_spark.consumer.result import Listener, OutcomeLater, TakesOutcome
 from rocketmq_spark.consumer.settings import MAX_MESSAGES
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats
@@ -23,6 +24,8 @@ from rocketmq_spark.session import public
 
 if TYPE_CHECKING:
     from rocketmq_spark.options.typed import ConsumerOptions, PullConsumerOptions, SimpleConsumerOptions
+
+logger = logging.getLogger(__name__)
 
 _AT_ONCE = 500  # messages that are decoded in the event loop without a pause: some milliseconds
 
@@ -42,11 +45,11 @@ class _Coroutines:
         self._line: deque[_Call] = deque()
 
     def __call__(self, messages: Any, context: Any) -> OutcomeLater:
-        return OutcomeLater(functools.partial(self._take, messages, context))
+        return OutcomeLater(functools.partial(self._take, messages, context), waits=True)
 
     def _take(self, messages: Any, context: Any, done: Callable[[object], None]) -> None:
         self._line.append((messages, context, done))
-        if not self._woken:
+        if not self._woken or self._loop.gone:
             self._woken = True
             try:
                 self._loop.soon(self._spread)
@@ -67,22 +70,32 @@ class _Coroutines:
         try:
             while self._line:
                 messages, context, done = self._line.popleft()
+                if isinstance(done, TakesOutcome) and not done.begins():
+                    continue
                 outcome: object
                 try:
                     outcome = await self._code(messages, context)
                 except BaseException as e:
-                    if isinstance(e, asyncio.CancelledError):  # the consumer has stopped: its messages come again
-                        raise
-                    outcome = Failure(e)
+                    if isinstance(e, asyncio.CancelledError) and _is_cancelled():
+                        raise  # the consumer has stopped: its messages come again
+                    outcome = Failure(e)  # also where what the listener waited for was cancelled, and not the listener
                 if outcome is None and context.ack_index is None:
                     done(None)
                 else:  # a broker may be asked to take messages back
-                    self._loop.start(done, outcome)
+                    settling = attempt(self._loop.start, done, outcome)
+                    if isinstance(settling, Failure):  # no thread now: the next one that starts does it
+                        logger.warning("messages of %s cannot be handed back now: %s", context.queue, settling)
                 if time.monotonic() > pause_at:
                     await asyncio.sleep(0)
                     pause_at = time.monotonic() + PAUSE_S
         finally:
             self._running -= 1
+
+
+def _is_cancelled() -> bool:
+    """Whether the task itself was cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class Consumer(Asynchronous):
@@ -124,7 +137,11 @@ class Consumer(Asynchronous):
 
     async def run(self, listener: Callable[[Any, Any], Any]) -> None:
         """``start`` with ``listener``, and go on until this is cancelled; then stop."""
-        await self.start(listener)
+        try:
+            await self.start(listener)
+        except asyncio.CancelledError:  # what had begun goes on
+            await self.close()
+            raise
         try:
             await asyncio.get_running_loop().create_future()
         finally:
@@ -136,14 +153,14 @@ class Consumer(Asynchronous):
 
     async def close(self, timeout_s: float = 30.0) -> Sequence[ReceivedMessage | PoppedMessage]:
         """Leave the group. Waits ``timeout_s`` seconds for listeners; those that still run are cancelled, and their messages,
-        which are returned, come again.
+        which are returned, come again. A listener that awaits it waits for itself: it should set an event for another task.
         """
         if self._closed:
             return []
         self._check()
         self._closed = True
         try:
-            return await self._loop.call(self._consumer.stop, timeout_s)
+            return await self._loop.last(functools.partial(self._consumer.stop, timeout_s))
         finally:
             self._loop.close()
 
@@ -223,9 +240,9 @@ class PullConsumer(Asynchronous):
 
     async def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
         """Messages of one queue in its order, as soon as there are any; an empty list after ``timeout_s`` seconds."""
-        self._check()
-        end = time.monotonic() + timeout_s
+        end = time.monotonic() + checked_timeout(timeout_s)
         while True:
+            self._check()
             if messages := list(islice(self._answer, _AT_ONCE)):
                 return messages
             remaining = end - time.monotonic()
@@ -240,13 +257,15 @@ class PullConsumer(Asynchronous):
             await self._more(POLL_S)
 
     async def _more(self, wait_s: float) -> None:
-        """The next answer. That of a poll that was cancelled comes first: what it has was given to no one."""
-        asked = self._asked = self._asked or self._loop.start(next_answer, self._consumer, wait_s)
-        try:
-            self._answer = await asyncio.shield(asked)
-        finally:
-            if asked.done():
-                self._asked = None
+        """The next answer, if there is one by then. That of a poll that was cancelled comes first: what it has was given to no
+        one. It may have more time than this one.
+        """
+        before, asked = self._asked, self._asked or self._loop.start(next_answer, self._consumer, wait_s)
+        self._asked = asked
+        await asyncio.wait((asked,), timeout=wait_s if before is asked else None)
+        if asked.done():
+            self._asked = None
+            self._answer = asked.result()
 
     async def close(self) -> None:
         """Stop, and leave the group; see ``rocketmq_spark.PullConsumer.close``."""
@@ -255,7 +274,7 @@ class PullConsumer(Asynchronous):
         self._check()
         self._closed = True
         try:
-            await asyncio.to_thread(self._consumer.close)  # which ends a poll
+            await self._loop.last(self._consumer.close)  # which ends a poll
         finally:
             self._loop.close()
 
@@ -274,6 +293,7 @@ class SimpleConsumer(Asynchronous):
     ) -> None:
         super().__init__()
         self._consumer = public.SimpleConsumer(name_server, group, **options)
+        self._receiving = EventLoop()  # those who wait for messages must not hold up acknowledgements
         self._unclaimed: list[PoppedMessage] = []  # received for coroutines that were cancelled
 
     async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
@@ -294,7 +314,7 @@ class SimpleConsumer(Asynchronous):
         if self._unclaimed:
             found, self._unclaimed = self._unclaimed[:max_messages], self._unclaimed[max_messages:]
             return found
-        received = self._loop.start(self._consumer.receive, max_messages, invisible, wait)
+        received = self._receiving.start(self._consumer.receive, max_messages, invisible, wait)
         try:
             return await asyncio.shield(received)
         except asyncio.CancelledError:
@@ -324,6 +344,7 @@ class SimpleConsumer(Asynchronous):
         self._check()
         self._closed = True
         try:
-            await asyncio.to_thread(self._consumer.close)
+            await self._loop.last(self._consumer.close)
         finally:
             self._loop.close()
+            self._receiving.close()

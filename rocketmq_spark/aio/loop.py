@@ -30,6 +30,7 @@ class EventLoop:
         self._ready: deque[Callable[[], object]] = deque()
         self._woken = False
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
 
     def here(self) -> asyncio.AbstractEventLoop:
         """The running loop; raises ``OptionError`` in another one than before."""
@@ -43,7 +44,9 @@ class EventLoop:
     # --- from the loop to threads
 
     def start(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        """Run ``code`` on a thread, whatever becomes of who waits for it."""
+        """Run ``code`` on a thread, whatever becomes of who waits for it. Raises ``ClosedError`` after ``close``."""
+        if self._closed:
+            raise ClosedError("the object is closed")
         future = self.here().run_in_executor(self._threads, functools.partial(code, *args, **kwargs))
         future.add_done_callback(_retrieve)
         return future
@@ -52,14 +55,27 @@ class EventLoop:
         """What ``code`` returns or raises, on a thread; it goes on if its caller is cancelled."""
         return await asyncio.shield(self.start(code, *args, **kwargs))
 
+    async def last(self, code: Callable[[], T]) -> T:
+        """The same, on a thread of its own: an end must not wait for those that may be kept, nor be cancelled before it began."""
+        threads = ThreadPoolExecutor(1, "rocketmq-aio-close")
+        future = self.here().run_in_executor(threads, code)
+        future.add_done_callback(_retrieve)
+        threads.shutdown(wait=False)
+        return await asyncio.shield(future)
+
     # --- from threads to the loop
+
+    @property
+    def gone(self) -> bool:
+        """Whether it was closed: what it was to call then is never called."""
+        return self._loop is not None and self._loop.is_closed()
 
     def soon(self, call: Callable[[], object]) -> None:
         """Have it called in the loop. Raises ``RuntimeError`` if there is none any more."""
         if self._loop is None:
             raise RuntimeError("there is no event loop yet")
         self._ready.append(call)
-        if self._woken:
+        if self._woken and not self.gone:
             return
         self._woken = True
         try:
@@ -91,7 +107,7 @@ class EventLoop:
                     return done.result()
             if done.done():
                 return done.result()
-            if self._loop is None or self._loop.is_closed():
+            if self.gone:
                 raise ClosedError("the event loop was closed")
 
     def _begin(self, code: Callable[..., Any], args: Sequence[Any], done: Future[Any]) -> None:
@@ -105,6 +121,7 @@ class EventLoop:
 
     def close(self) -> None:
         """Cancel what runs for threads, and end the threads when they have nothing to do any more."""
+        self._closed = True
         for task in self._tasks:
             task.cancel()
         self._threads.shutdown(wait=False)

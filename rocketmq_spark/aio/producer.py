@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from rocketmq_spark.aio.loop import PAUSE_S, Asynchronous
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt, never_waiting, start_thread
 from rocketmq_spark.errors import SendFailed
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendResult
@@ -33,6 +34,11 @@ from rocketmq_spark.session import public
 
 if TYPE_CHECKING:
     from rocketmq_spark.options.typed import ProducerOptions
+
+
+# Why a send that is handed to a thread did not begin in its time, and what to do.
+_NO_ROOM = "too many messages are under way", "Send more slowly"
+_NO_ROUTE = "too many sends wait for routes of topics", "See whether a name server answers"
 
 
 class AsyncHalfMessage:
@@ -71,6 +77,24 @@ class _Waiting(NamedTuple):
     since: float
 
 
+class _Handed:
+    """How many sends were handed to threads that have not begun them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+
+    def add(self, count: int) -> None:
+        with self._changed:
+            self._count += count
+            self._changed.notify_all()
+
+    def none_left(self, deadline: Deadline) -> bool:
+        """Whether all have begun by then."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._count, deadline.remaining())
+
+
 class Producer(Asynchronous):
     """Sends messages from coroutines. Options, arguments and errors are those of ``rocketmq_spark.Producer``.
 
@@ -96,6 +120,7 @@ class Producer(Asynchronous):
         self._fresh: deque[_Waiting] = deque()  # of this turn of the event loop
         self._line: SimpleQueue[_Waiting | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._handed = _Handed()
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of ``topic`` can go to."""
@@ -130,37 +155,62 @@ class Producer(Asynchronous):
     def _begin_fresh(self) -> None:
         """Those of this turn; after some milliseconds the event loop has another one."""
         pause_at = time.monotonic() + PAUSE_S
-        with never_waiting(), together():
-            while self._fresh:
-                if time.monotonic() > pause_at and not self._closed:
-                    self._loop.here().call_soon(self._begin_fresh)
-                    break
-                waiting = self._fresh.popleft()
-                message, how = waiting.message, waiting.how
-                if not routed(self._producer, message.topic):  # to ask for it must not hold up other topics
-                    self._loop.start(self._begin, waiting)
-                elif how.delay is how.deliver_at is None and self._line.empty() and at_once(self._producer, message):
-                    self._begin(waiting)
-                else:
-                    self._thread = self._thread or start_thread("rocketmq-aio-send", self._send_each)
-                    self._line.put(waiting)
+        try:
+            with never_waiting(), together():
+                while self._fresh and (self._closed or time.monotonic() <= pause_at):
+                    waiting = self._fresh.popleft()
+                    try:
+                        begun = attempt(self._begin_or_hand_over, waiting)
+                    except BaseException:  # Ctrl-C is for the user
+                        waiting.future.cancel()
+                        raise
+                    if isinstance(begun, Failure) and not waiting.future.done():
+                        waiting.future.set_exception(_not_begun(begun.error, waiting))
+        finally:  # those behind one that was interrupted have no other turn
+            if self._fresh:
+                self._loop.here().call_soon(self._begin_fresh)
+
+    def _begin_or_hand_over(self, waiting: _Waiting) -> None:
+        message, how = waiting.message, waiting.how
+        if not _sized(message):  # which is refused before anything is asked or waited for
+            self._begin(waiting)
+        elif not routed(self._producer, message.topic):  # to ask for it must not hold up other topics
+            self._hand_over(lambda: self._loop.start(self._begin_in_turn, waiting, _NO_ROUTE))
+        elif how.delay is how.deliver_at is None and self._line.empty() and at_once(self._producer, message):
+            self._begin(waiting)
+        else:
+            self._thread = self._thread or start_thread("rocketmq-aio-send", self._send_each)
+            self._hand_over(lambda: self._line.put(waiting))
+
+    def _hand_over(self, start: Callable[[], object]) -> None:
+        self._handed.add(1)
+        try:
+            start()
+        except BaseException:  # there can be no more threads
+            self._handed.add(-1)
+            raise
 
     def _send_each(self) -> None:
         while (waiting := self._line.get()) is not None:
-            timeout_s = waiting.how.timeout_s or self._producer.settings.send_timeout_s
+            self._begin_in_turn(waiting, _NO_ROOM)
+
+    def _begin_in_turn(self, waiting: _Waiting, why: tuple[str, str]) -> None:
+        """On a thread, which others may have kept for longer than this one has time; ``why``, and the remedy."""
+        try:
+            given_s = waiting.how.timeout_s
+            timeout_s = self._producer.settings.send_timeout_s if given_s is None else given_s
             if time.monotonic() - waiting.since < timeout_s:
                 self._begin(waiting)
-                continue
-            late = SendFailed(
-                "too many messages are under way, and this one has waited for the whole send timeout",
-                topic=waiting.message.topic,
-                remedy="Send more slowly",
-            )
-            self._loop.put(waiting.future, late)
+                return
+            cause, remedy = why
+            text = f"{cause}, and this one has waited for the whole send timeout"
+            self._loop.put(waiting.future, SendFailed(text, topic=waiting.message.topic, remedy=remedy))
+        finally:
+            self._handed.add(-1)
 
     def _begin(self, waiting: _Waiting) -> None:
         future, message, how, _ = waiting
-        if future.cancelled():
+        if future.done():  # cancelled, or refused
             return
         landed = PromptCallback(functools.partial(self._loop.put, future))
         if how == ANYHOW:
@@ -224,7 +274,13 @@ class Producer(Asynchronous):
 
     async def flush(self, timeout_s: float | None = None) -> bool:
         """Send lingering batches, and wait ``timeout_s`` seconds at most until all sends are answered; whether they are."""
-        return await self._ask(self._producer.flush, timeout_s)
+        self._check()
+        self._begin_fresh()
+        return await self._loop.call(self._flush, timeout_s)
+
+    def _flush(self, timeout_s: float | None) -> bool:
+        deadline = self._deadline(timeout_s)
+        return self._handed.none_left(deadline) and self._producer.flush(deadline.remaining())
 
     async def close(self, timeout_s: float | None = None) -> list[Unsent]:
         """Accept nothing more, wait ``timeout_s`` seconds for what is under way, and return what has no answer."""
@@ -235,11 +291,27 @@ class Producer(Asynchronous):
         self._begin_fresh()
         self._line.put(None)
         try:
-            return await self._loop.call(self._close, timeout_s)
+            return await self._loop.last(functools.partial(self._close, timeout_s))
         finally:
             self._loop.close()
 
     def _close(self, timeout_s: float | None) -> list[Unsent]:
-        if self._thread is not None:  # what was given to it before goes out
-            self._thread.join(self._producer.settings.send_timeout_s if timeout_s is None else timeout_s)
-        return self._producer.close(timeout_s)
+        deadline = self._deadline(timeout_s)
+        self._handed.none_left(deadline)  # what was given to threads before goes out
+        return self._producer.close(deadline.remaining())
+
+    def _deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline.after(self._producer.settings.send_timeout_s if timeout_s is None else timeout_s)
+
+
+def _sized(message: object) -> bool:
+    """Whether it has a topic and a body, as a message has."""
+    return isinstance(message, Message) and isinstance(message.topic, str) and hasattr(message.body, "__len__")
+
+
+def _not_begun(error: BaseException, waiting: _Waiting) -> BaseException:
+    if not isinstance(error, RuntimeError):
+        return error
+    return SendFailed(
+        f"nothing was sent: {error}", topic=waiting.message.topic, remedy="Look at the limits of threads and processes"
+    )

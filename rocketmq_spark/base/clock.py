@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 _SHORTEST_S = 0.01
+LONGEST_S = 1e9  # a time without end: locks take no infinity, and there is no calculating with it
 
 
 class Deadline(NamedTuple):
@@ -22,7 +23,7 @@ class Deadline(NamedTuple):
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
-        return cls(time.monotonic() + seconds)
+        return cls(time.monotonic() + (seconds if seconds < LONGEST_S else LONGEST_S))
 
     def remaining(self) -> float:
         """Seconds left, never below zero."""

@@ -86,6 +86,7 @@ class Groups:
         self._lock = threading.Lock()
         self._members: dict[tuple[bool, str], tuple[Member, ...]] = {}  # none is empty, wherever Ctrl-C comes
         self._aside = Aside(_MAX_ASKED)
+        self._replying = Aside()  # there are no more replies than requests, and each is waited for
         self._say_so = NowAndThen(SAID_S)
 
     def add(self, on_wire: str, member: Member) -> None:
@@ -139,7 +140,7 @@ class Groups:
                 self._aside.run(code, functools.partial(self._check, request))
                 return True
             if code == Request.PUSH_REPLY_MESSAGE_TO_CLIENT and self._replies is not None:
-                self._aside.run(code, functools.partial(self._replies, request))
+                self._replying.run(code, functools.partial(self._replies, request))
                 return True
             field = _GROUP_FIELDS.get(Request(code)) if code in _GROUP_FIELDS else None
             return field is not None and self._hand((True, ext.get(field, "")), request)

@@ -204,10 +204,26 @@ class AcknowledgingContext(OrderedContext):
 
 class OutcomeLater(NamedTuple):
     """What a concurrent listener of ours returns that has its outcome later. ``begin`` is called once, with what takes the
-    outcome: that is called once, on any thread that may wait.
+    outcome: that is called once, on any thread that may wait. With ``waits`` it does not begin at once: it has to ask what takes
+    the outcome whether it still may, when its turn comes.
     """
 
     begin: Callable[[Callable[[object], None]], None]
+    waits: bool = False
+
+
+class TakesOutcome:
+    """Takes an outcome that comes later. ``begins`` says whether the listener may be called now, and starts its time."""
+
+    __slots__ = ()
+
+    def begins(self) -> bool:
+        """False where the consumer has stopped, or the queue has gone to another member: there is no outcome then."""
+        raise NotImplementedError
+
+    def __call__(self, outcome: object) -> None:
+        """The outcome is there."""
+        raise NotImplementedError
 
 
 class Verdict(NamedTuple):

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.threads import Failure, attempt, may_wait
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import ClosedError, MessageIllegal, RocketMQError, SendFailed
 from rocketmq_spark.model import QueueEnd, SendRequest, SendResult, SendStatus
@@ -290,7 +290,8 @@ class UnderWay:
             raise SendFailed(f"nothing was sent: {e}", remedy="Look at the limits of threads and processes") from e
         deadline = outgoing.deadline
         with self._lock:
-            while not self._has_room(outgoing.size, outgoing.ordered_queue is not None):
+            # Who may not wait has looked before, for the body alone: it is a few properties too much at most.
+            while may_wait() and not self._has_room(outgoing.size, outgoing.ordered_queue is not None):
                 if deadline.expired:
                     raise SendFailed(
                         f"{self.in_flight.requests} asynchronous sends with {self.in_flight.bytes} bytes are not "

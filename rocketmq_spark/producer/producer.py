@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.lifecycle import Closing, Owner
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.errors import MessageRefused, RocketMQError
+from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendResult, SpoolMetrics
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer import batching, encoding, housekeeping
@@ -359,7 +359,10 @@ class BaseProducer(Closing):
         self._engine.timer.soon(self._engine.pump) if soon else self._engine.pump()
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
-        return Deadline.after(self.settings.send_timeout_s if timeout_s is None else timeout_s)
+        wait_s = self.settings.send_timeout_s if timeout_s is None else timeout_s
+        if wait_s != wait_s:  # a time that is no number never ends
+            raise OptionError(f"timeout_s is {timeout_s!r}; expected seconds, such as 3.0")
+        return Deadline.after(wait_s)
 
     def _admitted(self, message: Message, how: How) -> tuple[Prepared, Destination, Deadline]:
         """The checks in Java's order: state, message, route; then the queue if one was chosen."""

@@ -7,13 +7,15 @@ requester's connection. So a reply that finds no requester is lost, and a reques
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import LONGEST_S, Deadline
+from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import ClosedError, NotSupported, ReplyTimeout, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendResult
@@ -26,6 +28,8 @@ from rocketmq_spark.producer.outgoing import Ended
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import TransactionCheck, TransactionProducer
 from rocketmq_spark.queues.selection import Select
+
+logger = logging.getLogger(__name__)
 
 # Of a request's time, for telling brokers where its reply goes.
 _ANNOUNCING = 1 / 3
@@ -54,10 +58,12 @@ class _Request:
                 return False
             self._ended = True
         self.forget()
+        tell: Callable[[Any], None] = self.future.set_result
         if isinstance(outcome, RocketMQError):
-            self.future.set_exception(outcome)
-        else:
-            self.future.set_result(outcome)
+            tell = self.future.set_exception
+        failed = attempt(tell, outcome)
+        if isinstance(failed, Failure):  # Python's futures let through what is no Exception
+            failed.log(logger, "a callback of a future failed")
         return True
 
     def landed(self, ended: Ended) -> None:
@@ -102,7 +108,7 @@ class RequestProducer(TransactionProducer):
         self._deadlines = make_timer(f"rocketmq-{settings.group}-request")
         self._changed = threading.Condition()
         self._requests: dict[str, _Request] = {}
-        self._announced = self._refusing = False
+        self._announced = self._refusing = self._gone = False
         self._leave_replies: Callable[[Deadline], None] | None = None
         super().__init__(sender, settings, check, make_timer=make_timer, **wiring)
 
@@ -161,7 +167,8 @@ class RequestProducer(TransactionProducer):
         try:
             self._announce(replies, deadline.within(deadline.remaining() * _ANNOUNCING))
             request.forget = replies.expect(correlation_id, request.end)
-            self._deadlines.later(deadline.remaining(), functools.partial(self._late, correlation_id))
+            if (remaining_s := deadline.remaining()) < LONGEST_S / 2:  # an endless one leaves nothing behind
+                self._deadlines.later(remaining_s, functools.partial(self._late, correlation_id))
             outgoing = self._outgoing(prepared, place, deadline, request.landed)._replace(spoolable=False)
             self._engine.submit(outgoing)
             if request.future.done():  # a close may have ended it before there was something to forget
@@ -214,7 +221,9 @@ class RequestProducer(TransactionProducer):
             for request in list(self._requests.values()):
                 request.end(closed())
             self._deadlines.close()
-            leave, self._leave_replies = self._leave_replies, None
+            with self._changed:
+                self._gone = True
+                leave, self._leave_replies = self._leave_replies, None
             if leave is not None:
                 leave(Deadline.after(self.settings.send_timeout_s))
         return unsent
@@ -229,6 +238,8 @@ class RequestProducer(TransactionProducer):
         with self._changed:
             if self._announced:
                 return
+            if self._gone:  # by now, and no one would leave again
+                raise closed()
             if self._leave_replies is None:
                 self._leave_replies = replies.join(self.settings.group, self.settings.heartbeat_s)
         replies.announce(deadline)

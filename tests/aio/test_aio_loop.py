@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import Future
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+from rocketmq_spark import aio
 from rocketmq_spark.aio.consumers import _Coroutines
-from rocketmq_spark.aio.loop import EventLoop
+from rocketmq_spark.aio.loop import WAITING_THREADS, EventLoop
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.consumer.result import Context, Redeliver
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, OptionError
+from rocketmq_spark.session import public
 from tests.aio.conftest import run, until
+from tests.consumer.group import GroupBench, group
 from tests.consumer.messages import QUEUE
-from tests.helpers import RAISED
+from tests.helpers import RAISED, raising
+from tests.queues import q
+
+__all__ = ["group"]
 
 
 def in_a_thread(loop: EventLoop, code: object, *args: object) -> Future[object]:
@@ -235,3 +244,234 @@ def test_calls_that_are_cancelled_have_no_outcome_and_those_of_a_closed_loop_are
         with pytest.raises(RuntimeError):
             code("late", Context(QUEUE)).begin(outcomes.append)
     assert outcomes == []
+
+
+def test_what_a_listener_waited_for_may_be_cancelled_and_its_messages_come_again() -> None:
+    """Not the listener: its messages were never finished, and those behind them never began."""
+
+    async def listener(messages: int, context: Context) -> None:
+        if messages == 0:
+            other = asyncio.create_task(asyncio.sleep(60))
+            other.cancel()
+            await other
+
+    async def body() -> None:
+        loop = EventLoop()
+        loop.here()
+        code, outcomes = _Coroutines(loop, listener, 1), list[object]()
+        for number in range(3):
+            code(number, Context(QUEUE)).begin(outcomes.append)
+        await until(lambda: len(outcomes) == 3)
+        (failed,) = (outcome for outcome in outcomes if outcome is not None)
+        assert isinstance(failed, Failure)
+        assert isinstance(failed.error, asyncio.CancelledError)
+        loop.close()
+
+    run(body)
+
+
+def test_an_outcome_that_no_thread_takes_now_costs_the_others_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def listener(messages: int, context: Context) -> None:
+        if messages == 0:
+            raise ZeroDivisionError
+
+    async def body() -> None:
+        loop = EventLoop()
+        loop.here()
+        loop.start = raising(RuntimeError("can't start new thread"))  # type: ignore[method-assign]
+        code, outcomes = _Coroutines(loop, listener, 1), list[object]()
+        for number in range(3):
+            code(number, Context(QUEUE)).begin(outcomes.append)
+        await until(lambda: outcomes == [None, None])
+        loop.close()
+
+    run(body)
+    assert "cannot be handed back now: RuntimeError: can't start new thread" in caplog.text
+
+
+def test_a_loop_that_closes_with_a_wake_up_under_way_is_gone_all_the_same() -> None:
+    """What came later waited for that wake-up, for ever."""
+    loop = EventLoop()
+
+    async def listener(messages: int, context: Context) -> None:
+        raise AssertionError("it is called by no one")
+
+    async def body() -> None:
+        loop.here()
+
+    event_loop = asyncio.new_event_loop()
+    event_loop.run_until_complete(body())
+    code = _Coroutines(loop, listener, 1)
+    code(0, Context(QUEUE)).begin(lambda outcome: None)
+    event_loop.close()
+    with pytest.raises(RuntimeError):
+        code(1, Context(QUEUE)).begin(lambda outcome: None)
+    with pytest.raises(RuntimeError):
+        loop.soon(lambda: None)
+
+
+@pytest.mark.parametrize("ends", ["it closes", "its queue goes to another member"])
+def test_of_a_consumer_that_stops_no_listener_is_called_for_what_waits_for_its_turn(
+    group: GroupBench, ends: str
+) -> None:
+    called: list[bytes] = []
+
+    async def listener(messages: Any, context: Context) -> None:
+        called.append(messages[0].body)
+        await may_end.wait()
+
+    async def body() -> None:
+        nonlocal may_end
+        may_end = asyncio.Event()
+        loop = EventLoop()
+        loop.here()
+        consumer, _ = group.start(_Coroutines(loop, listener, 1), name="b")
+        group.time.advance(3)
+        group.brokers.send(q("a:0"), b"0", b"1", b"2")
+        group.time.advance(1)
+        await until(lambda: called == [b"0"])
+        if ends == "it closes":
+            assert consumer._running is not None
+            consumer._running._consuming.close()
+        else:
+            group.start(name="a")
+            group.time.advance(40)
+        may_end.set()
+        await until(lambda: not loop._tasks)
+        assert called == [b"0"]
+        loop.close()
+
+    may_end = asyncio.Event()
+    run(body)
+
+
+class Blocking:
+    """Stands for a consumer for threads: its calls wait until they are let go."""
+
+    settings = ConsumerSettings(group="g")
+
+    def __init__(self, *names: object, **options: object) -> None:
+        self.calls: list[str] = []
+        self.go = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: object) -> list[object]:
+            self.calls.append(name)
+            assert name in ("stop", "close", "ack") or self.go.wait(60)
+            return []
+
+        return call
+
+
+def test_a_run_that_is_cancelled_while_it_starts_leaves_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(public, "Consumer", Blocking)
+
+    async def body() -> None:
+        consumer = aio.Consumer("h:1", "g")
+        calls = consumer._consumer.calls  # type: ignore[attr-defined]
+        running = asyncio.create_task(consumer.run(lambda messages, context: None))
+        await until(lambda: calls)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert calls == ["start", "stop"]
+        consumer._consumer.go.set()  # type: ignore[attr-defined]
+
+    run(body)
+
+
+@pytest.mark.parametrize("kind", ["PullConsumer", "SimpleConsumer"])
+def test_a_close_that_is_cancelled_at_once_closes_all_the_same(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Also where the program keeps all threads of the event loop."""
+    monkeypatch.setattr(public, kind, Blocking)
+
+    async def body() -> None:
+        busy = threading.Event()
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        kept = asyncio.create_task(asyncio.to_thread(busy.wait, 60))
+        consumer = getattr(aio, kind)("h:1", "g")
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(consumer.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await until(lambda: consumer._consumer.calls == ["close"])
+        busy.set()
+        await kept
+
+    run(body)
+
+
+def test_those_who_wait_for_messages_hold_up_no_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(public, "SimpleConsumer", Blocking)
+
+    async def body() -> None:
+        async with aio.SimpleConsumer(group="g") as consumer:
+            receives = [asyncio.create_task(consumer.receive()) for _ in range(WAITING_THREADS + 1)]
+            await until(lambda: consumer._consumer.calls == ["receive"] * WAITING_THREADS)
+            await consumer.ack(None)  # type: ignore[arg-type]
+            consumer._consumer.go.set()  # type: ignore[attr-defined]
+            await asyncio.gather(*receives)
+
+    run(body)
+
+
+def test_a_poll_keeps_to_its_time_behind_one_that_was_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That one may have more time, and what comes for it is the next poll's."""
+    may_end = threading.Event()
+
+    def answer(consumer: object, wait_s: float) -> Iterator[int]:
+        assert may_end.wait(60)
+        return iter([1, 2])
+
+    monkeypatch.setattr(public, "PullConsumer", Blocking)
+    monkeypatch.setattr("rocketmq_spark.aio.consumers.next_answer", answer)
+
+    async def body() -> None:
+        async with aio.PullConsumer("h:1", "g") as consumer:
+            first = asyncio.create_task(consumer.poll(50))
+            await asyncio.sleep(0)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            assert await consumer.poll(0) == []
+            assert await consumer.poll(0.01) == []
+            may_end.set()
+            assert await consumer.poll(50) == [1, 2]
+
+    run(body)
+
+
+def test_a_poll_that_a_close_ends_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = threading.Event()
+
+    def answer(consumer: object, wait_s: float) -> Iterator[int]:
+        assert closed.wait(60)
+        return iter(())
+
+    monkeypatch.setattr(public, "PullConsumer", Blocking)
+    monkeypatch.setattr("rocketmq_spark.aio.consumers.next_answer", answer)
+
+    async def body() -> None:
+        consumer = aio.PullConsumer("h:1", "g")
+        polling = asyncio.create_task(consumer.poll(50))
+        await asyncio.sleep(0)
+        await consumer.close()
+        closed.set()
+        with pytest.raises(ClosedError):
+            await polling
+        with pytest.raises(ClosedError):
+            consumer._loop.start(threading.get_ident)
+
+    run(body)
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), "1", None, True])
+def test_a_poll_takes_the_times_of_a_poll(monkeypatch: pytest.MonkeyPatch, timeout_s: Any) -> None:
+    """One that is no number never came to its end, and asked without a pause."""
+    monkeypatch.setattr(public, "PullConsumer", Blocking)
+
+    async def body() -> None:
+        async with aio.PullConsumer("h:1", "g") as consumer:
+            with pytest.raises(OptionError, match="expected a number of seconds up to 1000000000"):
+                await consumer.poll(timeout_s)
+
+    run(body)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from rocketmq_spark import Message, aio
 from rocketmq_spark.aio import producer as module
+from rocketmq_spark.aio.loop import WAITING_THREADS
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import ClosedError, MessageIllegal, MessageRefused, NotSupported, SendFailed
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
 from rocketmq_spark.model.send import HalfPlace, TransactionState
 from rocketmq_spark.producer.transactions import HalfState
-from tests.aio.conftest import producing, run, until
+from tests.aio.conftest import WAIT_S, producing, run, until
 from tests.consumer.messages import message
+from tests.helpers import raising
 from tests.producer.scripted import ScriptedSender, ok, refused
 
 COMMIT, ROLLBACK = TransactionState.COMMIT, TransactionState.ROLLBACK
@@ -47,6 +51,85 @@ def test_what_a_broker_or_we_refuse_is_raised_to_its_caller(sender: ScriptedSend
             assert [type(outcome) for outcome in outcomes] == [MessageIllegal, MessageRefused, SendResult]
             with pytest.raises(MessageRefused):
                 await producer.send(Message("bad topic", b"x"))
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["text", None, Message("T", None), Message("T", 5), Message([], b"x"), Message("slow", None)], ids=repr
+)  # fmt: skip
+def test_what_is_no_message_is_an_error_of_its_own_send_only(sender: ScriptedSender, wrong: Any) -> None:
+    async def body() -> None:
+        async with producing() as producer:
+            await producer.send(Message("T", b"first"))
+            outcomes = await asyncio.gather(
+                producer.send(wrong), producer.send(Message("T", b"behind")), return_exceptions=True
+            )
+            assert isinstance(outcomes[0], MessageRefused | AttributeError | TypeError)
+            assert isinstance(outcomes[1], SendResult)
+            assert (await producer.send(Message("T", b"later"))).msg_id
+            assert [request.body for request in sender.requests] == [b"first", b"behind", b"later"]
+
+    run(body)
+
+
+@pytest.mark.parametrize("place", ["a thread of its own", "the threads of all"])
+def test_where_there_are_no_more_threads_a_send_says_so_and_later_ones_go_on(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def none(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def body() -> None:
+        async with producing() as producer:
+            await producer.send(Message("T", b"0"))
+            with monkeypatch.context() as full_up:
+                full_up.setattr(module, "start_thread", none)
+                full_up.setattr(producer._loop, "start", none)
+                full_up.setattr(module, "at_once" if place.startswith("a") else "routed", lambda *args: False)
+                sends = [producer.send(Message("T", b"%d" % i)) for i in range(2)]
+                outcomes = await asyncio.gather(*sends, return_exceptions=True)
+            assert ["nothing was sent: can't start new thread" in str(outcome) for outcome in outcomes] == [True, True]
+            assert {type(outcome) for outcome in outcomes} == {SendFailed}
+            await producer.send(Message("T", b"1"))
+            assert await producer.flush()
+            assert [request.body for request in sender.requests] == [b"0", b"1"]
+
+    run(body)
+
+
+def test_a_send_that_is_interrupted_costs_those_behind_it_nothing(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a program that runs its event loop by hand, and goes on after Ctrl-C."""
+    loop = asyncio.new_event_loop()
+    producer = aio.Producer("h:1", "g")
+    loop.run_until_complete(producer.send(Message("T", b"0")))
+    sends = [loop.create_task(producer.send(Message("T", b"%d" % i))) for i in (1, 2)]
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(producer, "_begin", raising(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(asyncio.sleep(0.01))
+    assert loop.run_until_complete(asyncio.wait_for(sends[1], WAIT_S)).msg_id
+    assert sends[0].cancelled()
+    loop.run_until_complete(producer.close())
+    loop.close()
+
+
+def test_the_event_loop_does_not_wait_for_room_that_the_properties_lack(sender: ScriptedSender) -> None:
+    async def body() -> None:
+        async with producing(send_timeout="60s") as producer:
+            await producer.send(Message("T", b"0"))
+            in_flight = producer._producer._engine.in_flight
+            sender.script = [None]
+            first = asyncio.create_task(producer.send(Message("T", b"1")))
+            await until(lambda: sender.waiting)
+            in_flight._max_bytes = in_flight.bytes + 1
+            began = time.monotonic()
+            assert (await producer.send(Message("T", b"2"))).msg_id
+            assert time.monotonic() - began < 30
+            sender.answer()
+            await first
 
     run(body)
 
@@ -138,6 +221,53 @@ def test_a_send_that_found_no_room_in_its_time_says_so(sender: ScriptedSender, m
             await first
             with pytest.raises(SendFailed, match="has waited for the whole send timeout"):
                 await second
+
+    run(body)
+
+
+def test_a_send_whose_route_was_not_asked_for_in_its_time_says_so(sender: ScriptedSender) -> None:
+    """Others kept the threads: it does not go out long after its caller's time, and costs no thread."""
+    room = threading.Event()
+
+    async def body() -> None:
+        async with producing() as producer:
+            await producer.queues("T")
+            for _ in range(WAITING_THREADS):
+                producer._loop.start(room.wait, 60)
+            late = asyncio.create_task(producer.send(Message("new", b"x"), timeout_s=0.01))
+            await asyncio.sleep(0.05)
+            room.set()
+            with pytest.raises(SendFailed, match="wait for routes of topics, and this one has waited"):
+                await late
+            assert ("route", ("new", False)) not in sender.events
+
+    run(body)
+
+
+@pytest.mark.parametrize("ending", ["flush", "close"])
+@pytest.mark.parametrize("lacks", ["room", "a route"])
+def test_a_flush_and_a_close_wait_for_sends_that_threads_have_yet_to_begin(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch, ending: str, lacks: str
+) -> None:
+    room = threading.Event()
+
+    async def body() -> None:
+        async with producing() as producer:
+            await producer.send(Message("T", b"0"))
+            full(producer, room, monkeypatch)
+            if lacks == "a route":
+                monkeypatch.setattr(module, "routed", lambda *args: False)
+            send = asyncio.create_task(producer.send(Message("T", b"1")))
+            await asyncio.sleep(0)  # its first step
+            if ending == "flush":
+                assert await producer.flush(0) is False
+            ends = asyncio.create_task(getattr(producer, ending)(60))
+            await asyncio.sleep(0.05)
+            assert not ends.done()
+            room.set()
+            assert await ends in (True, [])
+            assert send.done() or (await send).msg_id
+            assert [request.body for request in sender.requests] == [b"0", b"1"]
 
     run(body)
 

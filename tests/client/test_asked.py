@@ -36,6 +36,7 @@ from rocketmq_spark.wire.loose_json import read_json
 from rocketmq_spark.wire.messages import decode_messages
 from rocketmq_spark.wire.names import NO_SCOPE, Scope
 from tests.harness import store
+from tests.mockbroker import eventually
 
 QUEUE = MessageQueue("t", "b", 1)
 ON_WIRE = {"brokerName": "b", "queueId": 1, "topic": "ns%t"}
@@ -128,6 +129,23 @@ def test_subscriptions_are_told_by_tags_or_as_they_are() -> None:
 def test_a_message_without_a_namespace_stays_as_it_is() -> None:
     (message,) = decode_messages(store("t", b"x"), "b")
     assert own(message, NO_SCOPE) is message
+
+
+def test_no_reply_of_a_flood_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come faster than one thread takes them where many answer at once; those refused were lost."""
+    monkeypatch.setattr(instance, "_MAX_ASKED", 1)
+    may_go_on, taken = threading.Event(), list[ServerRequest]()
+
+    def take(request: ServerRequest) -> None:
+        assert may_go_on.wait(60)
+        taken.append(request)
+
+    groups = Groups(take)
+    command = Command(Request.PUSH_REPLY_MESSAGE_TO_CLIENT, {})
+    requests = [ServerRequest(f"a:{i}", command, lambda reply: None, None) for i in range(50)]
+    assert all(groups.asked(request) for request in requests)
+    may_go_on.set()
+    eventually(lambda: taken == requests)
 
 
 def test_a_flood_of_questions_is_refused_and_the_log_says_so_once(

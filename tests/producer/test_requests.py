@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,14 +20,17 @@ from rocketmq_spark.errors import (
     MessageIllegal,
     MessageRefused,
     NotSupported,
+    OptionError,
     ReplyTimeout,
     RocketMQError,
 )
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendRequest, SendResult, SpooledSend
+from rocketmq_spark.ports import Replies
 from rocketmq_spark.producer.requests import RequestProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.properties import decode_properties
 from tests.consumer.messages import message
+from tests.helpers import raising
 from tests.producer.scripted import Bench, ScriptedSender, Time, ok, refused
 from tests.producer.test_spooling import FakeSpool, Sender
 from tests.queues import q
@@ -250,6 +254,52 @@ def test_a_close_waits_for_replies_and_ends_the_others(office: Office) -> None:
         office.ask()
     assert office.producer.close() == []
     assert office.replies.events.count(("leave", "g")) == 1
+
+
+def test_a_callback_that_raises_costs_no_other_request_its_end(office: Office) -> None:
+    first, second, third = (office.ask(timeout_s=60) for _ in range(3))
+    first.add_done_callback(raising(SystemExit()))
+    third.add_done_callback(raising(SystemExit()))
+    office.arrive(2)
+    office.producer.close(0)
+    for ended in (first, second):
+        with pytest.raises(ClosedError):
+            ended.result(0)
+    assert third.result(0) == YES
+    assert office.replies.events[-1] == ("leave", "g")
+
+
+def test_a_request_that_is_late_for_a_close_joins_nothing(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It came before the close, and was slow: no one would leave the group again."""
+    announce = office.producer._announce
+
+    def slow(replies: Replies, deadline: Deadline) -> None:
+        office.producer.close(0)
+        announce(replies, deadline)
+
+    monkeypatch.setattr(office.producer, "_announce", slow)
+    with pytest.raises(ClosedError):
+        office.ask()
+    assert office.replies.events == []
+
+
+def test_a_time_without_end_has_none_and_leaves_nothing_behind(office: Office) -> None:
+    before = len(office.time.due)
+    asked = office.ask(timeout_s=math.inf)
+    assert len(office.time.due) == before
+    assert int(office.sent()[Property.TTL]) == 10**12
+    office.arrive()
+    assert asked.result(0) == YES
+    with pytest.raises(OptionError, match="timeout_s is nan; expected seconds"):
+        office.ask(timeout_s=math.nan)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1])
+def test_without_time_a_request_is_not_sent(office: Office, timeout_s: float) -> None:
+    with pytest.raises(RocketMQError):
+        office.ask(timeout_s=timeout_s).result(0)
+    assert office.sender.requests == []
+    assert office.replies.expected == {}
 
 
 def test_a_request_while_another_thread_closes_is_refused(office: Office) -> None:

@@ -304,14 +304,10 @@ class BasePullConsumer(Closing):
     @entry
     def _begun(self, timeout_s: object) -> Deadline:
         self._owner.check(self._polls.closed)
-        # Locks take no more than that, and a poll that is to wait for ever is a loop.
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not timeout_s <= MAX_POLL_S:
-            raise OptionError(
-                f"the timeout is {text_of(timeout_s)}; expected a number of seconds up to {MAX_POLL_S:.0f}"
-            )
+        wait_s = checked_timeout(timeout_s)
         if not self._named and not self._shared.topics:
             raise OptionError("the consumer has no queues; expected subscribe() or assign() before a poll")
-        return self._upkeep.begin(float(timeout_s))
+        return self._upkeep.begin(wait_s)
 
     # --- the end
 
@@ -339,6 +335,13 @@ def next_answer(consumer: BasePullConsumer, timeout_s: float = POLL_S) -> Iterat
     """
     parts = consumer._upkeep.next(consumer._begun(timeout_s), 1)
     return consumer._polls.each(parts[0]) if parts else iter(())
+
+
+def checked_timeout(timeout_s: object) -> float:
+    """The time of a poll; raises ``OptionError``. Locks take no more, and a poll that is to wait for ever is a loop."""
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not timeout_s <= MAX_POLL_S:
+        raise OptionError(f"the timeout is {text_of(timeout_s)}; expected a number of seconds up to {MAX_POLL_S:.0f}")
+    return float(timeout_s)
 
 
 def _exclusive() -> LocalProtocolError:

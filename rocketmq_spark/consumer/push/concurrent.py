@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
@@ -29,17 +29,20 @@ from rocketmq_spark.consumer.result import (
     Listener,
     OutcomeLater,
     Replier,
+    TakesOutcome,
     concurrent,
     once_more,
     replying,
     slices,
 )
 from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.errors import ClosedError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.01
+_ASK_S = 1.0
 MAX_AT_ONCE = 16  # of one queue in one run
 DELAY_LEVEL = 3
 
@@ -71,6 +74,23 @@ class _Result(NamedTuple):
     done: int
     finished: Sequence[ReceivedMessage]
     ended_ms: int
+
+
+class _Later(TakesOutcome):
+    """Of one call."""
+
+    __slots__ = ("_call", "_consuming", "_context")
+
+    def __init__(self, consuming: Concurrent, call: Call, context: Context) -> None:
+        self._consuming, self._call, self._context = consuming, call, context
+
+    def begins(self) -> bool:
+        begun = self._consuming.begins(self._call)
+        self._call = begun or self._call
+        return begun is not None
+
+    def __call__(self, outcome: object) -> None:
+        self._consuming.called(self._call, self._context, outcome)
 
 
 class Concurrent:
@@ -124,7 +144,13 @@ class Concurrent:
             return outcome
         given: SimpleQueue[object] = SimpleQueue()
         begun = attempt(outcome.begin, given.put)
-        return begun if isinstance(begun, Failure) else given.get()
+        while not isinstance(begun, Failure):
+            try:
+                return given.get(timeout=_ASK_S)
+            except Empty:
+                if self._closed:  # what was cancelled has no outcome
+                    return Failure(ClosedError("the consumer is closed"))
+        return begun
 
     def idle(self, deadline: Deadline) -> bool:
         """Whether all outcomes that come later are there by then."""
@@ -160,13 +186,24 @@ class Concurrent:
         outcome = attempt(self._listener, messages, context)
         if isinstance(outcome, OutcomeLater):
             self._later[id(call)] = call
-            begun = attempt(outcome.begin, partial(self._called, call, context))
+            if outcome.waits:  # its time has not begun
+                self._calls.pop(id(call), None)
+            begun = attempt(outcome.begin, _Later(self, call, context))
             if not isinstance(begun, Failure):
                 return
             outcome = begun
-        self._called(call, context, outcome)
+        self.called(call, context, outcome)
 
-    def _called(self, call: Call, context: Context, outcome: object) -> None:
+    def begins(self, call: Call) -> Call | None:
+        """The call from now on, if the listener may be called."""
+        begun = call._replace(began_ms=self._timer.now_ms())
+        may = not call.queue.dropped and not self._closed
+        if may:
+            self._calls[id(begun)] = self._later[id(begun)] = begun
+        self._later.pop(id(call), None)  # not before: who waits for all must see one of both
+        return begun if may else None
+
+    def called(self, call: Call, context: Context, outcome: object) -> None:
         queue, messages = call.queue, call.messages
         self._later.pop(id(call), None)
         if outcome is None and context.ack_index is None:  # nearly always; ``concurrent`` would say the same
