@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
-from rocketmq_spark import Consumer, LocalBroker, Message, Producer, PullConsumer
+from rocketmq_spark import Consumer, LocalBroker, Message, Producer, PullConsumer, aio
 from rocketmq_spark.base.threads import Failure
 from rocketmq_spark.consumer.result import Context, OrderedContext, OutcomeLater
 from rocketmq_spark.errors import CallTimeout, OptionError
@@ -311,6 +312,51 @@ def test_what_a_poll_returns_is_a_span_that_is_linked_to_the_sends(seen: Seen) -
     assert len(consumer.poll(timeout_s=1)) == 2
     (span,) = seen.spans
     assert (span.name, span.kind, len(span.links)) == ("receive T", SpanKind.CLIENT, 2)
+
+
+async def spans_of(found: list[int]) -> None:
+    found.append(get_current_span().get_span_context().span_id)
+    await asyncio.sleep(0)
+    found.append(get_current_span().get_span_context().span_id)
+
+
+def test_coroutines_send_and_listen_in_their_traces(rocketmq: LocalBroker, topic: str, seen: Seen) -> None:
+    inside: list[int] = []
+
+    async def program() -> None:
+        tracer = seen.tracers.get_tracer("test")
+        over = asyncio.Event()
+
+        async def order(name: str) -> None:
+            with tracer.start_as_current_span(name):
+                await asyncio.sleep(0)
+                await producer.send(Message(topic, name.encode()))
+
+        async def listen(messages: Any, context: Any) -> None:
+            await spans_of(inside)
+            if len(inside) == 4:
+                over.set()
+
+        async with aio.Producer(rocketmq.name_server, "shop", open_telemetry=True) as producer:
+            await asyncio.gather(order("one"), order("two"))
+        consumer = aio.Consumer(rocketmq.name_server, f"c-{topic}", open_telemetry=True, consume_from_where="earliest")
+        async with consumer:
+            await consumer.subscribe(topic)
+            await consumer.start(listen)
+            await asyncio.wait_for(over.wait(), 60)
+
+    asyncio.run(program())
+    by_name: dict[str, list[ReadableSpan]] = {}
+    for span in seen.spans:
+        by_name.setdefault(span.name.split()[0], []).append(span)
+    orders = {span.get_span_context().span_id for span in (*by_name["one"], *by_name["two"])}
+    assert {span.parent.span_id for span in by_name["send"] if span.parent} == orders
+    sends = {span.get_span_context().span_id for span in by_name["send"]}
+    assert {span.parent.span_id for span in by_name["process"] if span.parent} == sends
+    processes = sorted(span.get_span_context().span_id for span in by_name["process"])
+    assert sorted(inside) == sorted([*processes, *processes]), (
+        "each coroutine runs in its span, before and after an await"
+    )
 
 
 def test_without_the_package_the_option_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any, ParamSpec, Self, TypeVar
 
 from rocketmq_spark.errors import ClosedError, OptionError
@@ -52,8 +53,8 @@ class EventLoop:
         return future
 
     async def call(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What ``code`` returns or raises, on a thread; it goes on if its caller is cancelled."""
-        return await asyncio.shield(self.start(code, *args, **kwargs))
+        """What ``code`` returns or raises, on a thread and in this context; it goes on if its caller is cancelled."""
+        return await asyncio.shield(self.start(copy_context().run, functools.partial(code, *args, **kwargs)))
 
     async def last(self, code: Callable[[], T]) -> T:
         """The same, on a thread of its own: an end must not wait for those that may be kept, nor be cancelled before it began."""

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextvars import Context, copy_context
 from datetime import datetime, timedelta
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
@@ -75,6 +76,7 @@ class _Waiting(NamedTuple):
     message: Message
     how: How
     since: float
+    context: Context  # of the coroutine that sends it
 
 
 class _Handed:
@@ -146,7 +148,7 @@ class Producer(Asynchronous):
         loop = self._check()
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         future = loop.create_future()
-        self._fresh.append(_Waiting(future, message, how, time.monotonic()))
+        self._fresh.append(_Waiting(future, message, how, time.monotonic(), copy_context()))
         if len(self._fresh) == 1:
             loop.call_soon(self._begin_fresh)
         result: SendResult = await future
@@ -209,14 +211,12 @@ class Producer(Asynchronous):
             self._handed.add(-1)
 
     def _begin(self, waiting: _Waiting) -> None:
-        future, message, how, _ = waiting
+        future, message, how, _, context = waiting
         if future.done():  # cancelled, or refused
             return
         landed = PromptCallback(functools.partial(self._loop.put, future))
-        if how == ANYHOW:
-            sent = attempt(self._producer.send_async, message, landed)
-        else:
-            sent = attempt(self._producer.send_async, message, landed, **how._asdict())
+        given = {} if how == ANYHOW else how._asdict()
+        sent = attempt(context.run, functools.partial(self._producer.send_async, message, landed, **given))
         if isinstance(sent, Failure):
             self._loop.put(future, sent.error)
 

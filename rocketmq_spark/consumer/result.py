@@ -226,6 +226,32 @@ class TakesOutcome:
         raise NotImplementedError
 
 
+class _Watched(TakesOutcome):
+    __slots__ = ("_begun", "_done", "_ended")
+
+    def __init__(
+        self, done: Callable[[object], None], ended: Callable[[object], None], begun: Callable[[], object]
+    ) -> None:
+        self._done, self._ended, self._begun = done, ended, begun
+
+    def begins(self) -> bool:
+        may = self._done.begins() if isinstance(self._done, TakesOutcome) else True
+        if may:
+            self._begun()
+        return may
+
+    def __call__(self, outcome: object) -> None:
+        self._ended(outcome)
+        self._done(outcome)
+
+
+def watched(
+    later: OutcomeLater, ended: Callable[[object], None], begun: Callable[[], object] = lambda: None
+) -> OutcomeLater:
+    """The same; ``begun`` is called where it begins in its turn, and ``ended`` sees the outcome first. They do not raise."""
+    return later._replace(begin=lambda done: later.begin(_Watched(done, ended, begun)))
+
+
 class Verdict(NamedTuple):
     """Which messages of a concurrent listener's batch are done, and at which level the others come again.
 

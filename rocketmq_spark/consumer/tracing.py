@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from rocketmq_spark.base.clock import epoch_ms
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.consumer.result import Listener, OutcomeLater, Step, concurrent, ordered
+from rocketmq_spark.consumer.result import Listener, OutcomeLater, Step, concurrent, ordered, watched
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.wire import traces
@@ -52,19 +52,10 @@ class ListenerTraces:
         except BaseException as e:
             ended(Failure(e))
             raise
-        if not isinstance(outcome, OutcomeLater):
-            ended(outcome)
-            return outcome
-        begin = outcome.begin
-
-        def begun(done: Callable[[object], None]) -> None:
-            def both(later: object) -> None:
-                ended(later)
-                done(later)
-
-            begin(both)
-
-        return OutcomeLater(begun)
+        if isinstance(outcome, OutcomeLater):
+            return watched(outcome, ended)
+        ended(outcome)
+        return outcome
 
     def _append(self, records: Callable[..., Sequence[TraceRecord]], *of: object) -> None:
         _made(lambda: self.append(records(*of)))

@@ -26,7 +26,7 @@ import rocketmq_spark
 from rocketmq_spark.base.clock import epoch_ms
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.consumer.result import Listener, OrderedContext, OutcomeLater, Step, concurrent, ordered
+from rocketmq_spark.consumer.result import Listener, OrderedContext, OutcomeLater, Step, concurrent, ordered, watched
 from rocketmq_spark.model import Message, ReceivedMessage, SendResult
 
 logger = logging.getLogger(__name__)
@@ -171,19 +171,10 @@ class Instrumentation:
             raise
         finally:
             contexts.detach(token)
-        if not isinstance(outcome, OutcomeLater):
-            call.end(outcome)
-            return outcome
-        begin = outcome.begin
-
-        def begun(done: Callable[[object], None]) -> None:
-            def both(later: object) -> None:
-                call.end(later)
-                done(later)
-
-            begin(both)
-
-        return OutcomeLater(begun)
+        if isinstance(outcome, OutcomeLater):
+            return watched(outcome, call.end, call.enter)
+        call.end(outcome)
+        return outcome
 
     def begin_process(self, messages: Sequence[ReceivedMessage], common: Mapping[str, Any]) -> tuple[Span, Context]:
         """A span of a listener's call: in the trace of its one message, or linked to those of several."""
@@ -281,6 +272,11 @@ class _Processing:
         self._given, self._count, self._topic = context, len(messages), messages[0].topic
         self._began = time.monotonic()
         self._span, self.context = telemetry.begin_process(messages, common)
+
+    def enter(self) -> None:
+        """In the task of a coroutine, which the next call enters, or which ends."""
+        self._began = time.monotonic()
+        _guarded(contexts.attach, self.context)
 
     def end(self, outcome: object) -> None:
         _guarded(self._end, outcome)

@@ -9,7 +9,7 @@ import pytest
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.threads import Failure
 from rocketmq_spark.consumer import tracing
-from rocketmq_spark.consumer.result import Context, OrderedContext, OutcomeLater
+from rocketmq_spark.consumer.result import Context, OrderedContext, OutcomeLater, TakesOutcome
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.tracing import ListenerTraces
 from rocketmq_spark.wire.traces import TraceRecord
@@ -103,6 +103,21 @@ def test_an_outcome_that_comes_later_is_recorded_then(later: object, expected: s
     waiting[0](later)
     assert heard == [later]
     assert [code for _, code in seen.after] == [expected] * 3
+
+
+@pytest.mark.parametrize("may", [True, False])
+def test_one_that_waits_for_its_turn_asks_the_consumer(may: bool) -> None:
+    class Done(TakesOutcome):
+        def begins(self) -> bool:
+            return may
+
+    waiting: list[Any] = []
+    _, outcome = called(lambda messages, context: OutcomeLater(waiting.append, waits=True))
+    assert isinstance(outcome, OutcomeLater)
+    assert outcome.waits
+    outcome.begin(Done())
+    assert isinstance(waiting[0], TakesOutcome)
+    assert waiting[0].begins() is may
 
 
 def test_a_listener_that_takes_too_long_has_timed_out(monkeypatch: pytest.MonkeyPatch) -> None:
