@@ -62,6 +62,8 @@ def test_a_consumer_takes_what_a_proxy_hands_out():
         ("producer", {"environment": "dev"}, "environmentMode=suffix"),
         ("producer", {"longDelay": "dmq"}, "'longDelay' is 'dmq'"),
         ("producer", {"addressMap": '{"a:1":"b:1"}'}, "'addressMap' means nothing"),
+        ("producer", {"enableTrace": "true"}, "'enableTrace' is true, but clients of a Proxy write no traces"),
+        ("consumer", {"enableTrace": "true"}, "'enableTrace' is true, but clients of a Proxy write no traces"),
         ("producer", {"tlsKeyPassword": "x"}, "without a password"),
         ("producer", {"tlsCheckHostname": "false"}, "'tlsServerName'"),
     ],
