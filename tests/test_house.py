@@ -53,7 +53,7 @@ ORDER = {
     " push.ownership push.rebalancing push.answers push.running pop.in_hand pop.listening"
     " pop.running push.consumer pull.polls pull.positions pull.upkeep pull.pull_consumer"
     " pop.simple_consumer",
-    "localbroker": "java guard ivy distro loopback process servers site members cluster",
+    "localbroker": "java guard maven distro loopback process servers site members cluster",
     "pull": "verdict fetched missing requests replica reader puller reading",
     "delay": "release stream envelope_records commits remade room service node",
     "spark": "checkpoints explained monitoring sink source tuning source.offsets"
@@ -115,8 +115,8 @@ OUTSIDE = {
     "click": "cli",
     "rich": "cli localbroker.distro",
     "pytest": "testing",
-    "socket": "remoting.endpoint remoting.bulk localbroker.loopback cli.lag spark.sink.given_up",
-    "ssl": "remoting.endpoint",
+    "socket": "remoting.endpoint remoting.bulk localbroker.loopback cli.lag spark.sink.given_up localbroker.maven",
+    "ssl": "remoting.endpoint localbroker.maven",
     "select": "remoting.endpoint spark.sink.given_up",
     "subprocess": "localbroker cli.background spark.tuning",
     "threading": "base.lifecycle base.threads remoting.endpoint remoting.connection remoting.pool client.calls"

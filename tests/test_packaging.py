@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.base import extras
-from rocketmq_spark.localbroker import distro
+from rocketmq_spark.localbroker import distro, maven
 from tests.fix_wheel import environment, pip, run
 
 ROOT = Path(__file__).parents[1]
@@ -56,6 +56,18 @@ def own_cache(tmp_path: Path) -> dict[str, str]:
         (shared / name).mkdir(exist_ok=True)
         (cache / name).symlink_to(shared / name)
     return {distro.CACHE_VARIABLE: str(cache), "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+def repository(folder: Path) -> Path:
+    """Ivy settings of one that has the jars which are in the user's cache."""
+    core = distro.cache_folder() / "jars" / distro.read_lock()["core"].key
+    pattern = f"{core}/[artifact]-[revision](-[classifier]).[ext]"
+    settings = folder / "ivysettings.xml"
+    settings.write_text(
+        '<ivysettings><settings defaultResolver="here"/><resolvers><filesystem name="here">'
+        f'<artifact pattern="{pattern}"/></filesystem></resolvers></ivysettings>'
+    )
+    return settings
 
 
 def test_the_wheel_contains_what_it_needs_and_no_tests(wheel):
@@ -132,7 +144,9 @@ def test_producer_consumers_and_broker_run_where_nothing_else_is_installed(wheel
     pip("--python", python, "install", "--quiet", "--no-index", "--ignore-installed", wheel, cwd=tmp_path)
     size = sum(file.stat().st_size for file in packages.rglob("*") if file.is_file() and file.suffix != ".pyc")
     assert size < 10e6
-    assert run(python, "-c", THE_CLIENT, cwd=tmp_path, **own_cache).splitlines() == ["True", "[]"]
+    fetched = {**own_cache, maven.SETTINGS_VARIABLE: str(repository(tmp_path))}
+    (tmp_path / "cache" / "jars").unlink()  # all are fetched, without the Ivy of PySpark
+    assert run(python, "-c", THE_CLIENT, cwd=tmp_path, **fetched).splitlines() == ["True", "[]"]
     done = subprocess.run([bare / "bin" / "rocketmq-spark"], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (
         1, "Error: the command needs click and rich: pip install 'click>=8.1' 'rich>=13'\n",

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from rocketmq_spark.base import extras
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import ivy
+from rocketmq_spark.localbroker import maven
 
 CACHE_VARIABLE = "ROCKETMQ_SPARK_CACHE"
 VERSION = "5.5.0"
@@ -170,7 +170,7 @@ def _download(cache: Path, wanted: Sequence[tuple[Section, Jar]], quiet: bool) -
     scratch = Path(tempfile.mkdtemp(prefix="fetch-", dir=cache / "jars"))
     try:
         with _progress(sum(jar.size for jar in jars), len(jars), quiet) as progress:
-            files = ivy.download([jar.coordinate for jar in jars], scratch, progress)
+            files = maven.download([jar.coordinate for jar in jars], scratch, progress)
         wrong = [jar for jar in jars if not is_sound(files[jar.coordinate], jar)]
         if wrong:
             raise LocalBrokerError(

@@ -1,4 +1,4 @@
-"""Which Java runs the servers and Ivy, and the class-data archive with which its later starts are a third shorter.
+"""Which Java runs the servers, and the class-data archive with which its later starts are a third shorter.
 
 JAVA_HOME first, then PATH; 17 or newer, as PySpark itself needs. The version is read from the ``release`` file beside the
 installation, since asking ``java -version`` costs a tenth of a second at every start; only a Java without that file is asked.

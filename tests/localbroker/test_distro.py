@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import distro, ivy, loopback
+from rocketmq_spark.localbroker import distro, loopback, maven
 
 SMALL = ("commons-cli:commons-cli:1.5.0", "io.netty:netty-codec-haproxy:4.1.130.Final")
 
@@ -97,7 +97,7 @@ def small(
     lock.write_text(f"# a lock for tests\n# [small] two jars\n{lines}")
     monkeypatch.setattr(distro, "read_lock", functools.partial(distro.read_lock, lock.read_text()))
     monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setenv(ivy.SETTINGS_VARIABLE, str(_ivy_settings(tmp_path / "ivysettings.xml", mirror.root)))
+    monkeypatch.setenv(maven.SETTINGS_VARIABLE, str(_ivy_settings(tmp_path / "ivysettings.xml", mirror.root)))
     return tmp_path / "cache"
 
 
@@ -251,7 +251,7 @@ def test_a_jar_that_the_repository_lacks(small: Path, mirror: Mirror) -> None:
 
 def test_no_network_and_an_empty_cache(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = f"http://{loopback.HOST}:{loopback.free_port()}/"
-    monkeypatch.setenv(ivy.SETTINGS_VARIABLE, str(_ivy_settings(tmp_path / "closed.xml", closed)))
+    monkeypatch.setenv(maven.SETTINGS_VARIABLE, str(_ivy_settings(tmp_path / "closed.xml", closed)))
     with pytest.raises(LocalBrokerError) as e:
         distro.fetch(["small"])
     assert str(e.value) == (

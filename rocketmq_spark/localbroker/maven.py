@@ -1,0 +1,268 @@
+"""Downloads pinned jars from Maven repositories, with nothing but the standard library.
+
+Where it looks is the user's business first. In this order: the Ivy settings file that ROCKETMQ_SPARK_IVY_SETTINGS names; the one
+that ``spark.jars.ivySettings`` in spark-defaults.conf names, as for ``spark-submit --packages``; a mirror of Maven Central in
+Maven's own settings.xml; else Maven Central itself. Proxies are those of HTTPS_PROXY and NO_PROXY. Nothing is trusted for coming
+from there: the caller compares every file with the lock.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import os
+import re
+import socket
+import ssl
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import NamedTuple
+
+from rocketmq_spark.errors import LocalBrokerError
+
+SETTINGS_VARIABLE = "ROCKETMQ_SPARK_IVY_SETTINGS"
+CENTRAL = "https://repo1.maven.org/maven2/"
+STALLED_AFTER_S = 60.0
+_AT_ONCE = 4
+_CHUNK = 1 << 16
+_POLL_S = 0.1
+_LAYOUT = "[orgPath]/[module]/[revision]/[artifact]-[revision](-[classifier]).[ext]"
+_REMEDY = (
+    "Check the network and HTTPS_PROXY, or name an Ivy settings file with your mirror in "
+    f"{SETTINGS_VARIABLE} (docs/running.md)"
+)
+
+
+class Repository(NamedTuple):
+    """Where jars are: a URL with Ivy's words for the parts of a coordinate, and the header that opens it."""
+
+    pattern: str
+    authorization: str | None = None
+
+    def url(self, coordinate: str) -> str:
+        """The address of a jar."""
+        group, artifact, version, *classifier = coordinate.split(":")
+        words = {
+            "organisation": group, "organization": group, "orgPath": group.replace(".", "/"), "module": artifact,
+            "artifact": artifact, "revision": version, "type": "jar", "ext": "jar",
+            "classifier": classifier[0] if classifier else "",
+        }  # fmt: skip
+
+        def optional(part: re.Match[str]) -> str:
+            names = re.findall(r"\[(\w+)\]", part[1])
+            return part[1] if all(words.get(name) for name in names) else ""
+
+        chosen = re.sub(r"\(([^()]*)\)", optional, self.pattern)
+        return re.sub(r"\[(\w+)\]", lambda word: words.get(word[1], word[0]), chosen)
+
+
+def download(coordinates: Sequence[str], folder: Path, progress: Callable[[int], None]) -> dict[str, Path]:
+    """Fetch ``group:artifact:version[:classifier]`` into ``folder``; the files by coordinate.
+
+    ``progress`` is called with the number of bytes that have arrived. A file that broke off goes on where it did, for as long as
+    each round brings something.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {coordinate: folder / "_".join(coordinate.split(":")) for coordinate in coordinates}
+    repositories, left, arrived = _repositories(), list(files), -1
+    while left:
+        failed = _round(repositories, {coordinate: files[coordinate] for coordinate in left}, progress)
+        before, arrived = arrived, sum(file.stat().st_size for file in files.values() if file.exists())
+        if failed and arrived <= max(before, 0):
+            coordinate, error = next(iter(failed.items()))
+            raise LocalBrokerError(
+                f"Could not download RocketMQ: {_reason(error, coordinate)}", remedy=_REMEDY
+            ) from error
+        left = list(failed)
+    return files
+
+
+def _round(
+    repositories: Sequence[Repository], files: Mapping[str, Path], progress: Callable[[int], None]
+) -> dict[str, Exception]:
+    """One try of each file; what failed, and why."""
+    stopped = threading.Event()
+    pool = ThreadPoolExecutor(_AT_ONCE, "rocketmq-jars")
+    try:
+        tries: dict[str, Future[None]] = {
+            coordinate: pool.submit(_fetch, repositories, coordinate, file, stopped)
+            for coordinate, file in files.items()
+        }
+        waiting = set(tries.values())
+        while waiting:
+            waiting = wait(waiting, _POLL_S).not_done
+            progress(sum(file.stat().st_size for file in files.values() if file.exists()))
+    finally:
+        stopped.set()  # Ctrl-C does not wait for files
+        pool.shutdown(wait=False, cancel_futures=True)
+    failed: dict[str, Exception] = {}
+    for coordinate, one in tries.items():
+        error = one.exception()
+        if isinstance(error, Exception):
+            failed[coordinate] = error
+    return failed
+
+
+def _fetch(repositories: Sequence[Repository], coordinate: str, file: Path, stopped: threading.Event) -> None:
+    """From the first repository that has it."""
+    for number, repository in enumerate(repositories, 1):
+        try:
+            _get(repository, coordinate, file, stopped)
+            return
+        except urllib.error.URLError as e:
+            if not _is_missing(e) or number == len(repositories):
+                raise
+
+
+def _is_missing(error: urllib.error.URLError) -> bool:
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code == http.HTTPStatus.NOT_FOUND
+    return isinstance(error.reason, FileNotFoundError)
+
+
+def _get(repository: Repository, coordinate: str, file: Path, stopped: threading.Event) -> None:
+    have = file.stat().st_size if file.exists() else 0
+    request = urllib.request.Request(repository.url(coordinate), headers={"User-Agent": "rocketmq-spark"})
+    if repository.authorization:  # not handed on to where a redirect leads
+        request.add_unredirected_header("Authorization", repository.authorization)
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+    try:
+        answer = urllib.request.build_opener().open(request, timeout=STALLED_AFTER_S)  # with the proxies of now
+    except urllib.error.HTTPError as e:
+        if have and e.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # it is whole
+            return
+        raise
+    with answer, file.open("ab" if have and answer.status == http.HTTPStatus.PARTIAL_CONTENT else "wb") as out:
+        length = answer.headers.get("Content-Length")
+        missing = None if length is None else int(length)
+        while not stopped.is_set() and (chunk := answer.read(_CHUNK)):
+            out.write(chunk)
+            missing = None if missing is None else missing - len(chunk)
+        if missing:
+            raise ConnectionError("the connection ended before the file did")
+
+
+def _repositories() -> list[Repository]:
+    settings = _user_settings()
+    if settings is not None:
+        return _of_ivy(settings)
+    mirror = _maven_mirror(Path.home() / ".m2" / "settings.xml")
+    return [_m2(mirror or CENTRAL)]
+
+
+def _m2(root: str, authorization: str | None = None) -> Repository:
+    return Repository(root.rstrip("/") + "/" + _LAYOUT, authorization)
+
+
+def _of_ivy(path: Path) -> list[Repository]:
+    """The repositories of an Ivy settings file, in the order in which Ivy asks them."""
+    try:
+        root = ET.parse(path).getroot()
+    except (OSError, ET.ParseError) as e:
+        raise LocalBrokerError(
+            f"The Ivy settings file {path} cannot be read: {e}", remedy=f"Correct {SETTINGS_VARIABLE}"
+        ) from e
+    values = {"ivy.settings.dir": str(path.parent), "user.home": str(Path.home())}
+    values |= {one.get("name", ""): one.get("value", "") for one in root.iter("property")}
+
+    def text(word: str | None) -> str:
+        return re.sub(r"\$\{([^}]+)\}", lambda name: values.get(name[1], name[0]), word or "")
+
+    keys = {
+        text(one.get("host")): f"{text(one.get('username'))}:{text(one.get('passwd'))}"
+        for one in root.iter("credentials")
+    }
+    head = root.find("settings")
+    first = "" if head is None else text(head.get("defaultResolver"))
+    named = [one for one in root.iterfind("resolvers/*") if not first or one.get("name") == first]
+    found = []
+    for resolver in (leaf for one in named for leaf in _leaves(one)):
+        patterns = [text(one.get("pattern")) for one in resolver.iterfind("artifact")]
+        if resolver.tag == "ibiblio":
+            patterns = [_m2(text(resolver.get("root")) or CENTRAL).pattern]
+        elif resolver.tag == "filesystem":
+            patterns = [f"file://{pattern}" for pattern in patterns]
+        if resolver.get("m2compatible") == "true":
+            patterns = [re.sub(r"\[organi[sz]ation\]", "[orgPath]", pattern) for pattern in patterns]
+        for pattern in patterns:
+            key = keys.get(urllib.parse.urlsplit(pattern).hostname or "")
+            found.append(Repository(pattern, f"Basic {base64.b64encode(key.encode()).decode()}" if key else None))
+    if not found:
+        raise LocalBrokerError(
+            f"The Ivy settings file {path} names no repository that jars could come from; expected an ibiblio, url or "
+            "filesystem resolver as its defaultResolver",
+            remedy=f"Correct {SETTINGS_VARIABLE}",
+        )
+    return found
+
+
+def _leaves(resolver: ET.Element) -> Iterator[ET.Element]:
+    if resolver.tag == "chain":
+        for one in resolver:
+            yield from _leaves(one)
+    else:
+        yield resolver
+
+
+def _user_settings() -> Path | None:
+    named = os.environ.get(SETTINGS_VARIABLE) or _spark_default("spark.jars.ivySettings")
+    if not named:
+        return None
+    path = Path(named).expanduser()
+    if not path.is_file():
+        raise LocalBrokerError(f"The Ivy settings file {path} does not exist", remedy=f"Correct {SETTINGS_VARIABLE}")
+    return path
+
+
+def _spark_default(key: str) -> str | None:
+    conf = os.environ.get("SPARK_CONF_DIR") or os.path.join(os.environ.get("SPARK_HOME", ""), "conf")
+    try:
+        lines = Path(conf, "spark-defaults.conf").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, value = line.strip().replace("=", " ", 1).partition(" ")
+        if name == key:
+            return value.strip().removeprefix("file://")
+    return None
+
+
+def _maven_mirror(settings: Path) -> str | None:
+    """The address of a mirror that stands for Maven Central, when Maven's settings name one."""
+    try:
+        root = ET.parse(settings).getroot()
+    except (OSError, ET.ParseError):
+        return None
+    for mirror in root.iterfind(".//{*}mirror"):
+        of = (mirror.findtext("{*}mirrorOf") or "").replace(" ", "").split(",")
+        if {"*", "central", "external:*"}.intersection(of) and "!central" not in of:
+            return mirror.findtext("{*}url")
+    return None
+
+
+def _reason(error: Exception, coordinate: str) -> str:
+    """What failed, for people."""
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(error, urllib.error.URLError) and _is_missing(error):
+        return f"the repository lacks some jars ({coordinate}, ...)"
+    if isinstance(error, urllib.error.HTTPError):
+        return f"the repository answers with HTTP {error.code} ({error.reason}) when it is asked for {coordinate}"
+    for kind, text in (
+        (socket.gaierror, "the host name of the repository is unknown; is there a network?"),
+        (ConnectionRefusedError, "no connection to the repository"),
+        (TimeoutError, "the repository did not answer in time"),
+        (
+            ssl.SSLError,
+            f"Python does not trust the repository's certificate ({cause}); name its authority in SSL_CERT_FILE",
+        ),
+    ):
+        if isinstance(cause, kind):
+            return text
+    return f"{type(error).__name__}: {error}"
