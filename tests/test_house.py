@@ -147,7 +147,7 @@ LARGE_CLASSES = {}
 MANY_ARGUMENTS = {
     "rocketmq_spark.client.admin.create_topic": 8,
     "rocketmq_spark.errors.__init__": 7,
-    "rocketmq_spark.localbroker.cluster.__init__": 13,
+    "rocketmq_spark.localbroker.cluster.__init__": 14,
     "rocketmq_spark.options.table._row": 7,
     # The keywords of a send, which editors show and users write.
     "rocketmq_spark.producer.producer.send": 8,

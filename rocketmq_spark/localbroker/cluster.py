@@ -50,6 +50,8 @@ class LocalBroker(Closing):
         jvm: More flags for the JVMs of the brokers and the proxy.
         quiet: Print nothing about downloads and starts.
         start_timeout_s: Seconds within which all servers must have started.
+        version: Version of RocketMQ: 5.5.0, or 4.9.7, 5.1.4 or 5.3.1 for tests of older brokers, without a Proxy. Brokers of
+            4.9 listen on all interfaces.
 
     Raises:
         LocalBrokerError: A server does not start, Java is missing, or the disk is full. The message has a remedy.
@@ -71,12 +73,19 @@ class LocalBroker(Closing):
         jvm: Sequence[str] = (),
         quiet: bool = False,
         start_timeout_s: float = 180.0,
+        version: str = distro.VERSION,
     ) -> None:
         if brokers < 1 or slaves < 0 or name_servers < 1:
             raise LocalBrokerError(
                 f"LocalBroker cannot have {brokers} brokers with {slaves} slaves each and {name_servers} name servers",
                 remedy="Ask for at least one broker and one name server",
             )
+        if version not in (distro.VERSION, *distro.OLDER) or (proxy and version != distro.VERSION):
+            raise LocalBrokerError(
+                f"LocalBroker cannot run RocketMQ {version}{' with a proxy' if proxy else ''}",
+                remedy=f"Ask for {distro.VERSION}, or without a proxy for one of {', '.join(distro.OLDER)}",
+            )
+        self.version = version
         self.queues = queues
         self._specs = [
             BrokerSpec(name, broker_id) for name in servers.broker_names(brokers) for broker_id in range(slaves + 1)
@@ -113,7 +122,12 @@ class LocalBroker(Closing):
             more = distro.fetch(["tls-test", "proxy"], self._quiet) if self._with_proxy else []
             cache = distro.cache_folder()
             jvm = (*distro.native_flags(core, cache / "natives"), *self._jvm)
-            make = ServerParts(core, (*core, *more), self._proxy_conf, self._conf, self._heap_mb, jvm)
+            older = () if self.version == distro.VERSION else tuple(distro.fetch(["core"], self._quiet, self.version))
+            has_name_server = any("namesrv" in jar.name for jar in older)
+            name_server = older if has_name_server else core
+            make = ServerParts(
+                older or core, name_server, (*core, *more), self._proxy_conf, self._conf, self._heap_mb, jvm
+            )
             with distro.writing_to(self._given_data or cache):
                 claimed = claim(cache / "run", self._given_data, self._keep)
                 site = Site(claimed, java, cache / "archives", self._ports)

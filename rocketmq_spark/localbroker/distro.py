@@ -34,6 +34,8 @@ from rocketmq_spark.localbroker import maven
 
 CACHE_VARIABLE = "ROCKETMQ_SPARK_CACHE"
 VERSION = "5.5.0"
+# Older brokers that can be run instead, each with a lock of its own.
+OLDER = ("4.9.7", "5.1.4", "5.3.1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,11 @@ class Section:
     key: str
 
 
-def read_lock(text: str | None = None) -> Mapping[str, Section]:
-    """The sections of ``jars.lock`` in its order."""
+def read_lock(text: str | None = None, version: str = VERSION) -> Mapping[str, Section]:
+    """The sections of ``jars.lock``, or of that of an older version, in their order."""
     if text is None:
-        text = resources.files(__package__).joinpath("jars.lock").read_text(encoding="utf-8")
+        name = "jars.lock" if version == VERSION else f"jars-{version}.lock"
+        text = resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
     sections = {}
     for part in re.split(r"^# (?=\[)", text, flags=re.MULTILINE)[1:]:
         head, *lines = part.splitlines()
@@ -105,9 +108,9 @@ def _own(folder: Path) -> Path:
     return folder
 
 
-def fetch(names: Sequence[str] = ("core",), quiet: bool = False) -> list[Path]:
+def fetch(names: Sequence[str] = ("core",), quiet: bool = False, version: str = VERSION) -> list[Path]:
     """The jars of the named sections, complete and checked, in the order of the lock; downloads what is missing."""
-    sections = [section for name, section in read_lock().items() if name in names]
+    sections = [section for name, section in read_lock(version=version).items() if name in names]
     unknown = set(names).difference(s.name for s in sections)
     if unknown:
         raise LocalBrokerError(f"jars.lock has no section {', '.join(sorted(unknown))}")
@@ -116,7 +119,7 @@ def fetch(names: Sequence[str] = ("core",), quiet: bool = False) -> list[Path]:
         with writing_to(cache), exclusive(cache / "jars" / "lock", lambda: _say(quiet, "Waiting for another download")):
             damaged = _damaged(cache, sections)
             if damaged:
-                _download(cache, damaged, quiet)
+                _download(cache, damaged, quiet, version)
     return [cache / "jars" / s.key / jar.file_name for s in sections for jar in s.jars]
 
 
@@ -164,12 +167,13 @@ def is_sound(path: Path, jar: Jar) -> bool:
         return False
 
 
-def _download(cache: Path, wanted: Sequence[tuple[Section, Jar]], quiet: bool) -> None:
+def _download(cache: Path, wanted: Sequence[tuple[Section, Jar]], quiet: bool, version: str) -> None:
     """Into a folder beside, checked there, then each file renamed into place: no reader sees half a jar."""
     jars = [jar for _, jar in wanted]
     scratch = Path(tempfile.mkdtemp(prefix="fetch-", dir=cache / "jars"))
     try:
-        with _progress(sum(jar.size for jar in jars), len(jars), quiet) as progress:
+        what = f"Fetching RocketMQ {version}: {len(jars)} jars"
+        with _progress(what, sum(jar.size for jar in jars), quiet) as progress:
             files = maven.download([jar.coordinate for jar in jars], scratch, progress)
         wrong = [jar for jar in jars if not is_sound(files[jar.coordinate], jar)]
         if wrong:
@@ -186,8 +190,8 @@ def _download(cache: Path, wanted: Sequence[tuple[Section, Jar]], quiet: bool) -
 
 
 @contextlib.contextmanager
-def _progress(total: int, jars: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    title = f"Fetching RocketMQ {VERSION}: {jars} jars, {total / 1e6:.0f} MB"
+def _progress(what: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+    title = f"{what}, {total / 1e6:.0f} MB"
     if quiet or not sys.stderr.isatty() or not extras.installed("rich"):
         _say(quiet, f"{title} ...")
         yield lambda arrived: None

@@ -94,9 +94,10 @@ def _shown(view: Admin, spec: BrokerSpec, server: Server) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServerParts:
-    """What servers are made of: the jars of all, of a proxy and its fields, lines of brokers, heap and flags of both."""
+    """What servers are made of: the jars of brokers, name servers and a proxy, its fields, lines of brokers, heap and flags."""
 
     jars: tuple[Path, ...]
+    name_server_jars: tuple[Path, ...]
     proxy_jars: tuple[Path, ...]
     proxy_conf: Mapping[str, object]
     conf: Mapping[str, object]
@@ -137,7 +138,7 @@ class Members:
             site.bring_up(
                 name,
                 (0,),
-                functools.partial(servers.name_server, site.data, self._make.jars, name),
+                functools.partial(servers.name_server, site.data, self._make.name_server_jars, name),
                 self._readiness(None),
                 deadline,
             )

@@ -190,6 +190,9 @@ def _home(data: Path, name: str) -> Path:
     shutil.rmtree(home / _TEMPORARY, ignore_errors=True)
     (home / _TEMPORARY).mkdir(parents=True)
     (home / "logback.xml").write_text(template("logback.xml"), encoding="utf-8")
+    (home / "conf").mkdir(exist_ok=True)
+    for server in ("broker", "namesrv"):  # where 4.9 looks, and nowhere else
+        (home / "conf" / f"logback_{server}.xml").write_text(template("logback.xml"), encoding="utf-8")
     return home
 
 
