@@ -33,7 +33,7 @@ RANKS = """
     options ports wire
     queues remoting grpc_proxy
     client
-    pull
+    pull admin
     columnar
     stored
     producer consumer spool
@@ -71,14 +71,15 @@ ORDER = {
     "client": "credentials calls route topics questions broker instance transactions sender replies admin groups pulls member",
     "spool": "records schedule sends changes files database lanes recovery store folders redelivery spool",
     "options": "kafka_names parsing transport table typed callables",
-    "cli": "output command background connection positions broker topic produce reading tail lag_view lag"
-    " offsets checkpoint dlq spool delay environment doctor doctor.findings doctor.servers doctor.proxies"
+    "cli": "output command background connection positions broker topic group cluster produce reading tail lag_view lag"
+    " offsets checkpoint dlq message spool delay environment doctor doctor.findings doctor.servers doctor.proxies"
     " doctor.command demo demo.feed demo.stage demo.view demo.play app",
     "queues": "environment consistent_hash hash_columns selection allocation",
     "remoting": "protocol endpoint connection bulk pool",
-    "session": "proxied spools looks public",
+    "session": "proxied spools looks public admin",
     "aio": "loop producer consumers",
-    "model": "lag membership message route pull send",
+    "admin": "tools positions offsets topics groups messages brokers",
+    "model": "lag membership message route pull send admin",
     "wire": "header properties identifiers loose_json names compression rpc window messages envelope bodies member_bodies",
 }
 
@@ -139,8 +140,7 @@ OUTSIDE = {
 
 # Ratchets: limits, and what may be above them. A number here may only go down, and goes when it is not needed.
 FILE_LINES, TEST_FILE_LINES, FUNCTION_LINES, ARGUMENTS = 400, 500, 50, 6
-# The table of options, what is written from it, and what public classes say of their arguments.
-LONG_FILES = {f"rocketmq_spark.{n}": m for n, m in (("options.table", 740), ("options.typed", 493))}
+LONG_FILES = {"rocketmq_spark.options.table": 740}  # the table of options
 LONG_FUNCTIONS: dict[str, int] = {}
 CLASS_METHODS = 20  # dunders and properties count
 LARGE_CLASSES = {}

@@ -77,6 +77,14 @@ class CliGroup(Suggesting):
     command_class = CliCommand
 
 
+def confirm(what: str, yes: bool) -> None:
+    """Go on if the user says so, by ``--yes`` or on a terminal."""
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"{what}. There is no terminal to ask on: give --yes")
+        click.confirm(f"{what}?", abort=True, err=True)
+
+
 def _be_silent() -> None:
     """The reader has left: drop even what is still in a buffer when Python ends."""
     for stream in (sys.stdout, sys.stderr):

@@ -11,13 +11,12 @@ import click
 
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model.admin import GROUP
 
 if TYPE_CHECKING:
     from rocketmq_spark.options import Options
     from rocketmq_spark.producer.producer import BaseProducer
     from rocketmq_spark.session import Client
-
-GROUP = "rocketmq-spark-cli"
 
 
 @dataclass(frozen=True, slots=True)
