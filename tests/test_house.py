@@ -71,8 +71,8 @@ ORDER = {
     "client": "credentials calls route topics questions broker instance transactions sender replies admin groups pulls member",
     "spool": "records schedule sends changes files database lanes recovery store folders redelivery spool",
     "options": "kafka_names parsing transport table typed callables",
-    "cli": "output command background connection positions broker topic group cluster produce reading tail lag_view lag"
-    " offsets checkpoint dlq message spool delay environment doctor doctor.findings doctor.servers doctor.proxies"
+    "cli": "output command background connection positions broker topic group cluster produce reading tail consume copy lag_view"
+    " lag offsets checkpoint dlq message spool delay environment doctor doctor.findings doctor.servers doctor.proxies"
     " doctor.command demo demo.feed demo.stage demo.view demo.play app",
     "queues": "environment consistent_hash hash_columns selection allocation",
     "remoting": "protocol endpoint connection bulk pool",

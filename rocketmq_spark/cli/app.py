@@ -19,6 +19,8 @@ _COMMANDS = {
     "message": ("Show stored messages by id and by key.", "message:message"),
     "produce": ("Send lines of text, or generated orders, to a topic.", "produce:produce"),
     "tail": ("Show the messages of a topic as they arrive.", "tail:tail"),
+    "consume": ("Consume messages of a topic as a group, as lines of JSON.", "consume:consume"),
+    "copy": ("Copy messages to another topic or cluster.", "copy:copy"),
     "doctor": ("Diagnose problems and suggest fixes.", "doctor.command:doctor"),
     "lag": ("Show how far a consumer group or a query is behind.", "lag:lag"),
     "offsets": ("Show or reset the offsets of a consumer group.", "offsets:offsets"),

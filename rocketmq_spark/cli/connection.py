@@ -30,6 +30,14 @@ class Target:
 
         return options.parse(self.settings()).for_role(role)
 
+    def only(self, role: str) -> Target:
+        """The same without the options that do not belong to a role, with a name server in any case."""
+        from rocketmq_spark import options
+
+        rows = {name.lower(): row for row in options.TABLE for name in (row.name, row.field, *row.aliases)}
+        given = self.settings()
+        return Target({n: v for n, v in given.items() if n.lower() not in rows or role in rows[n.lower()].roles})
+
     def within(self, reads: Sequence[Mapping[str, object]]) -> Target:
         """The same where the sources of a checkpoint read: in their namespace, and among topics of their environment.
 
