@@ -66,7 +66,7 @@ def subscribed(target: Target, topic: str, how: dict[str, Any]) -> PullConsumer:
     """A member of the group that reads the topic. It commits nothing by itself."""
     from rocketmq_spark.session.public import PullConsumer
 
-    target.only("batch source").client().routes.existing(topic, 0.0)  # the error names similar topics
+    _store_start(target, topic, how)
     given = {"consume_from_where": how["begin"], **target.settings(), "group": how["group"], "auto_commit": False}
     consumer = PullConsumer(**given)
     try:
@@ -75,6 +75,26 @@ def subscribed(target: Target, topic: str, how: dict[str, Any]) -> PullConsumer:
         consumer.close()
         raise
     return consumer
+
+
+def _store_start(target: Target, topic: str, how: dict[str, Any]) -> None:
+    """Where the group begins in queues in which it has no offset: stored before anything is read.
+
+    Otherwise a command that was killed would begin elsewhere the next time, and miss what came meanwhile. A group with members
+    has begun. Errors name similar topics.
+    """
+    from rocketmq_spark.admin import offsets
+    from rocketmq_spark.cli.positions import own_group
+    from rocketmq_spark.options.parsing import consume_from
+    from rocketmq_spark.queues.environment import environment_of
+
+    reads = target.only("batch source")
+    client, own = reads.client(), own_group(target, how["group"])
+    environment = environment_of(reads.options())
+    changes = offsets.changes(client, own, [topic], consume_from(how["begin"]), environment, "--from")
+    fresh = {change.queue: change.after for change in changes if change.before is None}
+    if fresh and not offsets.members(client, own, [change.queue for change in changes]):
+        offsets.store(client, own, fresh)
 
 
 @click.command(cls=SendingCommand)

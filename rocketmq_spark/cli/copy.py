@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 # A restart sends again what was sent in this time before the command was killed, and what was under way.
 COMMIT_S, UNDER_WAY = 0.25, 256
-# Bytes of one batch, by the sizes in the commit log of the source. A larger message is sent alone, for which the limit is higher.
+# Bytes of one batch, by the sizes of the originals. A larger message is sent alone, for which the limit is higher.
 _BATCH_BYTES = 512 << 10
 # Shorter pauses are not worth a wait.
 _PAUSE_S = 0.01
@@ -158,12 +158,13 @@ def chunks(messages: Sequence[ReceivedMessage], most: int) -> Iterator[list[Rece
     chunk: list[ReceivedMessage] = []
     size = 0
     for message in messages:
-        alone = Property.SHARDING_KEY in message.properties or message.store_size > _BATCH_BYTES
-        if chunk and (alone or len(chunk) >= most or size + message.store_size > _BATCH_BYTES):
+        mine = max(message.store_size, len(message.body))
+        alone = Property.SHARDING_KEY in message.properties or mine > _BATCH_BYTES
+        if chunk and (alone or len(chunk) >= most or size + mine > _BATCH_BYTES):
             yield chunk
             chunk, size = [], 0
         chunk.append(message)
-        size += message.store_size
+        size += mine
         if alone:
             yield chunk
             chunk, size = [], 0

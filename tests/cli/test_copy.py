@@ -227,6 +227,19 @@ def test_all_of_it_in_order_and_then_what_is_new(rocketmq, run, topics, group):
     assert run(*command).stdout.startswith("Copied 1 messages")
 
 
+def test_from_the_end_on_nothing_is_missing_that_comes_between_two_runs(rocketmq, run, topics, group):
+    """Of a queue, too, of which the first run read nothing."""
+    source, destination = topics
+    command = ("copy", source, destination, "--group", group, "--from", "latest", "--json")
+    assert [row["copied"] for row in documents(run(*command).stdout)] == [0]
+    with Producer(rocketmq.name_server, "p") as producer:
+        for n in range(100, 108):
+            producer.send(Message(source, b"%d" % n))
+    total(rocketmq, source, 68)
+    assert [row["copied"] for row in documents(run(*command).stdout)] == [8]
+    assert sorted(int(m.body) for m in stored(rocketmq, destination, 8)) == list(range(100, 108))
+
+
 def test_tags_count_and_resume(rocketmq, run, topics, group):
     source, destination = topics
     command = ("copy", source, destination, "--group", group, "--tags", "a", "--json")
