@@ -105,6 +105,13 @@ class Request(enum.IntEnum):
     PUSH_REPLY_MESSAGE_TO_CLIENT = 326  # broker to client
     GET_TOPIC_CONFIG = 351
     RECALL_MESSAGE = 370
+    AUTH_CREATE_USER = 3001
+    AUTH_UPDATE_USER = 3002
+    AUTH_DELETE_USER = 3003
+    AUTH_LIST_USER = 3005
+    AUTH_UPDATE_ACL = 3007
+    AUTH_DELETE_ACL = 3008
+    AUTH_LIST_ACL = 3010
 
 
 class Response(enum.IntEnum):

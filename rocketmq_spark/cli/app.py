@@ -17,6 +17,8 @@ _COMMANDS = {
     "group": ("List, describe and delete consumer groups.", "group:group"),
     "cluster": ("Show the brokers of a cluster.", "cluster:cluster"),
     "message": ("Show stored messages by id and by key.", "message:message"),
+    "user": ("List, set and delete users (ACL 2.0).", "access:user"),
+    "policy": ("List, set and delete what users may do (ACL 2.0).", "access:policy"),
     "produce": ("Send lines of text, or generated orders, to a topic.", "produce:produce"),
     "tail": ("Show the messages of a topic as they arrive.", "tail:tail"),
     "consume": ("Consume messages of a topic as a group, as lines of JSON.", "consume:consume"),

@@ -12,6 +12,7 @@ from rocketmq_spark.model.pull import Filter, QueueBounds
 from rocketmq_spark.model.route import QueueData
 
 __all__ = [
+    "AccessPolicy",
     "BrokerState",
     "GroupConnection",
     "GroupDescription",
@@ -19,6 +20,7 @@ __all__ = [
     "TopicDescription",
     "TopicOnBroker",
     "TopicQueues",
+    "UserAccount",
 ]
 
 # The group as which administration, and commands, look at messages and send them.
@@ -222,3 +224,41 @@ class BrokerState:
     disk_used: float | None = None
     facts: Mapping[str, str] | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UserAccount:
+    """A user of ACL 2.0. Brokers that keep it differently have accounts of their own.
+
+    Args:
+        name: The user name, which is the access key.
+        is_super: Whether it may do everything.
+        enabled: Whether it may connect.
+        brokers: The brokers that keep it so.
+    """
+
+    name: str
+    is_super: bool
+    enabled: bool
+    brokers: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AccessPolicy:
+    """What a user of ACL 2.0 may do, or may not do, with a resource.
+
+    Args:
+        user: The user name.
+        resource: Such as ``Topic:orders``, ``Group:billing*`` or ``Cluster:*``.
+        actions: Such as ``Pub``, ``Sub``, ``Get``.
+        allowed: True allows the actions, False denies them.
+        sources: Only for clients with these addresses or networks; empty for all.
+        brokers: The brokers that keep it so.
+    """
+
+    user: str
+    resource: str
+    actions: Sequence[str]
+    allowed: bool
+    sources: Sequence[str]
+    brokers: Sequence[str]

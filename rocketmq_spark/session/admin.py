@@ -7,18 +7,20 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rocketmq_spark import options as options_table
-from rocketmq_spark.admin import brokers, groups, messages, offsets, positions, topics
+from rocketmq_spark.admin import access, brokers, groups, messages, offsets, positions, topics
 from rocketmq_spark.admin.offsets import Wanted
 from rocketmq_spark.admin.tools import AdminTools
 from rocketmq_spark.base.lifecycle import Closing, Owner
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import BrokerData, MessageQueue, ReceivedMessage
 from rocketmq_spark.model.admin import (
+    AccessPolicy,
     BrokerState,
     GroupDescription,
     OffsetChange,
     TopicDescription,
     TopicQueues,
+    UserAccount,
 )
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.environment import environment_of
@@ -321,7 +323,60 @@ class BrokerAdmin(AdminBase):
         return brokers.update_config(self._tools, broker, values)
 
 
-class Admin(TopicAdmin, GroupAdmin, BrokerAdmin):
+class AccessAdmin(AdminBase):
+    """Verbs on users and policies of ACL 2.0 (RocketMQ 5.3 and newer). Each broker keeps its own: all masters are asked."""
+
+    def users(self) -> list[UserAccount]:
+        """Return all users, without their passwords (``mqadmin listUser``)."""
+        return access.users(self._tools)
+
+    def set_user(
+        self, name: str, password: str | None = None, *, is_super: bool | None = None, enabled: bool | None = None
+    ) -> list[UserAccount]:
+        """Create a user, or change it: what is None stays (``mqadmin createUser``, ``updateUser``).
+
+        Args:
+            name: The user name.
+            password: The password. Required to create a user.
+            is_super: Whether the user may do everything; a new one may not.
+            enabled: Whether the user may connect; a new one may.
+
+        Raises:
+            OptionError: A broker does not have the user, and there is no password.
+        """
+        return access.set_user(self._tools, name, password, is_super, enabled)
+
+    def delete_user(self, name: str) -> None:
+        """Delete a user by its ``name`` (``mqadmin deleteUser``). Raises ``OptionError`` if there is none."""
+        access.delete_user(self._tools, name)
+
+    def policies(self, user: str | None = None) -> list[AccessPolicy]:
+        """Return all policies, or those of one ``user`` (``mqadmin listAcl``)."""
+        return access.policies(self._tools, user)
+
+    def set_policy(
+        self, user: str, resource: str, actions: Sequence[str], *, allowed: bool = True, sources: Sequence[str] = ()
+    ) -> list[AccessPolicy]:
+        """Allow or deny actions on a resource, in place of the user's policy for that resource (``mqadmin updateAcl``).
+
+        Args:
+            user: The user name.
+            resource: Such as ``Topic:orders``, ``Group:billing*`` (a prefix) or ``Cluster:*``.
+            actions: Of ``All``, ``Pub``, ``Sub``, ``Create``, ``Update``, ``Delete``, ``Get``, ``List``.
+            allowed: False denies them.
+            sources: Only for clients with these addresses or networks.
+
+        Returns:
+            All policies of the user.
+        """
+        return access.set_policy(self._tools, user, resource, actions, allowed, sources)
+
+    def delete_policy(self, user: str, resource: str) -> None:
+        """Delete the policy of a ``user`` for a ``resource`` (``mqadmin deleteAcl``). Raises ``OptionError`` if there is none."""
+        access.delete_policy(self._tools, user, resource)
+
+
+class Admin(TopicAdmin, GroupAdmin, BrokerAdmin, AccessAdmin):
     """Administers a cluster: topics, consumer groups, stored messages, brokers. Nothing connects before it is used.
 
     Args:

@@ -25,6 +25,7 @@ from tests.cli.conftest import COMMAND, documents
 from tests.decode.fetching import stored as on_disk
 from tests.decode.fetching import text
 from tests.helpers import stored, total
+from tests.scale import scaled
 
 SOURCE = [MessageQueue("src", "broker-a", n) for n in range(3)]
 TARGET = [MessageQueue("dst", "broker-b", n) for n in range(2)]
@@ -252,25 +253,25 @@ def test_tags_count_and_resume(rocketmq, run, topics, group):
 
 
 def test_killed_and_resumed_nothing_is_missing(rocketmq, run, group, make_topic):
-    """A tenth of the messages of ``make soak`` and of docs/admin.md, with as many kills."""
-    source, destination = make_topic(queues=4), make_topic(queues=4)
+    """200,000 messages in a soak."""
+    count, source, destination = scaled(200_000), make_topic(queues=4), make_topic(queues=4)
     with Producer(rocketmq.name_server, "p", auto_batch=True) as producer:
-        for future in [producer.send_async(Message(source, b"%d" % n)) for n in range(6000)]:
+        for future in [producer.send_async(Message(source, b"%d" % n)) for n in range(count)]:
             future.result()
-    total(rocketmq, source, 6000)
+    total(rocketmq, source, count)
     command = [*COMMAND, "copy", source, destination, "--name-server", rocketmq.name_server, "--group", group]
     with Admin(rocketmq.name_server) as admin:
         for _ in range(3):
             before = admin.describe_topic(destination).messages
-            with subprocess.Popen([*command, "--rate", "1000/s"], stdout=subprocess.PIPE, text=True) as child:
-                while admin.describe_topic(destination).messages < before + random.randrange(1, 1200):
+            with subprocess.Popen([*command, "--rate", "4000/s"], stdout=subprocess.PIPE, text=True) as child:
+                while admin.describe_topic(destination).messages < before + random.randrange(1, count // 5):
                     assert child.poll() is None
                 child.kill()
     assert run(*command[len(COMMAND) :]).exit_code == 0
-    found = Counter(int(m.body) for m in stored(rocketmq, destination, 6000))
-    assert sorted(found) == list(range(6000))
+    found = Counter(int(m.body) for m in stored(rocketmq, destination, count))
+    assert sorted(found) == list(range(count))
     # What was sent since the last commit of each, one batch, and how late a commit may be on a machine that is busy.
-    assert found.total() - 6000 <= 3 * (1000 * 2 + copying.UNDER_WAY)
+    assert found.total() - count <= 3 * (4000 * 2 + copying.UNDER_WAY)
 
 
 def test_another_cluster_ctrl_c_and_follow(rocketmq, lone, start, topics, group):

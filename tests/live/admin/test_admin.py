@@ -6,10 +6,13 @@ import re
 import uuid
 
 import pytest
+from click.testing import CliRunner
 
 from rocketmq_spark import Admin, Message, Producer, PullConsumer
+from rocketmq_spark.cli.app import app
 from rocketmq_spark.errors import AccessDenied, GroupNotFound, NotFound, OffsetError, OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
+from tests.cli.conftest import documents
 from tests.fix_clusters import ADMIN, Certificates, Secured
 from tests.fix_spark import ROOT
 from tests.helpers import awaited, total
@@ -144,3 +147,43 @@ def test_tls(encrypted: LocalBroker, certs: Certificates, name: str) -> None:
         assert admin.describe_topic(name).messages == 0
         assert [state.error for state in admin.brokers()] == [None]
         admin.delete_topic(name)
+
+
+def test_users_and_policies(secured: Secured, name: str) -> None:
+    server = secured.mq.name_server
+    with Admin(server, access_key=ADMIN["accessKey"], secret_key=ADMIN["secretKey"]) as admin:
+        admin.create_topic(name, 1)
+        (account,) = admin.set_user(name, "a-secret")
+        assert (account.name, account.is_super, account.enabled) == (name, False, True)
+        assert account in admin.users()
+        with Admin(server, access_key=name, secret_key="a-secret") as user:
+            with pytest.raises(AccessDenied):
+                user.describe_topic(name)
+            (policy,) = admin.set_policy(name, f"Topic:{name}", ["Get"])
+            assert (policy.actions, policy.allowed, policy.user) == (("Get",), True, name)
+            assert awaited(lambda: user.describe_topic(name).permission) == "RW"
+            admin.set_user(name, enabled=False)
+            assert [found.enabled for found in admin.users() if found.name == name] == [False]
+        assert admin.policies(name) == [policy]
+        admin.delete_policy(name, f"Topic:{name}")
+        assert admin.policies(name) == []
+        admin.delete_user(name)
+        assert name not in [found.name for found in admin.users()]
+
+
+def test_the_commands_for_users(secured: Secured, name: str) -> None:
+    keys = ("--name-server", secured.mq.name_server, "--access-key", "admin", "--secret-key", "adminsecret", "--json")
+
+    def run(*arguments: str) -> list[dict[str, object]]:
+        done = CliRunner().invoke(app, [*arguments, *keys])
+        assert done.exit_code == 0, done.output
+        return documents(done.stdout)
+
+    assert [row["type"] for row in run("user", "set", name, "--password", "a-secret")] == ["normal"]
+    assert [row["status"] for row in run("user", "set", name, "--disable")] == ["disabled"]
+    (policy,) = run("policy", "set", name, "Topic:x", "Pub", "Get", "--deny", "--source", "10.0.0.1")
+    assert (policy["actions"], policy["decision"], policy["sourceIps"]) == (["Pub", "Get"], "deny", ["10.0.0.1"])
+    assert run("policy", "list", "--user", name) == [policy]
+    run("policy", "delete", name, "Topic:x", "--yes")
+    run("user", "delete", name, "--yes")
+    assert name not in [row["user"] for row in run("user", "list")]
