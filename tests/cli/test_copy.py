@@ -71,7 +71,10 @@ class Cluster:
     def send_async(self, message: Message, selector: object, arg: object) -> Future[None]:
         self.log.append((f"{selector}:{arg}", int(message.body)))
         done: Future[None] = Future()
-        done.set_result(None)
+        if message.body in self.fail:
+            done.set_exception(SendFailed("no answer"))
+        else:
+            done.set_result(None)
         return done
 
 
@@ -137,6 +140,15 @@ def test_a_sharding_key_goes_along(cluster: Cluster) -> None:
     assert cluster.log == [(0, 0), ("hash:k", 1), (0, 2)]
     copier.commit()
     assert copier.copied == 3
+
+
+def test_a_send_under_way_is_waited_for_before_its_offset_is_committed(cluster: Cluster) -> None:
+    copier = cluster.copier()
+    cluster.fail = {b"1"}
+    copier.send([message(0), message(1, __SHARDINGKEY="k")])
+    with pytest.raises(SendFailed):
+        copier.commit()
+    assert cluster.log == [(0, 0), ("hash:k", 1)]
 
 
 def test_it_stops_between_messages(cluster: Cluster) -> None:
