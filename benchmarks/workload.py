@@ -13,7 +13,7 @@ import pyarrow as pa
 from rocketmq_spark import LocalBroker, Message, Producer
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, SysFlag
-from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.columnar.encode.batch import UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Encoder
 from rocketmq_spark.errors import RocketMQError
@@ -125,7 +125,7 @@ def _send(sender: Sender, queue: MessageQueue, request: SendRequest) -> None:
 
 
 def visible(broker: LocalBroker, topic: str) -> int:
-    with Admin(broker.name_server) as admin:
+    with BaseAdmin(broker.name_server) as admin:
         return sum(bounds.max_offset - bounds.min_offset for bounds in admin.describe_topic(topic).values())
 
 

@@ -17,6 +17,7 @@ _SHOWN_ROLE = {
     "producer": "`Producer`",
     "consumer": "`Consumer`",
     "pull consumer": "`PullConsumer`",
+    "cluster admin": "`Admin`",
 }
 
 SOURCE_COLUMNS = {
@@ -147,6 +148,7 @@ _TYPES = {
 # Options that JSON describes may be given as the mapping that it would be.
 _MAPPINGS = ("environments", "allocation_config")
 _CLASSES = {
+    "AdminOptions": ("cluster admin", "Keywords of ``Admin``: those that all others take, too."),
     "ProducerOptions": ("producer", "Keywords of ``Producer``."),
     "ConsumerOptions": ("consumer", "Keywords of ``Consumer``."),
     "PullConsumerOptions": ("pull consumer", "Keywords of ``PullConsumer``."),
@@ -168,9 +170,12 @@ def typed_keywords() -> str:
         "from typing import Any, TypedDict\n"
     ]
     for name, (role, about) in _CLASSES.items():
-        lines = [f"class {name}(TypedDict, total=False):", f'    """{about}"""', ""]
+        first = role == "cluster admin"
+        lines = [f"class {name}({'TypedDict' if first else 'AdminOptions'}, total=False):", f'    """{about}"""']
         for row in TABLE:
-            if role in row.roles and row.field not in _POSITIONAL:
+            inherited = not first and "cluster admin" in row.roles
+            if role in row.roles and row.field not in _POSITIONAL and not inherited:
+                lines += [""] if len(lines) == 2 else []
                 lines += [f"    {row.field}: {_type(row)}", _described(row.help)]
         parts.append("\n".join(lines) + "\n")
     return "\n\n".join(parts)

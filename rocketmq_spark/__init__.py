@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.model.message import PoppedMessage
     from rocketmq_spark.model.send import TransactionState
     from rocketmq_spark.producer.transactions import HalfMessage
+    from rocketmq_spark.session.admin import Admin
     from rocketmq_spark.session.public import Consumer, Producer, PullConsumer, SimpleConsumer
     from rocketmq_spark.spark.datasource import register
     from rocketmq_spark.spark.explained import explain
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Admin": "session.admin",
     "Consumer": "session.public",
     "ConsumerStats": "model.membership",
     "Context": "consumer.result",
@@ -62,6 +64,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Admin",
     "Consumer",
     "ConsumerStats",
     "Context",

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.localbroker import LocalBroker, distro
 from tests.witness import JavaPeer
 
@@ -38,7 +38,7 @@ class ElsewhereServer:
         return "".join(path.read_text(errors="replace") for path in sorted(Path(self.home).glob("*.log")))
 
 
-class SharedAdmin(Admin):
+class SharedAdmin(BaseAdmin):
     """Of a cluster that others use at the same time."""
 
     def update_broker_config(self, broker: str, values: Mapping[str, str]) -> None:

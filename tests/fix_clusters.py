@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import options, session
-from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.localbroker import LocalBroker, cluster, distro, servers
 from rocketmq_spark.options import DEFAULT_GROUP
 from rocketmq_spark.wire.header import Command
@@ -80,7 +80,7 @@ class Secured:
     """A broker that asks who you are and lets nobody create groups by reading."""
 
     mq: LocalBroker
-    admin: Admin
+    admin: BaseAdmin
 
     def user(self, name: str, *grants: tuple[str, str]) -> dict[str, str]:
         """A user with so many grants: ``("Topic:orders", "Sub,Get")``; its connection options."""

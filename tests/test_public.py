@@ -81,7 +81,7 @@ PROGRAM = """
 from collections.abc import Sequence
 
 from rocketmq_spark import (
-    Consumer, Context, LocalBroker, Message, MessageQueue, Producer, PullConsumer, ReceivedMessage, SendResult,
+    Admin, Consumer, Context, LocalBroker, Message, MessageQueue, Producer, PullConsumer, ReceivedMessage, SendResult,
     SimpleConsumer, foreach_batch_writer, write_rocketmq,
 )
 from rocketmq_spark.errors import AccessDenied
@@ -102,6 +102,9 @@ def run(name_server: str) -> int | None:
         SimpleConsumer(group="g", proxy_endpoint="h:1").close()
     except AccessDenied:
         pass
+    with Admin(name_server, tls=True, request_timeout="5s") as admin:
+        lag: int | None = admin.describe_group("g").lag
+        print(lag, admin.message("id", "t").body, admin.describe_topic("t").message_type)
     foreach_batch_writer(name_server, topic="out", queue_selector="hash")
     return result.queue_offset or (got[0].queue_offset if got else None)
 

@@ -8,6 +8,7 @@ import yaml
 
 import rocketmq_spark
 from rocketmq_spark import aio
+from rocketmq_spark.model import admin
 from tests.test_house import ROOT
 
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
@@ -35,7 +36,12 @@ def test_nothing_comes_from_elsewhere():
 def test_the_reference_has_every_exported_name_once():
     told = re.findall(r"^::: rocketmq_spark\.(\S+)$", (ROOT / "docs" / "api.md").read_text("utf-8"), re.MULTILINE)
     assert sorted(told) == sorted(
-        [*rocketmq_spark.__all__, "notebook.LagChart", *(f"aio.{name}" for name in aio.__all__)]
+        [
+            *rocketmq_spark.__all__,
+            "notebook.LagChart",
+            *(f"aio.{name}" for name in aio.__all__),
+            *(f"model.admin.{name}" for name in admin.__all__),
+        ]
     )
 
 

@@ -89,6 +89,7 @@ class Request(enum.IntEnum):
     GET_TOPIC_STATS_INFO = 202
     GET_CONSUMER_CONNECTION_LIST = 203
     GET_ALL_TOPIC_LIST_FROM_NAMESERVER = 206
+    DELETE_SUBSCRIPTIONGROUP = 207
     GET_CONSUME_STATS = 208
     DELETE_TOPIC_IN_BROKER = 215
     DELETE_TOPIC_IN_NAMESRV = 216
@@ -104,6 +105,13 @@ class Request(enum.IntEnum):
     PUSH_REPLY_MESSAGE_TO_CLIENT = 326  # broker to client
     GET_TOPIC_CONFIG = 351
     RECALL_MESSAGE = 370
+    AUTH_CREATE_USER = 3001
+    AUTH_UPDATE_USER = 3002
+    AUTH_DELETE_USER = 3003
+    AUTH_LIST_USER = 3005
+    AUTH_UPDATE_ACL = 3007
+    AUTH_DELETE_ACL = 3008
+    AUTH_LIST_ACL = 3010
 
 
 class Response(enum.IntEnum):
@@ -209,6 +217,7 @@ BLANK_MAGIC = 0xCBD43194  # padding at the end of a data file, never sent to cli
 # An attribute of a topic and its value where only the last message of each key is kept.
 CLEANUP_POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
 QUEUE_TYPE, BATCH_QUEUE = "queue.type", "BatchCQ"
+MESSAGE_TYPE = "message.type"  # a ``TopicType``; without it NORMAL
 
 # Limits, in characters for names and in bytes otherwise. The broker enforces them; we refuse earlier.
 MAX_TOPIC_LENGTH = 127

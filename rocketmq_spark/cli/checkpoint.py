@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rocketmq_spark.cli.command import CliGroup
-from rocketmq_spark.cli.connection import GROUP, Target, connected
+from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output, moment
 from rocketmq_spark.errors import (
     AccessDenied,
@@ -20,6 +20,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
     RouteNotFound,
 )
+from rocketmq_spark.model.admin import GROUP
 
 if TYPE_CHECKING:
     from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
@@ -172,7 +173,7 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
 
 def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[str]]:
     """Every queue of a batch and of its topics, as brokers have it now, and what they would not say."""
-    from rocketmq_spark.cli.positions import deadline
+    from rocketmq_spark.admin.tools import deadline
     from rocketmq_spark.spark.checkpoints.rewind import drift
     from rocketmq_spark.spark.source.recreation import RecreationWatch, share
 

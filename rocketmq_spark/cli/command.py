@@ -66,6 +66,8 @@ class Suggesting(click.Group):
         known = self.list_commands(ctx)
         if args and args[0] not in known and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], known, n=2, cutoff=0.5)
+            close = [difflib.SequenceMatcher(None, args[0], name).ratio() for name in near]
+            near = [name for name, ratio in zip(near, close, strict=True) if ratio > 0.75 * close[0]]
             hint = f" Did you mean {' or '.join(near)}?" if near else ""
             ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
@@ -75,6 +77,14 @@ class CliGroup(Suggesting):
     """A group of such commands."""
 
     command_class = CliCommand
+
+
+def confirm(what: str, yes: bool) -> None:
+    """Go on if the user says so, by ``--yes`` or on a terminal."""
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"{what}. There is no terminal to ask on: give --yes")
+        click.confirm(f"{what}?", abort=True, err=True)
 
 
 def _be_silent() -> None:

@@ -11,13 +11,12 @@ import click
 
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model.admin import GROUP
 
 if TYPE_CHECKING:
     from rocketmq_spark.options import Options
     from rocketmq_spark.producer.producer import BaseProducer
     from rocketmq_spark.session import Client
-
-GROUP = "rocketmq-spark-cli"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,14 @@ class Target:
         from rocketmq_spark import options
 
         return options.parse(self.settings()).for_role(role)
+
+    def only(self, role: str) -> Target:
+        """The same without the options that do not belong to a role, with a name server in any case."""
+        from rocketmq_spark import options
+
+        rows = {name.lower(): row for row in options.TABLE for name in (row.name, row.field, *row.aliases)}
+        given = self.settings()
+        return Target({n: v for n, v in given.items() if n.lower() not in rows or role in rows[n.lower()].roles})
 
     def within(self, reads: Sequence[Mapping[str, object]]) -> Target:
         """The same where the sources of a checkpoint read: in their namespace, and among topics of their environment.

@@ -52,15 +52,16 @@ def _time(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
         raise click.BadParameter(f"{value!r} is not {e}") from e
 
 
+def time_option(name: str, help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """An option whose value is a time, in ms since 1970."""
+    return click.option(name, callback=_time, metavar="TIME", help=help)
+
+
 def _chosen(function: Callable[..., None]) -> Callable[..., None]:
     """The options that choose letters."""
     for add in (
-        click.option(
-            "--until", callback=_time, metavar="TIME", help="Only dead letters before this time: ISO-8601 or ms."
-        ),
-        click.option(
-            "--since", callback=_time, metavar="TIME", help="Only dead letters at or after this time: ISO-8601 or ms."
-        ),
+        time_option("--until", "Only dead letters before this time: ISO-8601 or ms."),
+        time_option("--since", "Only dead letters at or after this time: ISO-8601 or ms."),
         click.option(
             "--key", "keys", multiple=True, help="Only dead letters with this key or message id (may be repeated)."
         ),
@@ -225,9 +226,9 @@ def _finder(output: Output, target: Target) -> Callable[[ReceivedMessage], str |
 
 def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilter) -> Iterator[ReceivedMessage]:
     """With the topics that they came from, in the user's names."""
+    from rocketmq_spark.admin.positions import near_groups
     from rocketmq_spark.base.codes import Property
     from rocketmq_spark.cli import reading
-    from rocketmq_spark.cli.positions import near_groups
     from rocketmq_spark.errors import RouteNotFound
     from rocketmq_spark.queues.environment import environment_of, scope_of
     from rocketmq_spark.wire.names import dlq_topic, normal_topic

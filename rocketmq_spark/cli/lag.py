@@ -27,8 +27,8 @@ from rocketmq_spark.cli.output import Output, one_line, safe
 from rocketmq_spark.errors import OptionError, RocketMQError
 
 if TYPE_CHECKING:
+    from rocketmq_spark.admin.positions import QueuePositions
     from rocketmq_spark.cli.lag_view import LagSnapshot
-    from rocketmq_spark.cli.positions import QueuePositions
 
 PATH = "/metrics"
 # So long a client may be silent, or take for its request, and so many may be served at once.
@@ -208,13 +208,15 @@ Ask = Callable[[], tuple[dict[str, object], "QueuePositions"]]
 
 
 def _of_group(target: Target, group: str, topics: tuple[str, ...]) -> Ask:
-    from rocketmq_spark.cli import positions
+    from rocketmq_spark.admin import positions
+    from rocketmq_spark.cli.positions import own_group
 
-    client, own = target.client(), positions.own_group(target, group)
+    client, own = target.client(), own_group(target, group)
     return lambda: ({"group": own}, positions.look(client, positions.of_group(client, own, topics)))
 
 
 def _of_checkpoint(target: Target, name: str, topics: tuple[str, ...]) -> Ask:
+    from rocketmq_spark.admin.positions import look
     from rocketmq_spark.cli import positions
     from rocketmq_spark.cli.lag_view import under_way
 
@@ -224,7 +226,7 @@ def _of_checkpoint(target: Target, name: str, topics: tuple[str, ...]) -> Ask:
         about["otherClusters"] = list(reached.elsewhere)
         if (read := reached.under_way) is not None:
             about["underWay"] = under_way(read, positions.waited_for(client, read), _now_ms())
-        return about, positions.look(client, reached.positions)
+        return about, look(client, reached.positions)
 
     return ask
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
 from rocketmq_spark.cli.command import CliGroup, SendingCommand
-from rocketmq_spark.cli.connection import GROUP, Target, connected
+from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output
-from rocketmq_spark.errors import GroupNotFound, OffsetError
 
 if TYPE_CHECKING:
     from rocketmq_spark.model import MessageQueue, QueueBounds
-    from rocketmq_spark.queues.environment import Environment
-    from rocketmq_spark.session import Client
 
 _SHOWN = {
     "topic": "TOPIC",
@@ -36,22 +31,6 @@ _CHANGED = {
 }
 
 Wanted = str | int | dict["MessageQueue", int]
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetChange:
-    """Of one queue: the group's offset now, None where it has none, and the one that it gets. What is read next is there."""
-
-    queue: MessageQueue
-    before: int | None
-    after: int
-
-    @property
-    def effect(self) -> str:
-        if self.before is None:
-            return "begins there"
-        moved = self.after - self.before
-        return f"skips {moved}" if moved > 0 else f"reads {-moved} again" if moved else "stays"
 
 
 def _to(ctx: click.Context, param: click.Parameter, value: str) -> Wanted:
@@ -81,13 +60,15 @@ def offsets() -> None:
 @click.pass_obj
 def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) -> None:
     """Show the committed offset of GROUP in each queue: the offset that it reads next, '-' (JSON: null) without one."""
-    from rocketmq_spark.cli import positions
+    from rocketmq_spark.admin import offsets as admin_offsets
+    from rocketmq_spark.admin import positions
+    from rocketmq_spark.cli.positions import own_group
 
-    client, own = target.client(), positions.own_group(target, group)
+    client, own = target.client(), own_group(target, group)
     found = positions.of_group(client, own, topics)
     bounds, errors = positions.bounds_of(client, found)
     output.rows(_SHOWN, [{**_queue(q), **_bounds(bounds.get(q)), "offset": at} for q, at in sorted(found.items())])
-    members = _members(client, own, found)
+    members = admin_offsets.members(client, own, found)
     output.note(f"{len(members)} members: {', '.join(members)}" if members else "The group has no member now")
     if errors:
         raise errors[0]
@@ -119,21 +100,20 @@ def set_offsets(
     output: Output, /, target: Target, group: str, topics: tuple[str, ...], wanted: Wanted, **how: bool
 ) -> None:
     """Reset GROUP's committed offsets. Stop its members first. With --environment, only for the queues that it owns."""
-    from rocketmq_spark.cli import positions
+    from rocketmq_spark.admin import offsets as admin_offsets
+    from rocketmq_spark.admin.positions import near_groups
+    from rocketmq_spark.cli.positions import own_group
     from rocketmq_spark.queues.environment import environment_of
 
-    client, own = target.client(), positions.own_group(target, group)
-    changes = _changes(client, own, topics, wanted, environment_of(target.options()))
-    members = _members(client, own, [change.queue for change in changes])
-    if members and not how["force"] and how["really"]:
-        raise OffsetError(
-            f"group {own} has {len(members)} members, which would overwrite what is set: {', '.join(members[:3])}",
-            remedy="Stop them first, or use --force",
-        )
+    client, own = target.client(), own_group(target, group)
+    changes = admin_offsets.changes(client, own, topics, wanted, environment_of(target.options()), "--to")
+    members = admin_offsets.members(client, own, [change.queue for change in changes])
+    if not how["force"] and how["really"]:
+        admin_offsets.check_members(own, members)
     new = all(change.before is None for change in changes)
-    hint = positions.near_groups(client, own) if new else ""  # asked before offsets are stored, which makes the group
+    hint = near_groups(client, own) if new else ""  # asked before offsets are stored, which makes the group
     if how["really"]:
-        _store(client, own, {change.queue: change.after for change in changes})
+        admin_offsets.store(client, own, {change.queue: change.after for change in changes})
     output.rows(
         _CHANGED,
         [
@@ -149,91 +129,6 @@ def set_offsets(
         output.note(
             f"The group has {len(members)} members, whose own offsets overwrite these: {', '.join(members[:3])}"
         )
-
-
-def _changes(
-    client: Client, group: str, topics: Sequence[str], wanted: Wanted, environment: Environment | None
-) -> list[OffsetChange]:
-    from rocketmq_spark.cli import positions
-
-    if isinstance(wanted, dict):
-        named = sorted({queue.topic for queue in wanted})
-        if topics and (others := [topic for topic in named if topic not in topics]):
-            raise OffsetError(f"--to names {', '.join(others)}, which --topic leaves out", remedy="Leave --topic out")
-        topics = named
-    elif not topics:
-        topics = [topic for topic in client.admin.consumed_topics(group) if not topic.startswith("%RETRY%")]
-    if not topics:
-        hint = positions.near_groups(client, group)
-        raise OffsetError(
-            f"group {group} has no offsets", remedy=f"{hint} Name what it is to read with --topic".lstrip()
-        )
-    queues = [queue for topic in topics for queue in client.routes.existing(topic, 0.0).readable()]
-    queues = environment.owned(queues) if environment is not None else queues
-    before = client.brokers.committed(group, queues, positions.deadline(client))
-    bounds = client.brokers.bounds(queues, positions.deadline(client))
-    after = _resolved(client, wanted, bounds)
-    return [OffsetChange(queue, before[queue], after[queue]) for queue in sorted(after)]
-
-
-def _resolved(client: Client, wanted: Wanted, bounds: Mapping[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
-    """The new offsets. Raises ``OffsetError`` for those that a queue does not have."""
-    from rocketmq_spark.cli.positions import deadline
-    from rocketmq_spark.spark.source import starting_offsets
-
-    if isinstance(wanted, int):
-        return starting_offsets.at(client.brokers, GROUP, bounds, dict.fromkeys(bounds, wanted), deadline(client))
-    if isinstance(wanted, str):
-        return starting_offsets.resolve(wanted, bounds, "--to")
-    unknown = sorted(wanted.keys() - bounds.keys())
-    if unknown:
-        raise OffsetError(f"--to names queues that there are not: {starting_offsets.listed(unknown)}")
-    marked = {q: {-2: bounds[q].min_offset, -1: bounds[q].max_offset}.get(at, at) for q, at in wanted.items()}
-    wrong = [q for q, at in marked.items() if bounds[q].clamp(at) != at]
-    if wrong:
-        first, bound = wrong[0], bounds[wrong[0]]
-        raise OffsetError(
-            f"--to: {first} is {marked[first]}, but the queue has {bound.min_offset} to {bound.max_offset}",
-            topic=first.topic,
-            remedy="Give an offset in between; -2 is the first, -1 the end",
-        )
-    return marked
-
-
-def _store(client: Client, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-    """Set them, and read them back: what a broker did not take is an error that names the queue."""
-    from rocketmq_spark.cli.positions import deadline
-
-    failed = client.committer.commit_each(group, offsets, deadline(client))
-    if lack := sorted({queue.broker_name for queue, error in failed.items() if isinstance(error, GroupNotFound)}):
-        client.committer.create_group(group, lack)  # one that is to begin somewhere
-        failed = client.committer.commit_each(group, offsets, deadline(client))
-    if failed:
-        queue, error = next(iter(failed.items()))
-        raise OffsetError(
-            f"{len(failed)} of {len(offsets)} offsets of group {group} were not set, of {queue} among them",
-            error.addr,
-            error.broker_code,
-            remark=error.message if not error.remark else error.remark,
-            remedy="The others are set. Look at that broker, and say it again",
-        ) from error
-    stored = client.brokers.committed(group, sorted(offsets), deadline(client))
-    other = sorted(queue for queue, at in offsets.items() if stored[queue] != at)
-    if other:
-        raise OffsetError(
-            f"the offset of {other[0]} was set to {offsets[other[0]]} and is {stored[other[0]]}",
-            remedy="Another process commits offsets of the group: stop its members and queries",
-        )
-
-
-def _members(client: Client, group: str, queues: Sequence[MessageQueue] | Mapping[MessageQueue, object]) -> list[str]:
-    """Ids of the group's members."""
-    from rocketmq_spark.cli.positions import deadline
-
-    found: set[str] = set()
-    for broker in sorted({queue.broker_name for queue in queues}):
-        found.update(client.committer.members(group, broker, deadline(client)))
-    return sorted(found)
 
 
 def _queue(queue: MessageQueue) -> dict[str, object]:

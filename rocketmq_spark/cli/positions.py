@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.cli.connection import GROUP, Target
+from rocketmq_spark.admin.positions import Positions
+from rocketmq_spark.admin.tools import deadline
+from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.errors import AccessDenied, BrokerError, NotSupported, OffsetError, RocketMQError, RouteNotFound
-from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.model.lag import QueueLag
+from rocketmq_spark.model import MessageQueue
 
 if TYPE_CHECKING:
     from rocketmq_spark.session import Client
     from rocketmq_spark.spark.checkpoints.entries import Read
-
-Positions = dict[MessageQueue, int | None]
-
-
-@dataclass(frozen=True, slots=True)
-class QueuePositions:
-    """Queues as they were at one moment, and what brokers did not tell: an error of each that did not answer."""
-
-    rows: list[QueueLag]
-    errors: list[RocketMQError] = field(default_factory=list)
 
 
 def own_group(target: Target, group: str) -> str:
@@ -35,34 +23,6 @@ def own_group(target: Target, group: str) -> str:
     from rocketmq_spark.options import parse
 
     return isolated(parse({**target.settings(), "group": group}).for_role("pull consumer"))[1]
-
-
-def of_group(client: Client, group: str, topics: Sequence[str]) -> Positions:
-    """All queues of the topics that the group has an offset of, None for those where it has none.
-
-    Raises ``OffsetError`` where it has none at all.
-    """
-    found: Positions = {}
-    for topic in topics or client.admin.consumed_topics(group):
-        queues = client.routes.existing(topic).readable()
-        found |= client.brokers.committed(group, queues, deadline(client))
-    if all(position is None for position in found.values()):
-        where = f" in {', '.join(topics)}" if topics else ""
-        remedy = near_groups(client, group) or "Was something consumed and committed?"
-        raise OffsetError(f"group {group} has no offsets{where}", remedy=remedy)
-    return found
-
-
-def near_groups(client: Client, group: str) -> str:
-    """A question for who may have misspelt a group, with the nearest names; empty if brokers know it, or none that is near."""
-    from rocketmq_spark.client import groups
-
-    try:
-        known = groups.groups(client.calls, client.admin)
-    except RocketMQError:  # it is a hint only
-        return ""
-    near = difflib.get_close_matches(group, known, n=3, cutoff=0.6) if group not in known else []
-    return f"Did you mean {', '.join(near)}?" if near else ""
 
 
 class Reached(NamedTuple):
@@ -124,43 +84,6 @@ def left_out(elsewhere: Sequence[str]) -> str:
     return f"The query reads cluster {', '.join(elsewhere)}, too, which is not looked at: name its name server for that"
 
 
-def look(client: Client, positions: Mapping[MessageQueue, int | None]) -> QueuePositions:
-    """What brokers have in these queues, and when the next message of each was stored."""
-    bounds, errors = bounds_of(client, positions)
-    within = deadline(client)
-    rows = []
-    for queue in sorted(positions):
-        if queue not in bounds:
-            rows.append(QueueLag(queue, None, positions[queue], None))
-            continue
-        row = QueueLag(queue, bounds[queue].min_offset, positions[queue], bounds[queue].max_offset)
-        if row.lag and row.next_offset is not None and not errors:
-            try:
-                stored_ms = client.brokers.store_time_ms(GROUP, queue, row.next_offset, within)
-                row = row._replace(next_stored_ms=stored_ms)
-            except RocketMQError as e:
-                errors.append(e)
-        rows.append(row)
-    return QueuePositions(rows, errors)
-
-
-def bounds_of(
-    client: Client, queues: Mapping[MessageQueue, object]
-) -> tuple[dict[MessageQueue, QueueBounds], list[RocketMQError]]:
-    """Bounds as far as brokers tell them, and an error of each that does not, and of each topic without any broker."""
-    errors: list[RocketMQError] = []
-    routed = set()
-    for topic in sorted({queue.topic for queue in queues}):
-        try:
-            client.routes.existing(topic)
-            routed.add(topic)
-        except RouteNotFound as e:
-            errors.append(e)
-    asked = sorted(queue for queue in queues if queue.topic in routed)
-    bounds = client.brokers.bounds(asked, deadline(client), lambda error, queue: errors.append(error))
-    return bounds, errors
-
-
 def silent(client: Client, queues: Collection[MessageQueue]) -> set[str]:
     """The brokers of these queues that do not answer, or that no route names."""
     away: set[str] = set()
@@ -174,8 +97,3 @@ def silent(client: Client, queues: Collection[MessageQueue]) -> set[str]:
             client.routes.get(topic)
     client.brokers.bounds(queues, deadline(client), note)
     return away
-
-
-def deadline(client: Client) -> Deadline:
-    """For what is asked of all brokers at once."""
-    return Deadline.after(client.calls.request_timeout_s)

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -112,6 +112,11 @@ def _rate(ctx: click.Context, param: click.Parameter, value: str | None) -> floa
         raise click.BadParameter(str(e)) from e
 
 
+def rate_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """``--rate``, in messages a second."""
+    return click.option("--rate", callback=_rate, metavar="N/s", help=help)
+
+
 @click.command(cls=SendingCommand)
 @click.argument("topic")
 @click.option("--file", "file", type=click.File("rb"), help="Read lines from this file [default: standard input].")
@@ -125,7 +130,7 @@ def _rate(ctx: click.Context, param: click.Parameter, value: str | None) -> floa
     metavar="NAME=VALUE",
     help="A property of every message (may be repeated).",
 )
-@click.option("--rate", callback=_rate, metavar="N/s", help="Send generated orders at this rate instead of lines.")
+@rate_option("Send generated orders at this rate instead of lines.")
 @click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
 @connected
 @click.pass_obj

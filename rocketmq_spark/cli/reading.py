@@ -14,10 +14,10 @@ from itertools import groupby
 
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.cli.connection import GROUP
 from rocketmq_spark.columnar.decode import answers
 from rocketmq_spark.columnar.decode.answers import placed
 from rocketmq_spark.model import Filter, MessageQueue, OffsetRange, QueueBounds, ReceivedMessage
+from rocketmq_spark.model.admin import GROUP
 from rocketmq_spark.options import Options
 from rocketmq_spark.pull import reading
 from rocketmq_spark.pull.fetched import Fetched, Piece

@@ -13,9 +13,10 @@ import click
 
 from rocketmq_spark.base.clock import utc_text
 from rocketmq_spark.cli.command import CliGroup, SendingCommand
-from rocketmq_spark.cli.connection import GROUP, Target, connected
+from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.errors import OptionError, SpoolError
+from rocketmq_spark.model.admin import GROUP
 
 if TYPE_CHECKING:
     from rocketmq_spark.options import Options

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rocketmq_spark.cli.command import CliGroup
+from rocketmq_spark.cli.command import CliGroup, confirm
 from rocketmq_spark.cli.connection import Target, connected, pairs
 from rocketmq_spark.cli.output import Output, moment
-from rocketmq_spark.errors import OptionError
 
 if TYPE_CHECKING:
-    from rocketmq_spark.model import QueueData, TopicRoute
+    from rocketmq_spark.model.admin import TopicQueues
 
 
 @click.group(cls=CliGroup)
@@ -42,27 +40,18 @@ def topic() -> None:
 @click.pass_obj
 def create(output: Output, /, target: Target, name: str, queues: int, brokers: tuple[str, ...], **kind: Any) -> None:
     """Create a topic on the brokers that do not have it yet."""
-    from rocketmq_spark.client.admin import batch_attributes, shown_queues
+    from rocketmq_spark.admin import topics
 
-    admin = target.client().admin
-    attributes = batch_attributes(kind["attribute"]) if kind["batch"] else kind["attribute"]
-    if there := admin.queues_of(name, brokers or None):
-        raise OptionError(
-            f"topic {name} is there: it has {shown_queues(there)}",
-            remedy=f"To change that: rocketmq-spark topic widen {name} --queues N, or topic shrink; to create it on another "
-            "broker, name that with --broker",
-        )
-    _show(output, admin.create_topic(name, queues, brokers or None, attributes=attributes))
+    _show(output, topics.create(target.client(), name, queues, brokers or None, kind["attribute"], kind["batch"]))
 
 
-def _show(output: Output, route: TopicRoute, hidden: int | None = None) -> None:
+def _show(output: Output, there: TopicQueues, shrunk: bool = False) -> None:
     """How many queues the topic has now, and how many messages went out of sight."""
-    where = sorted(data.broker_name for data in route.queues)
-    total = sum(data.write_queues for data in route.queues)
-    text = f"Topic {route.topic} has {total} queues on {', '.join(where)}"
-    row = {"topic": route.topic, "brokers": where, "queues": total}
-    if hidden is not None:
-        text, row = f"{text}; {hidden} messages are out of sight", {**row, "outOfSight": hidden}
+    where, total = sorted(there.brokers), there.write_queues
+    text = f"Topic {there.topic} has {total} queues on {', '.join(where)}"
+    row = {"topic": there.topic, "brokers": where, "queues": total}
+    if shrunk:
+        text, row = f"{text}; {there.hidden} messages are out of sight", {**row, "outOfSight": there.hidden}
     output.item(row, text)
 
 
@@ -86,10 +75,9 @@ def widen(output: Output, target: Target, name: str, queues: int, brokers: tuple
 
     Messages stay in their queues. From then on, hash selectors use the new queues too, so a key may move to another queue.
     """
-    there = _there(target, name, brokers)
-    if any(max(data.read_queues, data.write_queues) > queues for data in there.values()):
-        raise _wrong_way(name, queues, there, "shrink")
-    _show(output, target.client().admin.resize_topic(name, queues, list(there)))
+    from rocketmq_spark.admin import topics
+
+    _show(output, topics.widen(target.client(), name, queues, brokers or None, "--queues"))
 
 
 @topic.command()
@@ -102,45 +90,13 @@ def shrink(output: Output, target: Target, name: str, queues: int, brokers: tupl
 
     The messages of the removed queues cannot be read until you add the queues again. The command first shows how many there are.
     """
-    there = _there(target, name, brokers)
-    if any(min(data.read_queues, data.write_queues) < queues for data in there.values()):
-        raise _wrong_way(name, queues, there, "widen")
-    admin = target.client().admin
-    gone = {q: b for q, b in admin.describe_topic(name).items() if q.broker_name in there and q.queue_id >= queues}
-    hidden = sum(bounds.max_offset - bounds.min_offset for bounds in gone.values())
-    _confirm(f"Take {len(gone)} queues away from topic {name}: {hidden} messages go out of sight", yes)
-    _show(output, admin.resize_topic(name, queues, list(there)), hidden)
+    from rocketmq_spark.admin import topics
 
-
-def _there(target: Target, name: str, brokers: tuple[str, ...]) -> dict[str, QueueData]:
-    """What a topic has on the brokers that are named. Raises an error where it is not."""
-    admin = target.client().admin
-    admin.routes.existing(name, 0.0)
-    there = admin.queues_of(name, brokers or None)
-    if missing := sorted(set(brokers) - there.keys()):
-        raise OptionError(
-            f"topic {name} is not on {', '.join(missing)}",
-            remedy=f"Create it there: rocketmq-spark topic create {name} --broker {missing[0]}",
-        )
-    return there
-
-
-def _wrong_way(name: str, queues: int, there: dict[str, QueueData], other: str) -> OptionError:
-    from rocketmq_spark.client.admin import shown_queues
-
-    more = "fewer than" if other == "shrink" else "more than"
-    return OptionError(
-        f"--queues is {queues}, {more} topic {name} has: {shown_queues(there)}",
-        remedy=f"That is for: rocketmq-spark topic {other}",
-    )
-
-
-def _confirm(what: str, yes: bool) -> None:
-    """Go on if the user says so, by ``--yes`` or on a terminal."""
-    if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError(f"{what}. There is no terminal to ask on: give --yes")
-        click.confirm(f"{what}?", abort=True, err=True)
+    client, only = target.client(), brokers or None
+    now = topics.shrink(client, name, queues, only, preview=True, named="--queues")
+    gone = sum(data.read_queues - queues for data in now.brokers.values())
+    confirm(f"Take {gone} queues away from topic {name}: {now.hidden} messages go out of sight", yes)
+    _show(output, topics.shrink(client, name, queues, only, named="--queues"), shrunk=True)
 
 
 @topic.command("list")
@@ -149,12 +105,9 @@ def _confirm(what: str, yes: bool) -> None:
 @click.pass_obj
 def list_topics(output: Output, target: Target, everything: bool) -> None:
     """List the topics of a cluster, one per line."""
-    from rocketmq_spark.wire.names import is_user_topic
+    from rocketmq_spark.admin import topics
 
-    admin = target.client().admin
-    cluster = admin.cluster()
-    own = {*cluster, *(data.cluster for data in cluster.values())}
-    names = [name for name in admin.topics() if everything or is_user_topic(name, own)]
+    names = topics.names(target.client(), everything)
     for name in names:
         output.item({"topic": name}, name)
     if not names:
@@ -166,10 +119,10 @@ def list_topics(output: Output, target: Target, everything: bool) -> None:
 @connected
 @click.pass_obj
 def describe(output: Output, target: Target, name: str) -> None:
-    """Show offsets and message times of each queue of a topic."""
-    admin = target.client().admin
-    admin.routes.existing(name, 0.0)
-    bounds = admin.describe_topic(name)
+    """Show offsets and message times of each queue of a topic, with the type and the permission of the topic on its broker."""
+    from rocketmq_spark.admin import topics
+
+    there = topics.describe(target.client(), name)
     rows = [
         {
             "topic": name,
@@ -179,8 +132,10 @@ def describe(output: Output, target: Target, name: str) -> None:
             "maxOffset": b.max_offset,
             "messages": b.max_offset - b.min_offset,
             "lastUpdate": moment(b.last_update_ms),
+            "type": there.brokers[queue.broker_name].message_type,
+            "permission": there.brokers[queue.broker_name].permission,
         }
-        for queue, b in bounds.items()
+        for queue, b in there.queues.items()
     ]
     headings = {
         "brokerName": "BROKER",
@@ -189,10 +144,11 @@ def describe(output: Output, target: Target, name: str) -> None:
         "maxOffset": "END",
         "messages": "MESSAGES",
         "lastUpdate": "LAST MESSAGE",
+        "type": "TYPE",
+        "permission": "PERMISSION",
     }
     output.rows(headings, rows)
-    total = sum(b.max_offset - b.min_offset for b in bounds.values())
-    output.note(f"{total} messages in {len(rows)} queues")
+    output.note(f"{there.messages} messages in {len(rows)} queues")
 
 
 @topic.command()
@@ -202,8 +158,10 @@ def describe(output: Output, target: Target, name: str) -> None:
 @click.pass_obj
 def delete(output: Output, target: Target, name: str, yes: bool) -> None:
     """Delete a topic and all of its messages."""
-    admin = target.client().admin
-    admin.routes.existing(name, 0.0)
-    _confirm(f"Delete topic {name} with all its messages", yes)
-    admin.delete_topic(name)
+    from rocketmq_spark.admin import topics
+
+    client = target.client()
+    client.admin.routes.existing(name, 0.0)
+    confirm(f"Delete topic {name} with all its messages", yes)
+    topics.delete(client, name)
     output.item({"topic": name, "deleted": True}, f"Topic {name} is deleted")

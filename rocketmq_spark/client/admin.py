@@ -34,7 +34,7 @@ _LOOK_EVERY_S = 0.01
 _MOST_OF_KEY = 32
 
 
-class Admin(Closing):
+class BaseAdmin(Closing):
     """Administration over connections of its own, or over those of ``calls``, which ``close`` leaves open."""
 
     def __init__(self, name_server: str | Sequence[str], calls: Calls | None = None) -> None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX, Property, Request, Response
-from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.questions import BrokerQuestions, Question, first_of_each
 from rocketmq_spark.errors import BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
@@ -155,7 +155,7 @@ class GroupReader:
     inside: bool = True
 
 
-def readers(calls: Calls, admin: Admin, topic: str) -> list[GroupReader]:
+def readers(calls: Calls, admin: BaseAdmin, topic: str) -> list[GroupReader]:
     """All of a topic, by group and member."""
     masters = {data.broker_name: data.master for data in admin.route(topic).brokers.values() if data.master}
     groups: set[str] = set()
@@ -165,7 +165,7 @@ def readers(calls: Calls, admin: Admin, topic: str) -> list[GroupReader]:
     return [reader for group in sorted(groups) for reader in _of_group(calls, admin, topic, group, masters)]
 
 
-def groups(calls: Calls, admin: Admin) -> list[str]:
+def groups(calls: Calls, admin: BaseAdmin) -> list[str]:
     """All consumer groups that brokers know, by the user's names, without RocketMQ's own and those of other namespaces."""
     found: set[str] = set()
     for name, data in admin.cluster().items():
@@ -175,7 +175,9 @@ def groups(calls: Calls, admin: Admin) -> list[str]:
     return sorted(calls.scope.plain(group) for group in found if is_user_group(group) and calls.scope.contains(group))
 
 
-def _of_group(calls: Calls, admin: Admin, topic: str, group: str, masters: Mapping[str, str]) -> Iterator[GroupReader]:
+def _of_group(
+    calls: Calls, admin: BaseAdmin, topic: str, group: str, masters: Mapping[str, str]
+) -> Iterator[GroupReader]:
     plain, inside = calls.scope.plain(group), calls.scope.holds(group)
     members = _members(calls, group, masters)
     for member, address in sorted(members.items()):
@@ -197,7 +199,7 @@ def _members(calls: Calls, group: str, masters: Mapping[str, str]) -> dict[str, 
     return found
 
 
-def wanted(calls: Calls, admin: Admin, group: str) -> dict[str, dict[str, Filter] | None]:
+def wanted(calls: Calls, admin: BaseAdmin, group: str) -> dict[str, dict[str, Filter] | None]:
     """What each member of a group wants of each topic, by the user's names; None of one that did not say."""
     found: dict[str, dict[str, Filter] | None] = {}
     on_wire = calls.on_wire(group)
@@ -280,7 +282,7 @@ class Commit:
 class RemotingCommitter:
     """Implements ``ports.OffsetCommitter``."""
 
-    def __init__(self, questions: BrokerQuestions, admin: Admin) -> None:
+    def __init__(self, questions: BrokerQuestions, admin: BaseAdmin) -> None:
         self._questions = questions
         self._admin = admin
 

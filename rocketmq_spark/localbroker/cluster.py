@@ -17,7 +17,7 @@ from typing import Self
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.lifecycle import Closing
-from rocketmq_spark.client.admin import Admin, batch_attributes, shown_queues
+from rocketmq_spark.client.admin import BaseAdmin, batch_attributes, shown_queues
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import distro, loopback, servers
 from rocketmq_spark.localbroker.java import find_java
@@ -190,7 +190,7 @@ class LocalBroker(Closing):
         return _running(self).site.data
 
     @property
-    def admin(self) -> Admin:
+    def admin(self) -> BaseAdmin:
         """The admin client of this cluster. It is closed with the cluster."""
         return _running(self).registration.admin
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.client.admin import Admin, put_topic
+from rocketmq_spark.client.admin import BaseAdmin, put_topic
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.errors import LocalBrokerError, RocketMQError
 from rocketmq_spark.localbroker import loopback, servers
@@ -33,9 +33,9 @@ class Registration:
     """What the name servers that run know of our brokers."""
 
     def __init__(self, name_servers: Sequence[Server], conf: Mapping[str, object]) -> None:
-        self.admin = Admin(";".join(server.address for server in name_servers))
+        self.admin = BaseAdmin(";".join(server.address for server in name_servers))
         # Each is asked alone: with several in a list, a client asks the first that answers.
-        self._views = [(server, Admin(server.address)) for server in name_servers]
+        self._views = [(server, BaseAdmin(server.address)) for server in name_servers]
         self._calls = Calls(Pool(Dialling()))
         self._permission = {"brokerPermission": str(conf.get("brokerPermission", 6))}
         self._nudged: dict[str, float] = {}
@@ -49,7 +49,7 @@ class Registration:
         """Whether no client is led to this broker."""
         return not any(_shown(view, spec, server) for view in self._running())
 
-    def _running(self) -> list[Admin]:
+    def _running(self) -> list[BaseAdmin]:
         return [view for server, view in self._views if server.pid is not None]
 
     def shows_or_nudges(self, spec: BrokerSpec, server: Server) -> bool:
@@ -84,7 +84,7 @@ class Registration:
         self._calls.pool.close()
 
 
-def _shown(view: Admin, spec: BrokerSpec, server: Server) -> bool:
+def _shown(view: BaseAdmin, spec: BrokerSpec, server: Server) -> bool:
     try:
         group = view.cluster().get(spec.broker_name)
     except RocketMQError:

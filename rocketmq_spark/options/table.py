@@ -24,7 +24,7 @@ from rocketmq_spark.options import parsing as p
 logger = logging.getLogger(__name__)
 
 SOURCE_ROLES = ("batch source", "stream source")
-ROLES = (*SOURCE_ROLES, "sink", "producer", "consumer", "pull consumer", "simple consumer")
+ROLES = (*SOURCE_ROLES, "sink", "producer", "consumer", "pull consumer", "simple consumer", "cluster admin")
 DEFAULT_GROUP = "rocketmq_spark"
 ENVIRONMENT_VARIABLE = "ROCKETMQ_ENVIRONMENT"
 # Where the value of a field comes from when it is not given.
@@ -86,7 +86,7 @@ _POLL = ("pull consumer",)
 _PUSH = ("consumer",)
 _CONSUME = ("consumer", "pull consumer")
 # For all roles too, but options about queues are no connection options: those are ``_ALL``.
-_QUEUES = (*_CONSUME, *_SOURCE, *_WRITE, "simple consumer")
+_QUEUES = (*_CONSUME, *_SOURCE, *_WRITE, "simple consumer", "cluster admin")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -675,8 +675,8 @@ class Options:
     def for_role(self, role: str) -> Options:
         """The same options with the defaults of ``role``; an ``OptionError`` lists what may not stand there."""
         problems = [
-            f"option {(row.field if self.keywords else row.name)!r} does not belong to a {role}; it is for: "
-            f"{', '.join(row.roles)}"
+            f"option {(row.field if self.keywords else row.name)!r} does not belong to a {role}; "
+            f"it is for: {', '.join(row.roles)}"
             for row in TABLE
             if row.field in self.given and role not in row.roles
         ]

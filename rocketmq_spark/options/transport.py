@@ -17,6 +17,7 @@ _ROLES = {
     "batch source": f"reads ranges of offsets, and {_NO_OFFSETS}",
     "stream source": f"reads ranges of offsets, and {_NO_OFFSETS}",
     "pull consumer": f"seeks and commits offsets, and {_NO_OFFSETS}",
+    "cluster admin": "asks name servers and brokers, for which the Proxy has no answer over gRPC (UNIMPLEMENTED)",
 }
 NO_ADMINISTRATION = (
     "offsets, topics and groups are asked for and changed at name servers and brokers, for which the Proxy has no answer over "

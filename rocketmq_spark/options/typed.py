@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 
-class ProducerOptions(TypedDict, total=False):
-    """Keywords of ``Producer``."""
+class AdminOptions(TypedDict, total=False):
+    """Keywords of ``Admin``: those that all others take, too."""
 
     proxy_endpoint: str
     """``host:port`` of the gRPC port of a Proxy, several separated by ``;``; for ``transport=grpc``."""
@@ -65,6 +65,11 @@ class ProducerOptions(TypedDict, total=False):
     """
     environments: Mapping[str, Any] | str
     """How many share the queues (default: one each), or JSON ``{"test":{"broker-a":[0,1]}}``. A stream's sink requires it."""
+
+
+class ProducerOptions(AdminOptions, total=False):
+    """Keywords of ``Producer``."""
+
     send_timeout: float | str
     """Timeout of one batch, including all retries. In the sink only round-robin, random and machine room batches may move to
     another broker; the others wait for their queue.
@@ -119,51 +124,9 @@ class ProducerOptions(TypedDict, total=False):
     """Make OpenTelemetry spans and metrics, and hand traces on in the messages' properties (docs/opentelemetry.md)."""
 
 
-class ConsumerOptions(TypedDict, total=False):
+class ConsumerOptions(AdminOptions, total=False):
     """Keywords of ``Consumer``."""
 
-    proxy_endpoint: str
-    """``host:port`` of the gRPC port of a Proxy, several separated by ``;``; for ``transport=grpc``."""
-    address_map: Mapping[str, str] | str
-    """JSON ``{"advertised:port": "reachable:port"}`` for NAT and containers."""
-    access_key: str
-    """Access key (user name); every request is signed."""
-    secret_key: str
-    """Secret key of that user."""
-    security_token: str
-    """Temporary token that belongs to the keys."""
-    credentials_file: str
-    """File with the lines ``accessKey=…``, ``secretKey=…``, ``securityToken=…``, read when a connection is opened."""
-    credentials_provider: str
-    """``module:callable`` that returns access key, secret key and token (or None), called when a connection is opened."""
-    tls: bool | str
-    """Use TLS for name servers and brokers."""
-    tls_ca_file: str
-    """PEM file of the authorities to trust (default: the system's)."""
-    tls_cert_file: str
-    """PEM file of the client's certificate."""
-    tls_key_file: str
-    """PEM file of the key of that certificate."""
-    tls_key_password: str
-    """Password of the key file."""
-    tls_check_hostname: bool | str
-    """Whether a certificate must name the host or address of the connection."""
-    tls_server_name: str
-    """For ``transport=grpc``: the name in the certificate, if it differs from the host name."""
-    namespace: str
-    """Namespace, prefixed to topics and groups as in the Java client."""
-    transport: str
-    """``remoting``: directly to brokers, or through the Remoting port of a Proxy given as ``nameServer``; ``grpc``: through
-    the Proxy at ``proxyEndpoint``, for sinks, producers and POP consumers, not for sources (docs/grpc.md).
-    """
-    connect_timeout: float | str
-    """Timeout of opening one connection."""
-    request_timeout: float | str
-    """Timeout of one request."""
-    num_retries: int | str
-    """How often a failed metadata request is repeated."""
-    retry_interval: float | str
-    """First pause between these attempts; it doubles, with jitter."""
     allocation_strategy: Callable[..., Any] | str
     """How queues are assigned to Spark partitions: ``averagely``, ``averagelyByCircle``, ``consistentHash``, ``config``,
     ``machineRoom``, ``machineRoomNearby``, ``environment``, or ``module:callable``. The consumers of the strategy are the
@@ -176,16 +139,6 @@ class ConsumerOptions(TypedDict, total=False):
     """
     machine_rooms: Sequence[str] | str
     """Rooms whose queues the strategy or selector ``machineRoom`` uses."""
-    environment: str
-    """Read and write only what belongs to one environment, given by number or name. Consumers of environment ``dev`` are
-    members of the group ``<group>_env_dev``, which has its own retries and dead letters.
-    """
-    environment_mode: str
-    """What belongs to an environment: some ``queues`` of each topic, or with ``suffix`` its own topics and groups, whose names
-    on the brokers end in ``_`` and the name of the environment.
-    """
-    environments: Mapping[str, Any] | str
-    """How many share the queues (default: one each), or JSON ``{"test":{"broker-a":[0,1]}}``. A stream's sink requires it."""
     pull_batch_size: int | str
     """Maximum number of messages to request per pull; the broker may send fewer. At most 1024 for consumers."""
     enable_trace: bool | str
@@ -242,51 +195,9 @@ class ConsumerOptions(TypedDict, total=False):
     """Where a broadcasting consumer stores its offsets, by host and group; give each one on a machine its own folder."""
 
 
-class PullConsumerOptions(TypedDict, total=False):
+class PullConsumerOptions(AdminOptions, total=False):
     """Keywords of ``PullConsumer``."""
 
-    proxy_endpoint: str
-    """``host:port`` of the gRPC port of a Proxy, several separated by ``;``; for ``transport=grpc``."""
-    address_map: Mapping[str, str] | str
-    """JSON ``{"advertised:port": "reachable:port"}`` for NAT and containers."""
-    access_key: str
-    """Access key (user name); every request is signed."""
-    secret_key: str
-    """Secret key of that user."""
-    security_token: str
-    """Temporary token that belongs to the keys."""
-    credentials_file: str
-    """File with the lines ``accessKey=…``, ``secretKey=…``, ``securityToken=…``, read when a connection is opened."""
-    credentials_provider: str
-    """``module:callable`` that returns access key, secret key and token (or None), called when a connection is opened."""
-    tls: bool | str
-    """Use TLS for name servers and brokers."""
-    tls_ca_file: str
-    """PEM file of the authorities to trust (default: the system's)."""
-    tls_cert_file: str
-    """PEM file of the client's certificate."""
-    tls_key_file: str
-    """PEM file of the key of that certificate."""
-    tls_key_password: str
-    """Password of the key file."""
-    tls_check_hostname: bool | str
-    """Whether a certificate must name the host or address of the connection."""
-    tls_server_name: str
-    """For ``transport=grpc``: the name in the certificate, if it differs from the host name."""
-    namespace: str
-    """Namespace, prefixed to topics and groups as in the Java client."""
-    transport: str
-    """``remoting``: directly to brokers, or through the Remoting port of a Proxy given as ``nameServer``; ``grpc``: through
-    the Proxy at ``proxyEndpoint``, for sinks, producers and POP consumers, not for sources (docs/grpc.md).
-    """
-    connect_timeout: float | str
-    """Timeout of opening one connection."""
-    request_timeout: float | str
-    """Timeout of one request."""
-    num_retries: int | str
-    """How often a failed metadata request is repeated."""
-    retry_interval: float | str
-    """First pause between these attempts; it doubles, with jitter."""
     allocation_strategy: Callable[..., Any] | str
     """How queues are assigned to Spark partitions: ``averagely``, ``averagelyByCircle``, ``consistentHash``, ``config``,
     ``machineRoom``, ``machineRoomNearby``, ``environment``, or ``module:callable``. The consumers of the strategy are the
@@ -299,16 +210,6 @@ class PullConsumerOptions(TypedDict, total=False):
     """
     machine_rooms: Sequence[str] | str
     """Rooms whose queues the strategy or selector ``machineRoom`` uses."""
-    environment: str
-    """Read and write only what belongs to one environment, given by number or name. Consumers of environment ``dev`` are
-    members of the group ``<group>_env_dev``, which has its own retries and dead letters.
-    """
-    environment_mode: str
-    """What belongs to an environment: some ``queues`` of each topic, or with ``suffix`` its own topics and groups, whose names
-    on the brokers end in ``_`` and the name of the environment.
-    """
-    environments: Mapping[str, Any] | str
-    """How many share the queues (default: one each), or JSON ``{"test":{"broker-a":[0,1]}}``. A stream's sink requires it."""
     pull_batch_size: int | str
     """Maximum number of messages to request per pull; the broker may send fewer. At most 1024 for consumers."""
     open_telemetry: bool | str
@@ -329,122 +230,18 @@ class PullConsumerOptions(TypedDict, total=False):
     """A queue is not pulled while more bytes of it wait."""
 
 
-class SimpleConsumerOptions(TypedDict, total=False):
+class SimpleConsumerOptions(AdminOptions, total=False):
     """Keywords of ``SimpleConsumer``."""
 
-    proxy_endpoint: str
-    """``host:port`` of the gRPC port of a Proxy, several separated by ``;``; for ``transport=grpc``."""
-    address_map: Mapping[str, str] | str
-    """JSON ``{"advertised:port": "reachable:port"}`` for NAT and containers."""
-    access_key: str
-    """Access key (user name); every request is signed."""
-    secret_key: str
-    """Secret key of that user."""
-    security_token: str
-    """Temporary token that belongs to the keys."""
-    credentials_file: str
-    """File with the lines ``accessKey=…``, ``secretKey=…``, ``securityToken=…``, read when a connection is opened."""
-    credentials_provider: str
-    """``module:callable`` that returns access key, secret key and token (or None), called when a connection is opened."""
-    tls: bool | str
-    """Use TLS for name servers and brokers."""
-    tls_ca_file: str
-    """PEM file of the authorities to trust (default: the system's)."""
-    tls_cert_file: str
-    """PEM file of the client's certificate."""
-    tls_key_file: str
-    """PEM file of the key of that certificate."""
-    tls_key_password: str
-    """Password of the key file."""
-    tls_check_hostname: bool | str
-    """Whether a certificate must name the host or address of the connection."""
-    tls_server_name: str
-    """For ``transport=grpc``: the name in the certificate, if it differs from the host name."""
-    namespace: str
-    """Namespace, prefixed to topics and groups as in the Java client."""
-    transport: str
-    """``remoting``: directly to brokers, or through the Remoting port of a Proxy given as ``nameServer``; ``grpc``: through
-    the Proxy at ``proxyEndpoint``, for sinks, producers and POP consumers, not for sources (docs/grpc.md).
-    """
-    connect_timeout: float | str
-    """Timeout of opening one connection."""
-    request_timeout: float | str
-    """Timeout of one request."""
-    num_retries: int | str
-    """How often a failed metadata request is repeated."""
-    retry_interval: float | str
-    """First pause between these attempts; it doubles, with jitter."""
-    environment: str
-    """Read and write only what belongs to one environment, given by number or name. Consumers of environment ``dev`` are
-    members of the group ``<group>_env_dev``, which has its own retries and dead letters.
-    """
-    environment_mode: str
-    """What belongs to an environment: some ``queues`` of each topic, or with ``suffix`` its own topics and groups, whose names
-    on the brokers end in ``_`` and the name of the environment.
-    """
-    environments: Mapping[str, Any] | str
-    """How many share the queues (default: one each), or JSON ``{"test":{"broker-a":[0,1]}}``. A stream's sink requires it."""
     open_telemetry: bool | str
     """Make OpenTelemetry spans and metrics, and hand traces on in the messages' properties (docs/opentelemetry.md)."""
 
 
-class SinkOptions(TypedDict, total=False):
+class SinkOptions(AdminOptions, total=False):
     """Keywords of ``foreach_batch_writer`` and ``write_rocketmq``."""
 
-    proxy_endpoint: str
-    """``host:port`` of the gRPC port of a Proxy, several separated by ``;``; for ``transport=grpc``."""
-    address_map: Mapping[str, str] | str
-    """JSON ``{"advertised:port": "reachable:port"}`` for NAT and containers."""
-    access_key: str
-    """Access key (user name); every request is signed."""
-    secret_key: str
-    """Secret key of that user."""
-    security_token: str
-    """Temporary token that belongs to the keys."""
-    credentials_file: str
-    """File with the lines ``accessKey=…``, ``secretKey=…``, ``securityToken=…``, read when a connection is opened."""
-    credentials_provider: str
-    """``module:callable`` that returns access key, secret key and token (or None), called when a connection is opened."""
-    tls: bool | str
-    """Use TLS for name servers and brokers."""
-    tls_ca_file: str
-    """PEM file of the authorities to trust (default: the system's)."""
-    tls_cert_file: str
-    """PEM file of the client's certificate."""
-    tls_key_file: str
-    """PEM file of the key of that certificate."""
-    tls_key_password: str
-    """Password of the key file."""
-    tls_check_hostname: bool | str
-    """Whether a certificate must name the host or address of the connection."""
-    tls_server_name: str
-    """For ``transport=grpc``: the name in the certificate, if it differs from the host name."""
-    namespace: str
-    """Namespace, prefixed to topics and groups as in the Java client."""
-    transport: str
-    """``remoting``: directly to brokers, or through the Remoting port of a Proxy given as ``nameServer``; ``grpc``: through
-    the Proxy at ``proxyEndpoint``, for sinks, producers and POP consumers, not for sources (docs/grpc.md).
-    """
-    connect_timeout: float | str
-    """Timeout of opening one connection."""
-    request_timeout: float | str
-    """Timeout of one request."""
-    num_retries: int | str
-    """How often a failed metadata request is repeated."""
-    retry_interval: float | str
-    """First pause between these attempts; it doubles, with jitter."""
     machine_rooms: Sequence[str] | str
     """Rooms whose queues the strategy or selector ``machineRoom`` uses."""
-    environment: str
-    """Read and write only what belongs to one environment, given by number or name. Consumers of environment ``dev`` are
-    members of the group ``<group>_env_dev``, which has its own retries and dead letters.
-    """
-    environment_mode: str
-    """What belongs to an environment: some ``queues`` of each topic, or with ``suffix`` its own topics and groups, whose names
-    on the brokers end in ``_`` and the name of the environment.
-    """
-    environments: Mapping[str, Any] | str
-    """How many share the queues (default: one each), or JSON ``{"test":{"broker-a":[0,1]}}``. A stream's sink requires it."""
     topic: str
     """Topic of all rows; overrides the column ``topic``."""
     queue_selector: Callable[..., Any] | str

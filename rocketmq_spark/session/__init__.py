@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.retry import Retry
-from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.credentials import credentials_of
@@ -64,7 +64,7 @@ class Client:
     pulls: RemotingPulls
     kinds: Kinds
     replies: RemotingReplies
-    admin: Admin
+    admin: BaseAdmin
     retry: Retry
 
 
@@ -102,7 +102,7 @@ def _wire(options: Options) -> Client:
     calls = Calls(pool, options.request_timeout, credentials_of(options), scope_of(options))
     routes = Routes(NameServers(calls, options.name_server))
     instance = Instance(groups, calls, routes)
-    questions, admin = BrokerQuestions(calls, routes), Admin(options.name_server, calls)
+    questions, admin = BrokerQuestions(calls, routes), BaseAdmin(options.name_server, calls)
     kinds = Kinds(calls, routes)
     send = RemotingSender(calls, routes, instance, kinds)
     retry = Retry(options.num_retries, options.retry_interval)

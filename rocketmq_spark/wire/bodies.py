@@ -16,6 +16,7 @@ from typing import Any
 from rocketmq_spark.base.codes import MAX_QUEUES, Perm
 from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.model import BrokerData, Filter, MessageQueue, QueueBounds, QueueData, TopicRoute
+from rocketmq_spark.model.admin import GroupConnection, GroupOnline
 from rocketmq_spark.wire.header import Bytes
 from rocketmq_spark.wire.loose_json import read_json
 from rocketmq_spark.wire.properties import Subscription
@@ -224,6 +225,19 @@ def group_filters(body: Bytes) -> dict[str, Filter]:
             str(topic): Filter(data.get("subString") or "*", data.get("expressionType") or "TAG")
             for topic, data in table.items()
         }
+
+
+def group_online(body: Bytes) -> GroupOnline:
+    """Answer to GET_CONSUMER_CONNECTION_LIST."""
+    filters = group_filters(body)
+    with _reading("consumer connections"):
+        data = read_json(body)
+        members = (
+            GroupConnection(str(m["clientId"]), str(m["clientAddr"]), str(m["language"]), _number(m["version"]))
+            for m in data.get("connectionSet") or ()
+        )
+        said = [str(data.get(name) or "") for name in ("consumeType", "messageModel", "consumeFromWhere")]
+        return GroupOnline(sorted(members, key=lambda m: m.client_id), said[0], said[1], said[2], filters)
 
 
 def member_filters(body: Bytes) -> dict[str, Filter]:

@@ -252,6 +252,7 @@ INVOKE_BROKER_TO_RESET_OFFSET = _row(
     Request.INVOKE_BROKER_TO_RESET_OFFSET, "group! topic! queueId:int offset:int timestamp:int! isForce:bool!"
 )
 UPDATE_AND_CREATE_SUBSCRIPTIONGROUP = _row(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
+DELETE_SUBSCRIPTIONGROUP = _row(Request.DELETE_SUBSCRIPTIONGROUP, "groupName! cleanOffset:bool")
 GET_ALL_SUBSCRIPTIONGROUP_CONFIG = _row(
     Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "groupSeq:int dataVersion maxGroupNum:int", "totalGroupNum:int"
 )
@@ -260,6 +261,15 @@ GET_ALL_SUBSCRIPTIONGROUP_CONFIG = _row(
 UPDATE_BROKER_CONFIG = _row(Request.UPDATE_BROKER_CONFIG)
 GET_BROKER_CONFIG = _row(Request.GET_BROKER_CONFIG, "", "version")
 GET_BROKER_RUNTIME_INFO = _row(Request.GET_BROKER_RUNTIME_INFO)
+
+# Users and policies of ACL 2.0
+AUTH_CREATE_USER = _row(Request.AUTH_CREATE_USER, "username!")
+AUTH_UPDATE_USER = _row(Request.AUTH_UPDATE_USER, "username!")
+AUTH_DELETE_USER = _row(Request.AUTH_DELETE_USER, "username!")
+AUTH_LIST_USER = _row(Request.AUTH_LIST_USER, "filter")
+AUTH_UPDATE_ACL = _row(Request.AUTH_UPDATE_ACL, "subject!")
+AUTH_DELETE_ACL = _row(Request.AUTH_DELETE_ACL, "subject! policyType resource")
+AUTH_LIST_ACL = _row(Request.AUTH_LIST_ACL, "subjectFilter resourceFilter")
 
 # What a broker asks of us
 CHECK_TRANSACTION_STATE = _row(

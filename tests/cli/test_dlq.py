@@ -16,7 +16,7 @@ from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.cli import dlq
 from rocketmq_spark.cli.dlq import DeadLetterFilter, _copy
-from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.errors import AccessDenied
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
@@ -141,10 +141,10 @@ def test_two_letters_of_one_id_and_other_topics_are_two(monkeypatch: pytest.Monk
 
 
 def test_where_nobody_can_look_it_up_it_is_said_and_sent(run: Run, dead: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(self: Admin, topic: str, *given: object) -> list[object]:
+    def denied(self: BaseAdmin, topic: str, *given: object) -> list[object]:
         raise AccessDenied("no")
 
-    monkeypatch.setattr(Admin, "messages_of_key", denied)
+    monkeypatch.setattr(BaseAdmin, "messages_of_key", denied)
     done = run("dlq", "resend", dead, "--send")
     assert (done.exit_code, "2 sent" in done.stderr) == (0, True)
     assert done.stderr.count("was sent again before cannot be looked up") == 2

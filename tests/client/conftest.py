@@ -10,7 +10,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.base.retry import Retry
-from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.groups import RemotingCommitter
@@ -43,7 +43,7 @@ class Parts:
         self.instance = Instance(self.groups, self.calls, self.routes)
         self.kinds = Kinds(self.calls, self.routes)
         self.sender = RemotingSender(self.calls, self.routes, self.instance, self.kinds)
-        self.admin = Admin(name_server, self.calls)
+        self.admin = BaseAdmin(name_server, self.calls)
         self.committer = RemotingCommitter(self.questions, self.admin)
         self.member = RemotingMember(self.questions, self.routes, self.instance, self.sender, self.kinds)
         self.replies = RemotingReplies(self.calls, self.routes, self.instance, awaited)

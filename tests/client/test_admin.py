@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rocketmq_spark.base.codes import FIRST_WITH_ATTRIBUTES, Request, Response
-from rocketmq_spark.client.admin import Admin, batch_attributes
+from rocketmq_spark.client.admin import BaseAdmin, batch_attributes
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
@@ -39,19 +39,19 @@ def cluster(**masters: str) -> bytes:
 
 
 @pytest.fixture
-def admin(broker: MockBroker, parts: Parts) -> Admin:
+def admin(broker: MockBroker, parts: Parts) -> BaseAdmin:
     broker.on(CLUSTER, ok(cluster(a=broker.address)))
     broker.on(ROUTE, route(8, {"a": broker.address}))
-    return Admin(broker.address, parts.calls)
+    return BaseAdmin(broker.address, parts.calls)
 
 
 @pytest.fixture
-def real_admin(broker_cluster: LocalBroker) -> Admin:
+def real_admin(broker_cluster: LocalBroker) -> BaseAdmin:
     return broker_cluster.admin
 
 
 class TestTopics:
-    def test_every_master_is_told_and_the_route_awaited(self, broker: MockBroker, admin: Admin) -> None:
+    def test_every_master_is_told_and_the_route_awaited(self, broker: MockBroker, admin: BaseAdmin) -> None:
         with MockBroker({Request.UPDATE_AND_CREATE_TOPIC: ok()}) as other:
             broker.on(CLUSTER, ok(cluster(a=broker.address, b=other.address)))
             both = {"a": broker.address, "b": other.address}
@@ -64,21 +64,21 @@ class TestTopics:
                 assert command.ext["bname"] == name
                 assert command.ext["attributes"] == "+message.type=FIFO"
 
-    def test_a_route_that_never_comes(self, broker: MockBroker, admin: Admin) -> None:
+    def test_a_route_that_never_comes(self, broker: MockBroker, admin: BaseAdmin) -> None:
         broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
         with pytest.raises(CallTimeout) as caught:
             admin.create_topic("t", 3, timeout_s=1.5)
         assert caught.value.topic == "t"
 
     @pytest.mark.parametrize("name", ["", "a b", "x" * 128])
-    def test_names_that_no_broker_takes(self, name: str, broker: MockBroker, admin: Admin) -> None:
+    def test_names_that_no_broker_takes(self, name: str, broker: MockBroker, admin: BaseAdmin) -> None:
         with pytest.raises(OptionError, match=r"[Tt]opic"):
             admin.create_topic(name)
         with pytest.raises(OptionError, match=r"[Gg]roup"):
             admin.create_group(name)
         assert broker.requests == []
 
-    def test_brokers_that_are_not_there(self, broker: MockBroker, admin: Admin) -> None:
+    def test_brokers_that_are_not_there(self, broker: MockBroker, admin: BaseAdmin) -> None:
         broker.on(CLUSTER, [ok(cluster(a=broker.address, down="")), ok(cluster(down="")), ok(b"{}")])
         with pytest.raises(BrokerNotFound, match="no master of x, down") as caught:
             admin.create_topic("t", brokers=["x", "a", "down"])
@@ -88,7 +88,7 @@ class TestTopics:
         with pytest.raises(BrokerNotFound, match="Known brokers: none"):
             admin.create_topic("t")
 
-    def test_slaves_delete_after_their_masters(self, broker: MockBroker, admin: Admin) -> None:
+    def test_slaves_delete_after_their_masters(self, broker: MockBroker, admin: BaseAdmin) -> None:
         for code in (Request.DELETE_TOPIC_IN_BROKER, Request.DELETE_TOPIC_IN_NAMESRV):
             broker.on(code, ok())
         order: list[str] = []
@@ -110,7 +110,7 @@ class TestTopics:
         assert len(broker.seen(Request.DELETE_TOPIC_IN_NAMESRV)) == 2
 
     def test_deleting_goes_to_brokers_first_and_then_to_all_name_servers(
-        self, broker: MockBroker, parts: Parts, admin: Admin
+        self, broker: MockBroker, parts: Parts, admin: BaseAdmin
     ) -> None:
         codes = (Request.DELETE_TOPIC_IN_BROKER, Request.DELETE_TOPIC_IN_NAMESRV)
         for code in codes:
@@ -123,7 +123,7 @@ class TestTopics:
             admin.delete_topic("t")
 
 
-def test_every_request_to_a_broker_names_it(broker: MockBroker, admin: Admin) -> None:
+def test_every_request_to_a_broker_names_it(broker: MockBroker, admin: BaseAdmin) -> None:
     to_brokers = (
         Request.UPDATE_AND_CREATE_TOPIC,
         Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
@@ -156,7 +156,7 @@ def test_progress_is_told_by_the_names_of_users(broker: MockBroker) -> None:
         b'{"brokerOffset":9,"consumerOffset":5,"pullOffset":6,"lastTimestamp":7}}}'
     )
     broker.on(Request.GET_CONSUME_STATS, ok(table))
-    progress = Admin(broker.address, parts.calls).consume_stats("g", "t")
+    progress = BaseAdmin(broker.address, parts.calls).consume_stats("g", "t")
     assert progress == {MessageQueue("t", "a", 1): ConsumeProgress(9, 5, 6, 7)}
     assert broker.seen(Request.GET_CONSUME_STATS)[0].ext["topic"] == "ns%t"
     parts.pool.close()
@@ -169,7 +169,7 @@ def test_messages_of_a_key_are_those_that_have_it(broker: MockBroker) -> None:
         broker.on(ROUTE, route(1, {"a": broker.address, "b": other.address}))
         both = stored(properties=text(KEYS="k other", UNIQ_KEY="1")) + stored(properties=text(KEYS="kk", UNIQ_KEY="2"))
         broker.on(Request.QUERY_MESSAGE, ok(both))
-        found = Admin(broker.address, parts.calls).messages_of_key("t", "k", 5, 9)
+        found = BaseAdmin(broker.address, parts.calls).messages_of_key("t", "k", 5, 9)
         assert [(message.msg_id, message.broker_name) for message in found] == [("1", "a")]
         asked = [server.seen(Request.QUERY_MESSAGE)[0].ext for server in (broker, other)]
     assert [(ext["topic"], ext["key"], ext["beginTimestamp"], ext["endTimestamp"], ext["bname"]) for ext in asked] == [
@@ -178,14 +178,14 @@ def test_messages_of_a_key_are_those_that_have_it(broker: MockBroker) -> None:
     parts.pool.close()
 
 
-def test_refusals_are_reported(broker: MockBroker, admin: Admin) -> None:
+def test_refusals_are_reported(broker: MockBroker, admin: BaseAdmin) -> None:
     broker.on(Request.UPDATE_AND_CREATE_TOPIC, refuse(1, "unknown attribute\nmore"))
     with pytest.raises(ServerFault, match=r"unknown attribute$") as caught:
         admin.create_topic("t")
     assert caught.value.addr == broker.address
 
 
-def test_attributes_that_an_old_broker_leaves_out_are_reported(broker: MockBroker, admin: Admin) -> None:
+def test_attributes_that_an_old_broker_leaves_out_are_reported(broker: MockBroker, admin: BaseAdmin) -> None:
     broker.on(Request.UPDATE_AND_CREATE_TOPIC, lambda call: Command(0, version=FIRST_WITH_ATTRIBUTES - 1))
     admin.create_topic("t")
     with pytest.raises(
@@ -202,17 +202,17 @@ def test_a_topic_is_of_one_kind() -> None:
 
 def test_connections_that_were_lent_are_not_closed(broker: MockBroker, parts: Parts) -> None:
     broker.on(CLUSTER, ok(cluster(a="h:1")))
-    with Admin(f" {broker.address} ; ", parts.calls) as lent:
+    with BaseAdmin(f" {broker.address} ; ", parts.calls) as lent:
         assert set(lent.cluster()) == {"a"}
     assert set(parts.routes.cluster()) == {"a"}
-    with Admin([broker.address]) as own:
+    with BaseAdmin([broker.address]) as own:
         own.cluster()
     with pytest.raises(RocketMQError, match="closed"):
         own.cluster()
 
 
 class TestRealBroker:
-    def test_the_life_of_a_topic(self, real: Parts, real_admin: Admin, broker_cluster: LocalBroker) -> None:
+    def test_the_life_of_a_topic(self, real: Parts, real_admin: BaseAdmin, broker_cluster: LocalBroker) -> None:
         (broker,) = broker_cluster.brokers
         name = "life-of-a-topic"
         route = real_admin.create_topic(name, 3, attributes={"message.type": "FIFO"})
@@ -229,7 +229,7 @@ class TestRealBroker:
         with pytest.raises(RouteNotFound):
             real_admin.route(name)
 
-    def test_groups_and_their_progress(self, real: Parts, real_admin: Admin, topic: str) -> None:
+    def test_groups_and_their_progress(self, real: Parts, real_admin: BaseAdmin, topic: str) -> None:
         group = f"group-{topic}"
         real_admin.create_group(group)
         queues = real_admin.route(topic).readable()
@@ -246,6 +246,6 @@ class TestRealBroker:
             lone.admin.update_broker_config(broker, {"traceTopicEnable": value})
             assert lone.admin.broker_config(broker)["traceTopicEnable"] == value
 
-    def test_names_that_the_broker_refuses(self, real_admin: Admin) -> None:
+    def test_names_that_the_broker_refuses(self, real_admin: BaseAdmin) -> None:
         with pytest.raises(RocketMQError, match="conflict with system topic"):
             real_admin.create_topic("SELF_TEST_TOPIC")

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.client.groups import GroupReader, groups, readers, wanted
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire.names import Scope
@@ -88,8 +88,8 @@ def test_groups_are_those_of_users_in_the_namespace(broker: MockBroker) -> None:
     broker.on(
         Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, ok(json.dumps({"subscriptionGroupTable": groups_there}).encode())
     )
-    assert groups(parts.calls, Admin(broker.address, parts.calls)) == ["g"]
+    assert groups(parts.calls, BaseAdmin(broker.address, parts.calls)) == ["g"]
     parts.pool.close()
     parts = Parts(broker.address)
-    assert groups(parts.calls, Admin(broker.address, parts.calls)) == ["i", "ns%g", "other%h"]
+    assert groups(parts.calls, BaseAdmin(broker.address, parts.calls)) == ["i", "ns%g", "other%h"]
     parts.pool.close()

@@ -13,7 +13,7 @@ import pytest
 
 from rocketmq_spark import Consumer, Message, Producer, PullConsumer, SimpleConsumer, session
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire.identifiers import RecallHandle
@@ -92,7 +92,7 @@ def stream(peer: Peer) -> object:
 
 
 def administer(peer: Peer) -> object:
-    with Admin(peer.address) as admin:
+    with BaseAdmin(peer.address) as admin:
         return [
             tried(act)
             for act in (

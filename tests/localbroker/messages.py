@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.instance import Groups, Instance
 from rocketmq_spark.client.route import NameServers, Routes
@@ -36,7 +36,7 @@ def send(name_server: str, topic: str, *bodies: bytes) -> None:
         calls.pool.close()
 
 
-def read(admin: Admin, topic: str, address: str | None = None) -> list[bytes]:
+def read(admin: BaseAdmin, topic: str, address: str | None = None) -> list[bytes]:
     """All bodies of queue 0 at ``address`` (default: the master of its first broker), in order."""
     queue = admin.route(topic).readable()[0]
     calls = Calls(Pool(Dialling()))
@@ -51,7 +51,7 @@ def read(admin: Admin, topic: str, address: str | None = None) -> list[bytes]:
         calls.pool.close()
 
 
-def _master(admin: Admin, topic: str, queue: MessageQueue) -> str:
+def _master(admin: BaseAdmin, topic: str, queue: MessageQueue) -> str:
     address = admin.route(topic).brokers[queue.broker_name].master
     assert address is not None
     return address

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.errors import RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker, loopback
 from tests.helpers import awaited
@@ -54,7 +54,7 @@ def test_slaves() -> None:
 def test_proxy() -> None:
     with LocalBroker(proxy=True) as mq:
         mq.create_topic("t")
-        with Admin(mq.proxy_server) as through:
+        with BaseAdmin(mq.proxy_server) as through:
             assert through.route("t").brokers["broker-a"].master == mq.proxy_server
             send(mq.proxy_server, "t", *BODIES)
             assert read(through, "t") == BODIES
@@ -63,5 +63,5 @@ def test_proxy() -> None:
         assert loopback.accepts(int(mq.proxy_grpc.split(":")[1]))
         mq.restart("proxy", {"maxDelayTimeMills": 5000})
         assert json.loads((mq.data / "proxy" / "rmq-proxy.json").read_text())["maxDelayTimeMills"] == 5000
-        with Admin(mq.proxy_server) as through:
+        with BaseAdmin(mq.proxy_server) as through:
             assert read(through, "t") == BODIES

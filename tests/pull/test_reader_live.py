@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from rocketmq_spark.base.codes import PullSysFlag
-from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.errors import BrokerBusy
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, OffsetRange, SendRequest
@@ -104,7 +104,7 @@ def whole(queues: Sequence[MessageQueue], counts: Sequence[int]) -> list[OffsetR
 
 
 @pytest.fixture
-def admin(broker_cluster: LocalBroker) -> Admin:
+def admin(broker_cluster: LocalBroker) -> BaseAdmin:
     return broker_cluster.admin
 
 
@@ -166,7 +166,7 @@ def test_rule_6_an_operator_s_reset_is_ignored(real: Parts, filled: list[OffsetR
 
 
 def test_a_deleted_topic_and_one_that_was_made_again(
-    real: Parts, filled: list[OffsetRange], address: str, admin: Admin
+    real: Parts, filled: list[OffsetRange], address: str, admin: BaseAdmin
 ) -> None:
     topic, settings = filled[0].queue.topic, PullSettings(grace_s=0.3)
     admin.delete_topic(topic)
@@ -180,7 +180,7 @@ def test_a_deleted_topic_and_one_that_was_made_again(
     assert again.lost == [(10, 3000, Cause.WENT_BACK)]
 
 
-def test_a_queue_that_is_hidden(filled: list[OffsetRange], address: str, admin: Admin) -> None:
+def test_a_queue_that_is_hidden(filled: list[OffsetRange], address: str, admin: BaseAdmin) -> None:
     admin.create_topic(filled[0].queue.topic, 2)
     reading = Reading(filled[2:], lambda: address, PullSettings(grace_s=0.3))
     assert reading.run() == []

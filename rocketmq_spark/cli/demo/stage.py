@@ -33,7 +33,7 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.cli.reading import TopicReader, earliest
-from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.localbroker import LocalBroker, distro
 from rocketmq_spark.model import MessageQueue
@@ -150,7 +150,7 @@ def stage(name_server: str | None, grpc: bool = False, proxy: str | None = None)
             else:
                 suffix = uuid.uuid4().hex[:6]
                 made = Stage(name_server, f"demo-orders-{suffix}", f"demo-totals-{suffix}", folder, None, proxy)
-        with Admin(made.name_server) as admin:
+        with BaseAdmin(made.name_server) as admin:
             for topic in (made.orders, made.totals):
                 admin.create_topic(topic, QUEUES)
         yield made

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rocketmq_spark.admin.positions import QueuePositions, look, of_group
+from rocketmq_spark.admin.tools import deadline
 from rocketmq_spark.cli import positions
 from rocketmq_spark.cli.command import CliCommand
-from rocketmq_spark.cli.connection import GROUP, Target, connected
+from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.doctor import findings, proxies, servers
 from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed
 from rocketmq_spark.cli.lag_view import under_way
@@ -37,6 +39,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.model import BrokerData, MessageQueue, SendRequest, TopicRoute
+from rocketmq_spark.model.admin import GROUP
 from rocketmq_spark.spark import tuning
 from rocketmq_spark.wire import bodies, rpc
 
@@ -206,7 +209,7 @@ def _read(client: Client, route: TopicRoute, queue: MessageQueue, group: str) ->
     Those of a queue that there is not: an operator's reset waits at a broker for the next pull of the group.
     """
     nowhere = queue._replace(queue_id=max(data.read_queues for data in route.queues) + 1_000)
-    within = positions.deadline(client)
+    within = deadline(client)
     try:
         client.brokers.bounds([queue], within)
     except RocketMQError as e:
@@ -222,7 +225,7 @@ def _written(client: Client, route: TopicRoute, queue: MessageQueue) -> RocketMQ
     """What a broker says to a message for a queue that there is not, which it cannot store; rights are looked at before."""
     nowhere = queue._replace(queue_id=max(data.write_queues for data in route.queues) + 1_000)
     try:
-        client.sender.send(nowhere, SendRequest(GROUP, b"x"), positions.deadline(client))
+        client.sender.send(nowhere, SendRequest(GROUP, b"x"), deadline(client))
     except AccessDenied as e:
         return e
     except RocketMQError as e:
@@ -249,8 +252,8 @@ def of_readers(target: Target, client: Client, subject: Subject) -> Iterator[Fin
 
 def _of_group(client: Client, group: str, topics: Sequence[str]) -> Iterator[Finding]:
     yield servers.subscriptions(group, groups.wanted(client.calls, client.admin, group))
-    found = positions.of_group(client, group, topics)
-    yield _kept(client, f"group {group}", positions.look(client, found))
+    found = of_group(client, group, topics)
+    yield _kept(client, f"group {group}", look(client, found))
 
 
 def _of_checkpoint(target: Target, folder: str) -> Iterator[Finding]:
@@ -276,7 +279,7 @@ def _of_checkpoint(target: Target, folder: str) -> Iterator[Finding]:
     found, _ = differences(client, batch)
     yield from servers.drifted(check, found)
     there = {one.queue: one.position for one in found if one.bounds is not None and one.position is not None}
-    yield _kept(client, check, positions.look(client, there))
+    yield _kept(client, check, look(client, there))
 
 
 def of_exactly_once(target: Target, subject: Subject) -> Finding:
@@ -304,7 +307,7 @@ def of_exactly_once(target: Target, subject: Subject) -> Finding:
     )
 
 
-def _kept(client: Client, whose: str, look: positions.QueuePositions) -> Finding:
+def _kept(client: Client, whose: str, look: QueuePositions) -> Finding:
     """Next to the shortest time for which one of the brokers keeps messages."""
     if look.errors:
         return failed(whose, look.errors[0], "Look at the broker")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import TopicType
-from rocketmq_spark.cli.connection import GROUP, Target
+from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.doctor.findings import Finding, Level, advice, broken, failed, ok
 from rocketmq_spark.errors import (
     AccessDenied,
@@ -21,6 +21,7 @@ from rocketmq_spark.errors import (
     RouteNotFound,
 )
 from rocketmq_spark.grpc_proxy.facts import Code
+from rocketmq_spark.model.admin import GROUP
 from rocketmq_spark.options.transport import GRPC
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ def test_a_broker_of_its_own_has_a_proxy_where_one_is_wanted(grpc, proxy, own_ca
     broker = MagicMock()
     broker.return_value.__enter__.return_value = SimpleNamespace(name_server="n:1", proxy_grpc="p:8081")
     monkeypatch.setattr(stage_module, "LocalBroker", broker)
-    monkeypatch.setattr(stage_module, "Admin", MagicMock())
+    monkeypatch.setattr(stage_module, "BaseAdmin", MagicMock())
     with stage(None, grpc) as made:
         assert (made.name_server, made.proxy) == ("n:1", proxy)
     assert broker.call_args.kwargs["proxy"] is grpc

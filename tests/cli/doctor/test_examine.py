@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.admin.positions import QueuePositions
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.doctor import command
 from rocketmq_spark.cli.doctor.command import Subject
 from rocketmq_spark.cli.doctor.findings import Finding, Level
-from rocketmq_spark.cli.positions import QueuePositions
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.lag import QueueLag

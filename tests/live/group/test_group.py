@@ -13,7 +13,7 @@ import pytest
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
-from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.errors import CallTimeout, NotSupported, OffsetError, OptionError, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
@@ -218,10 +218,10 @@ def test_awslabs_25_offsets_of_version_1_are_read_and_newer_ones_refused(rocketm
 
 
 def test_a_group_that_a_proxy_cannot_create_says_so(rocketmq, topic, group, monkeypatch):
-    def unsupported(admin: Admin, name: str, brokers: Sequence[str]) -> None:
+    def unsupported(admin: BaseAdmin, name: str, brokers: Sequence[str]) -> None:
         raise NotSupported("request type 200 not supported")
 
-    monkeypatch.setattr(Admin, "create_group", unsupported)
+    monkeypatch.setattr(BaseAdmin, "create_group", unsupported)
     run = Run(rocketmq, subscribe=topic, startingOffsets="earliest", group=group)
     with pytest.raises(RocketMQError, match="a Proxy does not let it be created"):
         run.latest()

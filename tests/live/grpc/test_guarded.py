@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import Message, errors, options, session
-from rocketmq_spark.client.admin import Admin
+from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.session.public import SimpleConsumer
 from tests.fix_clusters import ADMIN, SECURED, Certificates, Secured
@@ -39,7 +39,7 @@ class Guarded:
     tls: dict[str, Any]
 
     @property
-    def admin(self) -> Admin:
+    def admin(self) -> BaseAdmin:
         signed = options.parse({"nameServer": self.mq.name_server, **ADMIN}).for_role("producer")
         return session.client(signed).admin
 

@@ -10,7 +10,7 @@ import pytest
 
 from rocketmq_spark import session
 from rocketmq_spark.base.codes import Request
-from rocketmq_spark.client.admin import Admin, batch_attributes
+from rocketmq_spark.client.admin import BaseAdmin, batch_attributes
 from rocketmq_spark.errors import AccessDenied, GroupNotFound, OptionError, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from tests.fix_clusters import ADMIN, Certificates, Secured
@@ -96,11 +96,11 @@ def test_group__that_may_not_be_created_is_an_error_that_says_how(secured, locke
     with pytest.raises(RocketMQError, match="Create the consumer group"):
         read(secured.mq, subscribe=topic, group=group, **least)
 
-    def denied(admin: Admin, name: str, brokers: Sequence[str]) -> None:
+    def denied(admin: BaseAdmin, name: str, brokers: Sequence[str]) -> None:
         """As brokers before 5 and managed ones answer; a broker 5.5.0 lets any user create groups."""
         raise AccessDenied("access denied", remark=f"no permission to create {name}")
 
-    monkeypatch.setattr(Admin, "create_group", denied)
+    monkeypatch.setattr(BaseAdmin, "create_group", denied)
     run = Run(secured.mq, subscribe=topic, startingOffsets="earliest", group=group, **least)
     with pytest.raises(GroupNotFound, match=f"mqadmin updateSubGroup -g {group}"):
         run.batch()

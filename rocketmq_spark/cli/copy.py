@@ -1,0 +1,296 @@
+"""``rocketmq-spark copy``: messages of a topic to another topic or cluster, by a consumer group whose offsets say how far.
+
+Every copy is acknowledged before the offset behind its original is committed: nothing is missing after a restart, and what was
+sent since the last commit is sent again.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rocketmq_spark.base.codes import Property
+from rocketmq_spark.base.lifecycle import on_signals
+from rocketmq_spark.cli.command import SendingCommand
+from rocketmq_spark.cli.connection import Target, connected, pairs
+from rocketmq_spark.cli.consume import consuming, subscribed
+from rocketmq_spark.cli.output import Output
+from rocketmq_spark.cli.produce import rate_option
+from rocketmq_spark.errors import DecodeError, MessageIllegal, MessageRefused, OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rocketmq_spark.errors import RocketMQError
+    from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, SendResult
+    from rocketmq_spark.producer.producer import BaseProducer
+    from rocketmq_spark.session.public import PullConsumer
+
+_POLL_S = 0.5
+# A restart sends again what was sent in this time before the command was killed, and what was under way.
+COMMIT_S, UNDER_WAY = 0.25, 256
+# Bytes of one batch, by the sizes of the originals. A larger message is sent alone, for which the limit is higher.
+_BATCH_BYTES = 512 << 10
+# Shorter pauses are not worth a wait.
+_PAUSE_S = 0.01
+_REFUSED = (DecodeError, MessageIllegal, MessageRefused)
+
+
+class Copier:
+    """Sends copies of messages, and commits the offsets behind those that are acknowledged. ``stop`` ends a pause.
+
+    Messages of one queue go to one queue, in batches, so that their order stays; those with a sharding key one by one.
+    """
+
+    def __init__(
+        self, consumer: PullConsumer, producer: BaseProducer, how: dict[str, Any], stop: threading.Event
+    ) -> None:
+        self._consumer = consumer
+        self._producer = producer
+        self._how = how
+        self._stop = stop
+        self._sources: Sequence[MessageQueue] = consumer.queues(how["source"])
+        self._under_way: deque[tuple[ReceivedMessage, Future[SendResult]]] = deque()
+        self._sent: dict[MessageQueue, int] = {}
+        self._committed_s = self._begun_s = time.monotonic()
+        self.copied = self.skipped = 0
+
+    def send(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Send copies of messages of one queue, in order; ends before the last of them when it is to stop."""
+        rate = self._how["rate"]
+        for chunk in chunks(messages, UNDER_WAY if rate is None else max(1, min(UNDER_WAY, int(rate / 10)))):
+            self._pace(rate)
+            if self._stop.is_set():
+                return
+            self._send(chunk)
+            self._sent[chunk[-1].queue] = chunk[-1].queue_offset + 1
+            if time.monotonic() - self._committed_s >= COMMIT_S:
+                self.commit()
+
+    def _pace(self, rate: float | None) -> None:
+        while rate is not None and not self._stop.is_set():
+            early_s = self._begun_s + (self.copied + self.skipped) / rate - time.monotonic()
+            if early_s <= _PAUSE_S:
+                return
+            self._stop.wait(min(early_s, COMMIT_S))
+
+    def _send(self, chunk: Sequence[ReceivedMessage]) -> None:
+        if key := chunk[0].properties.get(Property.SHARDING_KEY):
+            try:
+                copy = self._copy(chunk[0])
+                self._under_way.append((chunk[0], self._producer.send_async(copy, selector="hash", arg=key)))
+            except _REFUSED as e:
+                self._refused(chunk[0], e)
+            while len(self._under_way) >= UNDER_WAY:
+                self._settle_one()
+            return
+        self._settle()
+        try:
+            copies, queue = [self._copy(message) for message in chunk], self._queue(chunk[0].queue)
+            if len(copies) == 1:
+                self._producer.send(copies[0], queue=queue)
+            else:
+                self._producer.send_batch(copies, queue)
+            self.copied += len(copies)
+        except _REFUSED as e:
+            if len(chunk) == 1:
+                self._refused(chunk[0], e)
+            else:  # one of them; nothing was stored
+                for message in chunk:
+                    self._send([message])
+
+    def _copy(self, message: ReceivedMessage) -> Message:
+        if message.decode_error is not None:
+            raise DecodeError(f"it cannot be decoded: {message.decode_error}")
+        return copy_of(message, self._how["destination"], self._how["mark"])
+
+    def _queue(self, source: MessageQueue) -> MessageQueue:
+        if source not in self._sources:  # the topic was widened
+            self._sources = self._consumer.queues(self._how["source"])
+        number = self._sources.index(source) if source in self._sources else source.queue_id
+        queues = self._producer.queues(self._how["destination"])
+        return queues[number % len(queues)]
+
+    def _refused(self, message: ReceivedMessage, error: RocketMQError) -> None:
+        if not self._how["skip_bad"]:
+            raise type(error)(
+                f"{message.queue} offset {message.queue_offset} cannot be copied: {error.message}",
+                remark=error.remark,
+                remedy="With --skip-bad such messages are left out",
+            ) from error
+        self.skipped += 1
+
+    def _settle(self) -> None:
+        while self._under_way:
+            self._settle_one()
+
+    def _settle_one(self) -> None:
+        message, future = self._under_way[0]
+        try:
+            future.result()  # it stays in line until it is there
+            self.copied += 1
+        except _REFUSED as e:
+            self._refused(message, e)
+        self._under_way.popleft()
+
+    def commit(self) -> None:
+        """Wait until all copies are acknowledged, and commit how far that is."""
+        self._settle()
+        if self._sent:
+            self._consumer.commit(self._sent)
+            self._sent = {}
+        self._committed_s = time.monotonic()
+
+    def commit_all(self) -> None:
+        """The same when all that polls returned was sent: also behind messages that a filter passed over."""
+        self.commit()
+        self._consumer.commit()
+
+
+def chunks(messages: Sequence[ReceivedMessage], most: int) -> Iterator[list[ReceivedMessage]]:
+    """Messages in a row that one send takes: one with a sharding key is alone."""
+    chunk: list[ReceivedMessage] = []
+    size = 0
+    for message in messages:
+        mine = max(message.store_size, len(message.body))
+        alone = Property.SHARDING_KEY in message.properties or mine > _BATCH_BYTES
+        if chunk and (alone or len(chunk) >= most or size + mine > _BATCH_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(message)
+        size += mine
+        if alone:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> Message:
+    """What is sent: body, tags, keys, the user's properties and the flag; the id of the original as property ``mark``."""
+    from rocketmq_spark.model import Message
+    from rocketmq_spark.wire.properties import is_reserved
+
+    own = {name: value for name, value in message.properties.items() if not is_reserved(name)}
+    if mark:
+        own[mark] = message.msg_id
+    return Message(topic, message.body, message.tags, message.keys, own, message.flag)
+
+
+@click.command(cls=SendingCommand)
+@click.argument("source")
+@click.argument("destination")
+@consuming("earliest")
+@click.option(
+    "--to-name-server", metavar="HOST:PORT", help="Name server of the destination [default: that of the source]."
+)
+@click.option(
+    "--to-option",
+    "to_options",
+    multiple=True,
+    callback=pairs,
+    metavar="NAME=VALUE",
+    help="An option of the destination's producer, such as accessKey=… or tls=true (may be repeated).",
+)
+@rate_option("Copy at most so many messages a second.")
+@click.option(
+    "--follow/--no-follow", default=False, help="Wait for new messages, or stop at the end. [default: no-follow]"
+)
+@click.option("--mark", metavar="NAME", help="Give each copy this property, with the id of its original.")
+@click.option(
+    "--skip-bad", is_flag=True, help="Leave out messages that cannot be decoded or sent; otherwise they are an error."
+)
+@connected
+@click.pass_obj
+def copy(output: Output, /, target: Target, **how: Any) -> None:
+    """Copy messages of topic SOURCE to topic DESTINATION, of the same or another cluster.
+
+    The copy can be resumed: run the command again with the same --group. Nothing is missing then. If it was killed, or a send
+    failed, what it sent in its last quarter of a second is copied again, and what was under way (up to 256 messages); after
+    Ctrl-C nothing is. A send without an answer is repeated, too. --mark gives readers an id by which they can drop repeats.
+
+    The messages of one queue go to one queue, in their order; those with a sharding key to the queue of its hash. A copy has the
+    body, tags, keys, flag, properties and sharding key of its original, and its own id and times.
+    """
+    source, destination = how["source"], how["destination"]
+    to = _destination(target, how)
+    if source == destination and how["to_name_server"] is None and not how["to_options"]:
+        raise OptionError(f"{source} would be copied to itself", remedy="Name another topic, or --to-name-server")
+    to.only("batch source").client().routes.existing(
+        destination, 0.0
+    )  # brokers that create topics on demand would make a misspelt one
+    stop, begun_s = threading.Event(), time.monotonic()
+    with subscribed(target, source, how) as consumer, to.producer() as producer:
+        copier = Copier(consumer, producer, how, stop)
+        with on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
+            _run(copier, consumer, target.only("batch source"), how, stop)
+        took_s = time.monotonic() - begun_s
+    _say(output, copier, how, took_s)
+    if stop.is_set():
+        raise KeyboardInterrupt
+
+
+def _destination(target: Target, how: dict[str, Any]) -> Target:
+    """Where the copies go: to the cluster of the source, by the options of it that a producer has, or to another one."""
+    if how["to_name_server"] is not None:
+        return Target({"name_server": how["to_name_server"], **how["to_options"]})
+    mine = target.only("producer")
+    return Target({**mine.given, **how["to_options"]})
+
+
+def _run(copier: Copier, consumer: PullConsumer, target: Target, how: dict[str, Any], stop: threading.Event) -> None:
+    """Until the ends that the queues have now, unless it is to follow; until ``count``, or ``stop``."""
+    ends = None if how["follow"] else _ends(target, how["source"])
+    left = how["count"]
+    while not stop.is_set():
+        messages = consumer.poll(_POLL_S)
+        some = messages if left is None else messages[:left]
+        copier.send(some)
+        if stop.is_set() or len(some) < len(messages):
+            break  # not all that was polled is sent
+        left = None if left is None else left - len(some)
+        if left == 0:
+            break
+        if not messages:
+            copier.commit_all()
+            if ends is not None and _reached(target, how["group"], ends):
+                return
+    copier.commit()
+
+
+def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
+    """Of the queues that belong to the environment, where there is one."""
+    from rocketmq_spark.queues.environment import Own, environment_of
+
+    client = target.client()
+    queues = Own(environment_of(target.options()))(client.routes.get(source, 0.0).readable())
+    from rocketmq_spark.admin.tools import deadline
+
+    return {queue: bounds.max_offset for queue, bounds in client.brokers.bounds(queues, deadline(client)).items()}
+
+
+def _reached(target: Target, group: str, ends: dict[MessageQueue, int]) -> bool:
+    """Whether the group, which other members may read for, is there."""
+    from rocketmq_spark.admin.tools import deadline
+    from rocketmq_spark.cli.positions import own_group
+
+    client = target.client()
+    committed = client.brokers.committed(own_group(target, group), sorted(ends), deadline(client))
+    return all((committed[queue] or 0) >= end for queue, end in ends.items())
+
+
+def _say(output: Output, copier: Copier, how: dict[str, Any], took_s: float) -> None:
+    row = {
+        "source": how["source"],
+        "destination": how["destination"],
+        "copied": copier.copied,
+        "skipped": copier.skipped,
+    }
+    text = f"Copied {copier.copied} messages from {how['source']} to {how['destination']} in {took_s:.1f} s"
+    output.item(row, text + (f"; {copier.skipped} were left out" if copier.skipped else ""))

@@ -1,0 +1,264 @@
+"""What administration returns: topics, groups and brokers as they were when they were asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rocketmq_spark.base.codes import Perm
+from rocketmq_spark.model.lag import QueueLag
+from rocketmq_spark.model.message import MessageQueue
+from rocketmq_spark.model.pull import Filter, QueueBounds
+from rocketmq_spark.model.route import QueueData
+
+__all__ = [
+    "AccessPolicy",
+    "BrokerState",
+    "GroupConnection",
+    "GroupDescription",
+    "OffsetChange",
+    "TopicDescription",
+    "TopicOnBroker",
+    "TopicQueues",
+    "UserAccount",
+]
+
+# The group as which administration, and commands, look at messages and send them.
+GROUP = "rocketmq-spark-cli"
+
+
+def permission(perm: int) -> str:
+    """Permission bits as text: ``RW``, ``R``, ``W`` or ``-``."""
+    return ("R" if perm & Perm.READ else "") + ("W" if perm & Perm.WRITE else "") or "-"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicQueues:
+    """A topic after it was created or resized.
+
+    Args:
+        topic: The topic.
+        brokers: Its queues on each broker, as the name server reports them.
+        hidden: How many messages lie in queues that it does not have any more. They cannot be read until it has them again.
+    """
+
+    topic: str
+    brokers: Mapping[str, QueueData]
+    hidden: int = 0
+
+    @property
+    def write_queues(self) -> int:
+        """How many queues take messages."""
+        return sum(data.write_queues for data in self.brokers.values())
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOnBroker:
+    """A topic as one broker keeps it.
+
+    Args:
+        read_queues: How many queues can be read.
+        write_queues: How many queues take messages.
+        permission: ``RW``, ``R``, ``W`` or ``-``.
+        message_type: ``NORMAL``, ``FIFO``, ``DELAY``, ``TRANSACTION``, ``MIXED``, …; None on brokers before 5.0.
+        order: Whether the topic was created as an ordered one.
+        attributes: Its attributes, such as ``queue.type``; empty on brokers before 5.0.
+    """
+
+    read_queues: int
+    write_queues: int
+    permission: str
+    message_type: str | None
+    order: bool
+    attributes: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic: how each broker keeps it, and what its queues have.
+
+    Args:
+        topic: The topic.
+        brokers: How each broker keeps it.
+        queues: First and end offset of each queue that can be read, and the time of its last message.
+    """
+
+    topic: str
+    brokers: Mapping[str, TopicOnBroker]
+    queues: Mapping[MessageQueue, QueueBounds]
+
+    @property
+    def message_type(self) -> str | None:
+        """Its type. Where brokers differ, all types; None where they do not know types."""
+        return _joined({there.message_type for there in self.brokers.values()})
+
+    @property
+    def permission(self) -> str | None:
+        """Its permission. Where brokers differ, all of them."""
+        return _joined({there.permission for there in self.brokers.values()})
+
+    @property
+    def messages(self) -> int:
+        """How many messages its queues have."""
+        return sum(bounds.max_offset - bounds.min_offset for bounds in self.queues.values())
+
+
+def _joined(texts: set[str | None]) -> str | None:
+    return ", ".join(sorted(text for text in texts if text is not None)) or None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConnection:
+    """A member of a consumer group, as brokers know it.
+
+    Args:
+        client_id: The id by which the members share the queues.
+        address: Where it is connected from, ``host:port``.
+        language: What its client is written in, such as ``JAVA``.
+        version: The number of its client's version; RocketMQ 5.5.0 is 513.
+    """
+
+    client_id: str
+    address: str
+    language: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOnline:
+    """The members of a consumer group on one broker, and what they said of the group.
+
+    Args:
+        members: Those that are connected.
+        consume_type: ``CONSUME_PASSIVELY`` (push) or ``CONSUME_ACTIVELY`` (pull).
+        message_model: ``CLUSTERING`` or ``BROADCASTING``.
+        consume_from_where: Where the group begins in a queue without an offset.
+        filters: What it subscribes to, by topic, as the member said it that spoke last.
+    """
+
+    members: Sequence[GroupConnection]
+    consume_type: str
+    message_model: str
+    consume_from_where: str
+    filters: Mapping[str, Filter]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A consumer group: its settings, its members and how far it is.
+
+    Args:
+        group: The group.
+        settings: Its ``SubscriptionGroupConfig`` on each broker that has one, such as ``retryMaxTimes``, by the broker's names.
+        members: Its members, by client id.
+        consume_type: ``CONSUME_PASSIVELY`` (push) or ``CONSUME_ACTIVELY`` (pull); None without members.
+        message_model: ``CLUSTERING`` or ``BROADCASTING``; None without members.
+        filters: What its members subscribe to, by topic.
+        queues: How far it is in each queue of the topics in which it has offsets, its retry topic among them.
+    """
+
+    group: str
+    settings: Mapping[str, Mapping[str, object]]
+    members: Sequence[GroupConnection]
+    consume_type: str | None
+    message_model: str | None
+    filters: Mapping[str, Filter]
+    queues: Sequence[QueueLag]
+
+    @property
+    def lag(self) -> int | None:
+        """How many messages it has not read; None where no queue's lag is known."""
+        lags = [row.lag for row in self.queues if row.lag is not None]
+        return sum(lags) if lags else None
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetChange:
+    """A group's offset of one queue before and after a change. The group reads next from it.
+
+    Args:
+        queue: The queue.
+        before: The committed offset before; None without one.
+        after: The offset that is set.
+    """
+
+    queue: MessageQueue
+    before: int | None
+    after: int
+
+    @property
+    def effect(self) -> str:
+        """What follows from the change, in words."""
+        if self.before is None:
+            return "begins there"
+        moved = self.after - self.before
+        return f"skips {moved}" if moved > 0 else f"reads {-moved} again" if moved else "stays"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerState:
+    """One broker process, master or slave, and what it reports of itself.
+
+    Args:
+        broker_name: Its name, which a master shares with its slaves.
+        cluster: The cluster that it belongs to.
+        broker_id: 0 for the master.
+        address: Its address, ``host:port``.
+        version: Its version as text, such as ``V5_5_0``; None if it did not answer.
+        started_ms: When it started, in ms since 1970; None if it did not say.
+        put_per_s: Messages stored per second, in the last ten seconds.
+        get_per_s: Messages read per second, in the last ten seconds.
+        disk_used: How full the disk of its commit log is, 0 to 1.
+        facts: Everything that it reports, by its own names (``GET_BROKER_RUNTIME_INFO``).
+        error: Why nothing is known of it; None if it answered.
+    """
+
+    broker_name: str
+    cluster: str
+    broker_id: int
+    address: str
+    version: str | None = None
+    started_ms: int | None = None
+    put_per_s: float | None = None
+    get_per_s: float | None = None
+    disk_used: float | None = None
+    facts: Mapping[str, str] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UserAccount:
+    """A user of ACL 2.0. Brokers that keep it differently have accounts of their own.
+
+    Args:
+        name: The user name, which is the access key.
+        is_super: Whether it may do everything.
+        enabled: Whether it may connect.
+        brokers: The brokers that keep it so.
+    """
+
+    name: str
+    is_super: bool
+    enabled: bool
+    brokers: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AccessPolicy:
+    """What a user of ACL 2.0 may do, or may not do, with a resource.
+
+    Args:
+        user: The user name.
+        resource: Such as ``Topic:orders``, ``Group:billing*`` or ``Cluster:*``.
+        actions: Such as ``Pub``, ``Sub``, ``Get``.
+        allowed: True allows the actions, False denies them.
+        sources: Only for clients with these addresses or networks; empty for all.
+        brokers: The brokers that keep it so.
+    """
+
+    user: str
+    resource: str
+    actions: Sequence[str]
+    allowed: bool
+    sources: Sequence[str]
+    brokers: Sequence[str]

@@ -1,0 +1,105 @@
+"""Users and policies: every master is asked and changed, and passwords stay with the brokers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from rocketmq_spark.admin import access
+from rocketmq_spark.base.codes import Request
+from rocketmq_spark.errors import OptionError, RemoteProtocolError
+from rocketmq_spark.model.admin import AccessPolicy, UserAccount
+from tests.client.conftest import Parts
+from tests.mockbroker import MockBroker, ok
+
+USERS, CREATE, UPDATE = Request.AUTH_LIST_USER, Request.AUTH_CREATE_USER, Request.AUTH_UPDATE_USER
+POLICIES = Request.AUTH_LIST_ACL
+ANN = {"username": "ann", "password": "secret", "userType": "Normal", "userStatus": "enable"}
+
+
+def listed(*items: object) -> object:
+    return ok(json.dumps(items).encode())
+
+
+@pytest.fixture
+def second(broker: MockBroker, tools: Parts) -> Iterator[MockBroker]:
+    """``broker-b``; both take all changes."""
+    with MockBroker() as other:
+        table = {
+            name: {"brokerName": name, "cluster": "c", "brokerAddrs": {"0": server.address}}
+            for name, server in (("broker-a", broker), ("broker-b", other))
+        }
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": table}).encode()))
+        for code in (CREATE, UPDATE, Request.AUTH_DELETE_USER, Request.AUTH_UPDATE_ACL, Request.AUTH_DELETE_ACL):
+            for server in (broker, other):
+                server.on(code, ok())
+        yield other
+
+
+def test_users_of_all_brokers(broker: MockBroker, second: MockBroker, tools: Parts) -> None:
+    broker.on(USERS, listed(ANN, {"username": "root", "userType": "Super", "userStatus": "enable"}))
+    second.on(USERS, listed(ANN, {"username": "root", "userType": "Super", "userStatus": "disable"}))
+    assert access.users(tools) == [
+        UserAccount("ann", False, True, ("broker-a", "broker-b")),
+        UserAccount("root", True, False, ("broker-b",)),
+        UserAccount("root", True, True, ("broker-a",)),
+    ]
+    assert "secret" not in repr(access.users(tools))
+    assert [account.name for account in access.users(tools, "ann")] == ["ann"]
+    second.on(USERS, ok())
+    assert access.users(tools, "ann") == [UserAccount("ann", False, True, ("broker-a",))]
+
+
+def test_a_user_is_created_where_it_lacks_and_changed_where_it_is(
+    broker: MockBroker, second: MockBroker, tools: Parts
+) -> None:
+    broker.on(USERS, listed(ANN))
+    second.on(USERS, ok())
+    with pytest.raises(OptionError, match="user ann is not on broker-b; expected a password"):
+        access.set_user(tools, "ann", enabled=False)
+    assert (broker.seen(UPDATE), second.seen(CREATE)) == ([], [])
+    access.set_user(tools, "ann", "new", enabled=False)
+    (changed,), (made,) = broker.seen(UPDATE), second.seen(CREATE)
+    for command in (changed, made):
+        assert command.ext["username"] == "ann"
+        assert json.loads(command.body) == {"username": "ann", "password": "new", "userStatus": "disable"}
+    second.on(USERS, listed(ANN))
+    access.set_user(tools, "ann", is_super=True)
+    assert json.loads(second.seen(UPDATE)[0].body) == {"username": "ann", "userType": "Super"}
+
+
+def test_policies(broker: MockBroker, second: MockBroker, tools: Parts) -> None:
+    entry = {"resource": "Topic:t", "actions": ["Sub", "Get"], "sourceIps": None, "decision": "Allow"}
+    there = {"subject": "User:ann", "policies": [{"policyType": "Custom", "entries": [entry]}]}
+    broker.on(POLICIES, listed(there))
+    second.on(POLICIES, listed(there))
+    both = ("broker-a", "broker-b")
+    assert access.set_policy(tools, "ann", "Topic:t", ["Sub", "Get"]) == [
+        AccessPolicy("ann", "Topic:t", ("Sub", "Get"), True, (), both)
+    ]
+    for server in (broker, second):
+        (command,) = server.seen(Request.AUTH_UPDATE_ACL)
+        sent = {**entry, "sourceIps": []}
+        assert command.ext["subject"] == "User:ann"
+        assert json.loads(command.body) == {**there, "policies": [{"policyType": "Custom", "entries": [sent]}]}
+    with pytest.raises(OptionError, match="user ann has no policy for Topic:other"):
+        access.delete_policy(tools, "ann", "Topic:other")
+    access.delete_policy(tools, "ann", "Topic:t")
+    assert second.seen(Request.AUTH_DELETE_ACL)[0].ext["resource"] == "Topic:t"
+
+
+def test_who_is_not_there_is_not_deleted(broker: MockBroker, second: MockBroker, tools: Parts) -> None:
+    for server in (broker, second):
+        server.on(USERS, ok())
+    with pytest.raises(OptionError, match="there is no user ann"):
+        access.delete_user(tools, "ann")
+    assert broker.seen(Request.AUTH_DELETE_USER) == []
+
+
+@pytest.mark.parametrize("odd", [b"{}", b'["x"]', b'[{"subject":"User:a","policies":[{"entries":[1]}]}]', b"[{}]"])
+def test_odd_answers(odd: bytes, broker: MockBroker, tools: Parts) -> None:
+    broker.on(POLICIES, ok(odd))
+    with pytest.raises(RemoteProtocolError):
+        access.policies(tools)

@@ -1,0 +1,124 @@
+"""``Admin`` as users make it: its options, its end, and offsets that it sets. What its verbs ask is tested beside this file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from rocketmq_spark import Admin, session
+from rocketmq_spark.base.codes import Request, Response
+from rocketmq_spark.errors import ClosedError, OffsetError, OptionError
+from rocketmq_spark.model import MessageQueue
+from tests.client.conftest import Parts
+from tests.mockbroker import Call, MockBroker, ok, refuse
+
+COMMITTED, COMMIT, MEMBERS = (
+    Request.QUERY_CONSUMER_OFFSET, Request.UPDATE_CONSUMER_OFFSET, Request.GET_CONSUMER_LIST_BY_GROUP,
+)  # fmt: skip
+QUEUES = [MessageQueue("t", "broker-a", n) for n in (0, 1)]
+
+
+@pytest.fixture
+def served(broker: MockBroker, tools: Parts) -> Iterator[MockBroker]:
+    """Two queues with offsets 2 to 9, and a group that is at 5 in both, keeps what is set, and has no member."""
+    kept = {"0": 5, "1": 5}
+
+    def commit(call: Call) -> object:
+        kept[call.ext("queueId")] = int(call.ext("commitOffset"))
+        return ok()
+
+    rows = (
+        f'{{"brokerName":"broker-a","queueId":{n},"topic":"t"}}:{json.dumps({"minOffset": 2, "maxOffset": 9})}'
+        for n in (0, 1)
+    )
+    broker.on(Request.GET_TOPIC_STATS_INFO, ok(('{"offsetTable":{' + ",".join(rows) + "}}").encode()))
+    broker.on(COMMITTED, lambda call: ok(offset=kept[call.ext("queueId")]))
+    broker.on(COMMIT, commit)
+    broker.on(MEMBERS, refuse(Response.SYSTEM_ERROR, "no consumer"))
+    yield broker
+    session.close_all()
+
+
+def test_nothing_connects_before_it_is_used_nor_after_it_was_closed(served: MockBroker) -> None:
+    with Admin(served.address) as admin:
+        assert served.requests == []
+        assert [data.broker_name for data in admin.cluster()] == ["broker-a"]
+    admin.close()
+    with pytest.raises(ClosedError, match="the admin is closed"):
+        admin.cluster()
+    with Admin(nameServer=served.address) as other:  # connections are the process's
+        assert other.cluster()
+
+
+def test_options_are_those_of_connections() -> None:
+    with pytest.raises(OptionError) as caught:
+        Admin("h:1", send_timeout="3s", request_timeou=1, tls_ca_file="ca.pem")  # type: ignore[call-arg]
+    text = str(caught.value)
+    assert "option 'request_timeou' is unknown; did you mean 'request_timeout'?" in text
+    with pytest.raises(OptionError, match="option 'send_timeout' does not belong to a cluster admin"):
+        Admin("h:1", send_timeout="3s")  # type: ignore[call-arg]
+    with pytest.raises(OptionError, match=r"'tlsCaFile'.*tls"):
+        Admin("h:1", tls_ca_file="ca.pem")
+    with pytest.raises(OptionError, match="'nameServer' is required"):
+        Admin()
+    with pytest.raises(OptionError, match="a cluster admin asks name servers and brokers"):
+        Admin(transport="grpc", proxy_endpoint="h:1")
+    Admin("h:1", namespace="ns", access_key="a", secret_key="b", tls=True, connect_timeout="1s").close()
+
+
+def test_offsets_are_shown_before_they_are_set(served: MockBroker) -> None:
+    with Admin(served.address) as admin:
+        shown = admin.set_offsets("g", {QUEUES[0]: 7, QUEUES[1]: -2}, preview=True)
+        assert [(c.queue, c.before, c.after, c.effect) for c in shown] == [
+            (QUEUES[0], 5, 7, "skips 2"), (QUEUES[1], 5, 2, "reads 3 again"),
+        ]  # fmt: skip
+        assert served.seen(COMMIT) == []
+        assert admin.set_offsets("g", {QUEUES[0]: 7, QUEUES[1]: -2}) == shown
+        assert admin.offsets("g", ["t"]) == {QUEUES[0]: 7, QUEUES[1]: 2}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({QUEUES[0]: 10}, "the queue has 2 to 9"),
+        ({MessageQueue("t", "broker-a", 7): 1}, "to names queues that there are not: t/broker-a/7"),
+    ],
+)
+def test_offsets_that_a_queue_does_not_have(wrong: dict[MessageQueue, int], said: str, served: MockBroker) -> None:
+    with Admin(served.address) as admin, pytest.raises(OffsetError, match=said):
+        admin.set_offsets("g", wrong)
+    assert served.seen(COMMIT) == []
+
+
+def test_a_group_with_members_keeps_its_offsets_unless_forced(served: MockBroker) -> None:
+    served.on(MEMBERS, ok(b'{"consumerIdList":["c1"]}'))
+    with Admin(served.address) as admin:
+        with pytest.raises(OffsetError, match=r"group g has 1 members.*c1"):
+            admin.reset_offsets("g", "earliest", ["t"])
+        assert served.seen(COMMIT) == []
+        admin.reset_offsets("g", "latest", ["t"], force=True)
+        assert set(admin.offsets("g", ["t"]).values()) == {9}
+
+
+def test_offsets_by_time(served: MockBroker) -> None:
+    served.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, lambda call: ok(offset=int(call.ext("timestamp")) % 10))
+    with Admin(served.address) as admin:
+        for moment in (1_700_000_000_006, datetime.fromtimestamp(1_700_000_000.006, UTC)):
+            assert {c.after for c in admin.reset_offsets("g", moment, ["t"], preview=True)} == {6}
+        assert {c.after for c in admin.reset_offsets("g", 1_700_000_000_001, ["t"], preview=True)} == {
+            2
+        }  # within bounds
+        with pytest.raises(OptionError, match="expected a datetime with a zone"):
+            admin.reset_offsets("g", datetime(2026, 1, 1), ["t"])
+        with pytest.raises(OffsetError, match="to is 'soon'"):
+            admin.reset_offsets("g", "soon", ["t"])
+
+
+def test_in_an_environment_groups_and_queues_are_its_own(served: MockBroker) -> None:
+    with Admin(served.address, environment="2", environments=2) as admin:
+        (change,) = admin.reset_offsets("g", "latest", ["t"])
+    assert change.queue == QUEUES[1]
+    assert {command.ext["consumerGroup"] for command in served.seen(COMMIT)} == {"g_env_2"}

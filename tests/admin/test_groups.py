@@ -1,0 +1,124 @@
+"""Groups: what is known of one, and what is deleted with it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.admin import groups
+from rocketmq_spark.base.codes import Request, Response
+from rocketmq_spark.errors import GroupNotFound, OffsetError, RocketMQError
+from rocketmq_spark.model import Filter
+from rocketmq_spark.model.admin import GroupConnection
+from tests.client.conftest import Parts
+from tests.mockbroker import NO_ROUTE, MockBroker, ok, refuse, route
+
+SETTINGS, ONLINE = Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, Request.GET_CONSUMER_CONNECTION_LIST
+STATS, BOUNDS, AT = Request.GET_CONSUME_STATS, Request.GET_TOPIC_STATS_INFO, Request.QUERY_CONSUMER_OFFSET
+DELETE = Request.DELETE_SUBSCRIPTIONGROUP
+OFFLINE = refuse(Response.CONSUMER_NOT_ONLINE, "the consumer group[g] not online")
+
+
+def body(**values: Any) -> Any:
+    return ok(json.dumps(values).encode())
+
+
+def member(name: str) -> dict[str, object]:
+    return {"clientId": name, "clientAddr": "h:1", "language": "JAVA", "version": 513}
+
+
+def by_queue(*entries: tuple[int, dict[str, int]]) -> Any:
+    """As fastjson writes it: the keys are objects."""
+    rows = (
+        f'{{"brokerName":"broker-a","queueId":{queue},"topic":"t"}}:{json.dumps(values)}' for queue, values in entries
+    )
+    return ok(('{"offsetTable":{' + ",".join(rows) + "}}").encode())
+
+
+@pytest.fixture
+def group(broker: MockBroker, tools: Parts) -> Parts:
+    """Group ``g`` with settings and an offset, and no member."""
+    broker.on(SETTINGS, body(subscriptionGroupTable={"g": {"groupName": "g", "retryMaxTimes": 3}}))
+    broker.on(ONLINE, OFFLINE)
+    broker.on(STATS, by_queue((0, {"brokerOffset": 9, "consumerOffset": 5})))
+    broker.on(BOUNDS, by_queue(*((n, {"minOffset": 2, "maxOffset": 9, "lastUpdateTimestamp": 0}) for n in (0, 1))))
+    broker.on(AT, [ok(offset=5), refuse(Response.QUERY_NOT_FOUND)])
+    broker.on(Request.PULL_MESSAGE, refuse(Response.PULL_NOT_FOUND))
+    broker.on(DELETE, ok())
+    return tools
+
+
+def test_a_group_is_described(broker: MockBroker, group: Parts) -> None:
+    table = {"t": {"subString": "a || b"}, "%RETRY%g": {"subString": "*"}}
+    broker.on(
+        ONLINE,
+        body(
+            connectionSet=[member("c2"), member("c1")],
+            subscriptionTable=table,
+            consumeType="CONSUME_PASSIVELY",
+            messageModel="CLUSTERING",
+            consumeFromWhere="CONSUME_FROM_LAST_OFFSET",
+        ),
+    )
+    found = groups.describe(group, "g")
+    assert found.members == [GroupConnection(name, "h:1", "JAVA", 513) for name in ("c1", "c2")]
+    assert (found.consume_type, found.message_model) == ("CONSUME_PASSIVELY", "CLUSTERING")
+    assert found.filters == {"t": Filter("a || b")}
+    assert found.settings == {"broker-a": {"groupName": "g", "retryMaxTimes": 3}}
+    assert [(row.queue.queue_id, row.position, row.lag) for row in found.queues] == [(0, 5, 4), (1, None, None)]
+    assert found.lag == 4
+
+
+def test_a_group_that_has_consumed_nothing(broker: MockBroker, group: Parts) -> None:
+    broker.on(STATS, ok(b'{"offsetTable":{}}'))
+    found = groups.describe(group, "g")
+    assert (found.members, found.queues, found.lag, found.consume_type) == ([], [], None, None)
+
+
+def test_a_group_that_brokers_do_not_know(broker: MockBroker, group: Parts) -> None:
+    broker.on(STATS, ok(b'{"offsetTable":{}}'))
+    for verb in (groups.describe, groups.delete):
+        with pytest.raises(GroupNotFound, match=r"brokers know no group gg.*Did you mean g\?"):
+            verb(group, "gg")
+    assert broker.seen(DELETE) == []
+
+
+def test_a_group_of_which_offsets_alone_are_left_is_known(broker: MockBroker, group: Parts) -> None:
+    broker.on(SETTINGS, body(subscriptionGroupTable={}))
+    assert groups.describe(group, "g").settings == {}
+    groups.delete(group, "g")
+
+
+def test_a_broker_that_refuses_is_no_group_without_members(broker: MockBroker, group: Parts) -> None:
+    broker.on(ONLINE, refuse(Response.SYSTEM_BUSY, "busy"))
+    with pytest.raises(RocketMQError, match="busy"):
+        groups.describe(group, "g")
+    with pytest.raises(RocketMQError, match="busy"):
+        groups.delete(group, "g")
+    assert broker.seen(DELETE) == []
+
+
+def test_a_group_with_members_is_deleted_by_force_only(broker: MockBroker, group: Parts) -> None:
+    broker.on(ONLINE, body(connectionSet=[member("c1")]))
+    with pytest.raises(OffsetError, match=r"group g has 1 members.*: c1"):
+        groups.delete(group, "g")
+    assert broker.seen(DELETE) == []
+    groups.delete(group, "g", force=True)
+    (asked,) = broker.seen(DELETE)
+    assert asked.ext == {"groupName": "g", "cleanOffset": "true", "bname": "broker-a"}
+
+
+def test_topics_are_deleted_on_request(broker: MockBroker, group: Parts) -> None:
+    """Retries and dead letters are messages; a group need not have either."""
+    for code in (Request.DELETE_TOPIC_IN_BROKER, Request.DELETE_TOPIC_IN_NAMESRV):
+        broker.on(code, ok())
+    groups.delete(group, "g")
+    assert broker.seen(Request.DELETE_TOPIC_IN_BROKER) == []
+    there = route(1, {"broker-a": broker.address})
+    broker.on(
+        Request.GET_ROUTEINFO_BY_TOPIC, lambda call: NO_ROUTE if call.ext("topic").startswith("%RETRY%") else there
+    )
+    groups.delete(group, "g", topics=True)
+    assert [command.ext["topic"] for command in broker.seen(Request.DELETE_TOPIC_IN_BROKER)] == ["%DLQ%g"]

@@ -1,0 +1,102 @@
+"""``consume`` on a real broker: what is printed, and where the group is then."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import uuid
+from collections import Counter
+
+import pytest
+
+from rocketmq_spark import Admin, Message, Producer
+from tests.cli.conftest import COMMAND, documents
+from tests.helpers import total
+
+
+@pytest.fixture
+def filled(rocketmq, make_topic):
+    """Twenty messages in four queues, tags in turn, so that each queue has one tag only."""
+    topic = make_topic(queues=4)
+    with Producer(rocketmq.name_server, "p") as producer:
+        queues = producer.queues(topic)
+        for n in range(20):
+            producer.send(Message(topic, b"%d" % n, tags="ab"[n % 2], keys=["k"]), queue=queues[n % 4])
+    total(rocketmq, topic, 20)
+    return topic
+
+
+@pytest.fixture
+def group():
+    return f"g{uuid.uuid4().hex[:6]}"
+
+
+def bodies(text):
+    return sorted(int(row["body"]) for row in documents(text))
+
+
+def test_lines_are_json_and_the_group_goes_on(run, filled, group):
+    first = run("consume", filled, "--group", group, "--from", "earliest", "--count", "7")
+    assert (first.exit_code, first.stderr) == (0, "")
+    row = documents(first.stdout)[0]
+    assert (row["topic"], row["keys"], row["reconsumeTimes"]) == (filled, ["k"], 0)
+    rest = run("consume", filled, "--group", group, "--from", "earliest", "--idle", "2")
+    assert sorted(bodies(first.stdout) + bodies(rest.stdout)) == list(range(20))
+    assert len(bodies(first.stdout)) == 7
+    assert run("consume", filled, "--group", group, "--from", "earliest", "--idle", "1").stdout == ""
+
+
+def test_a_queue_in_which_nothing_came_has_an_offset_too(rocketmq, run, filled, group):
+    """Or what comes while no member runs would be skipped, for a group begins at the end."""
+    assert bodies(run("consume", filled, "--group", group, "--idle", "0").stdout) == []
+    with Admin(rocketmq.name_server) as admin:
+        assert set(admin.offsets(group, [filled]).values()) == {5}
+    with Producer(rocketmq.name_server, "p") as producer:
+        for n in range(4):
+            producer.send(Message(filled, b"%d" % (100 + n)))
+    assert bodies(run("consume", filled, "--group", group, "--count", "4").stdout) == [100, 101, 102, 103]
+
+
+def test_tags(rocketmq, run, filled, group):
+    done = run("consume", filled, "--group", group, "--from", "earliest", "--tags", "a", "--idle", "2")
+    assert bodies(done.stdout) == list(range(0, 20, 2))
+    with Admin(rocketmq.name_server) as admin:
+        assert set(admin.offsets(group, [filled]).values()) == {5}
+
+
+def test_a_killed_one_prints_again_what_it_did_not_commit_and_misses_nothing(rocketmq, run, filled, group):
+    arguments = ["consume", filled, "--group", group, "--from", "earliest", "--name-server", rocketmq.name_server]
+    seen: Counter[int] = Counter()
+    with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for _ in range(3):
+            seen[int(json.loads(child.stdout.readline())["body"])] += 1
+        child.kill()
+        seen.update(int(json.loads(line)["body"]) for line in child.stdout.read().splitlines() if line.endswith("}"))
+    seen.update(bodies(run(*arguments, "--idle", "3").stdout))
+    assert sorted(seen) == list(range(20))
+
+
+def test_it_goes_on_until_ctrl_c(rocketmq, start, filled, group):
+    process = start("consume", filled, "--group", group, "--from", "earliest", "--name-server", rocketmq.name_server)
+    lines = [json.loads(process.child.stdout.readline()) for _ in range(20)]
+    assert sorted(int(line["body"]) for line in lines) == list(range(20))
+    assert process.ctrl_c() == ("", "")
+    assert process.code == 130
+    with Admin(rocketmq.name_server) as admin:
+        assert set(admin.offsets(group, [filled]).values()) == {5}
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--from", "yesterday"], ["--count", "0"], ["--tags", "a", "--sql", "TAGS = 'a'"]]
+)
+def test_wrong_usage(run, filled, group, arguments):
+    assert run("consume", filled, "--group", group, "--idle", "0", *arguments).exit_code in (1, 2)
+    assert run("consume", filled).exit_code == 2
+    options = ("--idle", "0", "-o", "pullThresholdForQueue=10", "-o", "connectTimeout=5s")
+    assert run("consume", filled, "--group", group, *options).exit_code == 0
+
+
+def test_a_misspelt_topic(run, filled, group):
+    done = run("consume", filled + "x", "--group", group)
+    assert (done.exit_code, f"Did you mean {filled}" in done.stderr) == (1, True)

@@ -1,0 +1,313 @@
+"""``copy``: what is sent and committed in memory, and the whole of it on real brokers."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import threading
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rocketmq_spark import Admin, Message, Producer
+from rocketmq_spark.cli import copy as copying
+from rocketmq_spark.cli.copy import Copier, chunks, copy_of
+from rocketmq_spark.errors import DecodeError, MessageIllegal, SendFailed
+from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.wire.messages import decode_messages
+from tests.cli.conftest import COMMAND, documents
+from tests.decode.fetching import stored as on_disk
+from tests.decode.fetching import text
+from tests.helpers import stored, total
+from tests.scale import scaled
+
+SOURCE = [MessageQueue("src", "broker-a", n) for n in range(3)]
+TARGET = [MessageQueue("dst", "broker-b", n) for n in range(2)]
+
+
+def message(offset: int, queue: int = 0, **properties: str) -> ReceivedMessage:
+    (one,) = decode_messages(on_disk(b"%d" % offset, text(UNIQ_KEY=f"U{offset}", **properties), topic="src"))
+    return replace(one, queue=SOURCE[queue], queue_offset=offset)
+
+
+class Cluster:
+    """Both sides of a copy: records what is sent and what is committed, in their order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[tuple[Any, ...]] = []
+        self.refuse: set[bytes] = set()
+        self.fail: set[bytes] = set()
+        self.now = 0.0
+        monkeypatch.setattr(copying.time, "monotonic", lambda: self.now)
+
+    def copier(self, **how: Any) -> Copier:
+        consumer: Any = SimpleNamespace(queues=lambda topic: SOURCE, commit=self.commit)
+        given = {"source": "src", "destination": "dst", "rate": None, "mark": None, "skip_bad": False, **how}
+        return Copier(consumer, self, given, threading.Event())  # type: ignore[arg-type]
+
+    def commit(self, offsets: dict[MessageQueue, int] | None = None) -> None:
+        self.log.append(("commit", None if offsets is None else dict(offsets)))
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        return TARGET
+
+    def send(self, message: Message, queue: MessageQueue) -> None:
+        self.send_batch([message], queue)
+
+    def send_batch(self, messages: Sequence[Message], queue: MessageQueue) -> None:
+        bodies = [message.body for message in messages]
+        if self.fail & set(bodies):
+            raise SendFailed("no answer")
+        if self.refuse & set(bodies):
+            raise MessageIllegal("the message is illegal", remark="no")
+        self.log.append((queue.queue_id, *map(int, bodies)))
+
+    def send_async(self, message: Message, selector: object, arg: object) -> Future[None]:
+        self.log.append((f"{selector}:{arg}", int(message.body)))
+        done: Future[None] = Future()
+        if message.body in self.fail:
+            done.set_exception(SendFailed("no answer"))
+        else:
+            done.set_result(None)
+        return done
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return Cluster(monkeypatch)
+
+
+def test_queues_keep_their_order_and_offsets_follow_acknowledgements(cluster: Cluster) -> None:
+    copier = cluster.copier()
+    copier.send([message(n, 1) for n in range(3)])
+    copier.send([message(n, 2) for n in range(2)])
+    assert cluster.log == [(1, 0, 1, 2), (0, 0, 1)]
+    copier.commit()
+    assert cluster.log[2:] == [("commit", {SOURCE[1]: 3, SOURCE[2]: 2})]
+    copier.commit()  # nothing is new
+    copier.commit_all()
+    assert cluster.log[3:] == [("commit", None)]
+    assert copier.copied == 5
+
+
+def test_it_commits_now_and_then(cluster: Cluster) -> None:
+    copier = cluster.copier()
+    copier.send([message(0)])
+    cluster.now += copying.COMMIT_S
+    copier.send([message(1)])
+    assert cluster.log == [(0, 0), (0, 1), ("commit", {SOURCE[0]: 2})]
+
+
+def test_what_fails_is_not_committed(cluster: Cluster) -> None:
+    copier = cluster.copier()
+    copier.send([message(0)])
+    cluster.fail = {b"2"}
+    with pytest.raises(SendFailed):
+        copier.send([message(n) for n in (1, 2, 3)])
+    copier.commit()
+    assert cluster.log == [(0, 0), ("commit", {SOURCE[0]: 1})]
+
+
+def test_of_a_batch_that_is_refused_the_wrong_message_is_named_or_left_out(cluster: Cluster) -> None:
+    cluster.refuse = {b"1"}
+    with pytest.raises(MessageIllegal, match=r"src/broker-a/0 offset 1 cannot be copied.*: no. With --skip-bad"):
+        cluster.copier().send([message(n) for n in range(3)])
+    cluster.log.clear()
+    copier = cluster.copier(skip_bad=True)
+    copier.send([message(n) for n in range(3)])
+    assert cluster.log == [(0, 0), (0, 2)]
+    assert (copier.copied, copier.skipped) == (2, 1)
+
+
+def test_a_message_that_cannot_be_decoded_is_an_error_or_left_out(cluster: Cluster) -> None:
+    bad = replace(message(1), decode_error="its body does not match its CRC")
+    with pytest.raises(DecodeError, match="offset 1 cannot be copied: it cannot be decoded: its body"):
+        cluster.copier().send([message(0), bad])
+    copier = cluster.copier(skip_bad=True)
+    copier.send([bad])
+    assert copier.skipped == 1
+
+
+def test_a_sharding_key_goes_along(cluster: Cluster) -> None:
+    copier = cluster.copier()
+    copier.send([message(0), message(1, __SHARDINGKEY="k"), message(2)])
+    assert cluster.log == [(0, 0), ("hash:k", 1), (0, 2)]
+    copier.commit()
+    assert copier.copied == 3
+
+
+def test_a_send_under_way_is_waited_for_before_its_offset_is_committed(cluster: Cluster) -> None:
+    copier = cluster.copier()
+    cluster.fail = {b"1"}
+    copier.send([message(0), message(1, __SHARDINGKEY="k")])
+    with pytest.raises(SendFailed):
+        copier.commit()
+    assert cluster.log == [(0, 0), ("hash:k", 1)]
+
+
+def test_it_stops_between_messages(cluster: Cluster) -> None:
+    """What a poll returned and was not sent is not committed."""
+    copier = cluster.copier()
+    copier.send([message(0)])
+    copier._stop.set()
+    copier.send([message(1)])
+    copier.commit()
+    assert cluster.log == [(0, 0), ("commit", {SOURCE[0]: 1})]
+
+
+def test_a_rate_is_kept(cluster: Cluster) -> None:
+    copier = cluster.copier(rate=50.0)
+    waits: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        cluster.now += seconds
+        return False
+
+    copier._stop.wait = wait  # type: ignore[method-assign, assignment]
+    copier.send([message(n) for n in range(100)])
+    assert 1.85 < cluster.now < 2.0
+    assert [entry for entry in cluster.log if entry[0] == "commit"]  # also in the midst of a poll
+    assert max(len(entry) for entry in cluster.log) == 6  # a tenth of a second at once
+
+
+def test_chunks() -> None:
+    large = replace(message(2), store_size=600_000)
+    keyed = message(5, __SHARDINGKEY="k")
+    row = [message(0), message(1), large, message(3), message(4), keyed, message(6)]
+    assert [[m.queue_offset for m in chunk] for chunk in chunks(row, 2)] == [[0, 1], [2], [3, 4], [5], [6]]
+    assert [len(chunk) for chunk in chunks([message(n) for n in range(5)], 2)] == [2, 2, 1]
+    many = [replace(message(n), store_size=300_000) for n in range(3)]
+    assert [len(chunk) for chunk in chunks(many, 9)] == [1, 1, 1]
+
+
+def test_a_copy_has_what_the_user_gave() -> None:
+    original = message(3, TAGS="a", KEYS="k1 k2", mine="1", CLUSTER="c", MSG_REGION="r")
+    made = copy_of(original, "dst", "orig")
+    assert (made.topic, made.body, made.tags, made.keys) == ("dst", b"3", "a", ["k1", "k2"])
+    assert made.properties == {"mine": "1", "orig": "U3"}
+    assert copy_of(original, "dst", None).properties == {"mine": "1"}
+
+
+# --- on real brokers
+
+
+@pytest.fixture
+def topics(rocketmq, make_topic):
+    """A source with 60 messages in four queues, tags in turn, and an empty destination with two."""
+    source, destination = make_topic(queues=4), make_topic(queues=2)
+    with Producer(rocketmq.name_server, "p") as producer:
+        queues = producer.queues(source)
+        for n in range(60):
+            producer.send(
+                Message(source, b"%d" % n, tags="ab"[n % 2], keys=[f"k{n}"], properties={"n": str(n)}),
+                queue=queues[n % 4],
+            )
+    total(rocketmq, source, 60)
+    return source, destination
+
+
+@pytest.fixture
+def group():
+    return f"g{uuid.uuid4().hex[:6]}"
+
+
+def test_all_of_it_in_order_and_then_what_is_new(rocketmq, run, topics, group):
+    source, destination = topics
+    command = ("copy", source, destination, "--group", group, "--mark", "orig")
+    assert documents(run(*command, "--json").stdout) == [
+        {"source": source, "destination": destination, "copied": 60, "skipped": 0}
+    ]
+    copies = stored(rocketmq, destination, 60)
+    by_queue = defaultdict(list)
+    for one in sorted(copies, key=lambda m: m.queue_offset):
+        by_queue[one.queue_id, int(one.body) % 4].append(int(one.body))
+        assert (one.keys, one.tags) == ([f"k{int(one.body)}"], "ab"[int(one.body) % 2])
+    assert [len(bodies) for bodies in by_queue.values()] == [15] * 4
+    assert all(bodies == sorted(bodies) for bodies in by_queue.values())
+    originals = {m.msg_id for m in stored(rocketmq, source, 60)}
+    assert {one.properties["orig"] for one in copies} == originals
+    assert run(*command).stdout.startswith(f"Copied 0 messages from {source} to {destination}")
+    with Producer(rocketmq.name_server, "p") as producer:
+        producer.send(Message(source, b"100"))
+    total(rocketmq, source, 61)
+    assert run(*command).stdout.startswith("Copied 1 messages")
+
+
+def test_from_the_end_on_nothing_is_missing_that_comes_between_two_runs(rocketmq, run, topics, group):
+    """Of a queue, too, of which the first run read nothing."""
+    source, destination = topics
+    command = ("copy", source, destination, "--group", group, "--from", "latest", "--json")
+    assert [row["copied"] for row in documents(run(*command).stdout)] == [0]
+    with Producer(rocketmq.name_server, "p") as producer:
+        for n in range(100, 108):
+            producer.send(Message(source, b"%d" % n))
+    total(rocketmq, source, 68)
+    assert [row["copied"] for row in documents(run(*command).stdout)] == [8]
+    assert sorted(int(m.body) for m in stored(rocketmq, destination, 8)) == list(range(100, 108))
+
+
+def test_tags_count_and_resume(rocketmq, run, topics, group):
+    source, destination = topics
+    command = ("copy", source, destination, "--group", group, "--tags", "a", "--json")
+    assert [row["copied"] for row in documents(run(*command, "--count", "7").stdout)] == [7]
+    assert [row["copied"] for row in documents(run(*command).stdout)] == [23]
+    bodies = sorted(int(m.body) for m in stored(rocketmq, destination, 30))
+    assert bodies == list(range(0, 60, 2))
+    with Admin(rocketmq.name_server) as admin:
+        assert set(admin.offsets(group, [source]).values()) == {15}
+
+
+def test_killed_and_resumed_nothing_is_missing(rocketmq, run, group, make_topic):
+    """200,000 messages in a soak."""
+    count, source, destination = scaled(200_000), make_topic(queues=4), make_topic(queues=4)
+    with Producer(rocketmq.name_server, "p", auto_batch=True) as producer:
+        for future in [producer.send_async(Message(source, b"%d" % n)) for n in range(count)]:
+            future.result()
+    total(rocketmq, source, count)
+    command = [*COMMAND, "copy", source, destination, "--name-server", rocketmq.name_server, "--group", group]
+    with Admin(rocketmq.name_server) as admin:
+        for _ in range(3):
+            before = admin.describe_topic(destination).messages
+            with subprocess.Popen([*command, "--rate", "4000/s"], stdout=subprocess.PIPE, text=True) as child:
+                while admin.describe_topic(destination).messages < before + random.randrange(1, count // 5):
+                    assert child.poll() is None
+                child.kill()
+    assert run(*command[len(COMMAND) :]).exit_code == 0
+    found = Counter(int(m.body) for m in stored(rocketmq, destination, count))
+    assert sorted(found) == list(range(count))
+    # What was sent since the last commit of each, one batch, and how late a commit may be on a machine that is busy.
+    assert found.total() - count <= 3 * (4000 * 2 + copying.UNDER_WAY)
+
+
+def test_another_cluster_ctrl_c_and_follow(rocketmq, lone, start, topics, group):
+    source, _ = topics
+    destination = f"copied-{group}"
+    lone.create_topic(destination, 2)
+    process = start(
+        "copy", source, destination, "--group", group, "--follow", "--name-server", rocketmq.name_server,
+        "--to-name-server", lone.name_server, "--to-option", "sendTimeout=5s",
+    )  # fmt: skip
+    assert sorted(int(m.body) for m in stored(lone, destination, 60)) == list(range(60))
+    out, err = process.ctrl_c()
+    assert (process.code, err) == (130, "")
+    assert out.startswith(f"Copied 60 messages from {source}")
+    with Admin(rocketmq.name_server) as admin:
+        assert set(admin.offsets(group, [source]).values()) == {15}
+
+
+def test_wrong_usage(run, topics, group):
+    source, destination = topics
+    done = run("copy", source, source, "--group", group)
+    assert (done.exit_code, "would be copied to itself" in done.stderr) == (1, True)
+    assert run("copy", source, destination).exit_code == 2
+    for wrong in ((source + "x", destination), (source, destination + "x")):
+        done = run("copy", *wrong, "--group", group)
+        assert (done.exit_code, "Did you mean" in done.stderr) == (1, True)
+    assert run("copy", source, destination, "--group", group, "--rate", "fast").exit_code == 2

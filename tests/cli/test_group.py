@@ -1,0 +1,98 @@
+"""``group``, ``message`` and ``cluster`` on a real broker."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from rocketmq_spark import Message, Producer, PullConsumer
+from tests.cli.conftest import documents
+from tests.helpers import awaited, total
+
+
+@pytest.fixture
+def consumed(rocketmq, make_topic):
+    """A topic with ten messages of which a group, of the topic's name, has read four of queue 0."""
+    topic = make_topic(queues=1)
+    with Producer(rocketmq.name_server, "p") as producer:
+        sent = [producer.send(Message(topic, b"%d" % n, tags="a", keys=["all", f"k{n}"])) for n in range(10)]
+    total(rocketmq, topic, 10)
+    with PullConsumer(rocketmq.name_server, topic, auto_commit=False) as consumer:
+        consumer.assign([sent[0].queue])
+        consumer.seek(sent[0].queue, 4)
+        consumer.commit()
+    return topic, sent
+
+
+def test_a_group_is_listed_described_and_deleted(run, rocketmq, consumed):
+    name, _ = consumed
+    assert name in run("group", "list").stdout.splitlines()
+    assert {"group": name} in documents(run("group", "list", "--json").stdout)
+    (found,) = documents(run("group", "describe", name, "--json").stdout)
+    assert (found["group"], found["members"], found["consumeType"], found["lag"]) == (name, [], None, 6)
+    assert [(q["topic"], q["offset"], q["maxOffset"], q["lag"]) for q in found["queues"]] == [(name, 4, 10, 6)]
+    assert found["settings"]["broker-a"]["retryMaxTimes"] == 16
+    shown = run("group", "describe", name)
+    assert shown.stdout.startswith(f"Group {name}: 0 members\n")
+    assert shown.stderr == "lag: 6 in 1 queues\n"
+    assert run("group", "delete", name).exit_code == 2
+    assert run("group", "delete", name, "--yes").stdout == f"Group {name} is deleted\n"
+    assert name not in run("group", "list").stdout.splitlines()
+
+
+def test_a_group_with_members(run, rocketmq, topic):
+    name = f"g{uuid.uuid4().hex[:6]}"
+    with PullConsumer(rocketmq.name_server, name) as consumer:
+        consumer.subscribe(topic, "a")
+        consumer.poll(0.1)
+        (found,) = awaited(
+            lambda: documents(run("group", "describe", name, "--json").stdout), lambda rows: rows and rows[0]["members"]
+        )
+        assert [member["clientId"] for member in found["members"]] == [consumer.client_id]
+        assert found["subscriptions"] == [{"topic": topic, "expression": "a", "kind": "TAG"}]
+        assert consumer.client_id in run("group", "describe", name).stdout
+        done = run("group", "delete", name, "--yes")
+        assert (done.exit_code, "use --force" in done.stderr) == (1, True)
+    assert run("group", "delete", name, "--yes", "--force", "--topics").exit_code == 0
+
+
+@pytest.mark.parametrize("verb", [["describe"], ["delete", "--yes"]])
+def test_a_misspelt_group_is_reported_with_the_nearest(run, consumed, verb):
+    name, _ = consumed
+    done = run("group", verb[0], name + "x", *verb[1:])
+    assert (done.exit_code, f"Did you mean {name}" in done.stderr) == (1, True)
+
+
+def test_messages_by_id_and_key(run, consumed):
+    topic, sent = consumed
+    one = sent[3]
+    for arguments in ((one.offset_msg_id,), (one.msg_id, "--topic", topic)):
+        (found,) = awaited(lambda a=arguments: documents(run("message", "get", *a, "--json").stdout))
+        assert (found["msgId"], found["offsetMsgId"], found["body"]) == (one.msg_id, one.offset_msg_id, "3")
+        assert (found["tags"], found["keys"], found["queueOffset"]) == ("a", ["all", "k3"], 3)
+    assert f"id {one.msg_id}" in run("message", "get", one.offset_msg_id).stdout
+    find = ("message", "find", "--topic", topic, "--key")
+    rows = awaited(lambda: documents(run(*find, "all", "--json").stdout), lambda rows: len(rows) == 10)
+    assert [row["body"] for row in rows] == [str(n) for n in range(10)]
+    assert len(documents(run(*find, "all", "--limit", "4", "--json").stdout)) == 4
+    assert run(*find, "k3").stderr == "1 messages with key k3\n"
+    assert run(*find, "all", "--until", "2020-01-01T00:00:00Z").stderr == "0 messages with key all\n"
+    done = run("message", "get", "nothing", "--topic", topic)
+    assert (done.exit_code, "there is no message with id nothing" in done.stderr) == (1, True)
+
+
+def test_the_brokers_of_a_cluster(run, rocketmq):
+    (found,) = documents(run("cluster", "--json").stdout)
+    assert (found["brokerName"], found["brokerId"], found["address"]) == ("broker-a", 0, rocketmq.address("broker-a"))
+    assert (found["version"], found["error"]) == ("V5_5_0", None)
+    assert found["facts"]["brokerVersionDesc"] == "V5_5_0"
+    heading, row = run("cluster").stdout.splitlines()
+    assert (heading.split()[:3], row.split()[:2]) == (["CLUSTER", "NAME", "BROKER"], ["DefaultCluster", "broker-a"])
+
+
+def test_a_topic_is_described_with_its_type_and_permission(run, rocketmq, make_topic):
+    topic = make_topic(queues=1, attributes={"message.type": "FIFO"})
+    (row,) = documents(run("topic", "describe", topic, "--json").stdout)
+    assert (row["type"], row["permission"]) == ("FIFO", "RW")
+    assert run("topic", "describe", topic).stdout.splitlines()[1].split()[-2:] == ["FIFO", "RW"]
