@@ -22,11 +22,12 @@ from rocketmq_spark.aio.loop import PAUSE_S, Asynchronous
 from rocketmq_spark.base.threads import Failure, attempt, never_waiting, start_thread
 from rocketmq_spark.errors import SendFailed
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendResult
+from rocketmq_spark.model.send import HalfState
 from rocketmq_spark.producer.encoding import ANYHOW, How
 from rocketmq_spark.producer.engine import Unsent
 from rocketmq_spark.producer.outgoing import PromptCallback
 from rocketmq_spark.producer.requests import at_once, routed
-from rocketmq_spark.producer.transactions import HalfMessage, HalfState
+from rocketmq_spark.producer.transactions import HalfMessage
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.remoting.connection import together
 from rocketmq_spark.session import public

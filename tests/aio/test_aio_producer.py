@@ -15,8 +15,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import ClosedError, MessageIllegal, MessageRefused, NotSupported, SendFailed
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
-from rocketmq_spark.model.send import HalfPlace, TransactionState
-from rocketmq_spark.producer.transactions import HalfState
+from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState
 from tests.aio.conftest import producing, run, until
 from tests.consumer.messages import message
 from tests.producer.scripted import ScriptedSender, ok, refused
