@@ -210,7 +210,12 @@ class Producer(Asynchronous):
         """
         self._check()
         transaction = self._producer.transaction(message, timeout_s=timeout_s)
-        half = await self._loop.call(transaction.__enter__)
+        entering = self._loop.start(transaction.__enter__)
+        try:
+            half = await asyncio.shield(entering)
+        except asyncio.CancelledError as e:  # it may be stored; what is cancelled may be kept, with all that it holds
+            entering.add_done_callback(functools.partial(self._rolled_back, transaction, e))
+            raise
         try:
             yield AsyncHalfMessage(half, self._loop.call)
         except BaseException as e:
@@ -218,6 +223,11 @@ class Producer(Asynchronous):
                 await self._loop.call(transaction.__exit__, type(e), e, e.__traceback__)
             raise
         await self._loop.call(transaction.__exit__, None, None, None)
+
+    def _rolled_back(self, transaction: Any, error: BaseException, entered: asyncio.Future[Any]) -> None:
+        if not entered.cancelled() and entered.exception() is None:
+            with contextlib.suppress(RuntimeError):  # its producer was closed
+                self._loop.start(transaction.__exit__, type(error), error, None)
 
     async def recall(self, topic: str, recall_handle: str) -> str:
         """Cancel a delayed message of ``topic`` by the ``recall_handle`` of its result; returns its id."""
