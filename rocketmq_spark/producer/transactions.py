@@ -26,7 +26,7 @@ from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.copies import CROSSING_S
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.threads import Failure, attempt, left_by_collection
 from rocketmq_spark.errors import (
     CallTimeout,
     ClosedError,
@@ -54,8 +54,7 @@ TransactionCheck = (
 _Shown = ReceivedMessage | PoppedMessage
 
 # Brokers ask for seven and a half minutes with the default settings; decisions are remembered for longer.
-REMEMBERED_S = 900.0
-MOST_REMEMBERED = 100_000
+REMEMBERED_S, MOST_REMEMBERED = 900.0, 100_000
 # A question that comes while a decision is on its way waits for its end, no longer than this.
 DECIDING_S = 5.0
 # What holds a half message may be garbage, such as the traceback of a try that failed, with the frame of its caller: then its
@@ -203,6 +202,8 @@ class HalfMessage:
         self._decide(TransactionState.ROLLBACK, timeout_s)
 
     def _decide(self, decision: TransactionState, timeout_s: float | None) -> None:
+        if left_by_collection(functools.partial(self._decide, decision, timeout_s)):
+            return
         if not self._fate.decide(decision, self._timeout_s if timeout_s is None else timeout_s):
             raise LocalProtocolError(
                 f"the half message {self.result.msg_id} is {self.state.value} and takes no {decision.value}",
@@ -375,7 +376,7 @@ class TransactionProducer(BaseProducer):
 
     def _left(self, half: HalfMessage, decision: TransactionState) -> None:
         """``decision`` is meant by the end of its block, if its user has said nothing."""
-        if half.state is not HalfState.PREPARED:
+        if half.state is not HalfState.PREPARED or left_by_collection(functools.partial(self._left, half, decision)):
             return
         said = half._fate.said
         try:

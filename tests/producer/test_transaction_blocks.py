@@ -10,6 +10,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from rocketmq_spark.model.send import HalfState, TransactionState
 from rocketmq_spark.producer import transactions
 from rocketmq_spark.producer.transactions import HalfMessage
 from rocketmq_spark.wire.properties import decode_properties
+from tests.mockbroker import eventually
 from tests.producer.scripted import refused
 from tests.producer.test_transactions import COPY, Shop, shop, unsent
 
@@ -118,7 +120,38 @@ def test_what_garbage_collection_ends_may_roll_back_wherever_that_comes(
 
     threading.Thread(target=send, daemon=True).start()
     assert ended.wait(30)
-    assert [decision for _, decision in shop.ends()] == [ROLLBACK]
+    eventually(lambda: [decision for _, decision in shop.ends()] == [ROLLBACK])
+
+
+@pytest.mark.parametrize("ending", [False, True])
+def test_a_block_that_garbage_collection_ends_is_rolled_back_by_another_thread(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, ending: bool
+) -> None:
+    """It comes where the thread holds any lock, of a connection for example, or reads the answers. In a program that ends,
+    there is no other thread.
+    """
+    threads: list[threading.Thread] = []
+    end = shop.sender.end_transaction
+
+    def ended(*given: Any) -> bool:
+        threads.append(threading.current_thread())
+        return end(*given)
+
+    def rows(mine: list[object]) -> Iterator[None]:
+        with shop.producer.transaction(Message("T", b"x")):
+            yield
+
+    monkeypatch.setattr(shop.sender, "end_transaction", ended)
+    monkeypatch.setattr("sys.is_finalizing", lambda: ending)
+    mine: list[object] = []
+    mine.append(begun := rows(mine))
+    next(begun)
+    del mine, begun
+    gc.collect()
+    if not ending:
+        eventually(lambda: [decision for _, decision in shop.ends()] == [ROLLBACK])
+    assert threading.current_thread() not in threads
+    assert len(threads) == (not ending)
 
 
 @pytest.fixture
