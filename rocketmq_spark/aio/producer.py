@@ -24,11 +24,12 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt, never_waiting, start_thread
 from rocketmq_spark.errors import SendFailed
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendResult
+from rocketmq_spark.model.send import HalfState
 from rocketmq_spark.producer.encoding import ANYHOW, How
 from rocketmq_spark.producer.engine import Unsent
 from rocketmq_spark.producer.outgoing import PromptCallback
 from rocketmq_spark.producer.requests import at_once, routed
-from rocketmq_spark.producer.transactions import HalfMessage, HalfState
+from rocketmq_spark.producer.transactions import HalfMessage
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.remoting.connection import together
 from rocketmq_spark.session import public
@@ -259,7 +260,12 @@ class Producer(Asynchronous):
         """
         self._check()
         transaction = self._producer.transaction(message, timeout_s=timeout_s)
-        half = await self._loop.call(transaction.__enter__)
+        entering = self._loop.start(transaction.__enter__)
+        try:
+            half = await asyncio.shield(entering)
+        except asyncio.CancelledError as e:  # it may be stored; what is cancelled may be kept, with all that it holds
+            entering.add_done_callback(functools.partial(self._rolled_back, transaction, e))
+            raise
         try:
             yield AsyncHalfMessage(half, self._loop.call)
         except BaseException as e:
@@ -267,6 +273,11 @@ class Producer(Asynchronous):
                 await self._loop.call(transaction.__exit__, type(e), e, e.__traceback__)
             raise
         await self._loop.call(transaction.__exit__, None, None, None)
+
+    def _rolled_back(self, transaction: Any, error: BaseException, entered: asyncio.Future[Any]) -> None:
+        if not entered.cancelled() and entered.exception() is None:
+            with contextlib.suppress(RuntimeError):  # its producer was closed
+                self._loop.start(transaction.__exit__, type(error), error, None)
 
     async def recall(self, topic: str, recall_handle: str) -> str:
         """Cancel a delayed message of ``topic`` by the ``recall_handle`` of its result; returns its id."""

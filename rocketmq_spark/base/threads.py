@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
@@ -102,6 +104,26 @@ def _failed(name: str, loop: Callable[[], None]) -> bool:
     if not isinstance(outcome, Failure):
         return False
     outcome.log(logger, "the work of thread %s failed: %s", name, outcome)
+    return True
+
+
+_collecting: set[int] = set()  # the thread that collects garbage now
+
+
+def _collects(phase: str, info: object) -> None:
+    (_collecting.add if phase == "start" else _collecting.discard)(threading.get_ident())
+
+
+gc.callbacks.append(_collects)
+
+
+def left_by_collection(work: Callable[[], None]) -> bool:
+    """Whether this thread collects garbage, which may come while it holds any lock. Then another one does ``work``."""
+    if threading.get_ident() not in _collecting:
+        return False
+    if not sys.is_finalizing():  # no thread begins any more, and who starts one waits for that
+        with contextlib.suppress(RuntimeError):  # there can be no more threads
+            start_thread("rocketmq-collected", work, again=False)
     return True
 
 

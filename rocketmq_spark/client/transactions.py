@@ -72,7 +72,9 @@ class HalfChecks:
         self._group = group
         self._question = question
         state = TransactionState
-        self._copies = CopyQuestions(self._answer, _asker, state.COMMIT, state.ROLLBACK, state.UNKNOWN)
+        self._copies = CopyQuestions(
+            self._answer, _asker, state.COMMIT, state.ROLLBACK, state.UNKNOWN, ("remoting", calls.on_wire(group))
+        )
         self.leave = self._copies.leave
 
     def asked(self, address: str, command: Command) -> Command:

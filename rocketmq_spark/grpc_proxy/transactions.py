@@ -59,7 +59,9 @@ class ProxyTransactions:
     def join(self, group: str, check: HalfCheck) -> Callable[[Deadline], None]:
         """From now on ``check`` answers for half messages of this group. Returns what ends that."""
         me, state = object(), TransactionState
-        copies: _Copies = CopyQuestions(self._say, _endpoint, state.COMMIT, state.ROLLBACK, state.UNKNOWN)
+        copies: _Copies = CopyQuestions(
+            self._say, _endpoint, state.COMMIT, state.ROLLBACK, state.UNKNOWN, ("grpc", group)
+        )
         with self._lock:
             self._checks[me] = group, check, copies
 

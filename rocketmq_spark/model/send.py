@@ -82,6 +82,15 @@ class TransactionState(enum.Enum):
     UNKNOWN = "UNKNOWN"
 
 
+class HalfState(enum.Enum):
+    """What a process knows of a half message. ``UNKNOWN``: a decision was sent, and it is not known whether it has arrived."""
+
+    PREPARED = "PREPARED"
+    COMMITTED = "COMMITTED"
+    ROLLED_BACK = "ROLLED_BACK"
+    UNKNOWN = "UNKNOWN"
+
+
 class HalfPlace(NamedTuple):
     """A half message as its broker finds it: over remoting by where it is, through a Proxy by its ids.
 

@@ -13,7 +13,6 @@ times at most (``checkTransactionState``). What differs is meant:
 from __future__ import annotations
 
 import contextlib
-import enum
 import functools
 import gc
 import logging
@@ -27,8 +26,9 @@ from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.copies import CROSSING_S
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.threads import Failure, attempt, left_by_collection
 from rocketmq_spark.errors import (
+    CallTimeout,
     ClosedError,
     LocalProtocolError,
     MessageRefused,
@@ -38,7 +38,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import Message, ReceivedMessage, SendResult, SendStatus
 from rocketmq_spark.model.message import PoppedMessage
-from rocketmq_spark.model.send import HalfPlace, TransactionState
+from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.encoding import How
@@ -51,24 +51,15 @@ logger = logging.getLogger(__name__)
 TransactionCheck = (
     Callable[[ReceivedMessage], TransactionState | str] | Callable[[PoppedMessage], TransactionState | str]
 )
+_Shown = ReceivedMessage | PoppedMessage
 
 # Brokers ask for seven and a half minutes with the default settings; decisions are remembered for longer.
-REMEMBERED_S = 900.0
-MOST_REMEMBERED = 100_000
+REMEMBERED_S, MOST_REMEMBERED = 900.0, 100_000
 # A question that comes while a decision is on its way waits for its end, no longer than this.
 DECIDING_S = 5.0
 # What holds a half message may be garbage, such as the traceback of a try that failed, with the frame of its caller: then its
 # function must be asked, and an idle process collects nothing by itself. Looked for when brokers ask, no more often than this.
 SWEPT_S = 20.0
-
-
-class HalfState(enum.Enum):
-    """What a process knows of a half message. ``UNKNOWN``: a decision was sent, and it is not known whether it has arrived."""
-
-    PREPARED = "PREPARED"
-    COMMITTED = "COMMITTED"
-    ROLLED_BACK = "ROLLED_BACK"
-    UNKNOWN = "UNKNOWN"
 
 
 # All moves that there are: from a state, by a decision.
@@ -88,12 +79,12 @@ class _Fate:
 
     def __init__(self, place: HalfPlace, end: _End, state: HalfState = HalfState.PREPARED) -> None:
         self._place = place
-        self._end = end
+        self._end: _End | None = end
         self._lock = threading.Lock()
         self._delivered: Deadline | None = None
         self.state = state
         self.said: TransactionState | None = None  # what was to be sent last, which may not have been
-        self.held: Callable[[], HalfMessage | None] = lambda: None
+        self.held: Callable[[], object] = lambda: True  # it is being sent
 
     @property
     def deciding(self) -> bool:
@@ -115,13 +106,21 @@ class _Fate:
         finally:
             self._lock.release()
 
+    def stored(self, place: HalfPlace) -> None:
+        """It is there, unless its broker has asked already: about a copy that is somewhere else."""
+        with self._lock:
+            at = self._place
+            asked = at.broker_name or at.half_offset is not None
+            self._place = at._replace(broker_name=at.broker_name or place.broker_name) if asked else place
+
     def decide(self, decision: TransactionState, timeout_s: float) -> bool:
         """Whether it could be decided still; raises what sending the decision raises."""
-        with self._lock:
+        timeout = Deadline.after(timeout_s)
+        with self._alone(timeout):
             after = _MOVES.get((self.state, decision))
             if after is None:
                 return False
-            timeout = Deadline.after(timeout_s)
+            assert self._end is not None
             self.said = decision
             self.state = HalfState.UNKNOWN  # whatever interrupts us
             try:
@@ -130,15 +129,34 @@ class _Fate:
                 if e.unsent:
                     self.state = HalfState.PREPARED
                 raise
+            finally:
+                if self.state is not HalfState.PREPARED:
+                    self.over(self.state)
             self.state = after
             self._delivered = Deadline.after(CROSSING_S) if proved else None
             return True
 
     def leave(self) -> None:
         """It will not be decided here any more: if it is not decided, the user's function is asked."""
-        with self._lock:
+        with contextlib.suppress(CallTimeout), self._alone(Deadline.after(DECIDING_S)):
             if self.state is HalfState.PREPARED:
-                self.state = HalfState.UNKNOWN
+                self.over(HalfState.UNKNOWN)
+
+    def over(self, state: HalfState) -> None:
+        """No decision comes any more. What would send a decision holds a producer with all that it has."""
+        self.state, self._end = state, None
+
+    @contextlib.contextmanager
+    def _alone(self, deadline: Deadline) -> Iterator[None]:
+        """No other thread decides meanwhile. One that does may have been left in the process that was forked, and never end."""
+        if not self._lock.acquire(timeout=min(deadline.remaining(), threading.TIMEOUT_MAX)):
+            late = CallTimeout("another decision on the half message is on its way", topic=self._place.topic)
+            late.unsent = True
+            raise late
+        try:
+            yield
+        finally:
+            self._lock.release()
 
 
 class HalfMessage:
@@ -150,16 +168,15 @@ class HalfMessage:
     Args:
         message: What was sent.
         result: The broker's acknowledgement. ``queue_offset`` is None, because a message has no offset before it is committed.
-        place: The half message as its broker identifies it.
-        end: The function that sends a decision.
+        fate: What the process knows of it, with the way to decide it.
         timeout_s: Seconds that ``commit`` and ``rollback`` wait for the broker's answer.
     """
 
-    def __init__(self, message: Message, result: SendResult, place: HalfPlace, end: _End, timeout_s: float) -> None:
+    def __init__(self, message: Message, result: SendResult, fate: _Fate, timeout_s: float) -> None:
         self.message = message
         self.result = result
         self._timeout_s = timeout_s
-        self._fate = _Fate(place, end)
+        self._fate = fate
         self._fate.held = weakref.ref(self)
 
     @property
@@ -185,6 +202,8 @@ class HalfMessage:
         self._decide(TransactionState.ROLLBACK, timeout_s)
 
     def _decide(self, decision: TransactionState, timeout_s: float | None) -> None:
+        if left_by_collection(functools.partial(self._decide, decision, timeout_s)):
+            return
         if not self._fate.decide(decision, self._timeout_s if timeout_s is None else timeout_s):
             raise LocalProtocolError(
                 f"the half message {self.result.msg_id} is {self.state.value} and takes no {decision.value}",
@@ -206,7 +225,7 @@ class _Halves:
         self.forget()
 
     def forget(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # garbage collection may come here, and end a block or what a user holds
         self._known: OrderedDict[str, tuple[Deadline, _Fate]] = OrderedDict()
         self._held: weakref.WeakValueDictionary[str, HalfMessage] = weakref.WeakValueDictionary()
 
@@ -216,8 +235,9 @@ class _Halves:
                 self._held[msg_id] = half
             self._known[msg_id] = Deadline.after(REMEMBERED_S), fate
             self._known.move_to_end(msg_id)
-            while len(self._known) > MOST_REMEMBERED or next(iter(self._known.values()))[0].expired:
-                self._known.popitem(last=False)
+            with contextlib.suppress(RuntimeError):  # so it would change what is looked through
+                while len(self._known) > MOST_REMEMBERED or next(iter(self._known.values()))[0].expired:
+                    self._known.popitem(last=False)
 
     def get(self, msg_id: str) -> _Fate | None:
         with self._lock:
@@ -230,8 +250,6 @@ class _Halves:
 # One of a process: a broker may ask any producer of the group. Ids are unique.
 _halves = _Halves()
 os.register_at_fork(after_in_child=_halves.forget)
-
-
 _swept = Deadline.after(0)
 
 
@@ -243,7 +261,7 @@ def _sweep() -> None:
 
 
 def answer(
-    check: Callable[[Any], Any], message: ReceivedMessage | PoppedMessage, place: HalfPlace
+    check: Callable[[Any], Any], message: _Shown, place: HalfPlace
 ) -> TransactionState | Callable[[], TransactionState]:
     """What becomes of a half message that a broker asks about, or what asks the user's function."""
     fate = _halves.get(message.msg_id)
@@ -255,14 +273,12 @@ def answer(
     return functools.partial(_ask, check, message) if known is None else known
 
 
-def _ask_later(
-    fate: _Fate, check: Callable[[Any], Any], message: ReceivedMessage | PoppedMessage, place: HalfPlace
-) -> TransactionState:
+def _ask_later(fate: _Fate, check: Callable[[Any], Any], message: _Shown, place: HalfPlace) -> TransactionState:
     known = fate.asked(place, DECIDING_S)
     return _ask(check, message) if known is None else known
 
 
-def _ask(check: Callable[[Any], Any], message: ReceivedMessage | PoppedMessage) -> TransactionState:
+def _ask(check: Callable[[Any], Any], message: _Shown) -> TransactionState:
     made: Any = attempt(check, message)
     if isinstance(made, Failure):
         made.log(logger, "transaction_check failed for message %s of %s", message.msg_id, message.topic)
@@ -313,19 +329,19 @@ class TransactionProducer(BaseProducer):
         prepared, place, deadline = self._admitted(message, How(timeout_s=timeout_s))
         prepared = encoding.as_half(prepared)
         msg_id = prepared.msg_id
+        fate = _Fate(HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id), self._ended)
+        _halves.add(msg_id, fate)  # its broker may ask before it answers
         try:
             result = self._engine.send(self._outgoing(prepared, place, deadline)._replace(spoolable=False, once=True))
             assert result.queue is not None
-            where = HalfPlace.of(result, self.settings.group, message.topic, msg_id)
+            fate.stored(HalfPlace.of(result, self.settings.group, message.topic, msg_id))
             known = result._replace(msg_id=msg_id, queue_offset=None)
-            half = HalfMessage(prepared.message, known, where, self._ended, self.settings.send_timeout_s)
-            _halves.add(msg_id, half._fate, half)
+            half = HalfMessage(prepared.message, known, fate, self.settings.send_timeout_s)
+            _halves.add(msg_id, fate, half)
             if result.status is not SendStatus.SEND_OK:
                 self._badly_stored(half, result)
-        except BaseException as e:
-            if not getattr(e, "unsent", False):  # a second try is another message
-                nowhere = HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id)
-                _halves.add(msg_id, _Fate(nowhere, self._ended, HalfState.ROLLED_BACK))
+        except BaseException as e:  # a second try is another message
+            fate.over(HalfState.UNKNOWN if getattr(e, "unsent", False) else HalfState.ROLLED_BACK)
             raise
         return half
 
@@ -360,7 +376,7 @@ class TransactionProducer(BaseProducer):
 
     def _left(self, half: HalfMessage, decision: TransactionState) -> None:
         """``decision`` is meant by the end of its block, if its user has said nothing."""
-        if half.state is not HalfState.PREPARED:
+        if half.state is not HalfState.PREPARED or left_by_collection(functools.partial(self._left, half, decision)):
             return
         said = half._fate.said
         try:

@@ -18,8 +18,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import ClosedError, MessageIllegal, MessageRefused, NotSupported, SendFailed
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
-from rocketmq_spark.model.send import HalfPlace, TransactionState
-from rocketmq_spark.producer.transactions import HalfState
+from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState
 from tests.aio.conftest import WAIT_S, producing, run, until
 from tests.consumer.messages import message
 from tests.helpers import raising
@@ -372,6 +371,47 @@ def test_a_block_commits_and_one_that_raises_or_is_cancelled_rolls_back(sender: 
             )
             assert callable(question)
             assert await asyncio.to_thread(question) is COMMIT
+
+    run(body)
+
+
+def test_a_block_that_is_cancelled_before_it_begins_rolls_back_what_was_stored_meanwhile(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who cancelled it may keep the error, which holds the block. It ended in the event loop when that was dropped."""
+    begun, may_end, threads, send = threading.Event(), threading.Event(), list[str](), sender.send
+    end = sender.end_transaction
+
+    def slow(*given: Any) -> SendResult:
+        begun.set()
+        assert may_end.wait(60)
+        return send(*given)
+
+    def ended(*given: Any) -> bool:
+        threads.append(threading.current_thread().name)
+        return end(*given)
+
+    monkeypatch.setattr(sender, "send", slow)
+    monkeypatch.setattr(sender, "end_transaction", ended)
+    sender.script = [lambda queue, request: SendResult(ok(queue, request).status, "", queue, 7, f"{7:032X}")]
+
+    async def body() -> None:
+        async with producing(transaction_check=lambda message: "COMMIT") as producer:
+
+            async def block() -> None:
+                async with producer.transaction(Message("T", b"x")):
+                    pytest.fail("it was cancelled")
+
+            task = asyncio.create_task(block())
+            await until(begun.is_set)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError) as kept:
+                await task
+            may_end.set()
+            await until(lambda: sender.seen("end"))
+            assert kept.tb is not None
+            assert [decision for _, decision in sender.seen("end")] == [ROLLBACK]
+            assert threads[0].startswith("rocketmq-aio")
 
     run(body)
 

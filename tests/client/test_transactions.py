@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.base import copies
+from rocketmq_spark.base import copies, process
 from rocketmq_spark.base.codes import Flag, Property, Request, Response, SysFlag
 from rocketmq_spark.errors import BrokerError, BrokerNotFound, ConnectionLost
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest
@@ -27,6 +27,12 @@ from tests.mockbroker import Held, MockBroker, eventually, never, ok, refuse, ro
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 PLACE = HalfPlace("t", "broker-a", "pg", "ID", "TX", 5, 1234)
 SENT = {"msgId": "x", "queueId": "0", "queueOffset": "3"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_asked_before() -> None:
+    """All of them are about one id, of which a process remembers what was said."""
+    process.kept("copies").clear()
 
 
 @pytest.fixture
@@ -199,6 +205,76 @@ def test_a_function_that_takes_longer_than_the_broker_s_patience_delivers_once(
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 3)
     answers = [(c.ext["tranStateTableOffset"], c.ext["commitOrRollback"]) for c in broker.seen(Request.END_TRANSACTION)]
     assert (answers, calls) == ([("9", "8"), ("10", "12"), ("11", "12")], ["asked"])
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_two_producers_of_a_group_in_one_process_deliver_once(broker: MockBroker, tenant: Parts, closed: bool) -> None:
+    """Each over its own connection; or the first was closed while its function was under way."""
+    other = Parts(broker.address, scope=Scope("ns"))
+    broker.on(Request.HEART_BEAT, ok())
+    broker.on(Request.UNREGISTER_CLIENT, ok())
+    called, go_on = threading.Event(), threading.Event()
+    calls: list[str] = []
+
+    def function(name: str) -> TransactionState:
+        calls.append(name)
+        called.set()
+        go_on.wait(60)
+        return COMMIT
+
+    leave = tenant.sender.join("pg", 0, lambda message, place: lambda: function("first"))
+    other.sender.join("pg", 0, lambda message, place: lambda: function("second"))
+    for parts in (tenant, other):
+        parts.calls.ask(broker.address, Command(Request.HEART_BEAT))
+    copies = copies_of(tenant)
+    first, second = broker.peers
+    first.send(broker.encode(question(HALF)))
+    assert called.wait(60)
+    if closed:
+        leave(tenant.soon)
+    copy = question(HALF)
+
+    def asked(offset: str) -> Command:
+        return replace(copy, ext={**copy.ext, "tranStateTableOffset": offset})
+
+    second.send(broker.encode(asked("8")))
+    eventually(lambda: copies._newest["ID"][1].half_offset == 8 or len(calls) > 1)
+    go_on.set()
+    eventually(lambda: not copies._newest)
+    second.send(broker.encode(asked("9")))
+    broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
+    answers = [(c.ext["tranStateTableOffset"], c.ext["commitOrRollback"]) for c in broker.seen(Request.END_TRANSACTION)]
+    assert (answers, calls) == ([("8", "8"), ("9", "12")], ["first"])
+    other.close()
+
+
+def test_what_waits_behind_the_function_of_one_producer_is_asked_of_another_one() -> None:
+    """The first one's may hang, or be closed."""
+    go_on, called, calls = threading.Event(), threading.Event(), list[str]()
+
+    def say(place: str, decision: TransactionState) -> bool:
+        calls.append(place)
+        return True
+
+    def hang() -> TransactionState:
+        called.set()
+        go_on.wait(60)
+        return ROLLBACK
+
+    one, two, three = (copies.CopyQuestions(say, lambda place: "a", COMMIT, ROLLBACK, UNKNOWN, "pg") for _ in range(3))
+    one.ask("hangs", "1", hang)
+    assert called.wait(60)
+    for what in ("behind", "left"):
+        one.ask(what, "1", lambda: COMMIT)
+    two.ask("behind", "2", lambda: COMMIT)
+    eventually(lambda: "behind" not in one._newest)
+    one.leave()
+    assert one._newest.keys() == {"hangs"}
+    three.ask("left", "3", lambda: COMMIT)
+    eventually(lambda: "left" not in one._newest)
+    go_on.set()
+    eventually(lambda: not one._newest)
+    assert calls == ["2", "3", "1"]
 
 
 def test_a_broker_that_hangs_holds_up_no_answer_to_another_one(broker: MockBroker) -> None:

@@ -31,10 +31,10 @@ from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import ProxySender
 from rocketmq_spark.model import Message, MessageQueue, SendRequest
 from rocketmq_spark.model.message import PoppedMessage
-from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
+from rocketmq_spark.model.send import HalfCheck, HalfPlace, HalfState, TransactionState
 from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.transactions import HalfState, TransactionProducer
+from rocketmq_spark.producer.transactions import TransactionProducer
 from tests.grpc_proxy.scripted import acknowledge, client, route, serving, status
 from tests.helpers import no_more_threads
 from tests.mockbroker import eventually

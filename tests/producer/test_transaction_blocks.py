@@ -5,19 +5,26 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-from collections.abc import Callable
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import Response
+from rocketmq_spark.base.codes import Property, Response
 from rocketmq_spark.errors import CallTimeout, RocketMQError
-from rocketmq_spark.model import Message
-from rocketmq_spark.model.send import TransactionState
+from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
+from rocketmq_spark.model.send import HalfState, TransactionState
 from rocketmq_spark.producer import transactions
-from rocketmq_spark.producer.transactions import HalfState
+from rocketmq_spark.producer.transactions import HalfMessage
+from rocketmq_spark.wire.properties import decode_properties
+from tests.mockbroker import eventually
 from tests.producer.scripted import refused
-from tests.producer.test_transactions import Shop, shop, unsent
+from tests.producer.test_transactions import COPY, Shop, shop, unsent
 
 __all__ = ["shop"]
 COMMIT, ROLLBACK = TransactionState.COMMIT, TransactionState.ROLLBACK
@@ -80,3 +87,144 @@ def test_what_only_garbage_holds_is_not_held(
         assert shop.question(msg_id) is COMMIT
     finally:
         gc.enable()
+
+
+class Order:
+    """Is garbage from the beginning, and rolls back when it is collected."""
+
+    def __init__(self, half: HalfMessage) -> None:
+        self.half, self.me = half, self
+
+    def __del__(self) -> None:
+        self.half.rollback()
+
+
+def test_what_garbage_collection_ends_may_roll_back_wherever_that_comes(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes while a half message is noted, on the same thread, which waited for itself with all others behind it."""
+    Order(shop.producer.send_half(Message("T", b"x")))
+
+    class Collecting(Deadline):
+        @classmethod
+        def after(cls, seconds: float) -> Deadline:
+            gc.collect()
+            return Deadline.after(seconds)
+
+    ended = threading.Event()
+
+    def send() -> None:
+        monkeypatch.setattr(transactions, "Deadline", Collecting)
+        shop.producer.send_half(Message("T", b"y"))
+        ended.set()
+
+    threading.Thread(target=send, daemon=True).start()
+    assert ended.wait(30)
+    eventually(lambda: [decision for _, decision in shop.ends()] == [ROLLBACK])
+
+
+@pytest.mark.parametrize("ending", [False, True])
+def test_a_block_that_garbage_collection_ends_is_rolled_back_by_another_thread(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, ending: bool
+) -> None:
+    """It comes where the thread holds any lock, of a connection for example, or reads the answers. In a program that ends,
+    there is no other thread.
+    """
+    threads: list[threading.Thread] = []
+    end = shop.sender.end_transaction
+
+    def ended(*given: Any) -> bool:
+        threads.append(threading.current_thread())
+        return end(*given)
+
+    def rows(mine: list[object]) -> Iterator[None]:
+        with shop.producer.transaction(Message("T", b"x")):
+            yield
+
+    monkeypatch.setattr(shop.sender, "end_transaction", ended)
+    monkeypatch.setattr("sys.is_finalizing", lambda: ending)
+    mine: list[object] = []
+    mine.append(begun := rows(mine))
+    next(begun)
+    del mine, begun
+    gc.collect()
+    if not ending:
+        eventually(lambda: [decision for _, decision in shop.ends()] == [ROLLBACK])
+    assert threading.current_thread() not in threads
+    assert len(threads) == (not ending)
+
+
+@pytest.fixture
+def deciding(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Iterator[HalfMessage]:
+    """Its commit is on its way, from another thread."""
+    half = shop.producer.send_half(Message("T", b"x"))
+    begun, may_end = threading.Event(), threading.Event()
+
+    def end(*given: object) -> bool:
+        begun.set()
+        return may_end.wait(60)
+
+    with monkeypatch.context() as slow:
+        slow.setattr(shop.sender, "end_transaction", end)
+        thread = threading.Thread(target=half.commit)
+        thread.start()
+        assert begun.wait(60)
+        yield half
+        may_end.set()
+        thread.join()
+    assert half.state is HalfState.COMMITTED
+
+
+def test_a_decision_waits_no_longer_for_another_one_than_it_may(deciding: HalfMessage) -> None:
+    with pytest.raises(CallTimeout, match="another decision") as late:
+        deciding.rollback(timeout_s=0.01)
+    assert late.value.unsent
+    assert deciding.state is HalfState.UNKNOWN
+
+
+def test_a_process_that_was_forked_while_a_decision_was_on_its_way_does_not_wait_for_it(deciding: HalfMessage) -> None:
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        signal.alarm(30)
+        with contextlib.suppress(BaseException):
+            try:
+                deciding.rollback(timeout_s=0.01)
+            except CallTimeout:
+                os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_was_decided_holds_no_producer_that_was_closed(lost: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)  # what is logged holds the traceback of its error
+    made = Shop()
+    made.sender.ends = [CallTimeout("no answer")] if lost else []
+    with made.producer.transaction(Message("T", b"x")):
+        pass
+    made.sender.script = [lambda queue, request: CallTimeout("no answer")]
+    with pytest.raises(CallTimeout):
+        made.producer.send_half(Message("T", b"x"))
+    made.producer.close()
+    seen = weakref.ref(made.producer)
+    del made
+    gc.collect()
+    assert seen() is None
+
+
+@pytest.mark.parametrize("name", ["a", ""])
+def test_a_question_that_comes_before_the_answer_of_the_send_is_not_for_the_function(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Nothing is saved yet. The decision is about the copy that the broker has written."""
+    heard: list[TransactionState] = []
+    send = shop.sender.send
+    copy = COPY._replace(broker_name=name)
+
+    def slow(queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
+        heard.append(shop.question(decode_properties(request.properties)[Property.UNIQ_KEY], copy))
+        return send(queue._replace(broker_name="a"), request, deadline)
+
+    monkeypatch.setattr(shop.sender, "send", slow)
+    shop.producer.send_half(Message("T", b"x")).commit()
+    assert (heard, shop.asked, shop.ends()) == ([TransactionState.UNKNOWN], [], [(COPY, COMMIT)])

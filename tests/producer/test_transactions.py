@@ -27,10 +27,10 @@ from rocketmq_spark.errors import (
     SendFailed,
 )
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
-from rocketmq_spark.model.send import HalfPlace, TransactionState
+from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState
 from rocketmq_spark.producer import transactions
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.transactions import HalfState, TransactionProducer
+from rocketmq_spark.producer.transactions import TransactionProducer
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire.properties import decode_properties
 from tests.consumer.messages import message

@@ -9,8 +9,8 @@ import pytest
 
 from rocketmq_spark import Message, PoppedMessage, Producer
 from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model.send import HalfState
 from rocketmq_spark.producer import transactions
-from rocketmq_spark.producer.transactions import HalfState
 from tests.fix_clusters import ASKS, WITHOUT_TIMERS
 from tests.helpers import stored_now
 from tests.live.grpc.proxied import new_topic

@@ -21,7 +21,7 @@ import pytest
 from rocketmq_spark import Message, Producer
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import ReceivedMessage
-from rocketmq_spark.producer.transactions import HalfState
+from rocketmq_spark.model.send import HalfState
 from tests.fix_clusters import ASKS, WITHOUT_TIMERS
 from tests.fix_spark import ROOT
 from tests.helpers import stored_now, total
