@@ -8,6 +8,7 @@ import os
 import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -189,6 +190,25 @@ def test_a_batch_that_was_begun_for_other_topics_is_not_begun_anew_under_another
     assert not begun(second, three), "it has no topic of these"
     assert not begun(second, f"{one},{three}", write_name="mine")
     assert begun(second, f"{one},{two}")
+
+
+def test_a_checkpoint_whose_batch_is_done_is_that_of_another_query(tmp_path: Path) -> None:
+    """Spark Connect does not tell tasks which query they belong to: rows that are equal to those of the batch that is done
+    would be taken for stored.
+    """
+    path = checkpoint(tmp_path / "checkpoint")
+    frame: Any = SimpleNamespace(sparkSession=object())  # it has no context, as on Spark Connect
+    batch = foreach.QueryBatch(str(path), "mine", 0)
+    with foreach._named(frame, batch, ["orders"]):
+        (path / "commits").mkdir()
+    (path / "commits" / "0").write_text("v1\n{}")
+    for number in (0, None):
+        with (
+            pytest.raises(OptionError, match=r"batch 0 .* is done") as e,
+            foreach._named(frame, batch._replace(number=number, write="other"), ["orders"]),
+        ):
+            pytest.fail("it is not begun")
+        assert "checkpoint_location" in str(e.value.remedy)
 
 
 def test_both_are_public() -> None:

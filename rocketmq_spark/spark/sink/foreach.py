@@ -226,6 +226,7 @@ def _named(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -> Iterator[
     name = notes.batch_name(folder, batch.write, batch.number)
     key, run = (name.query, name.write), _Run.of(df)
     mine = name, run
+    _check_unfinished(folder, name)
     _check_topics(folder, name, topics, run)
     with process.lock():
         before = process.kept(_WRITES).get(key)
@@ -243,6 +244,17 @@ def _named(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -> Iterator[
             if process.kept(_WRITES).get(key) is mine:
                 del process.kept(_WRITES)[key]
         raise
+
+
+def _check_unfinished(folder: Folder, name: BatchName) -> None:
+    """Raises ``OptionError`` for a batch that Spark has logged as done. Tasks compare the query, but Spark Connect does not tell
+    them theirs: rows of another one that are equal would be taken for stored.
+    """
+    if folder.read_bytes(f"commits/{name.number}") is not None:
+        raise OptionError(
+            f"batch {name.number} of the query whose checkpoint is {folder.name} is done, so that this is a write of another one",
+            remedy="Give as checkpoint_location the checkpointLocation of the query that calls",
+        )
 
 
 def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _Run) -> None:
