@@ -44,6 +44,25 @@ def test_a_broker_that_does_not_answer_costs_no_envelope_of_the_others(
     assert len(node.store) == (OTHER in now), "who has the queue now has its messages"
 
 
+@pytest.mark.parametrize("held", [False, True], ids=["has nothing of it", "has what another may have sent"])
+def test_a_node_that_begins_while_a_broker_is_away_does_not_wait_for_it(world: World, held: bool) -> None:
+    """All that it had of other brokers was late by half a minute. What it holds of that broker's queue another may have sent."""
+    node = world.node("a")
+    world.topic.put(envelope("m", 5), ONE)
+    world.topic.put(envelope("other", 5 if held else -5), OTHER)
+    for _ in range(3):
+        node.turn(ONE, OTHER)
+    world.topic.away.add(OTHER.broker_name)
+    node.kill()
+    for _ in range(2):
+        node.turn(ONE, OTHER)
+        world.time.advance(6)
+    assert node.sends.bodies == ([] if held else [b"other", b"m"])
+    node.service._patience = Deadline(0.0)
+    node.turn(ONE, OTHER)
+    assert sorted(node.sends.bodies) == [b"m", b"other"]
+
+
 def test_what_was_polled_in_a_turn_that_failed_is_polled_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     node = world.node("a")
     for _ in range(2):
