@@ -90,8 +90,7 @@ class DelayService:
         self._next_tell = self._next_look = Deadline(0.0)
         self._joined, self._patience = False, Deadline.after(JOIN_S)
         self._unread: dict[MessageQueue, int] = {}
-        self._catching_up = Deadline(0.0)
-        self.stored = 0
+        self._catching_up, self.stored = Deadline(0.0), 0
 
     def run(self, over: threading.Event) -> None:
         """Until ``over``; then what is due and out comes to its end, and the queues go to other nodes."""
@@ -181,10 +180,8 @@ class DelayService:
         self._gained = {queue: self._gained.get(queue) for queue in mine - self._seen.keys()}
         self._brokers.each(self._gained, self._begin)
         # Not for a silent broker, unless there is something of its queue here, which another node may have sent.
-        unknown = (
-            q for q in mine - self._seen.keys() if not self._brokers.is_silent(q) or self._store.places(space_of(q))
-        )
-        if not self._joined and (self._patience.expired or (mine and not any(unknown))):
+        left = (q for q in mine - set(self._seen) if self._store.places(space_of(q)) or not self._brokers.is_silent(q))
+        if not self._joined and (self._patience.expired or (mine and not any(left))):
             self._joined = True
             self._going |= dict.fromkeys(noted(self._store.notes()).keys() - mine)  # of an earlier process
             self._give_up_all()
@@ -285,10 +282,12 @@ class DelayService:
         elif progress is not None and others:
             self._each(queue, progress.done, self._store.forget)
         found = resumed(seen, progress, bounds.min_offset)
-        if not found.newest_ms and found.stored:  # else a topic that is made again would be taken for this one
-            newest_ms = 0 if last is None else last.newest_ms
-            found = found._replace(newest_ms=newest_ms or self._remade.newest_of(queue, found.stored, self._now_ms()))
-        return found
+        newest_ms = max(
+            found.newest_ms, 0 if last is None else last.newest_ms
+        )  # with less the last one's were another topic's
+        if not newest_ms and (stored := max(found.stored, found.committed.stored)):  # else one made again were this one
+            newest_ms = self._remade.newest_of(queue, stored, self._now_ms())
+        return found._replace(newest_ms=newest_ms)
 
     def _is_behind(self) -> bool:
         """Whether a queue is not read yet as far as it went when it was begun."""
