@@ -38,6 +38,10 @@ class Answering:
         self._again_s = again_s
         self._silent: dict[str, Deadline] = {}
 
+    def is_silent(self, queue: MessageQueue) -> bool:
+        """Whether its broker did not answer when it was asked last."""
+        return queue.broker_name in self._silent
+
     def each(self, queues: Iterable[MessageQueue], step: Callable[[MessageQueue], None]) -> None:
         """A step for each queue. Those of a broker that does not answer are left for another call.
 

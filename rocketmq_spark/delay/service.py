@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import envelope_records
 from rocketmq_spark.delay.commits import REQUEST_S, Commits, Committed, Names
-from rocketmq_spark.delay.envelope_records import Answering, Retention
+from rocketmq_spark.delay.envelope_records import Answering, Retention, space_of
 from rocketmq_spark.delay.release import Progress, Seen, note_of, noted, resumed
 from rocketmq_spark.delay.remade import Remade
 from rocketmq_spark.delay.room import EnvelopeReader, Room
@@ -73,8 +73,7 @@ class DelayService:
         tools: Tools,
     ) -> None:
         self._reader = reader
-        self._member = member
-        self._remade = Remade(member, names.group)
+        self._member, self._remade = member, Remade(member, names.group)
         self._commits = Commits(member, names, tools.make_group)
         self._store = store
         self._open_spool = open_spool
@@ -89,11 +88,9 @@ class DelayService:
         self._room = Room(store.path, reader)
         self._damages = store.damages
         self._next_tell = self._next_look = Deadline(0.0)
-        self._joined = False
-        self._patience = Deadline.after(JOIN_S)
+        self._joined, self._patience = False, Deadline.after(JOIN_S)
         self._unread: dict[MessageQueue, int] = {}
-        self._catching_up = Deadline(0.0)
-        self.stored = 0
+        self._catching_up, self.stored = Deadline(0.0), 0
 
     def run(self, over: threading.Event) -> None:
         """Until ``over``; then what is due and out comes to its end, and the queues go to other nodes."""
@@ -182,8 +179,9 @@ class DelayService:
         self._give_up_all()
         self._gained = {queue: self._gained.get(queue) for queue in mine - self._seen.keys()}
         self._brokers.each(self._gained, self._begin)
-        begun = bool(mine) and mine <= self._seen.keys()
-        if not self._joined and (begun or self._patience.expired):
+        # Not for a silent broker, unless there is something of its queue here, which another node may have sent.
+        left = (q for q in mine - set(self._seen) if self._store.places(space_of(q)) or not self._brokers.is_silent(q))
+        if not self._joined and (self._patience.expired or (mine and not any(left))):
             self._joined = True
             self._going |= dict.fromkeys(noted(self._store.notes()).keys() - mine)  # of an earlier process
             self._give_up_all()
@@ -284,10 +282,12 @@ class DelayService:
         elif progress is not None and others:
             self._each(queue, progress.done, self._store.forget)
         found = resumed(seen, progress, bounds.min_offset)
-        if not found.newest_ms and found.stored:  # else a topic that is made again would be taken for this one
-            newest_ms = 0 if last is None else last.newest_ms
-            found = found._replace(newest_ms=newest_ms or self._remade.newest_of(queue, found.stored, self._now_ms()))
-        return found
+        newest_ms = max(
+            found.newest_ms, 0 if last is None else last.newest_ms
+        )  # with less the last one's were another topic's
+        if not newest_ms and (stored := max(found.stored, found.committed.stored)):  # else one made again were this one
+            newest_ms = self._remade.newest_of(queue, stored, self._now_ms())
+        return found._replace(newest_ms=newest_ms)
 
     def _is_behind(self) -> bool:
         """Whether a queue is not read yet as far as it went when it was begun."""
@@ -321,7 +321,7 @@ class DelayService:
         step: Callable[[Sequence[tuple[bytes, bytes]]], int],
     ) -> int:
         """A step for the marks of what waits of a queue, by offset and due time, in portions; the sum of what the steps give."""
-        space, start, count = envelope_records.space_of(queue), b"", 0
+        space, start, count = space_of(queue), b"", 0
         while places := self._store.places(space, start, PAGE):
             count += step([(space, place) for place in places if which(*envelope_records.offset_and_due(place))])
             start = places[-1] + b"\0"
@@ -381,12 +381,11 @@ class DelayService:
         done_ms = min(now_ms, max(0, due_of(first[0]) - 1)) if first else now_ms
         news: dict[MessageQueue, Committed] = {}
         for queue, seen in known.items():
-            places = self._store.places(envelope_records.space_of(queue))
+            places = self._store.places(space_of(queue))
             oldest = min(seen.stored, envelope_records.offset_and_due(places[0])[0]) if places else seen.stored
             now = seen.committed.then(Progress(oldest, seen.stored, done_ms))
-            nothing_new = (
-                now.oldest == now.stored == seen.committed.oldest == seen.committed.stored
-            )  # all is done: since when does not matter
+            # All is done: since when does not matter.
+            nothing_new = now.oldest == now.stored == seen.committed.oldest == seen.committed.stored
             if now != seen.committed and not nothing_new:
                 news[queue] = Committed(now, seen.newest_ms)
         # What a damaged store lost is not done: the next turn reads it.

@@ -144,7 +144,9 @@ class TraceProducer(BaseProducer):
 
 
 class TracedSender:
-    """A sender that hands a record of what it did to ``append``. Fails and waits as the sender behind it does."""
+    """A sender that hands a record of what it did to ``append``. Fails and waits as the sender behind it does, and equals it:
+    what a process keeps for one is the other's, too.
+    """
 
     def __init__(
         self,
@@ -162,6 +164,12 @@ class TracedSender:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sender, name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._sender == (other._sender if isinstance(other, TracedSender) else other))
+
+    def __hash__(self) -> int:
+        return hash(self._sender)
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         """Traced when it is stored."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.delay import service
 from rocketmq_spark.errors import CallTimeout, RocketMQError, SpoolError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, Resent
 from rocketmq_spark.spool.database import Damaged
@@ -42,6 +43,25 @@ def test_a_broker_that_does_not_answer_costs_no_envelope_of_the_others(
         node.turn(*now)
     assert (OTHER in node.service._seen) == (OTHER in now)
     assert len(node.store) == (OTHER in now), "who has the queue now has its messages"
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["has nothing of it", "has what another may have sent"])
+def test_a_node_that_begins_while_a_broker_is_away_does_not_wait_for_it(world: World, held: bool) -> None:
+    """All that it had of other brokers was late by half a minute. What it holds of that broker's queue another may have sent."""
+    node = world.node("a")
+    world.topic.put(envelope("m", 5), ONE)
+    world.topic.put(envelope("other", 5 if held else -5), OTHER)
+    for _ in range(3):
+        node.turn(ONE, OTHER)
+    world.topic.away.add(OTHER.broker_name)
+    node.kill()
+    for _ in range(2):
+        node.turn(ONE, OTHER)
+        world.time.advance(6)
+    assert node.sends.bodies == ([] if held else [b"other", b"m"])
+    node.service._patience = Deadline(0.0)
+    node.turn(ONE, OTHER)
+    assert sorted(node.sends.bodies) == [b"m", b"other"]
 
 
 def test_what_was_polled_in_a_turn_that_failed_is_polled_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,3 +192,36 @@ def test_brokers_that_take_a_part_of_what_is_told_know_too_little_and_never_too_
         other.turn(ONE)
         world.time.advance(5)
     assert sorted(other.sends.bodies) == [b"late 1", b"late 2", b"late 3"]
+
+
+def test_3_g_who_comes_back_and_goes_again_before_it_has_read_all_has_nothing_sent_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It told how far another had read, with the store time of what it had read itself: as if the topic were another one."""
+    monkeypatch.setattr(service, "PAGE", 1)
+    back, other = world.node("back"), world.node("other")
+    world.topic.put(envelope("m0", 10))
+    for _ in range(2):
+        back.turn(ONE)
+    back.turn()
+    for i in range(1, 9):
+        world.topic.put(envelope(f"m{i}", i / 2))
+    for _ in range(10):
+        other.turn(ONE)
+    world.time.advance(5)
+    for _ in range(2):
+        other.turn(ONE)
+    assert other.sends.bodies == [b"m%d" % i for i in range(1, 9)]
+    other.turn()
+    for _ in range(3):
+        back.turn(ONE)
+    back.service._catching_up = Deadline(0.0)
+    back.turn(ONE)
+    world.time.advance(6)
+    back.turn(ONE)
+    assert back.service._seen[ONE].stored < 9 == back.service._seen[ONE].committed.stored
+    last = world.node("last")
+    for _ in range(12):
+        last.turn(ONE)
+    assert sorted(back.sends.bodies + last.sends.bodies) == [b"m0"]
+    assert "made again" not in caplog.text

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark import options, session
+from rocketmq_spark import Producer, options, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
@@ -249,6 +249,28 @@ def test_the_queues_of_an_environment_by_its_number_are_kept_with_its_records(tm
         mine = open_store(mine.path, parsed)
         assert known == {}
     mine.close()
+    session.close_all()
+
+
+def test_a_producer_that_is_traced_has_the_queues_of_its_environment_that_its_spool_and_its_process_know(
+    tmp_path: Path,
+) -> None:
+    """What sends its records is another object, and counted anew: while a broker was away, another environment's queue."""
+    given = {"environment": "1", "enable_trace": True, "on_send_failure": "spool", "spool_dir": str(tmp_path)}
+    parsed = options.parse({"nameServer": "127.0.0.1:1", **given}).for_role("producer")
+    settings, sender = ProducerSettings.of(parsed), session.sender(parsed)
+    assert settings.environment is not None
+    known = owned(sender, settings.environment)
+    known["t"] = (MessageQueue("t", "a", 0),)
+    spool = resending(open_store(tmp_path, parsed), sender, settings)
+    spool.keep([SpooledSend("t", SendRequest("g", b"x"), None, ("id",))])
+    spool.finish()
+    known.clear()
+    for _ in range(2):
+        with contextlib.closing(Producer("127.0.0.1:1", "g", **given)) as producer:  # type: ignore[arg-type]
+            assert producer._sender is not sender
+            assert owned(producer._sender, settings.environment) is known
+    assert known == {"t": (MessageQueue("t", "a", 0),)}
     session.close_all()
 
 
