@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from rocketmq_spark.model.send import TransactionState
     from rocketmq_spark.producer.transactions import HalfMessage
     from rocketmq_spark.session.admin import Admin
-    from rocketmq_spark.session.public import Consumer, Producer, PullConsumer, SimpleConsumer
+    from rocketmq_spark.session.consumers import Consumer, PullConsumer, SimpleConsumer
+    from rocketmq_spark.session.producers import Producer
     from rocketmq_spark.spark.datasource import register
     from rocketmq_spark.spark.explained import explain
     from rocketmq_spark.spark.monitoring.listener import GroupOffsetListener
@@ -33,7 +34,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Admin": "session.admin",
-    "Consumer": "session.public",
+    "Consumer": "session.consumers",
     "ConsumerStats": "model.membership",
     "Context": "consumer.result",
     "GroupOffsetListener": "spark.monitoring.listener",
@@ -45,14 +46,14 @@ _HOMES = {
     "MetricsListener": "spark.monitoring.metrics",
     "OrderedContext": "consumer.result",
     "PoppedMessage": "model.message",
-    "Producer": "session.public",
-    "PullConsumer": "session.public",
+    "Producer": "session.producers",
+    "PullConsumer": "session.consumers",
     "ReceivedMessage": "model",
     "Reply": "model",
     "RocketMQError": "errors",
     "SendResult": "model",
     "SendStatus": "model",
-    "SimpleConsumer": "session.public",
+    "SimpleConsumer": "session.consumers",
     "TransactionState": "model.send",
     "exactly_once_conf": "spark.tuning",
     "explain": "spark.explained",

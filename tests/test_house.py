@@ -75,7 +75,7 @@ ORDER = {
     " doctor.command demo demo.feed demo.stage demo.view demo.play app",
     "queues": "environment consistent_hash hash_columns selection allocation",
     "remoting": "protocol endpoint connection bulk pool",
-    "session": "proxied spools looks telemetry public admin",
+    "session": "proxied spools looks telemetry producers consumers admin",
     "aio": "loop producer consumers",
     "admin": "tools positions offsets topics groups messages brokers access",
     "model": "lag membership message route pull send admin",

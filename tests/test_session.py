@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rocketmq_spark import options, session
+from rocketmq_spark import Producer, options, session
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.client.credentials import Credentials
 from rocketmq_spark.consumer.result import Context, replying
@@ -14,8 +14,7 @@ from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError, Serve
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.remoting.endpoint import Drops
-from rocketmq_spark.session import public
-from rocketmq_spark.session.public import Producer
+from rocketmq_spark.session import consumers
 from rocketmq_spark.wire import rpc
 from tests.client.test_replies import question
 from tests.mockbroker import MockBroker, eventually, ok, route
@@ -114,7 +113,7 @@ def test_a_child_of_a_listener_does_not_reply_over_its_parent_s_connections():
     with MockBroker() as broker:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
         broker.on(Request.SEND_REPLY_MESSAGE_V2, ok(msgId="0", queueId="0", queueOffset="0"))
-        consumer = public.Consumer(broker.address, "g")
+        consumer = consumers.Consumer(broker.address, "g")
         context = replying(Context(MessageQueue("t", "broker-a", 0)), [question()], consumer._make.replier)
         context.reply(b"yes")
         child = os.fork()
@@ -249,7 +248,7 @@ def test_the_broker_of_these_tests_is_the_pinned_release(rocketmq, record_proper
         assert version == "V5_5_0"
 
 
-@pytest.mark.parametrize("kind", [public.Consumer, public.PullConsumer])
+@pytest.mark.parametrize("kind", [consumers.Consumer, consumers.PullConsumer])
 def test_4_13_consumers_share_queues_by_names_as_they_stand_on_the_wire(kind: type) -> None:
     (case,) = (
         case
@@ -257,11 +256,11 @@ def test_4_13_consumers_share_queues_by_names_as_they_stand_on_the_wire(kind: ty
         if (case["strategy"], case["wire"]) == ("CONSISTENT_HASH", "INST%orders")
     )
     made = kind(name_server=NOWHERE, group="g", namespace="INST", allocation_strategy="consistentHash")
-    settings = made.settings if kind is public.Consumer else made._settings
+    settings = made.settings if kind is consumers.Consumer else made._settings
     queues = qs("broker-a:0-3 broker-b:0-3", "orders")
     for member, expected in case["result"].items():
         found = settings.allocate(member, queues, list(case["result"]))
         assert [f"{queue.broker_name}:{queue.queue_id}" for queue in found] == expected
-    if kind is public.Consumer:
+    if kind is consumers.Consumer:
         assert settings.wire_group == "INST%g"
     made.close()

@@ -24,7 +24,7 @@ from rocketmq_spark.errors import CallTimeout, OptionError
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.requests import RequestProducer
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.session import public, telemetry
+from rocketmq_spark.session import extras, telemetry
 from rocketmq_spark.session.telemetry import Instrumentation
 from tests.consumer.group import group
 from tests.consumer.messages import QUEUE, message
@@ -157,7 +157,7 @@ def test_a_batch_is_one_span(bench: Bench, seen: Seen) -> None:
 
 @pytest.mark.parametrize("name", ["send", "send_async", "send_oneway", "send_half"])
 def test_what_the_producer_refuses_is_raised_and_ends_its_span(bench: Bench, seen: Seen, name: str) -> None:
-    producer = public.Producer.__new__(public.Producer)
+    producer = Producer.__new__(Producer)
     for each in ("send", "send_async", "send_oneway", "send_half", "send_batch", "request_async"):
         setattr(producer, each, raising(OptionError("refused")))
     Instrumentation("g", "me", None).instrument_producer(producer)
@@ -360,7 +360,7 @@ def test_coroutines_send_and_listen_in_their_traces(rocketmq: LocalBroker, topic
 
 
 def test_without_the_package_the_option_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(public.extras, "installed", lambda module: module != "opentelemetry")
+    monkeypatch.setattr(extras, "installed", lambda module: module != "opentelemetry")
     with pytest.raises(OptionError, match=r"openTelemetry.*\n?.*opentelemetry-api"):
         Consumer("127.0.0.1:1", "g", open_telemetry=True)
 

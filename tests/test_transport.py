@@ -6,10 +6,9 @@ import dataclasses
 
 import pytest
 
-from rocketmq_spark import options
+from rocketmq_spark import SimpleConsumer, options
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import transport
-from rocketmq_spark.session.public import SimpleConsumer
 
 GRPC = {"transport": "grpc", "proxyEndpoint": "p:8081"}
 

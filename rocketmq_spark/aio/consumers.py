@@ -20,7 +20,7 @@ from rocketmq_spark.consumer.settings import MAX_MESSAGES
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats
 from rocketmq_spark.model.message import PoppedMessage
-from rocketmq_spark.session import public
+from rocketmq_spark.session import consumers
 
 if TYPE_CHECKING:
     from rocketmq_spark.options.typed import ConsumerOptions, PullConsumerOptions, SimpleConsumerOptions
@@ -111,7 +111,7 @@ class Consumer(Asynchronous):
         self, name_server: str | None = None, group: str | None = None, **options: Unpack[ConsumerOptions]
     ) -> None:
         super().__init__()
-        self._consumer = public.Consumer(name_server, group, **options)
+        self._consumer = consumers.Consumer(name_server, group, **options)
 
     async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Consume all messages of ``topic``, those with one of ``tags`` (``a || b``), or those that match ``sql``."""
@@ -182,7 +182,7 @@ class PullConsumer(Asynchronous):
         self, name_server: str | None = None, group: str | None = None, **options: Unpack[PullConsumerOptions]
     ) -> None:
         super().__init__(threads=1)  # it is not made for several
-        self._consumer = public.PullConsumer(name_server, group, **options)
+        self._consumer = consumers.PullConsumer(name_server, group, **options)
         self._asked: asyncio.Future[Iterator[ReceivedMessage]] | None = None  # also by a poll that was cancelled
         self._answer: Iterator[ReceivedMessage] = iter(())
 
@@ -292,7 +292,7 @@ class SimpleConsumer(Asynchronous):
         self, name_server: str | None = None, group: str | None = None, **options: Unpack[SimpleConsumerOptions]
     ) -> None:
         super().__init__()
-        self._consumer = public.SimpleConsumer(name_server, group, **options)
+        self._consumer = consumers.SimpleConsumer(name_server, group, **options)
         self._receiving = EventLoop()  # those who wait for messages must not hold up acknowledgements
         self._unclaimed: list[PoppedMessage] = []  # received for coroutines that were cancelled
 

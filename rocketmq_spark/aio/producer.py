@@ -32,7 +32,7 @@ from rocketmq_spark.producer.requests import at_once, routed
 from rocketmq_spark.producer.transactions import HalfMessage
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.remoting.connection import together
-from rocketmq_spark.session import public
+from rocketmq_spark.session import producers
 
 if TYPE_CHECKING:
     from rocketmq_spark.options.typed import ProducerOptions
@@ -119,7 +119,7 @@ class Producer(Asynchronous):
     ) -> None:
         super().__init__()
         check = None if transaction_check is None else functools.partial(self._loop.run, transaction_check)
-        self._producer = public.Producer(name_server, group, transaction_check=check, **options)
+        self._producer = producers.Producer(name_server, group, transaction_check=check, **options)
         self._fresh: deque[_Waiting] = deque()  # of this turn of the event loop
         self._line: SimpleQueue[_Waiting | None] = SimpleQueue()
         self._thread: threading.Thread | None = None

@@ -60,7 +60,7 @@ class Target:
     def producer(self, **more: object) -> BaseProducer:
         from rocketmq_spark import options
         from rocketmq_spark.queues.environment import by_position, position_problem
-        from rocketmq_spark.session.public import Producer
+        from rocketmq_spark.session.producers import Producer
 
         given = {"group": GROUP, **self.settings(), **more}
         parsed = options.parse(given)

@@ -20,7 +20,7 @@ from rocketmq_spark.errors import OffsetError
 
 if TYPE_CHECKING:
     from rocketmq_spark.model import ReceivedMessage
-    from rocketmq_spark.session.public import PullConsumer
+    from rocketmq_spark.session.consumers import PullConsumer
 
 # How long one poll waits: what was printed is committed before each.
 _POLL_S = 0.5
@@ -64,7 +64,7 @@ def consuming(begin: str) -> Callable[[Callable[..., None]], Callable[..., None]
 
 def subscribed(target: Target, topic: str, how: dict[str, Any]) -> PullConsumer:
     """A member of the group that reads the topic. It commits nothing by itself."""
-    from rocketmq_spark.session.public import PullConsumer
+    from rocketmq_spark.session.consumers import PullConsumer
 
     _store_start(target, topic, how)
     given = {"consume_from_where": how["begin"], **target.settings(), "group": how["group"], "auto_commit": False}

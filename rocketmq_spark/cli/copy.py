@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.errors import RocketMQError
     from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, SendResult
     from rocketmq_spark.producer.producer import BaseProducer
-    from rocketmq_spark.session.public import PullConsumer
+    from rocketmq_spark.session.consumers import PullConsumer
 
 _POLL_S = 0.5
 # A restart sends again what was sent in this time before the command was killed, and what was under way.

@@ -17,7 +17,7 @@ from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC
 from rocketmq_spark.delay.service import DelayService, Tools
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.session import public, spools
+from rocketmq_spark.session import consumers, spools
 from rocketmq_spark.spool.folders import owner_of
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import INNER_TOPIC
@@ -71,7 +71,7 @@ def open_node(place: NodeSettings, **options: object) -> DelayService:
         if place.dead:
             store.revive(place.now_ms())
         own: dict[str, Any] = {"auto_commit": False, "consume_from_where": "earliest"}
-        reader = public.PullConsumer(**given, **own)
+        reader = consumers.PullConsumer(**given, **own)
         try:
             reader.subscribe(place.topic)
         except BaseException:

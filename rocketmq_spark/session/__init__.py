@@ -7,10 +7,12 @@ Clients are shared by all readers, writers and tasks of a process that have the 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rocketmq_spark.base import process
+from rocketmq_spark import options as options_table
+from rocketmq_spark.base import extras, process
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.client.admin import BaseAdmin
@@ -45,7 +47,7 @@ from rocketmq_spark.session import proxied
 
 if TYPE_CHECKING:
     from rocketmq_spark.pull.puller import Puller
-
+    from rocketmq_spark.session.telemetry import Instrumentation
 
 logger = logging.getLogger(__name__)
 
@@ -213,6 +215,25 @@ def puller(options: Options, read_from: str | None = None) -> Puller:
 
     settings = PullSettings.of(options)
     return Puller(pulls(options), _dialling(options), options.group, settings, read_from or options.read_from)
+
+
+def parsed(role: str, name_server: str | None, group: str | None, keywords: Mapping[str, object]) -> Options:
+    """Options of a public constructor; None is what is not given."""
+    given = {"name_server": name_server, "group": group, **keywords}
+    return options_table.parse(given, keywords=True).for_role(role)
+
+
+def instrumentation(options: Options, client_id: str) -> Instrumentation | None:
+    """What makes spans and metrics for a public class; None without option 'openTelemetry'."""
+    if not options.open_telemetry:
+        return None
+    if not extras.installed("opentelemetry"):
+        raise OptionError(
+            "option 'openTelemetry' needs opentelemetry-api, which is not installed", remedy=extras.command(extras.OTEL)
+        )
+    from rocketmq_spark.session.telemetry import Instrumentation
+
+    return Instrumentation(options.group, client_id, options.namespace)
 
 
 def close_all() -> None:

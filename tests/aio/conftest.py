@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import aio
-from rocketmq_spark.session import public
+from rocketmq_spark.session import producers
 from tests.producer.scripted import ScriptedSender, Time
 
 WAIT_S = 60.0
@@ -26,7 +26,7 @@ async def until(condition: Callable[[], object]) -> None:
 @pytest.fixture
 def sender(monkeypatch: pytest.MonkeyPatch) -> ScriptedSender:
     made = ScriptedSender(Time())
-    monkeypatch.setattr(public, "sender", lambda options: made)
+    monkeypatch.setattr(producers, "sender", lambda options: made)
     return made
 
 

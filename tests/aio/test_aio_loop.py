@@ -17,7 +17,7 @@ from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.consumer.result import Context, Redeliver
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, OptionError
-from rocketmq_spark.session import public
+from rocketmq_spark.session import consumers
 from tests.aio.conftest import run, until
 from tests.consumer.group import GroupBench, group
 from tests.consumer.messages import QUEUE
@@ -364,7 +364,7 @@ class Blocking:
 
 
 def test_a_run_that_is_cancelled_while_it_starts_leaves_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(public, "Consumer", Blocking)
+    monkeypatch.setattr(consumers, "Consumer", Blocking)
 
     async def body() -> None:
         consumer = aio.Consumer("h:1", "g")
@@ -383,7 +383,7 @@ def test_a_run_that_is_cancelled_while_it_starts_leaves_the_group(monkeypatch: p
 @pytest.mark.parametrize("kind", ["PullConsumer", "SimpleConsumer"])
 def test_a_close_that_is_cancelled_at_once_closes_all_the_same(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Also where the program keeps all threads of the event loop."""
-    monkeypatch.setattr(public, kind, Blocking)
+    monkeypatch.setattr(consumers, kind, Blocking)
 
     async def body() -> None:
         busy = threading.Event()
@@ -402,7 +402,7 @@ def test_a_close_that_is_cancelled_at_once_closes_all_the_same(monkeypatch: pyte
 
 
 def test_those_who_wait_for_messages_hold_up_no_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(public, "SimpleConsumer", Blocking)
+    monkeypatch.setattr(consumers, "SimpleConsumer", Blocking)
 
     async def body() -> None:
         async with aio.SimpleConsumer(group="g") as consumer:
@@ -423,7 +423,7 @@ def test_a_poll_keeps_to_its_time_behind_one_that_was_cancelled(monkeypatch: pyt
         assert may_end.wait(60)
         return iter([1, 2])
 
-    monkeypatch.setattr(public, "PullConsumer", Blocking)
+    monkeypatch.setattr(consumers, "PullConsumer", Blocking)
     monkeypatch.setattr("rocketmq_spark.aio.consumers.next_answer", answer)
 
     async def body() -> None:
@@ -447,7 +447,7 @@ def test_a_poll_that_a_close_ends_says_so(monkeypatch: pytest.MonkeyPatch) -> No
         assert closed.wait(60)
         return iter(())
 
-    monkeypatch.setattr(public, "PullConsumer", Blocking)
+    monkeypatch.setattr(consumers, "PullConsumer", Blocking)
     monkeypatch.setattr("rocketmq_spark.aio.consumers.next_answer", answer)
 
     async def body() -> None:
@@ -467,7 +467,7 @@ def test_a_poll_that_a_close_ends_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), "1", None, True])
 def test_a_poll_takes_the_times_of_a_poll(monkeypatch: pytest.MonkeyPatch, timeout_s: Any) -> None:
     """One that is no number never came to its end, and asked without a pause."""
-    monkeypatch.setattr(public, "PullConsumer", Blocking)
+    monkeypatch.setattr(consumers, "PullConsumer", Blocking)
 
     async def body() -> None:
         async with aio.PullConsumer("h:1", "g") as consumer:

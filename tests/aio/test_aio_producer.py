@@ -417,7 +417,7 @@ def test_a_block_that_is_cancelled_before_it_begins_rolls_back_what_was_stored_m
 
 
 def test_request_and_reply_are_those_of_the_producer(sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketmq_spark.session.public.replies", lambda options: None)
+    monkeypatch.setattr("rocketmq_spark.session.producers.replies", lambda options: None)
 
     async def body() -> None:
         async with producing() as producer:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from rocketmq_spark import session
+from rocketmq_spark import Producer, PullConsumer, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.cli import dlq
 from rocketmq_spark.cli.dlq import DeadLetterFilter, _copy
@@ -21,7 +21,6 @@ from rocketmq_spark.errors import AccessDenied
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
 from rocketmq_spark.options import parse
-from rocketmq_spark.session.public import Producer, PullConsumer
 from tests.cli.conftest import documents
 from tests.cli.test_tail import MESSAGE
 from tests.helpers import awaited, stored_now, total

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from rocketmq_spark import session
+from rocketmq_spark import Producer, PullConsumer, session
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
-from rocketmq_spark.session.public import Producer, PullConsumer
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.cli.conftest import Process, documents
 from tests.cli.test_metrics_server import get

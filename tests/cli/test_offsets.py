@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 from click.testing import Result
 
+from rocketmq_spark import Consumer, Producer, PullConsumer
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.model.admin import OffsetChange
-from rocketmq_spark.session.public import Consumer, Producer, PullConsumer
 from tests.cli.conftest import documents
 from tests.helpers import awaited, total
 

@@ -4,14 +4,13 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from rocketmq_spark import Message, options
+from rocketmq_spark import Message, Producer, options
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.cli import reading
 from rocketmq_spark.cli.reading import TopicReader, at_offset, earliest, latest
 from rocketmq_spark.errors import RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.fetched import Fetched, Piece
-from rocketmq_spark.session.public import Producer
 from rocketmq_spark.wire.messages import decode_leniently
 from tests.helpers import total
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from rocketmq_spark import Producer
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SpooledSend
-from rocketmq_spark.session.public import Producer
 from rocketmq_spark.spool.records import LOST_OWNER, Dead, Record
 from rocketmq_spark.spool.sends import record_of
 from rocketmq_spark.spool.store import Store

@@ -12,10 +12,9 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from rocketmq_spark import Message, options
+from rocketmq_spark import Message, Producer, options
 from rocketmq_spark.cli.reading import TopicReader, earliest
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.session.public import Producer
 from tests.fix_spark import CONF, ROOT, environment
 
 EXAMPLE = ROOT / "examples" / "orders_pipeline.py"

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from rocketmq_spark import errors
+from rocketmq_spark import SimpleConsumer, errors
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.pop import simple_consumer
 from rocketmq_spark.grpc_proxy import member as grpc_member
@@ -23,7 +23,6 @@ from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.model import NO_FILTER, Message
 from rocketmq_spark.model.message import PoppedMessage
-from rocketmq_spark.session.public import SimpleConsumer
 from tests.grpc_proxy.scripted import client, serving, status
 from tests.helpers import no_more_threads, raising
 from tests.live.grpc.proxied import forgotten, new_topic, producer, stored_rows

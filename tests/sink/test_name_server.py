@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark import Producer
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.remoting import connection
-from rocketmq_spark.session.public import Producer
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.wire.messages import decode_batch
 from tests.fix_proxy import FaultyProxy

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 
 from rocketmq_spark.cli.produce import Orders, paced
-from rocketmq_spark.session.public import Producer
+from rocketmq_spark.session.producers import Producer
 
 CLOSING_ORDERS = 1
 

@@ -4,10 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rocketmq_spark import Message
+from rocketmq_spark import Message, Producer
 from rocketmq_spark.cli.demo.stage import OBSERVED, DemoWatch, Stage
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.session.public import Producer
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.helpers import awaited
 from tests.reading import canonical

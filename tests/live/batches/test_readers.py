@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark import Producer
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
-from rocketmq_spark.session.public import Producer
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
 from tests.live.consumer.members import Members, members

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from rocketmq_spark import Producer
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
-from rocketmq_spark.session.public import Producer
 from tests.helpers import stored
 from tests.live.consumer.members import Members, members
 from tests.live.consumer.test_pull_consumer import Make, group, make

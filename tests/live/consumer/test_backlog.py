@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark import Producer, PullConsumer
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.pull.reading import PlainRun
-from rocketmq_spark.session.public import Producer, PullConsumer
 from tests.helpers import WAIT_S, awaited, indexed, killed, told
 from tests.live.consumer.test_pull_consumer import Make, group, make, texts
 

@@ -19,8 +19,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from rocketmq_spark import Producer, PullConsumer, session
 from rocketmq_spark import options as options_table
-from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.columnar.decode.schema import BASIC, arrow_schema
@@ -28,7 +28,6 @@ from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import LocalProtocolError, OffsetError, OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, PullRequest, ReceivedMessage
-from rocketmq_spark.session.public import Producer, PullConsumer
 from rocketmq_spark.wire.properties import is_reserved
 from tests.helpers import WAIT_S, killed, total
 from tests.mockbroker import eventually

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark import Producer
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import DLQ_PREFIX, FIRST_RETRY_LEVEL, RETRY_PREFIX
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage
-from rocketmq_spark.session.public import Producer
 from tests.live.consumer.members import Members
 from tests.mockbroker import eventually
 from tests.reading import feed

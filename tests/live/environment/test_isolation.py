@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import pytest
 
+from rocketmq_spark import Consumer, Producer
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, ReceivedMessage
-from rocketmq_spark.session.public import Consumer, Producer
 from tests.fix_spark import Script
 from tests.live.consumer.members import JavaMember
 from tests.mockbroker import eventually

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from rocketmq_spark import Message
+from rocketmq_spark import Message, Producer
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.localbroker.servers import PROXY
-from rocketmq_spark.session.public import Producer
 from tests.fix_spark import ROOT, environment
 from tests.helpers import killed
 from tests.live.grpc.popper import KINDS, POISON

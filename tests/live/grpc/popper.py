@@ -14,11 +14,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rocketmq_spark import Consumer
+from rocketmq_spark import Consumer, SimpleConsumer
 from rocketmq_spark.consumer.pop import in_hand, running, simple_consumer
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model.message import PoppedMessage
-from rocketmq_spark.session.public import SimpleConsumer
 
 POISON = b"poison"
 

@@ -9,13 +9,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from rocketmq_spark import Producer, session
 from rocketmq_spark import options as options_table
-from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.options import Options
-from rocketmq_spark.session.public import Producer
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.spark.sink.task import TaskWriter

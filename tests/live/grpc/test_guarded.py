@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark import Message, errors, options, session
+from rocketmq_spark import Message, SimpleConsumer, errors, options, session
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.session.public import SimpleConsumer
 from tests.fix_clusters import ADMIN, SECURED, Certificates, Secured
 from tests.live.grpc.proxied import forgotten, known, producer, write
 from tests.live.writes import frame, numbered

@@ -9,13 +9,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from rocketmq_spark import session
+from rocketmq_spark import Producer, PullConsumer, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
 from rocketmq_spark.remoting import endpoint
-from rocketmq_spark.session.public import Producer, PullConsumer
 from tests.mockbroker import eventually
 from tests.reading import Run, bodies, data_source, feed, names, post, read
 

@@ -1,0 +1,173 @@
+"""The consumers that users make: their options parsed, and wired to what speaks with brokers or a Proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Unpack
+
+from rocketmq_spark.base import extras
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.lifecycle import Owner
+from rocketmq_spark.client.pulls import wanted_of
+from rocketmq_spark.consumer.ahead import ReadAhead
+from rocketmq_spark.consumer.pop import simple_consumer
+from rocketmq_spark.consumer.pull import pull_consumer
+from rocketmq_spark.consumer.pull.assigned import FetchedPart
+from rocketmq_spark.consumer.push import consumer as group_consumer
+from rocketmq_spark.consumer.push.running import ConsumerTools
+from rocketmq_spark.consumer.result import Replier
+from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model import Message, MessageQueue, OffsetRange, PullRequest, ReceivedMessage
+from rocketmq_spark.options import Options, transport
+from rocketmq_spark.queues.environment import scope_of
+from rocketmq_spark.session import instrumentation, member, parsed, pop_member, puller, replies, sender
+
+if TYPE_CHECKING:
+    from rocketmq_spark.consumer.tracing import ListenerTraces
+    from rocketmq_spark.options.typed import ConsumerOptions, PullConsumerOptions, SimpleConsumerOptions
+    from rocketmq_spark.pull.reading import PlainRun
+
+
+class Consumer(group_consumer.BaseConsumer):
+    """Consumes as a member of a group. Defaults are those of RocketMQ's Java client.
+
+    With ``transport="grpc", proxy_endpoint="host:port"`` a Proxy hands out the messages (docs/grpc.md).
+
+    Args:
+        name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
+        group: Consumer group. Required.
+        options: Options of a consumer (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
+            (``3s``), sizes bytes or text (``4m``).
+
+    Raises:
+        OptionError: An option is unknown, has a wrong value or does not belong to a consumer. Lists all problems.
+    """
+
+    def __init__(
+        self, name_server: str | None = None, group: str | None = None, **options: Unpack[ConsumerOptions]
+    ) -> None:
+        chosen = parsed("consumer", name_server, group, options)
+        if "group" not in chosen.given:
+            raise OptionError("option 'group' is required: name the consumer group")
+        settings = ConsumerSettings.of(chosen, scope_of(chosen).on_wire)
+        if settings.popped:
+            super().__init__(pop_member(chosen), settings)
+        else:
+            group = settings.group
+            tools = ConsumerTools(
+                read_ahead=_read_ahead(chosen, group),
+                replier=_replier(chosen, group),
+                traces=partial(_listener_traces, chosen, group),
+            )
+            super().__init__(member(chosen), settings, tools)
+        if telemetry := instrumentation(chosen, self.client_id):
+            telemetry.instrument_consumer(self)
+
+
+class PullConsumer(pull_consumer.BasePullConsumer):
+    """Reads queues that its group shares, or that its user names, whenever it is polled.
+
+    Args:
+        name_server: ``host:port``, several separated by ``;``. Required.
+        group: Consumer group. Required.
+        options: Options of a pull consumer (docs/options.md), in snake_case or camelCase. Durations are milliseconds or
+            text (``3s``), sizes bytes or text (``4m``).
+
+    Raises:
+        OptionError: An option is unknown, has a wrong value or does not belong to a pull consumer. Lists all problems.
+    """
+
+    def __init__(
+        self, name_server: str | None = None, group: str | None = None, **options: Unpack[PullConsumerOptions]
+    ) -> None:
+        chosen = parsed("pull consumer", name_server, group, options)
+        if "group" not in chosen.given:
+            raise OptionError("option 'group' is required: name the consumer group")
+        settings = ConsumerSettings.of(chosen, scope_of(chosen).on_wire)
+        super().__init__(member(chosen), settings, _arrow, read_ahead=_read_ahead(chosen, settings.group))
+        if telemetry := instrumentation(chosen, self.client_id):
+            telemetry.instrument_receives(self, "poll")
+
+
+class SimpleConsumer(simple_consumer.BaseSimpleConsumer):
+    """Receives messages from a Proxy and acknowledges each by itself (docs/grpc.md).
+
+    Args:
+        name_server: Not used over gRPC; give ``proxy_endpoint``.
+        group: Consumer group. Required.
+        options: Options of a simple consumer (docs/options.md), in snake_case or camelCase; ``proxy_endpoint`` is required.
+            Durations are milliseconds or text (``3s``), sizes bytes or text (``4m``).
+
+    Raises:
+        OptionError: An option is unknown, has a wrong value or does not belong to a simple consumer. Lists all problems.
+    """
+
+    def __init__(
+        self, name_server: str | None = None, group: str | None = None, **options: Unpack[SimpleConsumerOptions]
+    ) -> None:
+        options.setdefault("transport", transport.GRPC)
+        chosen = parsed("simple consumer", name_server, group, options)
+        if chosen.transport != transport.GRPC:
+            raise OptionError(
+                "option 'transport' of a SimpleConsumer is 'grpc'; expected no other: it speaks with a Proxy"
+            )
+        if "group" not in chosen.given:
+            raise OptionError("option 'group' is required: name the consumer group")
+        super().__init__(pop_member(chosen), chosen.group, chosen.request_timeout)
+        if telemetry := instrumentation(chosen, self.client_id):
+            telemetry.instrument_receives(self, "receive")
+
+
+def _listener_traces(options: Options, group: str) -> ListenerTraces | None:
+    if not options.enable_trace:
+        return None
+    from rocketmq_spark.consumer.tracing import ListenerTraces
+    from rocketmq_spark.producer.tracing import TraceProducer
+
+    traces = TraceProducer(sender(options), group, "CONSUME", options.trace_topic)
+    return ListenerTraces(traces.append, traces.close)
+
+
+def _arrow(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
+    from rocketmq_spark.columnar.decode.decoder import batch_of  # here, for who polls messages needs no Arrow
+
+    given = {(part.queue, part.filter): part.given() for part in parts if part.begun > part.start}
+    answers = (((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts)
+    batch, whole = batch_of(answers, given)
+    return batch, None if whole else next(islice(parts[0].read(), batch.num_rows, None)).queue_offset
+
+
+def _replier(options: Options, group: str) -> Replier | None:
+    """How listeners answer requests."""
+    if (port := replies(options)) is None:
+        return None
+    owner = Owner("consumer")
+
+    def reply(to: ReceivedMessage, body: bytes, properties: Mapping[str, str] | None) -> None:
+        owner.check(False)
+        answer = Message(to.topic, body, properties=properties)
+        port.reply(to, answer, group, Deadline.after(options.request_timeout))
+
+    return reply
+
+
+def _read_ahead(options: Options, group: str) -> ReadAhead | None:
+    """How a consumer reads ahead; None where numpy is not installed, which that needs: 13 MiB, loaded by the first backlog."""
+    if not extras.installed("numpy"):
+        return None
+    inside = scope_of(options)
+
+    @cache
+    def runs() -> Callable[[Sequence[OffsetRange], int, int], PlainRun]:
+        from rocketmq_spark.pull.reading import PlainRun
+
+        return partial(PlainRun, replace(puller(options, "hint"), group=group))
+
+    def messages(queue: MessageQueue, start: int, end: int, stored: bytes | memoryview) -> Iterator[ReceivedMessage]:
+        return wanted_of(PullRequest(group, queue, start), stored, inside, end)
+
+    return ReadAhead(lambda ranges, offsets, size: runs()(ranges, offsets, size), messages)

@@ -1,0 +1,100 @@
+"""``Producer``: its options parsed, and wired to what speaks with brokers or a Proxy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Unpack, cast
+
+from rocketmq_spark.base import extras
+from rocketmq_spark.base.clock import Deadline, epoch_ms
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.options import Options
+from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.confirming import StoredIds
+from rocketmq_spark.producer.engine import Unsent
+from rocketmq_spark.producer.requests import RequestProducer
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.transactions import TransactionCheck
+from rocketmq_spark.session import instrumentation, parsed, replies, sender
+from rocketmq_spark.session.spools import open_store, resending
+from rocketmq_spark.spool.folders import SpoolSettings
+
+if TYPE_CHECKING:
+    from rocketmq_spark.options.typed import ProducerOptions
+    from rocketmq_spark.producer.tracing import TraceProducer
+
+
+class Producer(RequestProducer):
+    """Sends messages. Defaults are those of RocketMQ's Java client.
+
+    Args:
+        name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
+        group: Producer group. Required.
+        transaction_check: A function that receives an undecided half message (``ReceivedMessage``) and returns a
+            ``TransactionState`` or its name: ``COMMIT``, ``ROLLBACK`` or ``UNKNOWN``. A broker may ask any producer of the group.
+        options: Options of a producer (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
+            (``3s``), sizes bytes or text (``4m``).
+
+    Raises:
+        OptionError: An option is unknown, has a wrong value or does not belong to a producer. Lists all problems.
+    """
+
+    def __init__(
+        self,
+        name_server: str | None = None,
+        group: str | None = None,
+        *,
+        transaction_check: TransactionCheck | None = None,
+        **options: Unpack[ProducerOptions],
+    ) -> None:
+        chosen = parsed("producer", name_server, group, options)
+        if "group" not in chosen.given:
+            raise OptionError("option 'group' is required: name the producer group")
+        settings, spool = ProducerSettings.of(chosen), SpoolSettings.of(chosen)
+        send, self._traces = _traced_sender(chosen)
+        stored, opened = _stored_ids(chosen), None
+        if spool is not None:
+            opened = resending(open_store(spool.folder, chosen, spool), send, settings)
+        try:
+            super().__init__(send, settings, transaction_check, replies(chosen), spool=opened, stored=stored)
+        except BaseException:
+            if opened is not None:
+                opened.close(Deadline.after(0))
+            if self._traces is not None:
+                self._traces.close(0)
+            raise
+        if telemetry := instrumentation(chosen, self.client_id):
+            telemetry.instrument_producer(self)
+
+    def close(self, timeout_s: float | None = None) -> list[Unsent]:
+        try:
+            return super().close(timeout_s)
+        finally:
+            if self._traces is not None:
+                self._traces.close(timeout_s)
+
+
+def _traced_sender(options: Options) -> tuple[Sender, TraceProducer | None]:
+    """What a producer sends with, and who sends its traces if it is traced."""
+    plain = sender(options)
+    if not options.enable_trace:
+        return plain, None
+    from rocketmq_spark.producer.tracing import TracedSender, TraceProducer
+
+    group, topic = options.group, options.trace_topic
+    traces = TraceProducer(plain, group, "PRODUCE", topic)
+    return cast(Sender, TracedSender(plain, traces.append, group, topic, epoch_ms)), traces
+
+
+def _stored_ids(options: Options) -> StoredIds | None:
+    """What a producer looks up before it repeats a send; None for one that repeats at once."""
+    if not options.confirm_ambiguous:
+        if "exactly_once_settle" in options.given:
+            raise OptionError("option 'exactlyOnceSettle' means nothing without 'confirmAmbiguous'")
+        return None
+    if not extras.installed("pyarrow"):
+        raise OptionError(
+            "option 'confirmAmbiguous' needs pyarrow, which is not installed", remedy=extras.command(extras.ARROW)
+        )
+    from rocketmq_spark.session.looks import asked_ids
+
+    return asked_ids(options)
