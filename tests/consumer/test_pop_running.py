@@ -215,7 +215,7 @@ def test_what_a_question_waited_for_gets_more_time_soon_if_its_listener_has_it_s
 
 
 def test_what_took_longer_to_come_than_it_is_ours_goes_to_no_listener(member):
-    """Or lay there while this process stood still: when the answer is read tells nothing, and others have had the message."""
+    """Or lay there while this process stood still: when the answer is read says nothing, and others have had the message."""
     came: list[float] = []
 
     def slowly() -> None:

@@ -105,7 +105,7 @@ class Popping:
         if not self._in_hand.room(topic, self._settings.threads, _ROOM_S):
             return
         deadline = Deadline.after(MAX_WAIT_S + self._settings.request_timeout_s)
-        # Their time began no sooner. When an answer is read tells nothing: where this process stood still, it lay there.
+        # Their time began no sooner. When the answer is read says nothing: while this process stood still, it lay there.
         asked_ms = self._timer.lease_ms()
         found = self._port.receive(place, self._settings.pull_batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
         if not found or self._over(place):
