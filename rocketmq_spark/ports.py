@@ -30,7 +30,7 @@ from rocketmq_spark.model import (
     TopicRoute,
 )
 from rocketmq_spark.model.membership import Asked, Membership
-from rocketmq_spark.model.message import Began, GroupPolicy, Place, PoppedMessage, ignore
+from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 
 Sent = Callable[[SendResult | RocketMQError], None]
@@ -383,9 +383,9 @@ class PopMember(Protocol):
         """From how many brokers the topic's messages come. Raises ``RouteNotFound``."""
 
     def receive(
-        self, place: Place, count: int, invisible_s: float, wait_s: float, deadline: Deadline, began: Began = ignore
+        self, place: Place, count: int, invisible_s: float, wait_s: float, deadline: Deadline
     ) -> Sequence[PoppedMessage]:
-        """At most ``count``, in turn; none where ``wait_s`` brought none. ``began``: they begin to come; their time passes."""
+        """At most ``count``, in turn; none where ``wait_s`` brought none. Their time may have begun long before they are here."""
 
     def ack(self, message: PoppedMessage, deadline: Deadline) -> None:
         """It is done. Raises ``NotFound`` when it is not this consumer's any more, since its time is over."""

@@ -24,7 +24,7 @@ from rocketmq_spark.grpc_proxy.facts import ClientType, Code, Encoding, FilterTy
 from rocketmq_spark.grpc_proxy.protos import get_ms, get_seconds, proto, set_seconds
 from rocketmq_spark.grpc_proxy.proxy import Proxy, Telemetry, checked
 from rocketmq_spark.model import Filter, MessageQueue
-from rocketmq_spark.model.message import Began, GroupPolicy, Place, PoppedMessage, ignore
+from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class ProxyMember:
         return len(self._queues(topic, deadline))
 
     def receive(
-        self, place: Place, count: int, invisible_s: float, wait_s: float, deadline: Deadline, began: Began = ignore
+        self, place: Place, count: int, invisible_s: float, wait_s: float, deadline: Deadline
     ) -> Sequence[PoppedMessage]:
         topic, at = place
         queues = self._queues(topic, deadline)
@@ -165,23 +165,19 @@ class ProxyMember:
         set_seconds(request.long_polling_timeout, wait_s)
         for _ in self._proxy.addresses[1:]:
             try:
-                return self._received(self._proxy.channel(), request, topic, deadline, began)
+                return self._received(self._proxy.channel(), request, topic, deadline)
             except ConnectionLost as e:
                 if not e.unsent or deadline.remaining() < wait_s:  # another one would have too little time
                     raise
-        return self._received(self._proxy.channel(), request, topic, deadline, began)
+        return self._received(self._proxy.channel(), request, topic, deadline)
 
-    def _received(
-        self, channel: ProxyChannel, request: Any, topic: str, deadline: Deadline, began: Began
-    ) -> Sequence[PoppedMessage]:
+    def _received(self, channel: ProxyChannel, request: Any, topic: str, deadline: Deadline) -> Sequence[PoppedMessage]:
         queue, count = request.message_queue, request.batch_size
         found: list[PoppedMessage] = []
         try:
             call = channel.stream(facts.RECEIVE_MESSAGE, request, deadline)
             room = max(_MIN_OPENED_BYTES, count * _MESSAGE_BYTES)
-            for number, answer in enumerate(channel.answers(call)):
-                if not number:
-                    began()
+            for answer in channel.answers(call):
                 if answer.HasField("message"):
                     if len(found) == count or room <= 0:
                         logger.warning("of what %s gave for topic %s the rest comes again", channel.address, topic)

@@ -5,7 +5,7 @@ A popped message is one that a Proxy hands out for a while (POP), with what it s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -174,11 +174,6 @@ class PoppedMessage:
 
 
 Place = tuple[str, int]  # where messages are popped: a topic, and which of its brokers
-Began = Callable[[], None]
-
-
-def ignore() -> None:
-    """Who asks need not know."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from rocketmq_spark.consumer.pop.simple_consumer import MIN_INVISIBLE_S, MIN_WAI
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, NotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Filter, MessageQueue
-from rocketmq_spark.model.message import Began, GroupPolicy, Place, PoppedMessage, ignore
+from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage
 from tests.consumer.group import ManualWorkers
 from tests.producer.scripted import ManualTimer, Time
 from tests.test_popped import popped
@@ -73,7 +73,7 @@ class FakeProxy:
         return self.counts[topic]
 
     def receive(
-        self, place: Place, count: int, invisible_s: float, wait_s: float, deadline: Deadline, began: Began = ignore
+        self, place: Place, count: int, invisible_s: float, wait_s: float, deadline: Deadline
     ) -> Sequence[PoppedMessage]:
         assert invisible_s >= MIN_INVISIBLE_S, "an error of the Proxy"
         assert wait_s >= MIN_WAIT_S, "an error of the Proxy"
@@ -93,7 +93,6 @@ class FakeProxy:
             found = self.lying[place][:count]
             del self.lying[place][:count]
             lent = [self._lend(message, place[1], invisible_s) for message in found]
-            began()
             self.takes()
             return lent
 

@@ -202,7 +202,20 @@ def test_what_took_long_to_come_is_ours_for_the_time_that_is_left_and_gets_more_
     eventually(lambda: member.proxy.told == [("change", "A", 30.0), ("ack", "A")], 60)
 
 
+def test_what_a_question_waited_for_gets_more_time_soon_if_its_listener_has_it_still(member):
+    member.proxy.takes = lambda: member.time.advance(15)
+    goes_on = member.held_up()
+    member.proxy.takes = lambda: None
+    assert member.proxy.told == []
+    eventually(lambda: any(at <= member.time.now + 1 for at, *_ in list(member.time.due)), 60)
+    member.time.advance(1)
+    eventually(lambda: member.proxy.told == [("change", "A", 30.0)], 60)
+    goes_on.set()
+    eventually(lambda: member.proxy.told[1:] == [("ack", "A")], 60)
+
+
 def test_what_took_longer_to_come_than_it_is_ours_goes_to_no_listener(member):
+    """Or lay there while this process stood still: when the answer is read says nothing, and others have had the message."""
     came: list[float] = []
 
     def slowly() -> None:
@@ -344,9 +357,9 @@ def test_while_brokers_do_not_keep_the_order_any_more_nothing_is_handed_to_an_or
     eventually(lambda: not member.consumer._running._popping._threads, 60)
     assert [record.levelname for record in caplog.records if "asks for no messages" in record.message] == ["ERROR"]
     assert member.got == ["A"]
-    member.proxy.said = GroupPolicy(3, True, (10.0,))
     member.time.advance(60)  # what the last question got comes again
-    member.time.run_due()
+    member.proxy.said = GroupPolicy(3, True, (10.0,))
+    member.time.advance(LOOK_S)
     eventually(lambda: member.got == ["A", "B"], 60)
     assert member.consumer.stop(30) == []
 

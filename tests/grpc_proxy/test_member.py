@@ -181,15 +181,6 @@ def test_what_came_of_an_answer_that_does_not_end_well_is_kept(end):
                     member.receive(("t", 0), 9, 30.0, 1.0, Deadline.after(2))
 
 
-def test_when_an_answer_begins_is_said_once_and_before_its_end_comes():
-    began: list[float] = []
-    with giving(b"x", b"x", end=hangs) as member:
-        deadline = Deadline.after(2)
-        found = member.receive(("t", 0), 9, 30.0, 1.0, deadline, lambda: began.append(deadline.remaining()))
-    assert (len(found), len(began)) == (2, 1)
-    assert began[0] > 0
-
-
 class Forgetful:
     """A Proxy that may refuse the first settings, and refuses heartbeats of a member whose settings it does not know."""
 

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 # How often is looked for topics and brokers that are new or gone.
 LOOK_S = 10.0
 _ROOM_S = 1.0
+_SOON_S = 1.0
 
 
 class Popping:
@@ -104,18 +105,13 @@ class Popping:
         if not self._in_hand.room(topic, self._settings.threads, _ROOM_S):
             return
         deadline = Deadline.after(MAX_WAIT_S + self._settings.request_timeout_s)
-        begins_ms: list[int] = []  # from when the messages are ours: the rest of a large answer may take long to come
-
-        def began() -> None:
-            begins_ms.append(self._timer.lease_ms())
-
-        size = self._settings.pull_batch_size
-        found = self._port.receive(place, size, INVISIBLE_S, MAX_WAIT_S, deadline, began)
+        # Their time began no sooner. When the answer is read says nothing: while this process stood still, it lay there.
+        asked_ms = self._timer.lease_ms()
+        found = self._port.receive(place, self._settings.pull_batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
         if not found or self._over(place):
             return  # what came too late is handed to others when its time is over
-        now_ms = self._timer.lease_ms()
-        until_ms = (begins_ms or [now_ms])[0] + round(1000 * INVISIBLE_S)
-        self._submit(self._in_hand.came(topic, found, until_ms, now_ms))
+        until_ms = asked_ms + round(1000 * INVISIBLE_S)
+        self._submit(self._in_hand.came(topic, found, until_ms, self._timer.lease_ms()))
 
     def _over(self, place: Place) -> bool:
         wanted = place in self._wanted and self._subscriptions.get(place[0]) is not None  # the latter changes at once
@@ -212,8 +208,10 @@ class PopRunning:
     def _submit(self, lent: Sequence[InvisibleMessage]) -> None:
         self._listening.submit(lent)
         left_ms = lent[0].until_ms - self._renewals.lease_ms()
-        if left_ms <= 1000 * (INVISIBLE_S - RENEW_S):  # the next look may come too late
+        if left_ms <= 1000 * RENEW_S:
             self._settling.renew()
+        elif left_ms <= 1000 * (INVISIBLE_S - RENEW_S):  # the next look may come too late; a quick listener needs none
+            self._renewals.later(_SOON_S, self._settling.renew)
 
     def _subscribe(self) -> None:
         with self._telling:
