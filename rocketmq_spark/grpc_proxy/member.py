@@ -176,6 +176,7 @@ class ProxyMember:
     ) -> Sequence[PoppedMessage]:
         queue, count = request.message_queue, request.batch_size
         found: list[PoppedMessage] = []
+        left_s = deadline.remaining()
         try:
             call = channel.stream(facts.RECEIVE_MESSAGE, request, deadline)
             room = max(_MIN_OPENED_BYTES, count * _MESSAGE_BYTES)
@@ -193,7 +194,7 @@ class ProxyMember:
                 elif answer.HasField("status") and answer.status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
                     raise refused(answer.status, channel.address, topic)
         except RocketMQError as e:
-            self._proxy.noted(channel.address, e)
+            self._proxy.noted(channel.address, e, left_s - deadline.remaining())
             if not found:
                 raise
             # What came is ours until its lease ends. Given back it would come again as slowly, until it is a dead letter.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -17,6 +18,7 @@ from rocketmq_spark import errors
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.pop import simple_consumer
 from rocketmq_spark.grpc_proxy import member as grpc_member
+from rocketmq_spark.grpc_proxy import proxy as grpc_proxy
 from rocketmq_spark.grpc_proxy.channel import Endpoints
 from rocketmq_spark.grpc_proxy.facts import Code, Encoding
 from rocketmq_spark.grpc_proxy.member import ProxyMember
@@ -432,6 +434,18 @@ def test_messages_are_asked_for_of_another_endpoint_when_one_is_away_and_the_tim
         with pytest.raises(errors.ConnectionLost) if seconds < 5 else contextlib.nullcontext():
             assert len(member.receive(("t", 0), 1, 30.0, 5.0, Deadline.after(seconds))) == 1
         proxy.close()
+
+
+def test_an_endpoint_that_kept_a_question_in_vain_gets_none_for_as_long(monkeypatch):
+    """Half of the questions went there, for 23 s each, while the other one had messages."""
+    monkeypatch.setattr(grpc_proxy, "REST_S", 0.0)
+    with giving(end=hangs) as member:
+        proxy, _ = member._proxy, member.places("t", Deadline.after(30))
+        proxy._endpoints, (hanging,) = Endpoints([*proxy.addresses, "other:1"]), proxy.addresses
+        with pytest.raises(errors.CallTimeout):
+            member.receive(("t", 0), 9, 30.0, 1.0, Deadline.after(2))
+        assert proxy._endpoints.pick(hanging, time.monotonic() + 1) == "other:1"
+        assert proxy._endpoints.pick(hanging, time.monotonic() + 60) == hanging
 
 
 @pytest.mark.parametrize("where", ["_timer", "_leave"])
