@@ -87,6 +87,8 @@ def policy(settings: Any) -> GroupPolicy:
 HEARTBEAT_S = 10.0
 # A few kilobytes may become gigabytes when they are opened: so much of one answer, or what so many messages may have.
 _MIN_OPENED_BYTES, _MESSAGE_BYTES = 64 << 20, 4 << 20
+# An endpoint that has not answered settings by then is not waited for if another one has.
+_QUICK_S = 1.0
 # Which brokers have the topic is asked for again after this.
 _PLACES_S = 30.0
 
@@ -316,8 +318,8 @@ class ProxyMember:
 
 
 def _errors(streams: Sequence[Telemetry], deadline: Deadline) -> list[RocketMQError | None]:
-    """Why settings did not arrive, for each. What cannot be reached is waited for while no other one has them."""
-    errors = [stream.wait(deadline, patient=False) for stream in streams]
+    """Why settings did not arrive, for each. What cannot be reached, or hangs, is waited for while no other one has them."""
+    errors = [stream.wait(deadline.within(_QUICK_S), patient=False) for stream in streams]
     return errors if None in errors else [stream.wait(deadline) for stream in streams]
 
 

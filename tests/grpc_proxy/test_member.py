@@ -404,10 +404,11 @@ def test_an_endpoint_that_hangs_keeps_no_other_from_hearing_of_a_member(monkeypa
             member.close(Deadline.after(10))
 
 
-def test_an_endpoint_that_is_away_is_not_waited_for_while_another_one_knows_the_member(nobody):
-    proxy = Forgetful()
-    with serving({"Telemetry": proxy.telemetry, "Heartbeat": proxy.beat}) as address:
-        member = ProxyMember(client(nobody, address), "g", bytes)
+@pytest.mark.parametrize("mute", [False, True])
+def test_an_endpoint_that_is_away_or_hangs_is_not_waited_for_while_another_one_knows_the_member(nobody, mute):
+    proxy, hanging = Forgetful(), {"Telemetry": lambda commands, context: hangs(context)}
+    with serving({"Telemetry": proxy.telemetry, "Heartbeat": proxy.beat}) as address, serving(hanging) as silent:
+        member = ProxyMember(client(silent if mute else nobody, address, connect_timeout_s=30.0), "g", bytes)
         deadline = Deadline.after(60)
         member.subscribe({"t": NO_FILTER}, deadline)
         member.subscribe({"t": NO_FILTER, "u": NO_FILTER}, deadline)
