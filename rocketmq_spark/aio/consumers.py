@@ -295,6 +295,7 @@ class SimpleConsumer(Asynchronous):
         self._consumer = consumers.SimpleConsumer(name_server, group, **options)
         self._receiving = EventLoop()  # those who wait for messages must not hold up acknowledgements
         self._unclaimed: list[PoppedMessage] = []  # received for coroutines that were cancelled
+        self._left: list[asyncio.Future[Sequence[PoppedMessage]]] = []  # what is still asked for them
 
     async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Receive all messages of ``topic``, those with one of ``tags`` (``a || b``), or those that match ``sql``."""
@@ -309,16 +310,29 @@ class SimpleConsumer(Asynchronous):
     ) -> Sequence[PoppedMessage]:
         """The next messages, ``max_messages`` at most, ``invisible`` to other members for that time; an empty list if none came
         within ``wait``. If it is cancelled, messages that came are returned by the next call, without that much of their time.
+        The next call waits for what is still asked for a cancelled one before it asks for more.
         """
         self._check()
+        while self._left and not self._unclaimed:
+            await self._ended(self._left.pop())
+            self._check()
         if self._unclaimed:
             found, self._unclaimed = self._unclaimed[:max_messages], self._unclaimed[max_messages:]
             return found
         received = self._receiving.start(self._consumer.receive, max_messages, invisible, wait)
         try:
-            return await asyncio.shield(received)
+            await self._ended(received)
         except asyncio.CancelledError:
             received.add_done_callback(self._keep)
+            raise
+        return received.result()
+
+    async def _ended(self, received: asyncio.Future[Sequence[PoppedMessage]]) -> None:
+        """What was asked for was received; for a later call where this one is cancelled."""
+        try:
+            await asyncio.wait((received,))
+        except asyncio.CancelledError:
+            self._left.append(received)
             raise
 
     def _keep(self, received: asyncio.Future[Sequence[PoppedMessage]]) -> None:

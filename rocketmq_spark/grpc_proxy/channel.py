@@ -29,7 +29,7 @@ from rocketmq_spark.grpc_proxy.protos import proto
 
 logger = logging.getLogger(__name__)
 
-# How long one that could not be reached is left alone, if there is another one.
+# How long one that could not be reached, or did not answer in time, is left alone at least, if there is another one.
 REST_S = 5.0
 
 
@@ -53,10 +53,10 @@ class Endpoints:
             ring = self.addresses[first:] + self.addresses[:first]
             return next((one for one in ring if self._until.get(one, 0.0) <= now), ring[0])
 
-    def failed(self, address: str, now: float) -> None:
-        """It could not be reached."""
+    def failed(self, address: str, now: float, rest_s: float = REST_S) -> None:
+        """It could not be reached, or did not answer."""
         with self._lock:
-            self._until[address] = now + REST_S
+            self._until[address] = now + rest_s
             self._proven.discard(address)
 
     def worked(self, address: str) -> None:

@@ -87,6 +87,8 @@ def policy(settings: Any) -> GroupPolicy:
 HEARTBEAT_S = 10.0
 # A few kilobytes may become gigabytes when they are opened: so much of one answer, or what so many messages may have.
 _MIN_OPENED_BYTES, _MESSAGE_BYTES = 64 << 20, 4 << 20
+# An endpoint that has not answered settings by then is not waited for if another one has.
+_QUICK_S = 1.0
 # Which brokers have the topic is asked for again after this.
 _PLACES_S = 30.0
 
@@ -174,6 +176,7 @@ class ProxyMember:
     def _received(self, channel: ProxyChannel, request: Any, topic: str, deadline: Deadline) -> Sequence[PoppedMessage]:
         queue, count = request.message_queue, request.batch_size
         found: list[PoppedMessage] = []
+        left_s = deadline.remaining()
         try:
             call = channel.stream(facts.RECEIVE_MESSAGE, request, deadline)
             room = max(_MIN_OPENED_BYTES, count * _MESSAGE_BYTES)
@@ -189,7 +192,7 @@ class ProxyMember:
                 elif answer.HasField("status") and answer.status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
                     raise refused(answer.status, channel.address, topic)
         except RocketMQError as e:
-            self._proxy.noted(channel.address, e)
+            self._proxy.noted(channel.address, e, left_s - deadline.remaining())
             if not found:
                 raise
             # What came is ours until its lease ends. Given back it would come again as slowly, until it is a dead letter.
@@ -311,8 +314,8 @@ class ProxyMember:
 
 
 def _errors(streams: Sequence[Telemetry], deadline: Deadline) -> list[RocketMQError | None]:
-    """Why settings did not arrive, for each. What cannot be reached is waited for while no other one has them."""
-    errors = [stream.wait(deadline, patient=False) for stream in streams]
+    """Why settings did not arrive, for each. What cannot be reached, or hangs, is waited for while no other one has them."""
+    errors = [stream.wait(deadline.within(_QUICK_S), patient=False) for stream in streams]
     return errors if None in errors else [stream.wait(deadline) for stream in streams]
 
 

@@ -25,7 +25,7 @@ from rocketmq_spark.base.codes import VERSION
 from rocketmq_spark.base.threads import Failure, attempt, start_thread
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError
 from rocketmq_spark.grpc_proxy.answers import refused
-from rocketmq_spark.grpc_proxy.channel import Endpoints, Keys, ProxyChannel, Tls, metadata
+from rocketmq_spark.grpc_proxy.channel import REST_S, Endpoints, Keys, ProxyChannel, Tls, metadata
 from rocketmq_spark.grpc_proxy.facts import TELEMETRY, AddressScheme, ClientType, Code, Language, Rpc
 from rocketmq_spark.grpc_proxy.protos import proto, set_seconds
 
@@ -99,21 +99,18 @@ class Proxy:
             try:
                 answer = channel.ask(rpc, request, share)
             except (ConnectionLost, CallTimeout) as e:
-                late = isinstance(e, CallTimeout)
-                if late and share is deadline:
-                    raise
-                self.noted(channel.address, ConnectionLost("it never answered") if late else e)
-                if left == 1 or deadline.expired:
+                self.noted(channel.address, e)
+                if left == 1 or deadline.expired or (share is deadline and isinstance(e, CallTimeout)):
                     raise
                 continue
             self.noted(channel.address)
             return checked(answer, channel.address, topic)
         raise ConnectionLost("there is no endpoint")
 
-    def noted(self, address: str, error: RocketMQError | None = None) -> None:
-        """How a call to an endpoint went."""
-        if isinstance(error, ConnectionLost):
-            self._endpoints.failed(address, time.monotonic())
+    def noted(self, address: str, error: RocketMQError | None = None, took_s: float = 0.0) -> None:
+        """How a call to an endpoint went; what ``took_s`` in vain is not tried again for as long."""
+        if isinstance(error, ConnectionLost | CallTimeout):
+            self._endpoints.failed(address, time.monotonic(), max(REST_S, took_s))
         elif error is None:
             self._endpoints.answered(address)
         else:

@@ -415,6 +415,27 @@ def test_those_who_wait_for_messages_hold_up_no_acknowledgement(monkeypatch: pyt
     run(body)
 
 
+def test_receives_that_are_cancelled_again_and_again_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Proxy keeps each question for 5 s at least: they waited for a thread one behind the other, more and more of them."""
+    monkeypatch.setattr(public, "SimpleConsumer", Blocking)
+
+    async def body() -> None:
+        async with aio.SimpleConsumer(group="g") as consumer:
+            stub: Any = consumer._consumer
+            for _ in range(3):
+                receives = [asyncio.create_task(consumer.receive()) for _ in range(2)]
+                await asyncio.sleep(0)  # they have begun
+                await until(lambda: len(stub.calls) >= 2)
+                for one in receives:
+                    one.cancel()
+                assert len(await asyncio.wait_for(asyncio.wait(receives), 60)) == 2
+            stub.go.set()
+            assert await consumer.receive() == []
+            assert stub.calls == ["receive"] * 3
+
+    run(body)
+
+
 def test_a_poll_keeps_to_its_time_behind_one_that_was_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """That one may have more time, and what comes for it is the next poll's."""
     may_end = threading.Event()

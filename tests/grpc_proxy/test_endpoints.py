@@ -18,6 +18,12 @@ def test_one_that_failed_is_left_alone_for_a_while():
     assert ends.pick("b:1", 100.0 + REST_S) == "b:1"
 
 
+def test_one_that_took_long_to_fail_is_left_alone_for_longer():
+    ends = Endpoints(["a:1", "b:1"])
+    ends.failed("b:1", 100.0, 23.0)
+    assert [ends.pick("b:1", 100.0 + after) for after in (REST_S, 23.0)] == ["a:1", "b:1"]
+
+
 def test_one_that_answers_is_used_at_once():
     ends = Endpoints(["a:1", "b:1"])
     ends.failed("a:1", 0.0)

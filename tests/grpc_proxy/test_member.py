@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -17,6 +18,7 @@ from rocketmq_spark import SimpleConsumer, errors
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.pop import simple_consumer
 from rocketmq_spark.grpc_proxy import member as grpc_member
+from rocketmq_spark.grpc_proxy import proxy as grpc_proxy
 from rocketmq_spark.grpc_proxy.channel import Endpoints
 from rocketmq_spark.grpc_proxy.facts import Code, Encoding
 from rocketmq_spark.grpc_proxy.member import ProxyMember
@@ -392,10 +394,11 @@ def test_an_endpoint_that_hangs_keeps_no_other_from_hearing_of_a_member(monkeypa
             member.close(Deadline.after(10))
 
 
-def test_an_endpoint_that_is_away_is_not_waited_for_while_another_one_knows_the_member(nobody):
-    proxy = Forgetful()
-    with serving({"Telemetry": proxy.telemetry, "Heartbeat": proxy.beat}) as address:
-        member = ProxyMember(client(nobody, address), "g", bytes)
+@pytest.mark.parametrize("mute", [False, True])
+def test_an_endpoint_that_is_away_or_hangs_is_not_waited_for_while_another_one_knows_the_member(nobody, mute):
+    proxy, hanging = Forgetful(), {"Telemetry": lambda commands, context: hangs(context)}
+    with serving({"Telemetry": proxy.telemetry, "Heartbeat": proxy.beat}) as address, serving(hanging) as silent:
+        member = ProxyMember(client(silent if mute else nobody, address, connect_timeout_s=30.0), "g", bytes)
         deadline = Deadline.after(60)
         member.subscribe({"t": NO_FILTER}, deadline)
         member.subscribe({"t": NO_FILTER, "u": NO_FILTER}, deadline)
@@ -422,6 +425,18 @@ def test_messages_are_asked_for_of_another_endpoint_when_one_is_away_and_the_tim
         with pytest.raises(errors.ConnectionLost) if seconds < 5 else contextlib.nullcontext():
             assert len(member.receive(("t", 0), 1, 30.0, 5.0, Deadline.after(seconds))) == 1
         proxy.close()
+
+
+def test_an_endpoint_that_kept_a_question_in_vain_gets_none_for_as_long(monkeypatch):
+    """Half of the questions went there, for 23 s each, while the other one had messages."""
+    monkeypatch.setattr(grpc_proxy, "REST_S", 0.0)
+    with giving(end=hangs) as member:
+        proxy, _ = member._proxy, member.places("t", Deadline.after(30))
+        proxy._endpoints, (hanging,) = Endpoints([*proxy.addresses, "other:1"]), proxy.addresses
+        with pytest.raises(errors.CallTimeout):
+            member.receive(("t", 0), 9, 30.0, 1.0, Deadline.after(2))
+        assert proxy._endpoints.pick(hanging, time.monotonic() + 1) == "other:1"
+        assert proxy._endpoints.pick(hanging, time.monotonic() + 60) == hanging
 
 
 @pytest.mark.parametrize("where", ["_timer", "_leave"])

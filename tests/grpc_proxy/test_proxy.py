@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 
 import pytest
@@ -52,6 +53,26 @@ def test_an_endpoint_that_has_answered_before_has_all_the_time():
         proxy = client(one, other)
         for seconds in (30, 2):
             proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(seconds), home=one)
+        proxy.close()
+
+
+def test_an_endpoint_that_does_not_answer_any_more_is_left_alone_too():
+    """A Proxy that stands still keeps its connections: each second call went there and took all its time in vain."""
+    over = threading.Event()
+
+    def once(request, context, asked=[]):  # noqa: B006
+        asked.append(request)
+        if len(asked) > 1:
+            over.wait(60)
+        return route()(request, context)
+
+    with serving({"QueryRoute": once}) as one, serving({"QueryRoute": route()}) as other:
+        proxy = client(one, other, connect_timeout_s=30.0)
+        proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(30), home=one)
+        with pytest.raises(errors.CallTimeout):
+            proxy.ask(QUERY_ROUTE, REQUEST, Deadline.after(0.5), home=one)
+        assert proxy.channel(one).address == other
+        over.set()
         proxy.close()
 
 

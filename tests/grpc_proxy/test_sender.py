@@ -246,6 +246,25 @@ def test_what_cannot_be_sent_is_an_outcome_too():
     assert isinstance(outcomes.get(timeout=60), errors.MessageRefused)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_endpoint_that_acknowledges_nothing_in_its_time_is_left_alone(count):
+    over = threading.Event()
+
+    def hang(request: Any, context: Any) -> Any:
+        over.wait(60)
+        return acknowledge(request, context)
+
+    with serving({"SendMessage": hang}) as one, serving({"SendMessage": acknowledge}) as other:
+        proxy = client(one, other, connect_timeout_s=30.0)
+        parts = [part(f"{n}", **{Property.SHARDING_KEY: f"{n}"}) for n in range(count)]
+        sender = ProxySender(proxy, lambda request: parts)
+        with pytest.raises(errors.CallTimeout):
+            sender.send(MessageQueue("t", one, 0), REQUEST, Deadline.after(0.5))
+        assert sender.send(MessageQueue("t", one, 0), REQUEST, Deadline.after(30)).queue.broker_name == other
+        over.set()
+        proxy.close()
+
+
 def test_whether_an_endpoint_answers(nobody):
     with sending() as (sender, queue):
         assert sender.probe(queue.broker_name, "t", soon())
