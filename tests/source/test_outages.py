@@ -147,7 +147,8 @@ def test_a_broker_that_hangs_is_left_out_of_a_batch(scripted):
     """A batch with its queues would wait for it, and the others' messages with that batch."""
     with MockBroker({STATS: stats({B: (0, 100)})}) as hanging:
         scripted.on(ROUTE, route({"broker-a": {0: scripted.address}, "broker-b": {0: hanging.address}}))
-        run = Run(scripted.address, startingOffsets="earliest", maxOffsetsPerTrigger=20, **QUICK)
+        patient = {**QUICK, "requestTimeout": "60s"}  # so that it hangs, and does not fail, for the whole test
+        run = Run(scripted.address, startingOffsets="earliest", maxOffsetsPerTrigger=20, **patient)
         run.offset = run.ahead()
         before = run.positions
         assert 0 < before[B] < 100
