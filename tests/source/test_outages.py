@@ -69,7 +69,15 @@ def test_a_slave_s_minimum_is_no_retention(master_gone, scripted, caplog):
     assert ranges_of([task]) == [[OffsetRange(A, 9, 15)]]
 
 
-@pytest.mark.parametrize("begin", [lambda mq, **o: Run(mq, startingOffsets="earliest", **o), read])
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda mq, **o: Run(mq, startingOffsets="earliest", **o),
+        read,
+        lambda mq, **o: Run(mq, log(10), available_now=True, **o).latest(),
+    ],
+    ids=["stream", "batch", "run to the end"],
+)
 def test_what_begins_while_only_a_slave_lives_waits_for_its_master(master_gone, scripted, begin):
     master_gone(scripted, 9, 12)
     with pytest.raises(BrokerNotFound) as caught:
