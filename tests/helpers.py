@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -53,6 +54,19 @@ def told(text: str, level: int = logging.WARNING) -> Iterator[threading.Event]:
         yield event
     finally:
         package.removeHandler(handler)
+
+
+def waits_in(thread: threading.Thread, function: Callable[..., Any]) -> None:
+    """Until a thread that was started is in ``function``, or in what that calls; one that has ended came through."""
+
+    def there() -> bool:
+        frame = sys._current_frames().get(thread.ident or 0)
+        while frame is not None and frame.f_code is not function.__code__:
+            frame = frame.f_back
+        return frame is not None
+
+    awaited(lambda: there() or not thread.is_alive())
+    assert thread.is_alive(), f"it did not wait in {function.__qualname__}"
 
 
 def raising(error: BaseException) -> Callable[..., Any]:

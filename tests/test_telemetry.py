@@ -149,20 +149,24 @@ def test_messages_that_are_batched_keep_the_context_of_their_own_send(bench: Ben
 
 
 def test_a_batch_is_one_span(bench: Bench, seen: Seen) -> None:
-    instrumented(bench).send_batch([Message("T", b"1"), Message("T", b"22")])
+    result = instrumented(bench).send_batch([Message("T", b"1"), Message("T", b"22")])
     (span,) = seen.spans
+    assert attributes(span)["messaging.message.id"] == result.msg_id
     assert attributes(span)["messaging.batch.message_count"] == 2
     assert bytes(bench.sender.requests[0].body).count(span_id(span).encode()) == 2
 
 
-@pytest.mark.parametrize("name", ["send", "send_async", "send_oneway", "send_half"])
+SENDS = ("send", "send_async", "send_oneway", "send_half", "send_batch", "request_async")
+
+
+@pytest.mark.parametrize("name", SENDS)
 def test_what_the_producer_refuses_is_raised_and_ends_its_span(bench: Bench, seen: Seen, name: str) -> None:
     producer = Producer.__new__(Producer)
-    for each in ("send", "send_async", "send_oneway", "send_half", "send_batch", "request_async"):
+    for each in SENDS:
         setattr(producer, each, raising(OptionError("refused")))
     Instrumentation("g", "me", None).instrument_producer(producer)
     with pytest.raises(OptionError, match="refused"):
-        getattr(producer, name)(Message("T", b"x"))
+        getattr(producer, name)([Message("T", b"x")] if name == "send_batch" else Message("T", b"x"))
     assert [span.status.status_code for span in seen.spans] == [StatusCode.ERROR]
 
 
@@ -270,7 +274,7 @@ def test_a_call_with_several_messages_is_linked_to_their_traces(seen: Seen) -> N
     ids=["retry", "ordered", "suspended"],
 )
 def test_what_is_not_done_is_an_error_of_its_span(seen: Seen, listener: Any, context: Any, failed: bool) -> None:
-    listening(listener, (carried(0),), context)
+    assert listening(listener, (carried(0),), context) == listener((carried(0),), context), "the consumer hears of it"
     (span,) = seen.spans
     assert (span.status.status_code is StatusCode.ERROR) == failed
     assert seen.points("rocketmq_process_time")[0].attributes["invocation_status"] == (
@@ -300,7 +304,8 @@ def test_an_outcome_that_comes_later_ends_the_span_then(seen: Seen) -> None:
 
 def test_a_tracer_that_fails_fails_no_listener(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry.propagate, "extract", raising(RuntimeError("broken")))
-    assert listening(lambda m, c: 5, (carried(0),), Context(QUEUE)) == 5
+    given = ((carried(0),), Context(QUEUE))
+    assert listening(lambda messages, context: [messages, context], *given) == [*given]
 
 
 def test_what_a_poll_returns_is_a_span_that_is_linked_to_the_sends(seen: Seen) -> None:

@@ -120,7 +120,8 @@ class Producer(Asynchronous):
         super().__init__()
         check = None if transaction_check is None else functools.partial(self._loop.run, transaction_check)
         self._producer = producers.Producer(name_server, group, transaction_check=check, **options)
-        self._fresh: deque[_Waiting] = deque()  # of this turn of the event loop
+        self._fresh: deque[_Waiting] = deque()  # of this turn of the event loop, and what earlier ones had no time for
+        self._begun = 0  # how many of them
         self._line: SimpleQueue[_Waiting | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._handed = _Handed()
@@ -162,6 +163,7 @@ class Producer(Asynchronous):
             with never_waiting(), together():
                 while self._fresh and (self._closed or time.monotonic() <= pause_at):
                     waiting = self._fresh.popleft()
+                    self._begun += 1
                     try:
                         begun = attempt(self._begin_or_hand_over, waiting)
                     except BaseException:  # Ctrl-C is for the user
@@ -286,8 +288,14 @@ class Producer(Asynchronous):
     async def flush(self, timeout_s: float | None = None) -> bool:
         """Send lingering batches, and wait ``timeout_s`` seconds at most until all sends are answered; whether they are."""
         self._check()
+        deadline = self._deadline(timeout_s)
+        until = self._begun + len(self._fresh)
         self._begin_fresh()
-        return await self._loop.call(self._flush, timeout_s)
+        while self._begun < until:  # one turn has no time for all of them
+            if deadline.expired:
+                return False
+            await asyncio.sleep(0)
+        return await self._loop.call(self._flush, deadline.remaining())
 
     def _flush(self, timeout_s: float | None) -> bool:
         deadline = self._deadline(timeout_s)

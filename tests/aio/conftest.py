@@ -32,7 +32,7 @@ def sender(monkeypatch: pytest.MonkeyPatch) -> ScriptedSender:
 
 @asynccontextmanager
 async def producing(**options: Any) -> AsyncIterator[aio.Producer]:
-    async with aio.Producer("h:1", "g", **options) as producer:
+    async with aio.Producer("h:1", "g", **{"send_timeout": "60s", **options}) as producer:
         yield producer
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from rocketmq_spark import Message, aio
 from rocketmq_spark.aio import producer as module
-from rocketmq_spark.aio.loop import WAITING_THREADS
+from rocketmq_spark.aio.loop import PAUSE_S, WAITING_THREADS
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import ClosedError, MessageIllegal, MessageRefused, NotSupported, SendFailed
@@ -215,6 +215,7 @@ def test_a_send_that_found_no_room_in_its_time_says_so(sender: ScriptedSender, m
             full(producer, room, monkeypatch)
             first = asyncio.create_task(producer.send(Message("T", b"1")))
             second = asyncio.create_task(producer.send(Message("T", b"2"), timeout_s=0.01))
+            await asyncio.sleep(0)  # their first steps: their time begins
             await asyncio.sleep(0.05)
             room.set()
             await first
@@ -234,6 +235,7 @@ def test_a_send_whose_route_was_not_asked_for_in_its_time_says_so(sender: Script
             for _ in range(WAITING_THREADS):
                 producer._loop.start(room.wait, 60)
             late = asyncio.create_task(producer.send(Message("new", b"x"), timeout_s=0.01))
+            await asyncio.sleep(0)  # its first step: its time begins
             await asyncio.sleep(0.05)
             room.set()
             with pytest.raises(SendFailed, match="wait for routes of topics, and this one has waited"):
@@ -267,6 +269,29 @@ def test_a_flush_and_a_close_wait_for_sends_that_threads_have_yet_to_begin(
             assert await ends in (True, [])
             assert send.done() or (await send).msg_id
             assert [request.body for request in sender.requests] == [b"0", b"1"]
+
+    run(body)
+
+
+def test_a_flush_waits_for_sends_that_one_turn_of_the_event_loop_has_no_time_for(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        async with producing() as producer:
+            await producer.send(Message("T", b"0"))
+            begin = producer._begin
+
+            def slow(waiting: Any) -> None:
+                time.sleep(PAUSE_S)
+                begin(waiting)
+
+            monkeypatch.setattr(producer, "_begin", slow)
+            sends = [asyncio.create_task(producer.send(Message("T", b"%d" % i))) for i in range(1, 10)]
+            await asyncio.sleep(0)  # their first step
+            assert await producer.flush(0) is False
+            assert await producer.flush()
+            assert [request.body for request in sender.requests] == [b"%d" % i for i in range(10)]
+            await asyncio.gather(*sends)
 
     run(body)
 
@@ -321,12 +346,13 @@ def test_a_close_waits_for_what_was_sent_before_and_refuses_what_comes_later(sen
 
 def test_with_automatic_batches_one_request_has_many_messages(sender: ScriptedSender) -> None:
     async def body() -> None:
-        async with producing(auto_batch=True) as producer:
-            await producer.send(Message("T", b"0"))
-            before = len(sender.requests)
-            results = await asyncio.gather(*[producer.send(Message("T", b"%d" % i)) for i in range(200)])
-            assert len({result.msg_id for result in results}) == 200
-            assert len(sender.requests) - before < 20
+        async with producing(auto_batch=True, batch_max_delay="30s") as producer:
+            await producer.queues("T")
+            sends = [asyncio.create_task(producer.send(Message("T", b"%d" % i))) for i in range(200)]
+            await asyncio.sleep(0)  # their first step
+            assert await producer.flush()
+            assert len({result.msg_id for result in await asyncio.gather(*sends)}) == 200
+            assert len(sender.requests) < 20
 
     run(body)
 

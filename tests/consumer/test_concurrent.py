@@ -19,7 +19,7 @@ from rocketmq_spark.consumer.push.workers import Workers
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import CallTimeout
 from tests.consumer.group import GroupBench
-from tests.consumer.messages import QUEUE, messages
+from tests.consumer.messages import QUEUE, message, messages
 from tests.helpers import RAISED, raising
 from tests.mockbroker import eventually
 from tests.queues import q
@@ -313,6 +313,16 @@ def test_1_18_the_log_says_what_becomes_of_a_message_that_takes_too_long(
     assert text.endswith("it is sent back" if clustering else "it is dropped: the group is broadcasting")
     assert bool(port.seen("send_back")) == clustering
     assert consumer.stats().cached == 0
+
+
+def test_what_fails_where_a_group_is_broadcasting_is_dropped_and_named(
+    group: GroupBench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, port = started(group, raising(ZeroDivisionError()), clustering=False, offsets_folder=tmp_path)
+    group.brokers.send(A, b"bad")
+    group.time.advance(60)
+    assert (group.bodies(), port.seen("send_back")) == ([b"bad"], [])
+    assert f"message {message(0, b'bad', A).msg_id} failed and is dropped: the group is broadcasting" in caplog.text
 
 
 @pytest.mark.parametrize("late", [False, True])

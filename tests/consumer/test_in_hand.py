@@ -6,6 +6,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.pop.in_hand import InHand, line_of
 from rocketmq_spark.model.membership import ConsumerStats
 from tests.consumer.pop import of
+from tests.helpers import waits_in
 
 
 def test_what_is_in_hand_and_what_became_of_the_others_is_counted():
@@ -86,8 +87,7 @@ def test_the_end_waits_for_what_no_listener_has_yet():
     (waits,) = hand.came("t", [of("A")], 30_000, 0)
     end = threading.Thread(target=hand.finish, args=(Deadline.after(30),), daemon=True)
     end.start()
-    end.join(0.05)
-    assert end.is_alive()
+    waits_in(end, threading.Condition.wait)
     hand.end(waits)
     end.join(60)
     assert not end.is_alive()

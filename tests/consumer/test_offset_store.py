@@ -13,7 +13,7 @@ from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, FileOffsets
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue
 from tests.consumer.group import FakeMember, GroupBench
-from tests.helpers import raising
+from tests.helpers import raising, waits_in
 from tests.queues import q
 
 A, B, SOON = q("a:0"), q("b:0"), Deadline(1e9)
@@ -93,8 +93,7 @@ def test_a_reset_waits_for_the_commit_of_its_queue_that_is_under_way(group: Grou
     hanging = Hanging(group, held, {A: 50})
     held.offsets.put(A, 0)
     reset = hanging.beside(A)
-    reset.join(0.05)
-    assert reset.is_alive()
+    waits_in(reset, threading.Condition.wait)
     hanging.go_on()
     reset.join(60)
     assert hanging.port.seen("commit") == [{A: 50}, {A: 0}]

@@ -26,6 +26,24 @@ def test_1_24_after_its_last_try_a_message_is_a_dead_letter_at_once_and_the_queu
     assert f"of T/a/0 is a dead letter now, in topic %DLQ%g, after attempt {1 + tries}" in caplog.text
 
 
+def test_a_message_that_fails_beside_others_has_its_own_tries(group: GroupBench) -> None:
+    """One that came later is no dead letter because those that fail with it have failed often enough."""
+
+    def listener(messages: Any, context: Any) -> None:
+        if (
+            messages[0].body == b"old"
+            and messages[0].reconsume_times == 1
+            and len(group.brokers.queues[A].messages) == 1
+        ):
+            group.brokers.send(A, b"young")
+        raise ZeroDivisionError
+
+    started(group, listener, max_tries=2, consume_batch_max_size=2)
+    group.brokers.send(A, b"old")
+    group.time.advance(60)
+    assert [(m.body, m.reconsume_times) for m in group.brokers.dead] == [(b"old", 4), (b"young", 2)]
+
+
 def test_a_broadcasting_member_drops_a_message_after_its_last_try(
     group: GroupBench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

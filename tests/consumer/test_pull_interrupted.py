@@ -18,6 +18,7 @@ from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
+from rocketmq_spark.consumer.pull.upkeep import Upkeep
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OffsetError, OptionError
@@ -25,7 +26,7 @@ from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, PullAnswer, Pu
 from rocketmq_spark.model.membership import ResetOffsets
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, as_rows, bodies, made, message
 from tests.consumer.reads import COUNT, Reads
-from tests.helpers import RAISED
+from tests.helpers import RAISED, waits_in
 from tests.mockbroker import eventually
 
 ENDS = ["break", "islice", "exception"]
@@ -367,7 +368,7 @@ def test_a_reset_of_a_queue_that_is_being_given_up_is_the_last_word(
     rebalances = threading.Thread(target=consumer._upkeep.rebalance)
     rebalances.start()
     assert gives_up.wait(60)
-    rebalances.join(0.05)  # it waits for the commit
+    waits_in(rebalances, Upkeep._commit)  # it waits for the other commit
     asked = fake.asked
     assert asked is not None
     resets = threading.Thread(target=lambda: asked("b:1", ResetOffsets("t", {A: 7})))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.consumer.process_queue import Thresholds
+from rocketmq_spark.consumer.push.running import TIMEOUT_S
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
 from rocketmq_spark.errors import RouteNotFound
 from tests.consumer.group import GroupBench
@@ -154,3 +155,21 @@ def test_a_reset_of_an_idle_queue_that_a_broker_keeps_outlives_the_member(group:
     group.brokers.offsets[queue] = 1
     consumer.stop(0.1)
     assert group.brokers.offsets[queue] == 1
+
+
+def test_the_last_words_of_a_stop_without_time_have_a_time_of_their_own(
+    group: GroupBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a broker that needs a moment does not store what is finished, and it comes again."""
+    consumer, port = group.start()
+    commit, left = port.commit, list[float]()
+    group.time.advance(3)
+    group.brokers.send(q("a:0"), b"x")
+    group.time.advance(0.1)
+    assert group.bodies() == [b"x"]
+    monkeypatch.setattr(port, "commit", lambda *given: (left.append(given[2].at), commit(*given))[1])
+    began = group.time.monotonic()
+    consumer.stop(0)
+    assert group.brokers.offsets[q("a:0")] == 1
+    assert all(at >= began + TIMEOUT_S for at in left)
+    assert left

@@ -141,7 +141,8 @@ def test_a_trace_that_cannot_be_written_is_not_the_listeners(
 ) -> None:
     monkeypatch.setattr(tracing, "epoch_ms", clock)
     traces = ListenerTraces(raising(RuntimeError("no memory")), lambda: None)
-    assert traces.around(lambda messages, context: 5, CONCURRENT)(MESSAGES, Context(QUEUE)) == 5
+    context = Context(QUEUE)
+    assert traces.around(lambda *given: given, CONCURRENT)(MESSAGES, context) == (MESSAGES, context)
     assert "a trace record could not be made" in caplog.text
 
 

@@ -30,7 +30,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import NO_FILTER, MessageQueue
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies, made
-from tests.helpers import raising
+from tests.helpers import raising, waits_in
 from tests.producer.scripted import ManualTimer, Time
 
 QUEUE = MessageQueue("t", "b", 0)
@@ -219,8 +219,8 @@ def test_4_3_a_look_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     kept.one.look()
     assert looks == [first]
     second.start()
-    second.join(0.05)
-    assert (second.is_alive(), looks) == (True, [first])
+    waits_in(second, Upkeep.rebalance)
+    assert looks == [first]
     go_on.set()
     for thread in (first, second):
         thread.join(60)

@@ -15,6 +15,7 @@ from rocketmq_spark.producer.attempts import Attempts, RetryAttempt, RetryPolicy
 from rocketmq_spark.producer.in_flight import Landing, Sending, UnderWay
 from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
+from tests.helpers import waits_in
 from tests.producer.scripted import Bench, ManualTimer
 from tests.queues import q
 
@@ -113,8 +114,7 @@ def test_a_thread_that_waits_is_woken_by_an_outcome_and_by_the_end() -> None:
         found.take()
         waiter = threading.Thread(target=found.wait_for_room, args=(sending(timeout=60.0).outgoing,))
         waiter.start()
-        waiter.join(0.05)
-        assert waiter.is_alive()
+        waits_in(waiter, threading.Condition.wait)
         if end == "outcome":
             found.landed(first, OK)
         else:

@@ -13,10 +13,11 @@ from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import AccessDenied, GroupNotFound
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.spark.source.commit import GroupOffsets
 from tests.mockbroker import Held, MockBroker, never, ok, refuse, route
-from tests.source.scripted import cluster
+from tests.reading import Run, ranges_of
+from tests.source.scripted import cluster, stats
 
 A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
 
@@ -50,6 +51,20 @@ def test_only_changes_are_stored(scripted):
     for offset in (5, 5, 7, 7):
         group_offsets.commit({A: offset})
     assert stored(scripted) == [("g", "5"), ("g", "7")]
+
+
+def test_of_a_stream_the_end_of_a_batch_is_stored_when_the_next_one_is_asked_for(scripted):
+    """What is planned moves nothing, also where it is planned again after a restart: its tasks may fail."""
+    scripted.on(Request.GET_TOPIC_STATS_INFO, stats({A: (0, 9)}))
+    begin, how = '{"topics":{"t":{"broker-a":{"0":5}}},"v":1}', {"subscribe": "t", "group": "g", "numRetries": 0}
+    run = Run(scripted.address, begin, **how)
+    end = run.ahead()
+    for each in (run, Run(scripted.address, begin, **how)):
+        assert ranges_of(each.plan(end)) == [[OffsetRange(A, 5, 9)]]
+    assert stored(scripted) == [("g", "5")]
+    run.offset = end
+    run.latest()
+    assert stored(scripted) == [("g", "5"), ("g", "9")]
 
 
 def test_a_broker_that_does_not_answer_is_asked_next_time(scripted, caplog):

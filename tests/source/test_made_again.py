@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark import session
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.errors import CheckpointMismatch, DataLossError
+from rocketmq_spark.errors import CheckpointMismatch, DataLossError, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.spark.source import tasks
 from tests.harness import store
@@ -127,6 +127,15 @@ def test_a_clock_that_was_put_back_makes_no_topic_again(scripted, first):
     before = run.positions[A]
     run.offset = run.ahead()
     assert run.positions[A] == before + 20
+
+
+def test_a_run_to_the_end_does_not_end_without_queues_that_may_have_been_made_again(scripted):
+    """Their broker does not say it; what it has is waited for."""
+    scripted.on(STATS, stats({A: (0, 100)}, newest={A: 2 * MARK}))
+    scripted.on(SEARCH, refuse(Response.SYSTEM_BUSY, "busy"))
+    run = Run(scripted.address, log({A: 5}), available_now=True, readDeadline="300ms", **QUICK)
+    with pytest.raises(RocketMQError, match="busy"):
+        run.latest()
 
 
 def test_a_checkpoint_of_another_cluster_reads_nothing(scripted):

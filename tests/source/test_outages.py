@@ -69,7 +69,15 @@ def test_a_slave_s_minimum_is_no_retention(master_gone, scripted, caplog):
     assert ranges_of([task]) == [[OffsetRange(A, 9, 15)]]
 
 
-@pytest.mark.parametrize("begin", [lambda mq, **o: Run(mq, startingOffsets="earliest", **o), read])
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda mq, **o: Run(mq, startingOffsets="earliest", **o),
+        read,
+        lambda mq, **o: Run(mq, log(10), available_now=True, **o).latest(),
+    ],
+    ids=["stream", "batch", "run to the end"],
+)
 def test_what_begins_while_only_a_slave_lives_waits_for_its_master(master_gone, scripted, begin):
     master_gone(scripted, 9, 12)
     with pytest.raises(BrokerNotFound) as caught:
@@ -147,7 +155,8 @@ def test_a_broker_that_hangs_is_left_out_of_a_batch(scripted):
     """A batch with its queues would wait for it, and the others' messages with that batch."""
     with MockBroker({STATS: stats({B: (0, 100)})}) as hanging:
         scripted.on(ROUTE, route({"broker-a": {0: scripted.address}, "broker-b": {0: hanging.address}}))
-        run = Run(scripted.address, startingOffsets="earliest", maxOffsetsPerTrigger=20, **QUICK)
+        patient = {**QUICK, "requestTimeout": "60s"}  # so that it hangs, and does not fail, for the whole test
+        run = Run(scripted.address, startingOffsets="earliest", maxOffsetsPerTrigger=20, **patient)
         run.offset = run.ahead()
         before = run.positions
         assert 0 < before[B] < 100

@@ -72,7 +72,24 @@ def test_traces_are_shown_by_rocketmqs_own_tool(traced: LocalBroker) -> None:
     assert ends(found) == [("Pub", "shop", "success"), ("Sub", "billing", "failed"), ("Sub", "billing", "success")]
 
 
-def test_a_topic_of_ones_own_and_a_broker_that_wants_no_traces(make_cluster: Callable[..., LocalBroker]) -> None:
+def test_a_topic_of_ones_own_has_the_traces_of_its_clients(traced: LocalBroker) -> None:
+    topic, traces = names(2, "own")
+    for each in (topic, traces):
+        traced.create_topic(each, 1)
+    received = threading.Event()
+    with Producer(traced.name_server, "shop", enable_trace=True, trace_topic=traces) as producer:
+        msg_id = producer.send(Message(topic, b"x")).msg_id
+    with Consumer(
+        traced.name_server, "own", enable_trace=True, trace_topic=traces, consume_from_where="earliest"
+    ) as consumer:
+        consumer.subscribe(topic)
+        consumer.start(lambda messages, context: received.set())
+        assert received.wait(60)
+    found = shown(traced, msg_id, "-t", traces, until=lambda lines: len(lines) >= 2)
+    assert ends(found) == [("Pub", "shop", "success"), ("Sub", "own", "success")]
+
+
+def test_a_broker_that_wants_no_traces_has_none(make_cluster: Callable[..., LocalBroker]) -> None:
     quiet = make_cluster({"traceOn": "false"})
     topic, traces = names(2, "own")
     for each in (topic, traces):
