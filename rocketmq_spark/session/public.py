@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -48,6 +49,12 @@ if TYPE_CHECKING:
     from rocketmq_spark.session.telemetry import Instrumentation
 
 
+logger = logging.getLogger(__name__)
+
+# For the traces of the last sends, where the time of a close is over.
+_LAST_TRACES_S = 1.0
+
+
 def _parsed(role: str, name_server: str | None, group: str | None, keywords: Mapping[str, object]) -> Options:
     """Options of a public constructor; None is what is not given."""
     given = {"name_server": name_server, "group": group, **keywords}
@@ -80,12 +87,13 @@ class Producer(RequestProducer):
         parsed = _parsed("producer", name_server, group, options)
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the producer group")
+        _check_telemetry(parsed)
         settings, spool = ProducerSettings.of(parsed), SpoolSettings.of(parsed)
-        send, self._traces = _traced_sender(parsed)
         stored, opened = _stored_ids(parsed), None
-        if spool is not None:
-            opened = resending(open_store(spool.folder, parsed, spool), send, settings)
+        send, self._traces = _traced_sender(parsed)
         try:
+            if spool is not None:
+                opened = resending(open_store(spool.folder, parsed, spool), send, settings)
             super().__init__(send, settings, transaction_check, replies(parsed), spool=opened, stored=stored)
         except BaseException:
             if opened is not None:
@@ -97,33 +105,42 @@ class Producer(RequestProducer):
             telemetry.instrument_producer(self)
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
+        deadline = self._deadline(timeout_s)
         try:
             return super().close(timeout_s)
         finally:
             if self._traces is not None:
-                self._traces.close(timeout_s)
+                self._traces.close(max(_LAST_TRACES_S, deadline.remaining()))
 
 
 def _traced_sender(options: Options) -> tuple[Sender, TraceProducer | None]:
     """What a producer sends with, and who sends its traces if it is traced."""
     plain = sender(options)
-    if not options.enable_trace:
+    if (traces := _traces(options, options.group, "PRODUCE")) is None:
         return plain, None
-    from rocketmq_spark.producer.tracing import TracedSender, TraceProducer
+    from rocketmq_spark.producer.tracing import TracedSender
 
-    group, topic = options.group, options.trace_topic
-    traces = TraceProducer(plain, group, "PRODUCE", topic)
-    return cast(Sender, TracedSender(plain, traces.append, group, topic, epoch_ms)), traces
+    return cast(Sender, TracedSender(plain, traces.append, options.group, options.trace_topic, epoch_ms)), traces
 
 
 def _listener_traces(options: Options, group: str) -> ListenerTraces | None:
-    if not options.enable_trace:
+    if (traces := _traces(options, group, "CONSUME")) is None:
         return None
     from rocketmq_spark.consumer.tracing import ListenerTraces
+
+    return ListenerTraces(traces.append, traces.close)
+
+
+def _traces(options: Options, group: str, kind: str) -> TraceProducer | None:
+    if not options.enable_trace:
+        return None
     from rocketmq_spark.producer.tracing import TraceProducer
 
-    traces = TraceProducer(sender(options), group, "CONSUME", options.trace_topic)
-    return ListenerTraces(traces.append, traces.close)
+    try:
+        return TraceProducer(sender(options), group, kind, options.trace_topic)
+    except RuntimeError as e:  # there can be no more threads, which must not keep a consumer from its start
+        logger.warning("group %s is not traced: %s", group, e)
+        return None
 
 
 def _stored_ids(options: Options) -> StoredIds | None:
@@ -162,6 +179,7 @@ class Consumer(group_consumer.BaseConsumer):
         parsed = _parsed("consumer", name_server, group, options)
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
+        _check_telemetry(parsed)
         settings = ConsumerSettings.of(parsed, scope_of(parsed).on_wire)
         if settings.popped:
             super().__init__(pop_member(parsed), settings)
@@ -196,10 +214,11 @@ class PullConsumer(pull_consumer.BasePullConsumer):
         parsed = _parsed("pull consumer", name_server, group, options)
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
+        _check_telemetry(parsed)
         settings = ConsumerSettings.of(parsed, scope_of(parsed).on_wire)
         super().__init__(member(parsed), settings, _arrow, read_ahead=_read_ahead(parsed, settings.group))
         if telemetry := _telemetry(self, parsed):
-            telemetry.instrument_receives(self, "poll")
+            telemetry.instrument_receives(self, "poll", partial(pull_consumer.take_back, self))
 
 
 class SimpleConsumer(simple_consumer.BaseSimpleConsumer):
@@ -226,21 +245,26 @@ class SimpleConsumer(simple_consumer.BaseSimpleConsumer):
             )
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the consumer group")
+        _check_telemetry(parsed)
         super().__init__(pop_member(parsed), parsed.group, parsed.request_timeout)
         if telemetry := _telemetry(self, parsed):
             telemetry.instrument_receives(self, "receive")
 
 
-def _telemetry(of: Producer | Consumer | PullConsumer | SimpleConsumer, options: Options) -> Instrumentation | None:
-    if not options.open_telemetry:
-        return None
-    if not extras.installed("opentelemetry"):
+def _check_telemetry(options: Options) -> None:
+    """Before anything is opened: who installs what is missing tries again."""
+    if options.open_telemetry and not extras.installed("opentelemetry"):
         raise OptionError(
             "option 'openTelemetry' needs opentelemetry-api, which is not installed", remedy=extras.command(extras.OTEL)
         )
-    from rocketmq_spark.session.telemetry import Instrumentation
 
-    return Instrumentation(options.group, of.client_id, options.namespace)
+
+def _telemetry(of: Producer | Consumer | PullConsumer | SimpleConsumer, options: Options) -> Instrumentation | None:
+    if not options.open_telemetry:
+        return None
+    from rocketmq_spark.session.telemetry import instrumentation
+
+    return instrumentation(options.group, of.client_id, options.namespace)
 
 
 def _arrow(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
