@@ -396,6 +396,7 @@ def test_an_error_without_a_text_ends_its_span(seen: Seen) -> None:
         listening(raising(Mute()), (carried(0),), Context(QUEUE))
     (span,) = seen.spans
     assert attributes(span)["error.type"] == "Mute"
+    assert span.status.description == "<Mute without a text>"
 
 
 def test_a_tracer_that_fails_fails_no_listener(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:

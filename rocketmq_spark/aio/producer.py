@@ -120,6 +120,7 @@ class Producer(Asynchronous):
         check = None if transaction_check is None else functools.partial(self._loop.run, transaction_check)
         self._producer = public.Producer(name_server, group, transaction_check=check, **options)
         self._fresh: deque[_Waiting] = deque()  # of this turn of the event loop
+        self._begun = 0  # how many of them were, ever
         self._line: SimpleQueue[_Waiting | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._handed = _Handed()
@@ -161,6 +162,7 @@ class Producer(Asynchronous):
             with never_waiting(), together():
                 while self._fresh and (self._closed or time.monotonic() <= pause_at):
                     waiting = self._fresh.popleft()
+                    self._begun += 1
                     try:
                         begun = attempt(self._begin_or_hand_over, waiting)
                     except BaseException:  # Ctrl-C is for the user
@@ -275,11 +277,15 @@ class Producer(Asynchronous):
     async def flush(self, timeout_s: float | None = None) -> bool:
         """Send lingering batches, and wait ``timeout_s`` seconds at most until all sends are answered; whether they are."""
         self._check()
+        deadline, until = self._deadline(timeout_s), self._begun + len(self._fresh)
         self._begin_fresh()
-        return await self._loop.call(self._flush, timeout_s)
+        while self._begun < until:  # each turn of the event loop begins some
+            if deadline.expired:
+                return False
+            await asyncio.sleep(0)
+        return await self._loop.call(self._flush, deadline)
 
-    def _flush(self, timeout_s: float | None) -> bool:
-        deadline = self._deadline(timeout_s)
+    def _flush(self, deadline: Deadline) -> bool:
         return self._handed.none_left(deadline) and self._producer.flush(deadline.remaining())
 
     async def close(self, timeout_s: float | None = None) -> list[Unsent]:

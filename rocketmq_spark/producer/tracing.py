@@ -93,7 +93,7 @@ class TraceProducer(BaseProducer):
         try:
             super().__init__(cast(Sender, _Unjoined(sender)), settings, make_timer=make_timer)
         except BaseException:
-            self._flushing.close(0)
+            self._flushing.close()
             raise
         housekeeping.watch(self, last=True)
 

@@ -241,11 +241,12 @@ def test_what_waits_is_bounded_and_there_is_room_again_when_it_is_sent(
 @pytest.mark.parametrize("ending", ["close", "exit"])
 def test_an_end_with_many_records_has_its_time_though_no_name_server_answers(bench: Bench, ending: str) -> None:
     def silent(topic: str, deadline: Deadline, refresh: bool = False) -> Any:
-        bench.time.now += deadline.remaining()
+        bench.time.now += max(0.05, deadline.remaining())  # whoever asks takes some time
         raise CallTimeout("silent")
 
     bench.sender.publish_queues = silent  # type: ignore[method-assign]
     sending = Sending(bench)
+    bench.timers["flush"].stopped = True  # its thread waits for a route
     for n in range(0, tracing.MOST_HELD - 100, 50):
         sending.producer.append([record(n + i) for i in range(50)])
     before = bench.time.now
@@ -319,6 +320,13 @@ def test_what_is_traced_begins_though_there_is_no_thread_for_traces(
     monkeypatch.setattr(Timer, "begin", raising(RuntimeError("can't start new thread")))
     with public.Producer("h:1", "g", enable_trace=True):
         assert "group g is not traced: can't start new thread" in caplog.text
+
+
+def test_who_cannot_send_traces_leaves_no_thread(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BaseProducer, "__init__", raising(RuntimeError("can't start new thread")))
+    with pytest.raises(RuntimeError, match="thread"):
+        TraceProducer(cast(Sender, bench.sender), "refused", "PRODUCE", "T")
+    assert not [thread.name for thread in threading.enumerate() if "-refused-" in thread.name]
 
 
 def test_a_producer_that_is_refused_leaves_no_thread_for_its_traces() -> None:
