@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
+import time
 import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
@@ -135,7 +137,7 @@ def test_an_asynchronous_send_ends_with_its_answer(bench: Bench, seen: Seen, fai
     assert seen.spans == ()
     bench.sender.answer(0, CallTimeout("slow") if fails else None)
     bench.time.run_due()
-    (span,) = seen.spans
+    (span,) = awaited(lambda: seen.spans)
     assert (future.exception() is not None, span.status.status_code is StatusCode.ERROR) == (fails, fails)
 
 
@@ -147,6 +149,40 @@ def test_messages_that_are_batched_keep_the_context_of_their_own_send(bench: Ben
     assert len(seen.spans) == 3
     (request,) = bench.sender.requests
     assert all(span_id(span).encode() in bytes(request.body) for span in seen.spans)
+
+
+def test_an_exporter_that_blocks_holds_up_no_answer(
+    bench: Bench, seen: Seen, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(telemetry, "ENDS_S", 60.0)
+    slow = Slow()
+    seen.tracers.add_span_processor(SimpleSpanProcessor(slow))
+    bench.sender.script = [None] * 4
+    monkeypatch.setattr(telemetry, "MOST_ENDS", 1)
+    producer = instrumented(bench)
+    futures = [producer.send_async(Message("T", b"x")) for _ in range(4)]
+    before_ns = time.time_ns()
+    for _ in futures:
+        bench.sender.answer()
+        bench.time.run_due()
+        assert slow.entered.wait(60)
+    assert all(future.done() for future in futures)
+    after_ns = time.time_ns()
+    assert caplog.text.count("spans of sends are lost") == 1
+    slow.go.set()
+    producer.flush()
+    assert len(seen.spans) == 2, "one ends, one waits, and two are lost"
+    assert all(before_ns <= (span.end_time or 0) <= after_ns for span in seen.spans)
+
+
+class Slow(SpanExporter):
+    def __init__(self) -> None:
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def export(self, spans: Any) -> SpanExportResult:
+        self.entered.set()
+        assert self.go.wait(60)
+        return SpanExportResult.SUCCESS
 
 
 def test_a_batch_is_one_span(bench: Bench, seen: Seen) -> None:
@@ -203,6 +239,7 @@ def test_a_context_for_which_a_message_has_no_room_stays_behind(
     one = Message("T", b"x", properties={"mine": "y" * 13_000})
     getattr(instrumented(bench, max_message_size=30_000), name)([one] * 2 if name == "send_batch" else one)
     bench.time.run_due()
+    awaited(lambda: seen.spans)
     (request,) = bench.sender.requests
     assert "baggage" not in request.properties
     assert b"baggage" not in bytes(request.body)

@@ -24,9 +24,9 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
 import rocketmq_spark
-from rocketmq_spark.base.clock import epoch_ms
+from rocketmq_spark.base.clock import NowAndThen, epoch_ms
 from rocketmq_spark.base.codes import Property
-from rocketmq_spark.base.threads import Failure, attempt, text_of
+from rocketmq_spark.base.threads import Aside, Failure, attempt, text_of
 from rocketmq_spark.consumer.result import (
     Ended,
     LaterListener,
@@ -46,6 +46,8 @@ from rocketmq_spark.wire.properties import is_reserved
 logger = logging.getLogger(__name__)
 
 _SCOPE = "rocketmq_spark"
+# Spans of asynchronous sends end aside, for an exporter may block: so many may wait, and a flush or close waits so long for them.
+_ENDS, MOST_ENDS, ENDS_S, LOG_S = "spans", 10_000, 1.0, 60.0
 Attributes = dict[str, Any]
 
 
@@ -86,6 +88,7 @@ class Instrumentation:
         if namespace:
             self._common["messaging.rocketmq.namespace"] = namespace
         histogram = self._meter.create_histogram
+        self._aside, self._complaint = Aside(MOST_ENDS), NowAndThen(LOG_S)
         self._send_cost = histogram("rocketmq_send_cost_time", "ms", "Duration of a send with all its attempts")
         self._delivery = histogram("rocketmq_delivery_latency", "ms", "From the broker's store to the consumer")
         self._process = histogram("rocketmq_process_time", "ms", "Duration of a listener's call")
@@ -100,6 +103,19 @@ class Instrumentation:
         producer.send_batch = self._around_send_batch(producer.send_batch)
         producer.send_half = self._around_send(producer.send_half)
         producer.request_async = self._around_send_async(producer.request_async)
+        producer.flush, producer.close = self._behind(producer.flush), self._behind(producer.close)
+
+    def _behind(self, code: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, and spans that are to end have ended."""
+
+        @functools.wraps(code)
+        def waiting(*args: Any, **named: Any) -> Any:
+            try:
+                return code(*args, **named)
+            finally:
+                self._aside.wait(_ENDS, ENDS_S)
+
+        return waiting
 
     def _around_send(self, send: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(send)
@@ -126,7 +142,7 @@ class Instrumentation:
         def traced(message: Message, *args: Any, **named: Any) -> Future[Any]:
             sending = _Sending(self, (message,))
             future: Future[Any] = sending.begin(lambda messages: send(messages[0], *args, **named))
-            future.add_done_callback(lambda done: sending.end(_outcome(done)))
+            future.add_done_callback(lambda done: sending.end(_outcome(done), aside=True))
             return future
 
         return traced
@@ -134,7 +150,7 @@ class Instrumentation:
     def send_span(self, messages: Sequence[Message]) -> Span:
         """The beginning of a send."""
         topic = messages[0].topic
-        attributes = {**self._named("send", "send", topic), **_of_sent(messages)}
+        attributes = {**self._named("send", topic), **_of_sent(messages)}
         return self._tracer.start_span(f"send {topic}", kind=SpanKind.PRODUCER, attributes=attributes)
 
     def sent(self, topic: str, outcome: object, cost_ms: float) -> None:
@@ -143,12 +159,18 @@ class Instrumentation:
         labels = {"topic": topic, "client_id": self._client_id, "invocation_status": "success" if ok else "failure"}
         self._send_cost.record(cost_ms, labels)
 
-    def end_send(self, span: Span, outcome: object) -> None:
+    def end_aside(self, end: Callable[[], None]) -> None:
+        """Not on this thread, which may be the one that reads answers. Where too many wait the span is lost."""
+        made = attempt(self._aside.run, _ENDS, end)
+        if isinstance(made, Failure) and self._complaint.due():
+            logger.warning("spans of sends are lost, for an exporter is slow or there is no thread: %s", made)
+
+    def end_send(self, span: Span, outcome: object, at_ns: int) -> None:
         if isinstance(outcome, SendResult):
             span.set_attribute("messaging.message.id", outcome.msg_id)
             if outcome.queue is not None:
                 span.set_attribute("messaging.destination.partition.id", str(outcome.queue.queue_id))
-        _end(span, outcome)
+        _end(span, outcome, at_ns)
 
     # --- consumers
 
@@ -172,7 +194,7 @@ class Instrumentation:
         """In the task of a coroutine, which had another call before."""
         call = _guarded(_Processing, self, messages, context, common)
         _guarded(contexts.attach, Context() if call is None else call.context)
-        return _ignore if call is None else call.end
+        return (lambda outcome: None) if call is None else call.end
 
     def _listen(self, listener: Listener, common: Mapping[str, Any], messages: Any, context: Any) -> object:
         call = _guarded(_Processing, self, messages, context, common)
@@ -196,18 +218,9 @@ class Instrumentation:
         topic = messages[0].topic
         origins = [propagate.extract(each.properties) for each in messages]
         parent = origins[0] if len(messages) == 1 else None
-        span = self._tracer.start_span(
-            f"process {topic}",
-            parent,
-            kind=SpanKind.CONSUMER,
-            attributes={
-                **self._named("process", "process", topic),
-                **self._of_group(),
-                **common,
-                **_of_received(messages),
-            },
-            links=() if parent is not None else _links(origins),
-        )
+        attributes = {**self._of_group("process", topic), **common, **_of_received(messages)}
+        links = () if parent is not None else _links(origins)
+        span = self._tracer.start_span(f"process {topic}", parent, SpanKind.CONSUMER, attributes, links)
         _guarded(self._received, topic, messages)
         return span, trace.set_span_in_context(span, parent)
 
@@ -236,13 +249,9 @@ class Instrumentation:
 
     def _record_receive(self, messages: Sequence[ReceivedMessage], began_ns: int) -> None:
         topic = messages[0].topic
-        self._tracer.start_span(
-            f"receive {topic}",
-            kind=SpanKind.CLIENT,
-            attributes={**self._named("receive", "receive", topic), **self._of_group(), **_of_received(messages)},
-            links=_links([propagate.extract(each.properties) for each in messages]),
-            start_time=began_ns,
-        ).end()
+        attributes = {**self._of_group("receive", topic), **_of_received(messages)}
+        links = _links([propagate.extract(each.properties) for each in messages])
+        self._tracer.start_span(f"receive {topic}", None, SpanKind.CLIENT, attributes, links, began_ns).end()
         self._received(topic, messages)
 
     def _received(self, topic: str, messages: Sequence[ReceivedMessage]) -> None:
@@ -252,16 +261,12 @@ class Instrumentation:
             if stored_ms:
                 self._delivery.record(max(0, now_ms - stored_ms), labels)
 
-    def _named(self, name: str, kind: str, topic: str) -> Attributes:
-        return {
-            **self._common,
-            "messaging.operation.name": name,
-            "messaging.operation.type": kind,
-            "messaging.destination.name": topic,
-        }
+    def _named(self, what: str, topic: str) -> Attributes:
+        operation = {"messaging.operation.name": what, "messaging.operation.type": what}
+        return {**self._common, **operation, "messaging.destination.name": topic}
 
-    def _of_group(self) -> Attributes:
-        return {"messaging.consumer.group.name": self._group}
+    def _of_group(self, what: str, topic: str) -> Attributes:
+        return {**self._named(what, topic), "messaging.consumer.group.name": self._group}
 
     def _labels_of_group(self) -> Attributes:
         return {"client_id": self._client_id, "consumer_group": self._group}
@@ -291,11 +296,12 @@ class _Sending:
             self.end(e)
             raise
 
-    def end(self, outcome: object) -> None:
+    def end(self, outcome: object, aside: bool = False) -> None:
         cost_ms = 1000 * (time.monotonic() - self._began)
         _guarded(self._telemetry.sent, self._topic, outcome, cost_ms)
         if self._span is not None:
-            _guarded(self._telemetry.end_send, self._span, outcome)
+            end = functools.partial(_guarded, self._telemetry.end_send, self._span, outcome, time.time_ns())
+            self._telemetry.end_aside(end) if aside else end()
 
 
 class _Processing:
@@ -332,17 +338,13 @@ def _fits(text: object) -> bool:
     return isinstance(text, str) and text != "" and not {*text} & {"\x01", "\x02"}
 
 
-def _ignore(outcome: object) -> None:
-    pass
-
-
 def _all_done(outcome: object, context: Any, count: int) -> bool:
     if isinstance(context, OrderedContext):
         return ordered(outcome, context, 0).step in (Step.COMMIT, Step.CONTINUE)
     return concurrent(outcome, context, count).done == count
 
 
-def _end(span: Span, why: object) -> None:
+def _end(span: Span, why: object, at_ns: int | None = None) -> None:
     """``why`` is what failed: an exception, a ``Failure``, or a sentence."""
     error = why.error if isinstance(why, Failure) else why
     try:
@@ -354,7 +356,7 @@ def _end(span: Span, why: object) -> None:
             span.set_attribute("error.type", "not_done")
             span.set_status(Status(StatusCode.ERROR, error))
     finally:
-        span.end()
+        span.end(at_ns)
 
 
 def _outcome(future: Future[Any]) -> object:
