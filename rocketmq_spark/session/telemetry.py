@@ -165,13 +165,6 @@ class Instrumentation:
         if isinstance(made, Failure) and self._complaint.due():
             logger.warning("spans of sends are lost, for an exporter is slow or there is no thread: %s", made)
 
-    def end_send(self, span: Span, outcome: object, at_ns: int) -> None:
-        if isinstance(outcome, SendResult):
-            span.set_attribute("messaging.message.id", outcome.msg_id)
-            if outcome.queue is not None:
-                span.set_attribute("messaging.destination.partition.id", str(outcome.queue.queue_id))
-        _end(span, outcome, at_ns)
-
     # --- consumers
 
     def instrument_consumer(self, consumer: Any) -> None:
@@ -300,7 +293,7 @@ class _Sending:
         cost_ms = 1000 * (time.monotonic() - self._began)
         _guarded(self._telemetry.sent, self._topic, outcome, cost_ms)
         if self._span is not None:
-            end = functools.partial(_guarded, self._telemetry.end_send, self._span, outcome, time.time_ns())
+            end = functools.partial(_guarded, _end_send, self._span, outcome, time.time_ns())
             self._telemetry.end_aside(end) if aside else end()
 
 
@@ -342,6 +335,14 @@ def _all_done(outcome: object, context: Any, count: int) -> bool:
     if isinstance(context, OrderedContext):
         return ordered(outcome, context, 0).step in (Step.COMMIT, Step.CONTINUE)
     return concurrent(outcome, context, count).done == count
+
+
+def _end_send(span: Span, outcome: object, at_ns: int) -> None:
+    if isinstance(outcome, SendResult):
+        span.set_attribute("messaging.message.id", outcome.msg_id)
+        if outcome.queue is not None:
+            span.set_attribute("messaging.destination.partition.id", str(outcome.queue.queue_id))
+    _end(span, outcome, at_ns)
 
 
 def _end(span: Span, why: object, at_ns: int | None = None) -> None:
