@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import gc
+import threading
+import time
 import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -13,23 +15,23 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
-from rocketmq_spark import Consumer, LocalBroker, Message, Producer, PullConsumer, aio
+from rocketmq_spark import Consumer, LocalBroker, Message, Producer, PullConsumer
 from rocketmq_spark.base.threads import Failure
 from rocketmq_spark.consumer.result import Context, OrderedContext, OutcomeLater
 from rocketmq_spark.errors import CallTimeout, OptionError
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.requests import RequestProducer
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.session import extras, telemetry
+from rocketmq_spark.session import extras, producers, telemetry
 from rocketmq_spark.session.telemetry import Instrumentation
 from tests.consumer.group import group
 from tests.consumer.messages import QUEUE, message
 from tests.helpers import awaited, raising
-from tests.producer.scripted import Bench, bench
+from tests.producer.scripted import Bench, ScriptedSender, Time, bench
 
 __all__ = ["bench", "group"]
 
@@ -43,6 +45,7 @@ class Seen:
         self.tracers.add_span_processor(SimpleSpanProcessor(self._spans))
         monkeypatch.setattr(telemetry.trace, "get_tracer", self.tracers.get_tracer)
         monkeypatch.setattr(telemetry.metrics, "get_meter", self.meters.get_meter)
+        monkeypatch.setattr(telemetry, "_observed", weakref.WeakKeyDictionary())
 
     @property
     def spans(self) -> tuple[ReadableSpan, ...]:
@@ -134,7 +137,7 @@ def test_an_asynchronous_send_ends_with_its_answer(bench: Bench, seen: Seen, fai
     assert seen.spans == ()
     bench.sender.answer(0, CallTimeout("slow") if fails else None)
     bench.time.run_due()
-    (span,) = seen.spans
+    (span,) = awaited(lambda: seen.spans)
     assert (future.exception() is not None, span.status.status_code is StatusCode.ERROR) == (fails, fails)
 
 
@@ -146,6 +149,40 @@ def test_messages_that_are_batched_keep_the_context_of_their_own_send(bench: Ben
     assert len(seen.spans) == 3
     (request,) = bench.sender.requests
     assert all(span_id(span).encode() in bytes(request.body) for span in seen.spans)
+
+
+def test_an_exporter_that_blocks_holds_up_no_answer(
+    bench: Bench, seen: Seen, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(telemetry, "ENDS_S", 60.0)
+    slow = Slow()
+    seen.tracers.add_span_processor(SimpleSpanProcessor(slow))
+    bench.sender.script = [None] * 4
+    monkeypatch.setattr(telemetry, "MOST_ENDS", 1)
+    producer = instrumented(bench)
+    futures = [producer.send_async(Message("T", b"x")) for _ in range(4)]
+    before_ns = time.time_ns()
+    for _ in futures:
+        bench.sender.answer()
+        bench.time.run_due()
+        assert slow.entered.wait(60)
+    assert all(future.done() for future in futures)
+    after_ns = time.time_ns()
+    assert caplog.text.count("spans of sends are lost") == 1
+    slow.go.set()
+    producer.flush()
+    assert len(seen.spans) == 2, "one ends, one waits, and two are lost"
+    assert all(before_ns <= (span.end_time or 0) <= after_ns for span in seen.spans)
+
+
+class Slow(SpanExporter):
+    def __init__(self) -> None:
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def export(self, spans: Any) -> SpanExportResult:
+        self.entered.set()
+        assert self.go.wait(60)
+        return SpanExportResult.SUCCESS
 
 
 def test_a_batch_is_one_span(bench: Bench, seen: Seen) -> None:
@@ -174,6 +211,69 @@ def test_an_empty_batch_is_refused_as_without_telemetry(bench: Bench, seen: Seen
     with pytest.raises(Exception, match=r"batch|messages"):
         instrumented(bench).send_batch([])
     assert seen.spans == ()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"TAGS": "x"}, {"uberctx-user": ""}, {"": "x"}, {"a\x01": "b"}, {"a": "b\x02"}, {"n": 5}, {5: "n"}, {"a": None}],
+    ids=repr,
+)
+def test_what_no_property_can_carry_stays_behind(
+    bench: Bench, seen: Seen, monkeypatch: pytest.MonkeyPatch, more: Any
+) -> None:
+    inject = telemetry.propagate.inject
+
+    def injected(carrier: Any, context: Any) -> None:
+        carrier.update(more)
+        inject(carrier, context)
+
+    monkeypatch.setattr(telemetry.propagate, "inject", injected)
+    instrumented(bench).send(Message("T", b"x"))
+    (span,), (request,) = seen.spans, bench.sender.requests
+    assert parent_of(request.properties) == span_id(span)
+    assert span.status.status_code is StatusCode.UNSET
+
+
+@pytest.mark.parametrize("name", ["send", "send_async", "send_oneway", "send_batch"])
+def test_a_context_for_which_a_message_has_no_room_stays_behind(
+    bench: Bench, seen: Seen, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    large = {"baggage": "x" * 20_000}
+    monkeypatch.setattr(telemetry.propagate, "inject", lambda carrier, context: carrier.update(large))
+    one = Message("T", b"x", properties={"mine": "y" * 13_000})
+    getattr(instrumented(bench, max_message_size=30_000), name)([one] * 2 if name == "send_batch" else one)
+    bench.time.run_due()
+    awaited(lambda: seen.spans)
+    (request,) = bench.sender.requests
+    assert "baggage" not in request.properties
+    assert b"baggage" not in bytes(request.body)
+    (span,) = seen.spans
+    assert span.status.status_code is StatusCode.UNSET
+
+
+def test_a_meter_that_fails_costs_no_span(bench: Bench, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = RequestProducer(bench.sender, ProducerSettings(group="g", heartbeat_s=0), make_timer=bench.timer)
+    bench.producers.append(producer)
+    made = Instrumentation("g", "me", "ns")
+    for each in ("_send_cost", "_delivery", "_process"):
+        monkeypatch.setattr(made, each, SimpleNamespace(record=raising(RuntimeError("broken"))))
+    made.instrument_producer(producer)
+    producer.send(Message("T", b"x"))
+    consumer = Started()
+    made.instrument_consumer(consumer)
+    consumer.start(lambda messages, context: None)
+    consumer.listener((carried(0),), Context(QUEUE))
+    assert [span.name for span in seen.spans] == ["send T", "process T"]
+
+
+def test_an_opentelemetry_that_does_not_begin_keeps_no_one_from_sending(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(telemetry.trace, "get_tracer", raising(RuntimeError("broken")))
+    monkeypatch.setattr(producers, "sender", lambda options: ScriptedSender(Time()))
+    with Producer("h:1", "g", open_telemetry=True) as producer:
+        assert producer.send(Message("T", b"x")).msg_id
+    assert "OpenTelemetry failed" in caplog.text
 
 
 def test_a_tracer_that_fails_fails_no_send(
@@ -248,6 +348,16 @@ def test_a_listener_runs_in_the_trace_of_its_message(seen: Seen) -> None:
     assert [point.value for point in seen.points("rocketmq_consumer_cached_messages")] == [7]
 
 
+def test_the_caches_of_all_consumers_are_observed(seen: Seen) -> None:
+    consumers = [started(lambda m, c: None) for _ in range(2)]
+    assert [point.value for point in seen.points("rocketmq_consumer_cached_messages")] != []
+    for each, (group_name, cached) in zip(consumers, [("one", 1), ("two", 2)], strict=True):
+        each.stats = lambda cached=cached: SimpleNamespace(cached=cached)  # type: ignore[method-assign]
+        Instrumentation(group_name, "me", None).instrument_consumer(each)
+    found = {p.attributes["consumer_group"]: p.value for p in seen.points("rocketmq_consumer_cached_messages")}
+    assert found == {"one": 1, "two": 2}
+
+
 def test_a_consumer_that_is_gone_is_not_kept_for_its_metrics(seen: Seen) -> None:
     one = weakref.ref(started(lambda m, c: None))
     gc.collect()
@@ -302,6 +412,34 @@ def test_an_outcome_that_comes_later_ends_the_span_then(seen: Seen) -> None:
     assert attributes(seen.spans[0])["error.type"] == "ValueError"
 
 
+@pytest.mark.parametrize("stops", [KeyboardInterrupt, None])
+def test_what_ctrl_c_keeps_from_who_polls_is_taken_back(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, stops: Any
+) -> None:
+    back: list[bool] = []
+    consumer = SimpleNamespace(poll=lambda: [carried(0)])
+    Instrumentation("g", "me", None).instrument_receives(consumer, "poll", lambda: back.append(True))
+    with contextlib.ExitStack() as raised:
+        if stops is not None:
+            monkeypatch.setattr(telemetry.propagate, "extract", raising(stops()))
+            raised.enter_context(pytest.raises(stops))
+        consumer.poll()
+    assert back == ([True] if stops else [])
+
+
+class Mute(ValueError):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_an_error_without_a_text_ends_its_span(seen: Seen) -> None:
+    with pytest.raises(Mute):
+        listening(raising(Mute()), (carried(0),), Context(QUEUE))
+    (span,) = seen.spans
+    assert attributes(span)["error.type"] == "Mute"
+    assert span.status.description == "<Mute without a text>"
+
+
 def test_a_tracer_that_fails_fails_no_listener(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry.propagate, "extract", raising(RuntimeError("broken")))
     given = ((carried(0),), Context(QUEUE))
@@ -317,51 +455,6 @@ def test_what_a_poll_returns_is_a_span_that_is_linked_to_the_sends(seen: Seen) -
     assert len(consumer.poll(timeout_s=1)) == 2
     (span,) = seen.spans
     assert (span.name, span.kind, len(span.links)) == ("receive T", SpanKind.CLIENT, 2)
-
-
-async def spans_of(found: list[int]) -> None:
-    found.append(get_current_span().get_span_context().span_id)
-    await asyncio.sleep(0)
-    found.append(get_current_span().get_span_context().span_id)
-
-
-def test_coroutines_send_and_listen_in_their_traces(rocketmq: LocalBroker, topic: str, seen: Seen) -> None:
-    inside: list[int] = []
-
-    async def program() -> None:
-        tracer = seen.tracers.get_tracer("test")
-        over = asyncio.Event()
-
-        async def order(name: str) -> None:
-            with tracer.start_as_current_span(name):
-                await asyncio.sleep(0)
-                await producer.send(Message(topic, name.encode()))
-
-        async def listen(messages: Any, context: Any) -> None:
-            await spans_of(inside)
-            if len(inside) == 4:
-                over.set()
-
-        async with aio.Producer(rocketmq.name_server, "shop", open_telemetry=True) as producer:
-            await asyncio.gather(order("one"), order("two"))
-        consumer = aio.Consumer(rocketmq.name_server, f"c-{topic}", open_telemetry=True, consume_from_where="earliest")
-        async with consumer:
-            await consumer.subscribe(topic)
-            await consumer.start(listen)
-            await asyncio.wait_for(over.wait(), 60)
-
-    asyncio.run(program())
-    by_name: dict[str, list[ReadableSpan]] = {}
-    for span in seen.spans:
-        by_name.setdefault(span.name.split()[0], []).append(span)
-    orders = {span.get_span_context().span_id for span in (*by_name["one"], *by_name["two"])}
-    assert {span.parent.span_id for span in by_name["send"] if span.parent} == orders
-    sends = {span.get_span_context().span_id for span in by_name["send"]}
-    assert {span.parent.span_id for span in by_name["process"] if span.parent} == sends
-    processes = sorted(span.get_span_context().span_id for span in by_name["process"])
-    assert sorted(inside) == sorted([*processes, *processes]), (
-        "each coroutine runs in its span, before and after an await"
-    )
 
 
 def test_without_the_package_the_option_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from rocketmq_spark.aio.loop import PAUSE_S, Asynchronous, EventLoop
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.consumer.pull.pull_consumer import POLL_S, checked_timeout, next_answer
-from rocketmq_spark.consumer.result import Listener, OutcomeLater, TakesOutcome
+from rocketmq_spark.consumer.result import LaterListener, Listener, OutcomeLater, TakesOutcome
 from rocketmq_spark.consumer.settings import MAX_MESSAGES
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats
@@ -33,7 +33,7 @@ _AT_ONCE = 500  # messages that are decoded in the event loop without a pause: s
 _Call = tuple[Any, Any, Callable[[object], None]]
 
 
-class _Coroutines:
+class _Coroutines(LaterListener):
     """A listener that runs ``code`` in an event loop, ``limit`` calls at a time; its outcomes come later."""
 
     def __init__(self, loop: EventLoop, code: Callable[[Any, Any], Any], limit: int) -> None:

@@ -120,8 +120,8 @@ class Producer(Asynchronous):
         super().__init__()
         check = None if transaction_check is None else functools.partial(self._loop.run, transaction_check)
         self._producer = producers.Producer(name_server, group, transaction_check=check, **options)
-        self._fresh: deque[_Waiting] = deque()  # of this turn of the event loop, and what earlier ones had no time for
-        self._begun = 0  # how many of them
+        self._fresh: deque[_Waiting] = deque()  # of this turn of the event loop
+        self._begun = 0  # how many of them were, ever
         self._line: SimpleQueue[_Waiting | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._handed = _Handed()
@@ -288,17 +288,15 @@ class Producer(Asynchronous):
     async def flush(self, timeout_s: float | None = None) -> bool:
         """Send lingering batches, and wait ``timeout_s`` seconds at most until all sends are answered; whether they are."""
         self._check()
-        deadline = self._deadline(timeout_s)
-        until = self._begun + len(self._fresh)
+        deadline, until = self._deadline(timeout_s), self._begun + len(self._fresh)
         self._begin_fresh()
-        while self._begun < until:  # one turn has no time for all of them
+        while self._begun < until:  # each turn of the event loop begins some
             if deadline.expired:
                 return False
             await asyncio.sleep(0)
-        return await self._loop.call(self._flush, deadline.remaining())
+        return await self._loop.call(self._flush, deadline)
 
-    def _flush(self, timeout_s: float | None) -> bool:
-        deadline = self._deadline(timeout_s)
+    def _flush(self, deadline: Deadline) -> bool:
         return self._handed.none_left(deadline) and self._producer.flush(deadline.remaining())
 
     async def close(self, timeout_s: float | None = None) -> list[Unsent]:

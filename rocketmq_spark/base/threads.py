@@ -157,6 +157,15 @@ class Aside:
                 self._work.pop(key, None)
                 raise
 
+    def wait(self, key: Hashable, seconds: float) -> None:
+        """Wait until the work that ``key`` has is done, or for ``seconds``."""
+        done = threading.Event()
+        with self._lock:
+            if (waiting := self._work.get(key)) is None:
+                return
+            waiting.append(done.set)
+        done.wait(seconds)
+
     def _run(self, key: Hashable, mine: deque[Callable[[], None]]) -> None:
         while (work := self._next(key, mine)) is not None:
             work()

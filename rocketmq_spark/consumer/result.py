@@ -10,6 +10,7 @@ import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from rocketmq_spark.base.threads import Failure, text_of
@@ -226,30 +227,54 @@ class TakesOutcome:
         raise NotImplementedError
 
 
-class _Watched(TakesOutcome):
-    __slots__ = ("_begun", "_done", "_ended")
+Ended = Callable[[object], None]
 
-    def __init__(
-        self, done: Callable[[object], None], ended: Callable[[object], None], begun: Callable[[], object]
-    ) -> None:
-        self._done, self._ended, self._begun = done, ended, begun
+
+class LaterListener:
+    """A listener of ours whose calls have to wait for their turn: it returns an ``OutcomeLater`` with ``waits``, at once."""
+
+    def __call__(self, messages: Any, context: Any) -> OutcomeLater:
+        """The outcome comes later."""
+        raise NotImplementedError
+
+
+class _Watched(TakesOutcome):
+    __slots__ = ("_begin", "_done", "_ended")
+
+    def __init__(self, done: Ended, ended: Ended | None, begin: Callable[[], Ended] | None = None) -> None:
+        self._done, self._ended, self._begin = done, ended, begin
 
     def begins(self) -> bool:
         may = self._done.begins() if isinstance(self._done, TakesOutcome) else True
-        if may:
-            self._begun()
+        if may and self._begin is not None:
+            self._ended = self._begin()
         return may
 
     def __call__(self, outcome: object) -> None:
-        self._ended(outcome)
+        if self._ended is not None:
+            self._ended(outcome)
         self._done(outcome)
 
 
-def watched(
-    later: OutcomeLater, ended: Callable[[object], None], begun: Callable[[], object] = lambda: None
-) -> OutcomeLater:
-    """The same; ``begun`` is called where it begins in its turn, and ``ended`` sees the outcome first. They do not raise."""
-    return later._replace(begin=lambda done: later.begin(_Watched(done, ended, begun)))
+def watched(later: OutcomeLater, ended: Ended) -> OutcomeLater:
+    """The same; ``ended`` sees the outcome first. It does not raise."""
+    return later._replace(begin=lambda done: later.begin(_Watched(done, ended)))
+
+
+class _WatchedListener(LaterListener):
+    def __init__(self, listener: LaterListener, begin: Callable[[Any, Any], Ended]) -> None:
+        self._listener, self._begin = listener, begin
+
+    def __call__(self, messages: Any, context: Any) -> OutcomeLater:
+        later, begin = self._listener(messages, context), partial(self._begin, messages, context)
+        return later._replace(begin=lambda done: later.begin(_Watched(done, None, begin)))
+
+
+def watched_listener(listener: LaterListener, begin: Callable[[Any, Any], Ended]) -> Listener:
+    """The same; ``begin`` is called with messages and context when their turn has come, and what it returns sees the outcome
+    first. They do not raise.
+    """
+    return _WatchedListener(listener, begin)
 
 
 class Verdict(NamedTuple):

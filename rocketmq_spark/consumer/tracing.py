@@ -14,7 +14,17 @@ from typing import Any, TypeVar
 from rocketmq_spark.base.clock import epoch_ms
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.consumer.result import Listener, OutcomeLater, Step, concurrent, ordered, watched
+from rocketmq_spark.consumer.result import (
+    Ended,
+    LaterListener,
+    Listener,
+    OutcomeLater,
+    Step,
+    concurrent,
+    ordered,
+    watched,
+    watched_listener,
+)
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.wire import traces
@@ -29,14 +39,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ListenerTraces:
-    """What a consumer is traced with: ``append`` takes records and never waits, ``close`` sends those that wait."""
+    """What a consumer is traced with: ``append`` takes records and never waits, ``close`` sends those that wait, for so
+    many seconds at most.
+    """
 
     append: Callable[[Sequence[TraceRecord]], None]
-    close: Callable[[], object]
+    close: Callable[[float], object]
 
     def around(self, listener: Listener, settings: ConsumerSettings) -> Listener:
         """The same listener, traced. It returns and raises what the listener does."""
+        if isinstance(listener, LaterListener):
+            return watched_listener(listener, functools.partial(self._in_turn, settings))
         return functools.partial(self._call, listener, settings)
+
+    def _in_turn(self, settings: ConsumerSettings, messages: Any, context: Any) -> Ended:
+        call = _made(_Call, settings, messages, context)
+        if call is None:
+            return lambda outcome: None
+        self._append(call.before)
+        return functools.partial(self._append, call.after)
 
     def _call(self, listener: Listener, settings: ConsumerSettings, messages: Any, context: Any) -> object:
         call = _made(_Call, settings, messages, context)

@@ -35,16 +35,19 @@ class Open(Protocol):
 
 # What they hold keeps them alive.
 _open: weakref.WeakSet[Open] = weakref.WeakSet()
+_last: weakref.WeakSet[Open] = weakref.WeakSet()
 
 
-def watch(producer: Open) -> None:
-    """From now on until it is gone."""
+def watch(producer: Open, last: bool = False) -> None:
+    """From now on until it is gone; ``last``: it sends what comes of the others' last sends."""
     _open.add(producer)
+    if last:
+        _last.add(producer)
 
 
 @atexit.register
 def _leave() -> None:
-    for producer in list(_open):
+    for producer in sorted(_open, key=_last.__contains__):
         lost = producer.at_exit()
         if lost:
             shown, cause = ", ".join(list(lost)[:10]), next(iter(lost.values()))

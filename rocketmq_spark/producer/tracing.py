@@ -12,16 +12,17 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.errors import ClosedError, RocketMQError
+from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer import housekeeping
 from rocketmq_spark.producer.engine import Unsent
 from rocketmq_spark.producer.outgoing import Outcome, PromptCallback
 from rocketmq_spark.producer.producer import BaseProducer
@@ -42,6 +43,7 @@ AT_ONCE = traces.MOST_RECORDS
 FLUSH_S = 1.0
 MOST_HELD = 20_480
 SEND_TIMEOUT_S = 5.0
+EXIT_S = 2.0
 LOG_S = 60.0
 
 # Names in Java's ``LocalTransactionState``.
@@ -50,6 +52,19 @@ _STATES = {
     TransactionState.ROLLBACK: "ROLLBACK_MESSAGE",
     TransactionState.UNKNOWN: "UNKNOW",
 }
+
+
+class _Unjoined:
+    """A sender for a group that no broker has to know: there is nothing that one could ask it."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sender, name)
+
+    def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
+        return lambda deadline: None
 
 
 class TraceProducer(BaseProducer):
@@ -74,7 +89,13 @@ class TraceProducer(BaseProducer):
         self._collecting = threading.Lock()
         self._complaint = NowAndThen(LOG_S)
         settings = ProducerSettings(group=name, send_timeout_s=SEND_TIMEOUT_S, auto_create_topics=False, heartbeat_s=0)
-        super().__init__(sender, settings, make_timer=make_timer)
+        self._flushing.begin()  # later there may be no thread, and an append must not fail nor wait
+        try:
+            super().__init__(cast(Sender, _Unjoined(sender)), settings, make_timer=make_timer)
+        except BaseException:
+            self._flushing.close()
+            raise
+        housekeeping.watch(self, last=True)
 
     def append(self, records: Sequence[TraceRecord]) -> None:
         """Take ``records``, or drop them where too many wait. Never waits."""
@@ -98,40 +119,56 @@ class TraceProducer(BaseProducer):
             self._flushing.later(FLUSH_S, self._send_records)
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
-        """Send what was collected, and close."""
+        """Send what was collected, and close: within ``timeout_s`` seconds, and the send timeout, whatever brokers do."""
+        deadline = self._deadline(timeout_s).within(SEND_TIMEOUT_S)
         try:
-            if self._owner.here and not self._ended:
-                self._send_records()
-                self._ended = True
-                self._flushing.close(0)
+            self._finish(deadline)
         finally:
-            unsent = super().close(timeout_s)
+            unsent = super().close(deadline.remaining())
         return unsent
 
     def at_exit(self) -> dict[str, RocketMQError]:
         """Send what was collected. Traces that are lost then are not worth a line on the screen."""
-        if self._owner.here and not self._ended:
-            self._send_records()
-            super().at_exit()
+        deadline = Deadline.after(EXIT_S)
+        if self._finish(deadline):
+            self._pending.none_left(deadline)
+            self._engine.close(Deadline.after(0), wait_s=0.0)
         return {}
 
-    def _send_records(self) -> None:
+    def _finish(self, deadline: Deadline) -> bool:
+        """Take nothing more, and send what was collected; False if that was done before, or is another process's matter."""
+        if not self._owner.here:
+            return False
+        with self._collecting:
+            ended, self._ended = self._ended, True
+        if not ended:
+            self._flushing.drain(deadline.remaining())  # what is being sent
+            self._send_records(deadline)
+            self._flushing.close(0)
+        return not ended
+
+    def _send_records(self, deadline: Deadline | None = None) -> None:
+        """Those that were collected, by ``deadline`` at most: each message may have to wait for a route, or for room."""
         with self._collecting:
             records, self._records, self._scheduled = self._records, [], False
         for body, keys, count in traces.messages(records):
-            try:
-                settle = PromptCallback(functools.partial(self._settle, count))
-                self.send_async(Message(self.topic, body.encode(), keys=keys), settle)
-            except RocketMQError as e:
-                self._settle(count, e)
+            settle = functools.partial(self._settle, count)
+            if deadline is not None and deadline.expired:
+                settle(CallTimeout("there was no time to send them before the end", topic=self.topic))
+                continue
+            timeout_s = SEND_TIMEOUT_S if deadline is None else deadline.remaining()
+            message = Message(self.topic, body.encode(), keys=keys)
+            sent = attempt(self.send_async, message, PromptCallback(settle), timeout_s=timeout_s)
+            if isinstance(sent, Failure):
+                settle(sent.error)
 
-    def _settle(self, count: int, outcome: Outcome) -> None:
+    def _settle(self, count: int, outcome: Outcome | BaseException) -> None:
         with self._collecting:
             self._held -= count
-        if isinstance(outcome, RocketMQError):
+        if isinstance(outcome, BaseException):
             self._dropped(count, outcome)
 
-    def _dropped(self, count: int, error: RocketMQError) -> None:
+    def _dropped(self, count: int, error: BaseException) -> None:
         with self._collecting:
             self._lost += count
             lost, due = self._lost, self._complaint.due()

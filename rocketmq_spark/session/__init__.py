@@ -46,6 +46,7 @@ from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.session import proxied
 
 if TYPE_CHECKING:
+    from rocketmq_spark.producer.tracing import TraceProducer
     from rocketmq_spark.pull.puller import Puller
     from rocketmq_spark.session.telemetry import Instrumentation
 
@@ -218,22 +219,36 @@ def puller(options: Options, read_from: str | None = None) -> Puller:
 
 
 def parsed(role: str, name_server: str | None, group: str | None, keywords: Mapping[str, object]) -> Options:
-    """Options of a public constructor; None is what is not given."""
+    """Options of a public constructor; None is what is not given. A missing package is an error before anything is opened."""
     given = {"name_server": name_server, "group": group, **keywords}
-    return options_table.parse(given, keywords=True).for_role(role)
+    options = options_table.parse(given, keywords=True).for_role(role)
+    if options.open_telemetry and not extras.installed("opentelemetry"):
+        raise OptionError(
+            "option 'openTelemetry' needs opentelemetry-api, which is not installed", remedy=extras.command(extras.OTEL)
+        )
+    return options
 
 
 def instrumentation(options: Options, client_id: str) -> Instrumentation | None:
     """What makes spans and metrics for a public class; None without option 'openTelemetry'."""
     if not options.open_telemetry:
         return None
-    if not extras.installed("opentelemetry"):
-        raise OptionError(
-            "option 'openTelemetry' needs opentelemetry-api, which is not installed", remedy=extras.command(extras.OTEL)
-        )
-    from rocketmq_spark.session.telemetry import Instrumentation
+    from rocketmq_spark.session import telemetry
 
-    return Instrumentation(options.group, client_id, options.namespace)
+    return telemetry.instrumentation(options.group, client_id, options.namespace)
+
+
+def trace_producer(options: Options, group: str, kind: str) -> TraceProducer | None:
+    """What sends message traces for a public class; None without option 'enableTrace'."""
+    if not options.enable_trace:
+        return None
+    from rocketmq_spark.producer.tracing import TraceProducer
+
+    try:
+        return TraceProducer(sender(options), group, kind, options.trace_topic)
+    except RuntimeError as e:  # there can be no more threads, which must not keep a consumer from its start
+        logger.warning("group %s is not traced: %s", group, e)
+        return None
 
 
 def close_all() -> None:

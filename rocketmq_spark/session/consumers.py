@@ -24,7 +24,7 @@ from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import Message, MessageQueue, OffsetRange, PullRequest, ReceivedMessage
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.queues.environment import scope_of
-from rocketmq_spark.session import instrumentation, member, parsed, pop_member, puller, replies, sender
+from rocketmq_spark.session import instrumentation, member, parsed, pop_member, puller, replies, trace_producer
 
 if TYPE_CHECKING:
     from rocketmq_spark.consumer.tracing import ListenerTraces
@@ -90,7 +90,7 @@ class PullConsumer(pull_consumer.BasePullConsumer):
         settings = ConsumerSettings.of(chosen, scope_of(chosen).on_wire)
         super().__init__(member(chosen), settings, _arrow, read_ahead=_read_ahead(chosen, settings.group))
         if telemetry := instrumentation(chosen, self.client_id):
-            telemetry.instrument_receives(self, "poll")
+            telemetry.instrument_receives(self, "poll", partial(pull_consumer.take_back, self))
 
 
 class SimpleConsumer(simple_consumer.BaseSimpleConsumer):
@@ -123,12 +123,10 @@ class SimpleConsumer(simple_consumer.BaseSimpleConsumer):
 
 
 def _listener_traces(options: Options, group: str) -> ListenerTraces | None:
-    if not options.enable_trace:
+    if (traces := trace_producer(options, group, "CONSUME")) is None:
         return None
     from rocketmq_spark.consumer.tracing import ListenerTraces
-    from rocketmq_spark.producer.tracing import TraceProducer
 
-    traces = TraceProducer(sender(options), group, "CONSUME", options.trace_topic)
     return ListenerTraces(traces.append, traces.close)
 
 

@@ -14,13 +14,16 @@ from rocketmq_spark.producer.engine import Unsent
 from rocketmq_spark.producer.requests import RequestProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import TransactionCheck
-from rocketmq_spark.session import instrumentation, parsed, replies, sender
+from rocketmq_spark.session import instrumentation, parsed, replies, sender, trace_producer
 from rocketmq_spark.session.spools import open_store, resending
 from rocketmq_spark.spool.folders import SpoolSettings
 
 if TYPE_CHECKING:
     from rocketmq_spark.options.typed import ProducerOptions
     from rocketmq_spark.producer.tracing import TraceProducer
+
+# For the traces of the last sends, where the time of a close is over.
+_LAST_TRACES_S = 1.0
 
 
 class Producer(RequestProducer):
@@ -50,11 +53,11 @@ class Producer(RequestProducer):
         if "group" not in chosen.given:
             raise OptionError("option 'group' is required: name the producer group")
         settings, spool = ProducerSettings.of(chosen), SpoolSettings.of(chosen)
-        send, self._traces = _traced_sender(chosen)
         stored, opened = _stored_ids(chosen), None
-        if spool is not None:
-            opened = resending(open_store(spool.folder, chosen, spool), send, settings)
+        send, self._traces = _traced_sender(chosen)
         try:
+            if spool is not None:
+                opened = resending(open_store(spool.folder, chosen, spool), send, settings)
             super().__init__(send, settings, transaction_check, replies(chosen), spool=opened, stored=stored)
         except BaseException:
             if opened is not None:
@@ -66,23 +69,22 @@ class Producer(RequestProducer):
             telemetry.instrument_producer(self)
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
+        deadline = self._deadline(timeout_s)
         try:
             return super().close(timeout_s)
         finally:
             if self._traces is not None:
-                self._traces.close(timeout_s)
+                self._traces.close(max(_LAST_TRACES_S, deadline.remaining()))
 
 
 def _traced_sender(options: Options) -> tuple[Sender, TraceProducer | None]:
     """What a producer sends with, and who sends its traces if it is traced."""
     plain = sender(options)
-    if not options.enable_trace:
+    if (traces := trace_producer(options, options.group, "PRODUCE")) is None:
         return plain, None
-    from rocketmq_spark.producer.tracing import TracedSender, TraceProducer
+    from rocketmq_spark.producer.tracing import TracedSender
 
-    group, topic = options.group, options.trace_topic
-    traces = TraceProducer(plain, group, "PRODUCE", topic)
-    return cast(Sender, TracedSender(plain, traces.append, group, topic, epoch_ms)), traces
+    return cast(Sender, TracedSender(plain, traces.append, options.group, options.trace_topic, epoch_ms)), traces
 
 
 def _stored_ids(options: Options) -> StoredIds | None:

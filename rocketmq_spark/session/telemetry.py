@@ -7,6 +7,7 @@ changes no send and no outcome.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
@@ -23,15 +24,30 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
 import rocketmq_spark
-from rocketmq_spark.base.clock import epoch_ms
+from rocketmq_spark.base.clock import NowAndThen, epoch_ms
 from rocketmq_spark.base.codes import Property
-from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.consumer.result import Listener, OrderedContext, OutcomeLater, Step, concurrent, ordered, watched
+from rocketmq_spark.base.threads import Aside, Failure, attempt, text_of
+from rocketmq_spark.consumer.result import (
+    Ended,
+    LaterListener,
+    Listener,
+    OrderedContext,
+    OutcomeLater,
+    Step,
+    concurrent,
+    ordered,
+    watched,
+    watched_listener,
+)
+from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message, ReceivedMessage, SendResult
+from rocketmq_spark.wire.properties import is_reserved
 
 logger = logging.getLogger(__name__)
 
 _SCOPE = "rocketmq_spark"
+# Spans of asynchronous sends end aside, for an exporter may block: so many may wait, and a flush or close waits so long for them.
+_ENDS, MOST_ENDS, ENDS_S, LOG_S = "spans", 10_000, 1.0, 60.0
 Attributes = dict[str, Any]
 
 
@@ -41,6 +57,22 @@ def _guarded(code: Callable[..., Any], *of: Any) -> Any:
     if isinstance(made, Failure):
         made.log(logger, "OpenTelemetry failed")
         return None
+    return made
+
+
+# The consumers whose caches are observed, and their labels. One for all: a meter takes one callback for a name.
+_observed: weakref.WeakKeyDictionary[Any, Attributes] = weakref.WeakKeyDictionary()
+
+
+def _cached(options: CallbackOptions) -> Iterator[Observation]:
+    for consumer, labels in list(_observed.items()):
+        if (stats := _guarded(consumer.stats)) is not None:
+            yield Observation(stats.cached, labels)
+
+
+def instrumentation(group: str, client_id: str, namespace: str | None) -> Instrumentation | None:
+    """None where OpenTelemetry fails, which keeps no one from sending."""
+    made: Instrumentation | None = _guarded(Instrumentation, group, client_id, namespace)
     return made
 
 
@@ -56,6 +88,7 @@ class Instrumentation:
         if namespace:
             self._common["messaging.rocketmq.namespace"] = namespace
         histogram = self._meter.create_histogram
+        self._aside, self._complaint = Aside(MOST_ENDS), NowAndThen(LOG_S)
         self._send_cost = histogram("rocketmq_send_cost_time", "ms", "Duration of a send with all its attempts")
         self._delivery = histogram("rocketmq_delivery_latency", "ms", "From the broker's store to the consumer")
         self._process = histogram("rocketmq_process_time", "ms", "Duration of a listener's call")
@@ -70,16 +103,25 @@ class Instrumentation:
         producer.send_batch = self._around_send_batch(producer.send_batch)
         producer.send_half = self._around_send(producer.send_half)
         producer.request_async = self._around_send_async(producer.request_async)
+        producer.flush, producer.close = self._behind(producer.flush), self._behind(producer.close)
+
+    def _behind(self, code: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, and spans that are to end have ended."""
+
+        @functools.wraps(code)
+        def waiting(*args: Any, **named: Any) -> Any:
+            try:
+                return code(*args, **named)
+            finally:
+                self._aside.wait(_ENDS, ENDS_S)
+
+        return waiting
 
     def _around_send(self, send: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(send)
         def traced(message: Message, *args: Any, **named: Any) -> Any:
             sending = _Sending(self, (message,))
-            try:
-                result = send(sending.messages[0], *args, **named)
-            except BaseException as e:
-                sending.end(e)
-                raise
+            result = sending.begin(lambda messages: send(messages[0], *args, **named))
             sending.end(getattr(result, "result", result))  # a half message has its result inside
             return result
 
@@ -89,11 +131,7 @@ class Instrumentation:
         @functools.wraps(send)
         def traced(messages: Iterable[Message], *args: Any, **named: Any) -> Any:
             sending = _Sending(self, tuple(messages))
-            try:
-                result = send(sending.messages, *args, **named)
-            except BaseException as e:
-                sending.end(e)
-                raise
+            result = sending.begin(lambda messages: send(messages, *args, **named))
             sending.end(result)
             return result
 
@@ -103,37 +141,29 @@ class Instrumentation:
         @functools.wraps(send)
         def traced(message: Message, *args: Any, **named: Any) -> Future[Any]:
             sending = _Sending(self, (message,))
-            try:
-                future = send(sending.messages[0], *args, **named)
-            except BaseException as e:
-                sending.end(e)
-                raise
-            future.add_done_callback(lambda done: sending.end(_outcome(done)))
+            future: Future[Any] = sending.begin(lambda messages: send(messages[0], *args, **named))
+            future.add_done_callback(lambda done: sending.end(_outcome(done), aside=True))
             return future
 
         return traced
 
-    def begin_send(self, messages: Sequence[Message]) -> tuple[Span, Sequence[Message]]:
-        """A span, and the messages with its context in their properties."""
+    def send_span(self, messages: Sequence[Message]) -> Span:
+        """The beginning of a send."""
         topic = messages[0].topic
-        attributes = {**self._named("send", "send", topic), **_of_sent(messages)}
-        span = self._tracer.start_span(f"send {topic}", kind=SpanKind.PRODUCER, attributes=attributes)
-        carrier: dict[str, str] = {}
-        propagate.inject(carrier, trace.set_span_in_context(span))
-        return span, [replace(each, properties={**(each.properties or {}), **carrier}) for each in messages]
+        attributes = {**self._named("send", topic), **_of_sent(messages)}
+        return self._tracer.start_span(f"send {topic}", kind=SpanKind.PRODUCER, attributes=attributes)
 
-    def sent(self, span: Span | None, topic: str, outcome: object, cost_ms: float) -> None:
+    def sent(self, topic: str, outcome: object, cost_ms: float) -> None:
         """The end of a send."""
         ok = not isinstance(outcome, BaseException)
         labels = {"topic": topic, "client_id": self._client_id, "invocation_status": "success" if ok else "failure"}
         self._send_cost.record(cost_ms, labels)
-        if span is None:
-            return
-        if isinstance(outcome, SendResult):
-            span.set_attribute("messaging.message.id", outcome.msg_id)
-            if outcome.queue is not None:
-                span.set_attribute("messaging.destination.partition.id", str(outcome.queue.queue_id))
-        _end(span, outcome)
+
+    def end_aside(self, end: Callable[[], None]) -> None:
+        """Not on this thread, which may be the one that reads answers. Where too many wait the span is lost."""
+        made = attempt(self._aside.run, _ENDS, end)
+        if isinstance(made, Failure) and self._complaint.due():
+            logger.warning("spans of sends are lost, for an exporter is slow or there is no thread: %s", made)
 
     # --- consumers
 
@@ -145,19 +175,19 @@ class Instrumentation:
 
         @functools.wraps(start)
         def traced(listener: Listener) -> Any:
+            if isinstance(listener, LaterListener):
+                return start(watched_listener(listener, functools.partial(self._in_turn, common)))
             return start(functools.partial(self._listen, listener, common))
 
         consumer.start = traced
+        _observed[consumer] = self._labels_of_group()
+        _guarded(self._meter.create_observable_gauge, "rocketmq_consumer_cached_messages", [_cached], "{message}")
 
-        seen = weakref.ref(consumer)  # the meter lives as long as the program
-
-        def cached(options: CallbackOptions) -> Iterator[Observation]:
-            one = seen()
-            stats = None if one is None else _guarded(one.stats)
-            if stats is not None:
-                yield Observation(stats.cached, self._labels_of_group())
-
-        self._meter.create_observable_gauge("rocketmq_consumer_cached_messages", [cached], "{message}")
+    def _in_turn(self, common: Mapping[str, Any], messages: Any, context: Any) -> Ended:
+        """In the task of a coroutine, which had another call before."""
+        call = _guarded(_Processing, self, messages, context, common)
+        _guarded(contexts.attach, Context() if call is None else call.context)
+        return (lambda outcome: None) if call is None else call.end
 
     def _listen(self, listener: Listener, common: Mapping[str, Any], messages: Any, context: Any) -> object:
         call = _guarded(_Processing, self, messages, context, common)
@@ -172,7 +202,7 @@ class Instrumentation:
         finally:
             contexts.detach(token)
         if isinstance(outcome, OutcomeLater):
-            return watched(outcome, call.end, call.enter)
+            return watched(outcome, call.end)
         call.end(outcome)
         return outcome
 
@@ -181,19 +211,10 @@ class Instrumentation:
         topic = messages[0].topic
         origins = [propagate.extract(each.properties) for each in messages]
         parent = origins[0] if len(messages) == 1 else None
-        span = self._tracer.start_span(
-            f"process {topic}",
-            parent,
-            kind=SpanKind.CONSUMER,
-            attributes={
-                **self._named("process", "process", topic),
-                **self._of_group(),
-                **common,
-                **_of_received(messages),
-            },
-            links=() if parent is not None else _links(origins),
-        )
-        self._received(topic, messages)
+        attributes = {**self._of_group("process", topic), **common, **_of_received(messages)}
+        links = () if parent is not None else _links(origins)
+        span = self._tracer.start_span(f"process {topic}", parent, SpanKind.CONSUMER, attributes, links)
+        _guarded(self._received, topic, messages)
         return span, trace.set_span_in_context(span, parent)
 
     def processed(self, topic: str, ok: bool, cost_ms: float) -> None:
@@ -201,8 +222,8 @@ class Instrumentation:
         labels = {"topic": topic, **self._labels_of_group(), "invocation_status": "success" if ok else "failure"}
         self._process.record(cost_ms, labels)
 
-    def instrument_receives(self, consumer: Any, name: str) -> None:
-        """Wrap the method that returns messages."""
+    def instrument_receives(self, consumer: Any, name: str, take_back: Callable[[], None] = lambda: None) -> None:
+        """Wrap the method that returns messages; ``take_back`` is called where Ctrl-C keeps them from its caller."""
         receive = getattr(consumer, name)
 
         @functools.wraps(receive)
@@ -210,20 +231,20 @@ class Instrumentation:
             began_ns = time.time_ns()
             messages = receive(*args, **named)
             if messages:
-                _guarded(self._record_receive, messages, began_ns)
+                try:
+                    _guarded(self._record_receive, messages, began_ns)
+                except BaseException:
+                    take_back()
+                    raise
             return messages
 
         setattr(consumer, name, traced)
 
     def _record_receive(self, messages: Sequence[ReceivedMessage], began_ns: int) -> None:
         topic = messages[0].topic
-        self._tracer.start_span(
-            f"receive {topic}",
-            kind=SpanKind.CLIENT,
-            attributes={**self._named("receive", "receive", topic), **self._of_group(), **_of_received(messages)},
-            links=_links([propagate.extract(each.properties) for each in messages]),
-            start_time=began_ns,
-        ).end()
+        attributes = {**self._of_group("receive", topic), **_of_received(messages)}
+        links = _links([propagate.extract(each.properties) for each in messages])
+        self._tracer.start_span(f"receive {topic}", None, SpanKind.CLIENT, attributes, links, began_ns).end()
         self._received(topic, messages)
 
     def _received(self, topic: str, messages: Sequence[ReceivedMessage]) -> None:
@@ -233,16 +254,12 @@ class Instrumentation:
             if stored_ms:
                 self._delivery.record(max(0, now_ms - stored_ms), labels)
 
-    def _named(self, name: str, kind: str, topic: str) -> Attributes:
-        return {
-            **self._common,
-            "messaging.operation.name": name,
-            "messaging.operation.type": kind,
-            "messaging.destination.name": topic,
-        }
+    def _named(self, what: str, topic: str) -> Attributes:
+        operation = {"messaging.operation.name": what, "messaging.operation.type": what}
+        return {**self._common, **operation, "messaging.destination.name": topic}
 
-    def _of_group(self) -> Attributes:
-        return {"messaging.consumer.group.name": self._group}
+    def _of_group(self, what: str, topic: str) -> Attributes:
+        return {**self._named(what, topic), "messaging.consumer.group.name": self._group}
 
     def _labels_of_group(self) -> Attributes:
         return {"client_id": self._client_id, "consumer_group": self._group}
@@ -254,14 +271,30 @@ class _Sending:
     def __init__(self, telemetry: Instrumentation, messages: Sequence[Message]) -> None:
         self._telemetry = telemetry
         self._began = time.monotonic()
+        self._messages = messages
         self._topic = messages[0].topic if messages else ""
-        made = _guarded(telemetry.begin_send, messages) if messages else None
-        self._span: Span | None = None if made is None else made[0]
-        self.messages: Sequence[Message] = messages if made is None else made[1]
+        self._span: Span | None = _guarded(telemetry.send_span, messages) if messages else None
+        self._carrying = None if self._span is None else _guarded(_carrying, self._span, messages)
 
-    def end(self, outcome: object) -> None:
+    def begin(self, send: Callable[[Sequence[Message]], Any]) -> Any:
+        """What ``send`` returns. Messages that are refused with the context in their properties, as too large, go without it:
+        what is refused is not sent.
+        """
+        try:
+            if self._carrying is not None:
+                with contextlib.suppress(MessageRefused):
+                    return send(self._carrying)
+            return send(self._messages)
+        except BaseException as e:
+            self.end(e)
+            raise
+
+    def end(self, outcome: object, aside: bool = False) -> None:
         cost_ms = 1000 * (time.monotonic() - self._began)
-        _guarded(self._telemetry.sent, self._span, self._topic, outcome, cost_ms)
+        _guarded(self._telemetry.sent, self._topic, outcome, cost_ms)
+        if self._span is not None:
+            end = functools.partial(_guarded, _end_send, self._span, outcome, time.time_ns())
+            self._telemetry.end_aside(end) if aside else end()
 
 
 class _Processing:
@@ -273,11 +306,6 @@ class _Processing:
         self._began = time.monotonic()
         self._span, self.context = telemetry.begin_process(messages, common)
 
-    def enter(self) -> None:
-        """In the task of a coroutine, which the next call enters, or which ends."""
-        self._began = time.monotonic()
-        _guarded(contexts.attach, self.context)
-
     def end(self, outcome: object) -> None:
         _guarded(self._end, outcome)
 
@@ -287,8 +315,20 @@ class _Processing:
         why: object = None
         if raised or not _all_done(outcome, self._given, self._count):
             why = outcome if raised else f"the listener returned {type(outcome).__name__}"
-        self._telemetry.processed(self._topic, why is None, cost_ms)
+        _guarded(self._telemetry.processed, self._topic, why is None, cost_ms)
         _end(self._span, why)
+
+
+def _carrying(span: Span, messages: Sequence[Message]) -> Sequence[Message] | None:
+    """The messages with the span's context in their properties, as far as properties can carry it; None if it has none."""
+    carrier: dict[Any, Any] = {}
+    propagate.inject(carrier, trace.set_span_in_context(span))
+    fit = {name: value for name, value in carrier.items() if _fits(name) and _fits(value) and not is_reserved(name)}
+    return [replace(each, properties={**(each.properties or {}), **fit}) for each in messages] if fit else None
+
+
+def _fits(text: object) -> bool:
+    return isinstance(text, str) and text != "" and not {*text} & {"\x01", "\x02"}
 
 
 def _all_done(outcome: object, context: Any, count: int) -> bool:
@@ -297,17 +337,27 @@ def _all_done(outcome: object, context: Any, count: int) -> bool:
     return concurrent(outcome, context, count).done == count
 
 
-def _end(span: Span, why: object) -> None:
+def _end_send(span: Span, outcome: object, at_ns: int) -> None:
+    if isinstance(outcome, SendResult):
+        span.set_attribute("messaging.message.id", outcome.msg_id)
+        if outcome.queue is not None:
+            span.set_attribute("messaging.destination.partition.id", str(outcome.queue.queue_id))
+    _end(span, outcome, at_ns)
+
+
+def _end(span: Span, why: object, at_ns: int | None = None) -> None:
     """``why`` is what failed: an exception, a ``Failure``, or a sentence."""
     error = why.error if isinstance(why, Failure) else why
-    if isinstance(error, BaseException):
-        span.record_exception(error)
-        span.set_attribute("error.type", type(error).__name__)
-        span.set_status(Status(StatusCode.ERROR, str(error)))
-    elif isinstance(error, str):
-        span.set_attribute("error.type", "not_done")
-        span.set_status(Status(StatusCode.ERROR, error))
-    span.end()
+    try:
+        if isinstance(error, BaseException):
+            span.set_attribute("error.type", type(error).__name__)
+            span.set_status(Status(StatusCode.ERROR, text_of(error, str)))
+            span.record_exception(error)
+        elif isinstance(error, str):
+            span.set_attribute("error.type", "not_done")
+            span.set_status(Status(StatusCode.ERROR, error))
+    finally:
+        span.end(at_ns)
 
 
 def _outcome(future: Future[Any]) -> object:

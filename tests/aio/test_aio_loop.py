@@ -417,7 +417,7 @@ def test_those_who_wait_for_messages_hold_up_no_acknowledgement(monkeypatch: pyt
 
 def test_receives_that_are_cancelled_again_and_again_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Proxy keeps each question for 5 s at least: they waited for a thread one behind the other, more and more of them."""
-    monkeypatch.setattr(public, "SimpleConsumer", Blocking)
+    monkeypatch.setattr(consumers, "SimpleConsumer", Blocking)
 
     async def body() -> None:
         async with aio.SimpleConsumer(group="g") as consumer:

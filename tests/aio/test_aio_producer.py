@@ -245,6 +245,27 @@ def test_a_send_whose_route_was_not_asked_for_in_its_time_says_so(sender: Script
     run(body)
 
 
+@pytest.mark.parametrize("wait_s", [None, 0.0])
+def test_a_flush_waits_for_more_sends_than_one_turn_begins(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch, wait_s: float | None
+) -> None:
+    async def body() -> None:
+        async with producing() as producer:
+            await producer.send(Message("T", b"first"))
+            monkeypatch.setattr(module, "PAUSE_S", -1.0)  # a turn begins nothing
+            sends = [asyncio.create_task(producer.send(Message("T", b"x"))) for _ in range(3)]
+            await asyncio.sleep(0)
+            flush = asyncio.create_task(producer.flush(wait_s))
+            await asyncio.sleep(0)
+            assert (len(sender.requests), flush.done()) == (1, wait_s is not None)
+            monkeypatch.setattr(module, "PAUSE_S", 1.0)
+            assert await flush is (wait_s is None)
+            assert len(sender.requests) == 4 or wait_s is not None
+            await asyncio.gather(*sends)
+
+    run(body)
+
+
 @pytest.mark.parametrize("ending", ["flush", "close"])
 @pytest.mark.parametrize("lacks", ["room", "a route"])
 def test_a_flush_and_a_close_wait_for_sends_that_threads_have_yet_to_begin(

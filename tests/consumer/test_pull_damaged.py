@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark import _arrow
 from rocketmq_spark.client.pulls import wanted_of
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.model import NO_FILTER, Filter, PullAnswer, PullRequest, PullStatus
+from rocketmq_spark.session.consumers import _arrow
 from rocketmq_spark.wire import messages
 from rocketmq_spark.wire.names import Scope
 from tests.consumer.fake_member import AT_ONCE, A, FakeMember

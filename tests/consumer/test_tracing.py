@@ -9,7 +9,7 @@ import pytest
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.threads import Failure
 from rocketmq_spark.consumer import tracing
-from rocketmq_spark.consumer.result import Context, OrderedContext, OutcomeLater, TakesOutcome
+from rocketmq_spark.consumer.result import Context, LaterListener, OrderedContext, OutcomeLater, TakesOutcome
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.tracing import ListenerTraces
 from rocketmq_spark.wire.traces import TraceRecord
@@ -33,7 +33,8 @@ class Traces:
     def _append(self, records: Any) -> None:
         self.records += [record.text[:-1].split("\x01") for record in records if isinstance(record, TraceRecord)]
 
-    def _close(self) -> None:
+    def _close(self, seconds: float) -> None:
+        assert 0 < seconds <= 30
         self.closed += 1
 
     @property
@@ -107,17 +108,57 @@ def test_an_outcome_that_comes_later_is_recorded_then(later: object, expected: s
 
 @pytest.mark.parametrize("may", [True, False])
 def test_one_that_waits_for_its_turn_asks_the_consumer(may: bool) -> None:
-    class Done(TakesOutcome):
-        def begins(self) -> bool:
-            return may
-
     waiting: list[Any] = []
     _, outcome = called(lambda messages, context: OutcomeLater(waiting.append, waits=True))
     assert isinstance(outcome, OutcomeLater)
     assert outcome.waits
-    outcome.begin(Done())
+    outcome.begin(Done(may))
     assert isinstance(waiting[0], TakesOutcome)
     assert waiting[0].begins() is may
+
+
+class Waiting(LaterListener):
+    """Its calls wait for their turn."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def __call__(self, messages: Any, context: Any) -> OutcomeLater:
+        return OutcomeLater(self.calls.append, waits=True)
+
+
+class Done(TakesOutcome):
+    def __init__(self, may: bool) -> None:
+        self.may = may
+        self.heard: list[object] = []
+
+    def begins(self) -> bool:
+        return self.may
+
+    def __call__(self, outcome: object) -> None:
+        self.heard.append(outcome)
+
+
+@pytest.mark.parametrize("may", [True, False])
+def test_a_call_that_waits_for_its_turn_is_recorded_from_then_on(may: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, waiting, done = [1_000], Waiting(), Done(may)
+    monkeypatch.setattr(tracing, "epoch_ms", lambda: clock[0])
+    seen, outcome = called(waiting)
+    assert isinstance(outcome, OutcomeLater)
+    outcome.begin(done)
+    clock[0] += 3_600_000
+    assert seen.records == []
+    (turn,) = waiting.calls
+    assert turn.begins() is may
+    if not may:
+        assert seen.records == []
+        return
+    assert [(record[0], record[1]) for record in seen.records] == [("SubBefore", str(clock[0]))] * 3
+    clock[0] += 300
+    turn(None)
+    assert done.heard == [None]
+    assert seen.after == [("true", SUCCESS)] * 3
+    assert {record[3] for record in seen.records[3:]} == {"100"}
 
 
 def test_a_listener_that_takes_too_long_has_timed_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,9 +181,8 @@ def test_a_trace_that_cannot_be_written_is_not_the_listeners(
     clock: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tracing, "epoch_ms", clock)
-    traces = ListenerTraces(raising(RuntimeError("no memory")), lambda: None)
-    context = Context(QUEUE)
-    assert traces.around(lambda *given: given, CONCURRENT)(MESSAGES, context) == (MESSAGES, context)
+    traces = ListenerTraces(raising(RuntimeError("no memory")), lambda seconds: None)
+    assert traces.around(lambda messages, context: 5, CONCURRENT)(MESSAGES, Context(QUEUE)) == 5
     assert "a trace record could not be made" in caplog.text
 
 

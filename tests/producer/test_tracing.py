@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -10,18 +11,21 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import TRACE_TOPIC, Property
-from rocketmq_spark.errors import CallTimeout, RouteNotFound
+from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.errors import CallTimeout, OptionError, RouteNotFound
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import HalfPlace, TransactionState
 from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer import tracing
+from rocketmq_spark.producer import housekeeping, tracing
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.tracing import TracedSender, TraceProducer
+from rocketmq_spark.session import producers
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
 from rocketmq_spark.wire.traces import TraceRecord
-from tests.producer.scripted import Bench
+from tests.helpers import raising
+from tests.producer.scripted import Bench, ScriptedSender, Time
 from tests.queues import q, qs
 
 PLACE = "7F00000100002A9F0000000000000064"
@@ -232,3 +236,100 @@ def test_what_waits_is_bounded_and_there_is_room_again_when_it_is_sent(
     sending.producer.append([record(5), record(6), record(7)])
     bench.time.advance(tracing.FLUSH_S)
     assert sending.bodies == ["0\x021\x02", "4\x02", "5\x026\x027\x02"]
+
+
+@pytest.mark.parametrize("ending", ["close", "exit"])
+def test_an_end_with_many_records_has_its_time_though_no_name_server_answers(bench: Bench, ending: str) -> None:
+    def silent(topic: str, deadline: Deadline, refresh: bool = False) -> Any:
+        bench.time.now += max(0.05, deadline.remaining())  # whoever asks takes some time
+        raise CallTimeout("silent")
+
+    bench.sender.publish_queues = silent  # type: ignore[method-assign]
+    sending = Sending(bench)
+    bench.timers["flush"].stopped = True  # its thread waits for a route
+    for n in range(0, tracing.MOST_HELD - 100, 50):
+        sending.producer.append([record(n + i) for i in range(50)])
+    before = bench.time.now
+    if ending == "close":
+        sending.producer.close(1.0)
+    else:
+        sending.producer.at_exit()
+    assert bench.time.now - before <= tracing.EXIT_S
+
+
+def test_a_close_waits_for_records_that_are_being_sent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, go = threading.Event(), threading.Event()
+
+    def slow(topic: str, deadline: Deadline, refresh: bool = False) -> Any:
+        asked.set()
+        assert go.wait(60)
+        return bench.sender.routes["T"]
+
+    drain = Timer.drain
+
+    def drained(timer: Timer, seconds: float) -> None:
+        go.set()
+        drain(timer, seconds)
+
+    monkeypatch.setattr(Timer, "drain", drained)
+    bench.sender.publish_queues = slow  # type: ignore[method-assign]
+    traces = TraceProducer(cast(Sender, bench.sender), "shop", "PRODUCE", "T")
+    traces.append([record(n) for n in range(tracing.AT_ONCE)])
+    assert asked.wait(60)
+    assert traces.close() == []
+    assert len(bench.sender.requests) == 1
+
+
+def test_records_that_cannot_be_sent_for_whatever_reason_leave_their_room(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracing, "MOST_HELD", 1)
+    sending = Sending(bench)
+    monkeypatch.setattr(sending.producer, "send_async", raising(RuntimeError("can't start new thread")))
+    sending.producer.append([record(0)])
+    bench.time.advance(tracing.FLUSH_S)
+    assert "1 trace records of" in caplog.text
+    monkeypatch.undo()
+    sending.producer.append([record(1)])
+    bench.time.advance(tracing.FLUSH_S)
+    assert sending.bodies == ["1\x02"]
+
+
+def test_the_last_sends_of_a_program_are_traced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    sending = Sending(bench, TRACE_TOPIC)
+    bench.sender.routes[TRACE_TOPIC] = tuple(qs("a:0", TRACE_TOPIC))
+    bench.sender.script = [in_region]
+    traced = Traced(bench, auto_batch=True)
+    traced.sender._append = sending.producer.append
+    traced.producer.send_async(Message("T", b"lingers"))
+    monkeypatch.setattr(housekeeping, "_open", [sending.producer, traced.producer])
+    housekeeping._leave()
+    assert [body[:3] for body in sending.bodies[1:]] == ["Pub"]
+
+
+def test_who_sends_traces_is_in_no_group(bench: Bench) -> None:
+    """Brokers would have to be asked to forget it, which takes its time where one hangs."""
+    Sending(bench).producer.close()
+    assert (bench.sender.seen("join"), bench.sender.seen("leave")) == ([], [])
+
+
+def test_what_is_traced_begins_though_there_is_no_thread_for_traces(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(producers, "sender", lambda options: ScriptedSender(Time()))
+    monkeypatch.setattr(Timer, "begin", raising(RuntimeError("can't start new thread")))
+    with producers.Producer("h:1", "g", enable_trace=True):
+        assert "group g is not traced: can't start new thread" in caplog.text
+
+
+def test_who_cannot_send_traces_leaves_no_thread(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BaseProducer, "__init__", raising(RuntimeError("can't start new thread")))
+    with pytest.raises(RuntimeError, match="thread"):
+        TraceProducer(cast(Sender, bench.sender), "refused", "PRODUCE", "T")
+    assert not [thread.name for thread in threading.enumerate() if "-refused-" in thread.name]
+
+
+def test_a_producer_that_is_refused_leaves_no_thread_for_its_traces() -> None:
+    with pytest.raises(OptionError, match="exactlyOnceSettle"):
+        producers.Producer("h:1", "refused", enable_trace=True, exactly_once_settle="3s")
+    assert not [thread.name for thread in threading.enumerate() if "-refused-" in thread.name]

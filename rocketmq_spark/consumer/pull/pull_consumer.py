@@ -337,6 +337,11 @@ def next_answer(consumer: BasePullConsumer, timeout_s: float = POLL_S) -> Iterat
     return consumer._polls.each(parts[0]) if parts else iter(())
 
 
+def take_back(consumer: BasePullConsumer) -> None:
+    """What the last poll returned has not reached its caller, and is given once more."""
+    consumer._polls.given, consumer._polls.given_up_to = False, None
+
+
 def checked_timeout(timeout_s: object) -> float:
     """The time of a poll; raises ``OptionError``. Locks take no more, and a poll that is to wait for ever is a loop."""
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not timeout_s <= MAX_POLL_S:

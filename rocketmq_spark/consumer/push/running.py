@@ -217,7 +217,7 @@ class RunningConsumer:
                 self._leave = None  # not before: an interrupted one is repeated
             self._store.end()
             if self._traces is not None:
-                self._traces.close()
+                self._traces.close(deadline.remaining())
 
     def changed(self) -> None:
         """The subscriptions are other ones; brokers hear of it now, for they refuse pulls by a filter that is new to them."""
