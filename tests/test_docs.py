@@ -124,6 +124,20 @@ def _anchor(heading: str) -> str:
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading, flags=re.ASCII).strip().lower())
 
 
+def test_each_feature_has_tests_or_is_left_out() -> None:
+    """Those that the page names are there."""
+    rows = [line for line in (ROOT / "docs" / "features.md").read_text("utf-8").splitlines() if line.startswith("| ")]
+    named = [row for row in rows if "`tests/" in row]
+    assert len(named) > 30
+    assert [
+        row
+        for row in rows
+        if row not in named and "left out" not in row and "tested by" not in row and "---" not in row
+    ] == []
+    files = {file for row in named for file in re.findall(r"`(tests/[^`]+)`", row)}
+    assert [file for file in sorted(files) if not (ROOT / file).exists()] == []
+
+
 def test_programs_of_users_pages_are_typed(tmp_path: Path) -> None:
     """By mypy and by pyright, as editors see them. Names such as ``spark`` come from the program around a block."""
     for path in PAGES:
