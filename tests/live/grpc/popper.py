@@ -64,6 +64,7 @@ def lease(invisible_s: float, put: Callable[[object, str, float], None] = setatt
     """Consumers with a listener have messages for so long, and ask for more time three times as often."""
     for module in (in_hand, running):
         put(module, "INVISIBLE_S", invisible_s)
+    put(running, "MAX_WAIT_S", invisible_s * 2 / 3)  # what comes at its end must have time left
     put(in_hand, "LOOK_S", invisible_s / 3)
     put(running, "RENEW_S", invisible_s / 3)
 

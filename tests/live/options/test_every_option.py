@@ -79,6 +79,12 @@ CONSUMER = {
     "post_subscription_when_pull": "test_pulling::test_filter_and_version_go_along",
     "local_offsets_dir": "test_consumer::test_broadcasting_members_get_everything_and_keep_offsets_in_a_file",
 }
+# Of producers and consumers together, by the file below tests/.
+SHARED = {
+    "enable_trace": "live/producer/test_traces::test_traces_are_shown_by_rocketmqs_own_tool",
+    "trace_topic": "live/producer/test_traces::test_a_topic_of_ones_own_has_the_traces_of_its_clients",
+    "open_telemetry": "test_telemetry::test_a_trace_goes_from_a_producer_to_its_consumers",
+}
 # A producer repeats a send as often as ``retries`` and ``sendTimeout`` say. The rows are there for the commands, which read
 # with the options of a producer: tests/cli/test_command.py. Where one writes it is the sink that asks again.
 NOT_A_PRODUCERS = {"num_retries", "retry_interval"}
@@ -123,7 +129,7 @@ def test_of_the_sink_has_a_test(row):
 @pytest.mark.parametrize("row", rows("producer"), ids=lambda row: row.field)
 def test_of_the_producer_has_a_test(row):
     if f"and_{row.field}_" not in named(PRODUCED):
-        assert row.field in fields_of(CONNECTED) | fields_of(PRODUCED) | NOT_A_PRODUCERS
+        assert row.field in fields_of(CONNECTED) | fields_of(PRODUCED) | NOT_A_PRODUCERS | SHARED.keys()
 
 
 @pytest.mark.parametrize(
@@ -131,15 +137,27 @@ def test_of_the_producer_has_a_test(row):
 )
 def test_of_the_pull_consumer_has_a_test(field):
     """Each of these tests has a ``group`` of its own."""
+    if field in SHARED:
+        return
     text = (HERE.parent / "consumer" / "test_pull_consumer.py").read_text("utf-8")
     assert re.search(rf"(make|PullConsumer)\([^)]*\b{field}=", text), "no test gives the option"
 
 
 def test_of_the_consumer_has_a_test():
-    assert CONSUMER.keys() == {row.field for row in rows("consumer") if row.roles != ROLES}
+    assert CONSUMER.keys() | SHARED.keys() == {row.field for row in rows("consumer") if row.roles != ROLES}
     for place in CONSUMER.values():
         module, name = place.split("::")
         assert f"def {name}(" in (HERE.parents[1] / "consumer" / f"{module}.py").read_text("utf-8"), place
+
+
+@pytest.mark.parametrize("field", SHARED)
+def test_of_several_kinds_has_a_test(field):
+    """Which gives the option to each of them."""
+    module, name = SHARED[field].split("::")
+    source = (HERE.parents[1] / f"{module}.py").read_text("utf-8")
+    (test,) = (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == name)
+    kinds = [role for role in ("producer", "consumer", "pull consumer") if field in {row.field for row in rows(role)}]
+    assert (ast.get_source_segment(source, test) or "").count(f"{field}=") >= len(kinds)
 
 
 def test_what_is_listed_is_needed():
