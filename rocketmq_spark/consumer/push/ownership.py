@@ -158,9 +158,9 @@ class Ownership:
         if queues and self._locks:
             self._lock(queues, TIMEOUT_S)
 
-    def relock(self, queue: ProcessQueue) -> bool:
-        """Ask for the lock of one queue."""
-        return queue.queue in self._lock([queue.queue], 1.0)
+    def relock(self, queues: Sequence[ProcessQueue]) -> set[MessageQueue]:
+        """Ask for the locks of these queues; those that were granted."""
+        return self._lock([each.queue for each in queues], 1.0)
 
     def leave(self, deadline: Deadline) -> None:
         """Give up everything, whatever listeners do; offsets are stored and locks given back. Nothing is added any more."""

@@ -224,6 +224,11 @@ class RunningConsumer:
         self._port.heartbeat(Deadline.after(TIMEOUT_S))
         self.rebalancing.wake()
 
+    @property
+    def listens_here(self) -> bool:
+        """Whether the calling thread is one of those that call the listener, for which ``end`` waits."""
+        return self._workers.here
+
     def stats(self) -> ConsumerStats:
         return self.held.stats()
 
@@ -242,7 +247,7 @@ class RunningConsumer:
         ordered = Orderly(listener, settings, held, self._workers, self._pulls, send_back)
         ordered.left = self.rebalancing.wake
         if settings.clustering:
-            ordered.relock = self._ownership.relock
+            ordered.relock, ordered.locks = self._ownership.relock, self._locks
             self._ownership.orderly = ordered
         return ordered
 
