@@ -42,9 +42,8 @@ class BaseConsumer(Closing):
         self._port: Any = port  # of the kind of the settings
         self._owner = Owner("consumer")
         self._make = make or ConsumerTools()
-        self._subscriptions = Subscriptions(
-            settings.group, settings.retry_topic, self._make.timer(f"rocketmq-{settings.group}-clock").wall_ms
-        )
+        clock = self._make.timer(f"rocketmq-{settings.group}-clock")
+        self._subscriptions = Subscriptions(settings.group, settings.retry_topic, clock.wall_ms, clock.lease_ms)
         self._turn = threading.RLock()  # to start or to end; not plain, for a signal handler may come above either
         self._busy = False  # the thread that has the turn starts or ends
         self._ending = False  # it ends

@@ -148,7 +148,7 @@ class RunningConsumer:
         self._store = self._offset_store()
         self._pulling = Pulling(port, settings, self.held, self._pulls, subscriptions.get, self._repair)
         self._ownership = Ownership(port, settings, self.held, self._store, self._pulling.begin, self._pulls)
-        self._ownership.since_ms = subscriptions.since_ms
+        self._ownership.subscribed_ms = subscriptions.at_ms
         self.rebalancing = Rebalancing(
             port, settings, self.held, subscriptions, self._ownership, make_timer(f"{name}-rebalance")
         )
