@@ -39,7 +39,7 @@ _holding = threading.Lock()
 
 
 def _let_go() -> None:
-    """In a child that was forked while another thread had the lock, which nobody would release there."""
+    """In a child that was forked while another thread had the lock: it has no such thread."""
     global _holding
     _holding = threading.Lock()
 
