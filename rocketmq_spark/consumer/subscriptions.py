@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import NO_FILTER, Filter
@@ -32,7 +32,7 @@ def filter_of(tags: str | None, sql: str | None) -> Filter:
 
 @dataclass(frozen=True, slots=True)
 class TopicFilter:
-    """What is wanted of one topic, since the version ``since_ms``.
+    """What is wanted of one topic, since the version ``since_ms``, which was given ``at_ms`` by the clock of leases.
 
     A broker refuses pulls of a later version than it has heard of in a heartbeat.
     """
@@ -40,6 +40,7 @@ class TopicFilter:
     filter: Filter
     version_ms: int
     since_ms: int
+    at_ms: int = field(default=0, compare=False)
 
 
 class Subscriptions:
@@ -48,8 +49,10 @@ class Subscriptions:
     With ``clustering`` the group's retry topic is among the topics, all of it.
     """
 
-    def __init__(self, group: str, clustering: bool, wall_ms: Callable[[], int]) -> None:
-        self._wall_ms = wall_ms
+    def __init__(
+        self, group: str, clustering: bool, wall_ms: Callable[[], int], lease_ms: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._wall_ms, self._lease_ms = wall_ms, lease_ms
         self._lock = threading.Lock()
         self._version_ms = wall_ms()
         self._retry: dict[str, TopicFilter] = {}
@@ -63,7 +66,7 @@ class Subscriptions:
             raise OptionError(f"topic is {topic!r}; expected the name of a topic ({problem})")
         with self._lock:
             version_ms = self._later()
-            self._topics = {**self._topics, topic: TopicFilter(wanted, version_ms, version_ms)}
+            self._topics = {**self._topics, topic: TopicFilter(wanted, version_ms, version_ms, self._lease_ms())}
 
     def put_back(self, topic: str, before: TopicFilter | None) -> None:
         """What was wanted of a topic before its last change; None: nothing was."""
@@ -95,10 +98,10 @@ class Subscriptions:
     def get(self, topic: str) -> TopicFilter | None:
         return self._topics.get(topic) or self._retry.get(topic)
 
-    def since_ms(self, topic: str) -> int:
-        """Since when a topic is subscribed to by its filter, in epoch ms; 0 if it is not."""
+    def at_ms(self, topic: str) -> int:
+        """When a topic was subscribed to by its filter, by the clock of leases; 0 if it is not."""
         known = self.get(topic)
-        return 0 if known is None else known.since_ms
+        return 0 if known is None else known.at_ms
 
     def filter(self, topic: str) -> Filter:
         """All of a topic that is not subscribed to: its queues are assigned by hand."""

@@ -397,6 +397,27 @@ def test_a_listener_may_stop_its_consumer_and_run_returns_when_the_group_is_left
     assert port.seen("leave") == ["g"]
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_stop_in_a_listener_does_not_wait_for_the_one_that_waits_for_it(ordered: bool) -> None:
+    brokers = FakeBrokers(Time(), {"T": "a:0"})
+    brokers.offsets[q("a:0")] = 0
+    brokers.send(q("a:0"), b"1")
+    consumer = BaseConsumer(FakeMember(brokers, "me"), ConsumerSettings(group="g", ordered=ordered))
+    consumer.subscribe("T")
+    inside, left = threading.Event(), []
+
+    def listener(messages, context) -> None:
+        inside.set()
+        eventually(lambda: consumer._running._workers._closed)  # type: ignore[union-attr]
+        left.append(consumer.stop(600))
+
+    consumer.start(listener)
+    assert inside.wait(60)
+    left.append(consumer.stop(30))
+    assert left == [[], []]
+    assert brokers.offsets[q("a:0")] == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_run_ends_with_a_signal_and_restores_the_handlers(group: GroupBench, number: int) -> None:
     before = signal.getsignal(number)

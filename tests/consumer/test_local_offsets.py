@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.consumer.push import offset_store
 from rocketmq_spark.consumer.push.offset_store import LocalOffsets, file_of
 from rocketmq_spark.errors import OffsetError, OptionError
 from tests.queues import q
@@ -153,3 +156,29 @@ def test_where_nothing_can_be_locked_it_goes_on(tmp_path: Path) -> None:
     one.release()
     with pytest.raises(OffsetError):
         one.store({A: 1})
+
+
+def test_a_child_that_is_forked_while_a_thread_locks_a_file_may_lock_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+    real = offset_store.fcntl.lockf
+
+    def slow(file: int, how: int) -> None:
+        inside.set()
+        assert go_on.wait(60)
+        real(file, how)
+
+    monkeypatch.setattr(offset_store.fcntl, "lockf", slow)
+    locking = threading.Thread(target=LocalOffsets(tmp_path / "a" / "offsets.json").hold)
+    locking.start()
+    assert inside.wait(60)
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        offset_store.fcntl.lockf = real
+        LocalOffsets(tmp_path / "b" / "offsets.json").hold()
+        os._exit(0)
+    go_on.set()
+    locking.join(60)
+    assert os.waitpid(child, 0)[1] == 0

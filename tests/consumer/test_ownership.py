@@ -152,6 +152,24 @@ def test_a_broadcasting_member_skips_nothing_of_a_queue_that_is_made_while_it_ru
     assert sorted(asked) == [*((queue, began_ms) for queue in ALL[1:]), (q("a:0", "U"), late_ms)]
 
 
+@pytest.mark.parametrize("jump_s", [-3600, 3600])
+def test_a_broadcasting_member_skips_nothing_when_its_clock_is_put_right(
+    group: GroupBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: int
+) -> None:
+    real, jumped_ms, asked = ManualTimer.wall_ms, 0, []
+    monkeypatch.setattr(ManualTimer, "wall_ms", lambda self: real(self) + jumped_ms)
+    consumer, port = group.start(clustering=False, offsets_folder=tmp_path)
+    began_ms = group.timers[port.client_id][0].wall_ms()
+    jumped_ms = 1000 * jump_s
+    port.search_offset = lambda queue, epoch_ms, *_: asked.append(epoch_ms) or 0  # type: ignore[method-assign]
+    group.time.advance(30)
+    group.brokers.topics["T"] = [*ALL, q("c:0")]
+    group.brokers.send(q("c:0"), b"new")
+    group.time.advance(25)
+    assert (group.bodies(), asked) == ([b"new"], [began_ms + jumped_ms])
+    assert consumer.stop() == []
+
+
 class Owner:
     """One member's ownership without the rest of it: ``begun`` is what it would pull, and from where."""
 

@@ -376,3 +376,18 @@ def test_a_stop_that_is_interrupted_leaves_and_is_continued_by_the_next(member, 
     assert member.consumer.stop() == []
     assert running._workers._closed
     assert running._looks._closed
+
+
+def test_a_stop_in_a_listener_does_not_wait_for_the_one_that_waits_for_it(member):
+    left = []
+
+    def stops(message):
+        eventually(lambda: member.consumer._running._popping.closed)
+        left.append(member.consumer.stop(600))
+
+    member.does = stops
+    member.start()
+    member.proxy.put(of("A"))
+    eventually(lambda: member.got == ["A"], 60)
+    left.append(member.consumer.stop(30))
+    assert left == [[], []]

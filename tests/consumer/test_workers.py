@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.workers import Workers
+from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.model import MessageQueue
+from tests.consumer.group import FakeBrokers, FakeMember
 from tests.helpers import RAISED, no_more_threads, raising
 from tests.mockbroker import eventually
+from tests.producer.scripted import Time
+from tests.queues import q
 
 
 def test_1_28_so_many_threads_work_and_never_more_and_nobody_who_submits_waits() -> None:
@@ -129,3 +137,36 @@ def test_a_worker_may_close_its_own_pool() -> None:
     workers.submit(work)
     assert done.wait(60)
     assert ended == [True]
+
+
+def test_a_broker_that_does_not_answer_for_locks_takes_no_thread_of_a_listener() -> None:
+    brokers = FakeBrokers(Time(), {"T": "a:0 b:0"})
+    hangs, asked, go_on, got = threading.Event(), threading.Event(), threading.Event(), []
+
+    class Port(FakeMember):
+        def lock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> set[MessageQueue]:
+            queues = list(queues)
+            if hangs.is_set() and q("a:0") in queues:
+                asked.set()
+                go_on.wait(60)
+            return super().lock(group, queues, deadline)
+
+    def listener(messages: Any, context: Any) -> None:
+        got.append(messages[0].body)
+        if got == [b"1"]:
+            hangs.set()
+            consumer._running.held.queues[q("a:0")].lock.lose()  # type: ignore[union-attr]
+
+    brokers.offsets |= {q("a:0"): 0, q("b:0"): 0}
+    brokers.send(q("a:0"), b"1", b"2")
+    consumer = BaseConsumer(Port(brokers, "me"), ConsumerSettings(group="g", ordered=True, threads=1))
+    consumer.subscribe("T")
+    consumer.start(listener)
+    assert asked.wait(60)
+    brokers.send(q("b:0"), b"3")
+    try:
+        eventually(lambda: got == [b"1", b"3"], 5)
+    finally:
+        go_on.set()
+    eventually(lambda: got == [b"1", b"3", b"2"], 60)
+    assert consumer.stop(30) == []

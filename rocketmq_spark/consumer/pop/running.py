@@ -192,6 +192,11 @@ class PopRunning:
             self._port.close(Deadline.after(TIMEOUT_S))
             self._popping.join(Deadline.after(TIMEOUT_S))
 
+    @property
+    def listens_here(self) -> bool:
+        """Whether the calling thread is one of those that call the listener, for which ``end`` waits."""
+        return self._workers.here
+
     def stats(self) -> ConsumerStats:
         return self._in_hand.stats()
 

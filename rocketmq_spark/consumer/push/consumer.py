@@ -21,6 +21,8 @@ from rocketmq_spark.model.membership import ConsumerStats
 from rocketmq_spark.model.message import PoppedMessage
 from rocketmq_spark.ports import GroupMember, PopMember
 
+_LOOK_S = 0.05  # how often a listener that waits to stop looks whether it is waited for
+
 
 class BaseConsumer(Closing):
     """Consumes messages as a member of a group, which shares the queues of its topics, or gives all of them to each member.
@@ -40,11 +42,11 @@ class BaseConsumer(Closing):
         self._port: Any = port  # of the kind of the settings
         self._owner = Owner("consumer")
         self._make = make or ConsumerTools()
-        self._subscriptions = Subscriptions(
-            settings.group, settings.retry_topic, self._make.timer(f"rocketmq-{settings.group}-clock").wall_ms
-        )
+        clock = self._make.timer(f"rocketmq-{settings.group}-clock")
+        self._subscriptions = Subscriptions(settings.group, settings.retry_topic, clock.wall_ms, clock.lease_ms)
         self._turn = threading.RLock()  # to start or to end; not plain, for a signal handler may come above either
         self._busy = False  # the thread that has the turn starts or ends
+        self._ending = False  # it ends
         self._running: RunningConsumer | PopRunning | None = None
         self._over = threading.Event()
         self._closed = self._ended = False
@@ -121,7 +123,8 @@ class BaseConsumer(Closing):
         itself. Over remoting, no new listener call begins. Over gRPC, listeners are still called with messages that the Proxy
         has already handed out, until the timeout.
 
-        A second call waits for the first one, or continues it after an interruption. If a signal handler calls ``stop`` while
+        A second call waits for the first one, or continues it after an interruption. One of a listener returns at once while
+        another thread stops, which waits for that listener. If a signal handler calls ``stop`` while
         another method of this consumer runs in the same thread, ``stop`` returns at once, and the consumer leaves the group when
         that method returns.
 
@@ -145,20 +148,30 @@ class BaseConsumer(Closing):
     @entry
     def _stop(self, wait_s: float) -> list[ReceivedMessage] | list[PoppedMessage]:
         self._over.set()
-        if not self._turn.acquire(timeout=wait_s):
+        if not self._has_turn(Deadline.after(wait_s)):
             return []
         try:
             if self._running is None or self._ended or self._busy:
                 return []
-            self._busy = True
+            self._busy = self._ending = True
             try:
                 unfinished = self._running.end(Deadline.after(wait_s))
                 self._ended = True
                 return unfinished
             finally:
-                self._busy = False
+                self._busy = self._ending = False
         finally:
             self._turn.release()
+
+    def _has_turn(self, deadline: Deadline) -> bool:
+        """False when the time is over, and in a listener for which another thread waits that ends the consumer."""
+        running = self._running
+        if running is None or not running.listens_here:
+            return self._turn.acquire(timeout=deadline.remaining())
+        while not self._turn.acquire(timeout=min(_LOOK_S, deadline.remaining())):
+            if self._ending or deadline.expired:
+                return False
+        return True
 
     def close(self) -> list[ReceivedMessage] | list[PoppedMessage]:
         """Call ``stop`` with its default timeout."""

@@ -38,6 +38,15 @@ _held: set[tuple[int, int, int]] = set()
 _holding = threading.Lock()
 
 
+def _let_go() -> None:
+    """In a child that was forked while another thread had the lock: it has no such thread."""
+    global _holding
+    _holding = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
 def file_of(folder: Path, client: str, group: str) -> Path:
     """Where the offsets of a group lie, which is named as on the wire, under a ``client`` that is the same after a restart."""
     return folder / client / group / "offsets.json"

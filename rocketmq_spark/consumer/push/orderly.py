@@ -8,7 +8,7 @@ one waits for the listener of the old one. What failed is tried again in place, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -59,7 +59,8 @@ class _Judged(NamedTuple):
 
 
 class Orderly:
-    """Calls ``listener`` on the workers' threads. ``relock`` asks for the lock of a queue; None: no other member can have it.
+    """Calls ``listener`` on the workers' threads. ``relock`` asks for the locks of queues and gives those that were granted,
+    on the thread of ``locks``: a broker that hangs takes none from the listener. None: no other member can have a queue.
 
     ``left`` is called when a queue that was dropped has no listener any more.
     """
@@ -81,7 +82,9 @@ class Orderly:
         self._timer = timer
         self._send_back = send_back
         self.replier: Replier | None = None  # how requests are answered
-        self.relock: Callable[[ProcessQueue], bool] | None = None
+        self.relock: Callable[[Sequence[ProcessQueue]], Collection[MessageQueue]] | None = None
+        self.locks = timer
+        self._unlocked: list[ProcessQueue] = []  # those whose tasks wait for their locks
         self.left: Callable[[], None] = lambda: None
         self._tasks: set[ProcessQueue] = set()  # queues with a task, waiting or under way
         self._calls: dict[MessageQueue, _Call] = {}
@@ -140,7 +143,9 @@ class Orderly:
         began_ms = self._timer.now_ms()
         while True:
             if not self.ready(queue) and not queue.dropped:
-                self._timer.later(RELOCK_S, partial(self._workers.submit, partial(self._lock_again, queue)))
+                self.locks.later(RELOCK_S, self._lock_again)
+                with self._held.lock:
+                    self._unlocked.append(queue)
                 return
             if self._timer.now_ms() - began_ms > MAX_TURN_MS:
                 self._again(queue, LOCKED_S)
@@ -153,13 +158,20 @@ class Orderly:
                 self._again(queue, pause_s)
                 return
 
-    def _lock_again(self, queue: ProcessQueue) -> None:
-        got: bool | Failure = False
-        if not queue.dropped and self.relock is not None:
-            got = attempt(self.relock, queue)
+    def _lock_again(self) -> None:
+        """For all that wait, in one question for each broker."""
+        with self._held.lock:
+            queues, self._unlocked = self._unlocked, []
+        got: Collection[MessageQueue] | Failure = ()
+        wanted = [queue for queue in queues if not queue.dropped]
+        if wanted and self.relock is not None:
+            got = attempt(self.relock, wanted)
         if isinstance(got, Failure):
-            logger.warning("whether %s is locked is not known, it is asked again: %s", queue.queue, got)
-        self._again(queue, LOCKED_S if got is True else REFUSED_S)
+            for queue in wanted:
+                logger.warning("whether %s is locked is not known, it is asked again: %s", queue.queue, got)
+            got = ()
+        for queue in queues:
+            self._again(queue, LOCKED_S if queue.queue in got else REFUSED_S)
 
     def _begun(self, queue: ProcessQueue) -> _Call | None:
         """A call with the next batch. None: there is none, and no task any more; or the queue's last call is not over yet."""

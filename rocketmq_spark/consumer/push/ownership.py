@@ -35,7 +35,7 @@ Begin = Callable[[ProcessQueue, int], None]
 class Ownership:
     """``begin`` starts the pulls of a queue. With ``orderly`` queues are locked at their brokers.
 
-    ``since_ms`` returns since when a topic is subscribed to, in epoch ms.
+    ``subscribed_ms`` returns since when a topic is subscribed to, by the clock of leases.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Ownership:
         self._begin = begin
         self._timer = timer
         self._lease_ms = timer.lease_ms
-        self._made_ms = timer.wall_ms()
-        self.since_ms: Callable[[str], int] = lambda topic: 0
+        self._made_ms = timer.lease_ms()
+        self.subscribed_ms: Callable[[str], int] = lambda topic: 0
         self.orderly: Orderly | None = None
         self._left = False
         # Offsets that an operator set, or a repair, and no broker stored yet; of ``_moving``, which were given up for that, also
@@ -158,9 +158,9 @@ class Ownership:
         if queues and self._locks:
             self._lock(queues, TIMEOUT_S)
 
-    def relock(self, queue: ProcessQueue) -> bool:
-        """Ask for the lock of one queue."""
-        return queue.queue in self._lock([queue.queue], 1.0)
+    def relock(self, queues: Sequence[ProcessQueue]) -> set[MessageQueue]:
+        """Ask for the locks of these queues; those that were granted."""
+        return self._lock([each.queue for each in queues], 1.0)
 
     def leave(self, deadline: Deadline) -> None:
         """Give up everything, whatever listeners do; offsets are stored and locks given back. Nothing is added any more."""
@@ -264,11 +264,12 @@ class Ownership:
         its queues, the broker says 0 of such a queue.
         """
         mode = self._settings.consume_from
-        since_ms = max(self._made_ms, self.since_ms(topic))
-        late = self._timer.wall_ms() - since_ms > SOON_MS
-        if self._settings.clustering or mode.where is not Where.LATEST or not late:
+        age_ms = self._lease_ms() - max(
+            self._made_ms, self.subscribed_ms(topic)
+        )  # the wall clock may have been put right
+        if self._settings.clustering or mode.where is not Where.LATEST or age_ms <= SOON_MS:
             return mode
-        return ConsumeFrom(Where.TIMESTAMP, since_ms)
+        return ConsumeFrom(Where.TIMESTAMP, self._timer.wall_ms() - age_ms)
 
     def _lock(self, queues: Sequence[MessageQueue], timeout_s: float) -> set[MessageQueue]:
         """Ask for locks of queues that are ours; those that were granted."""

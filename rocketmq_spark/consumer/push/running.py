@@ -148,7 +148,7 @@ class RunningConsumer:
         self._store = self._offset_store()
         self._pulling = Pulling(port, settings, self.held, self._pulls, subscriptions.get, self._repair)
         self._ownership = Ownership(port, settings, self.held, self._store, self._pulling.begin, self._pulls)
-        self._ownership.since_ms = subscriptions.since_ms
+        self._ownership.subscribed_ms = subscriptions.at_ms
         self.rebalancing = Rebalancing(
             port, settings, self.held, subscriptions, self._ownership, make_timer(f"{name}-rebalance")
         )
@@ -224,6 +224,11 @@ class RunningConsumer:
         self._port.heartbeat(Deadline.after(TIMEOUT_S))
         self.rebalancing.wake()
 
+    @property
+    def listens_here(self) -> bool:
+        """Whether the calling thread is one of those that call the listener, for which ``end`` waits."""
+        return self._workers.here
+
     def stats(self) -> ConsumerStats:
         return self.held.stats()
 
@@ -242,7 +247,7 @@ class RunningConsumer:
         ordered = Orderly(listener, settings, held, self._workers, self._pulls, send_back)
         ordered.left = self.rebalancing.wake
         if settings.clustering:
-            ordered.relock = self._ownership.relock
+            ordered.relock, ordered.locks = self._ownership.relock, self._locks
             self._ownership.orderly = ordered
         return ordered
 

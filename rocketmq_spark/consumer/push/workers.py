@@ -44,6 +44,7 @@ class Workers:
         self._waking = False  # a wake is under way: the worker that gets it looks at the line after this is False again
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
+        self._mine = threading.local()  # known on a thread from its first moment on, before it is among ``_threads``
         self._lacking = False
         self._closed = False
 
@@ -86,12 +87,18 @@ class Workers:
                 thread.join(deadline.remaining())
         return not any(thread.is_alive() for thread in threads if thread is not me)
 
+    @property
+    def here(self) -> bool:
+        """Whether the calling thread is one of these."""
+        return getattr(self._mine, "runs", False)
+
     def _wake(self) -> None:
         if not self._waking:
             self._waking = True
             self._wakes.put(None)
 
     def _run(self) -> None:
+        self._mine.runs = True
         while not self._closed:
             try:
                 work = self._line.popleft()
