@@ -24,11 +24,25 @@ def states(tools: AdminTools) -> list[BrokerState]:
     """What every master and slave reports of itself, all asked at once. One that does not answer has an ``error``."""
     places = [(data, number, at) for data in cluster(tools) for number, at in sorted(data.addresses.items())]
     asked = [(at, rpc.GET_BROKER_RUNTIME_INFO.request(bname=data.broker_name)) for data, _, at in places]
-    answers = tools.calls.exchange_each(asked, deadline(tools))
+    limit = deadline(tools)
+    answers = tools.calls.exchange_each(asked, limit)
+    young = limit.within(_YOUNG_S)
+    while any(_is_young(answer) for answer in answers) and not young.expired:
+        young.pause(_PAUSE_S)
+        answers = tools.calls.exchange_each(asked, limit)
     return [
         _state(BrokerState(data.broker_name, data.cluster, number, at), answer)
         for (data, number, at), answer in zip(places, answers, strict=True)
     ]
+
+
+# A broker that has just started has counted nothing yet, and fails at this question for a second.
+_YOUNG_S, _PAUSE_S = 5.0, 0.2
+
+
+def _is_young(answer: Command | RocketMQError) -> bool:
+    remark = answer.remark or ""
+    return getattr(answer, "code", None) == Response.SYSTEM_ERROR and "NoSuchElementException" in remark
 
 
 def _state(there: BrokerState, answer: Command | RocketMQError) -> BrokerState:
