@@ -43,6 +43,15 @@ def test_states_of_all_brokers_those_that_answer_and_those_that_do_not(broker: M
     assert "just started" in str(other.error)
 
 
+def test_a_broker_that_has_counted_nothing_yet_is_asked_again(broker: MockBroker, tools: Parts) -> None:
+    young = refuse(Response.SYSTEM_ERROR, "java.util.NoSuchElementException, java.base/java.util.LinkedList.getLast")
+    there = {"brokerName": "broker-a", "cluster": "c", "brokerAddrs": {"0": broker.address}}
+    broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": {"broker-a": there}}).encode()))
+    broker.on(FACTS, [young, young, facts(brokerVersionDesc="V5_5_0")])
+    (state,) = brokers.states(tools)
+    assert (state.version, state.error) == ("V5_5_0", None)
+
+
 def test_a_broker_that_has_just_started_has_no_rates(broker: MockBroker, tools: Parts) -> None:
     broker.on(FACTS, facts(putTps="  ", getTransferredTps="", commitLogDiskRatio="-1.0", bootTimestamp="null"))
     (state,) = brokers.states(tools)
