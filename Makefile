@@ -7,7 +7,7 @@ PYTEST = $(BIN)/python -m pytest
 # Containers set it to stay small. Every process of Spark's, of the tests and of the demo would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-4.2 source-4.2 check soak soak-pipelines soak-properties soak-chaos soak-group soak-exactly-once soak-late-threads bench docs site site-check notebooks clean java
+.PHONY: demo test test-4.2 source-4.2 check soak soak-pipelines soak-properties soak-compat soak-chaos soak-group soak-exactly-once soak-late-threads bench docs site site-check notebooks clean java
 .NOTPARALLEL:
 
 # TRANSPORT=grpc: its results go through a Proxy.
@@ -31,9 +31,9 @@ source-4.2: $(READY)
 check: $(READY)
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary
 
-# A part of it: make soak ONLY=pipelines, ONLY=properties, ONLY=exactly-once, ONLY=late-threads, ONLY=chaos SEED=7 SECONDS=480 or ONLY=group SEED=7 SECONDS=600
+# A part of it: make soak ONLY=pipelines, ONLY=properties, ONLY=compat, ONLY=exactly-once, ONLY=late-threads, ONLY=chaos SEED=7 SECONDS=480 or ONLY=group SEED=7 SECONDS=600
 # (a new seed each time without SEED).
-soak: java $(READY) $(if $(ONLY),soak-$(ONLY),soak-pipelines soak-properties soak-chaos soak-group)
+soak: java $(READY) $(if $(ONLY),soak-$(ONLY),soak-pipelines soak-properties soak-compat soak-chaos soak-group)
 
 soak-pipelines: $(READY)
 	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s --complete tests/spark tests/kill tests/notebooks tests/examples tests/sink/test_outage.py \
@@ -43,6 +43,10 @@ soak-pipelines: $(READY)
 
 soak-properties: $(READY)
 	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -m property
+
+# Brokers of older versions.
+soak-compat: $(READY)
+	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) tests/compat
 
 soak-exactly-once: $(READY)
 	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s --complete tests/kill/test_exactly_once.py tests/sink/test_once.py

@@ -325,6 +325,11 @@ _BY_CODE: dict[int, type[BrokerError]] = {
 }
 
 
-def error_for(broker_code: int) -> type[BrokerError]:
-    """The class for a broker's number; ``BrokerError`` for numbers without one of their own."""
-    return _BY_CODE.get(broker_code, BrokerError)
+# Brokers with ACL 1.0 have no code for it: what they raised comes as a fault of theirs.
+_DENIED_BY_ACL_1 = "org.apache.rocketmq.acl.common.AclException"
+
+
+def error_for(broker_code: int, remark: str = "") -> type[BrokerError]:
+    """The class for a broker's number, and what it said; ``BrokerError`` for numbers without one of their own."""
+    kind = _BY_CODE.get(broker_code, BrokerError)
+    return AccessDenied if kind is ServerFault and remark.startswith(_DENIED_BY_ACL_1) else kind

@@ -65,6 +65,8 @@ CLUSTERS = {
     "mastered",
     "other",
     "asking",
+    "older",
+    "keyed",
     "asking_often",
     "asking_proxy",
     "counting",

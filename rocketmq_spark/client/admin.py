@@ -147,9 +147,13 @@ class BaseAdmin(Closing):
         return self.brokers.bounds(self.route(topic).readable(), Deadline.after(10.0))
 
     def topic_config(self, topic: str, broker: str) -> TopicConfig:
-        return bodies.topic_config(
-            self._ask(broker, rpc.GET_TOPIC_CONFIG.request(topic=self._calls.on_wire(topic), bname=broker)).body
-        )
+        on_wire = self._calls.on_wire(topic)
+        try:
+            return bodies.topic_config(
+                self._ask(broker, rpc.GET_TOPIC_CONFIG.request(topic=on_wire, bname=broker)).body
+            )
+        except NotSupported:  # brokers before 5.0 tell of all topics at once; a Proxy says neither
+            return bodies.topic_config(self._ask(broker, rpc.GET_ALL_TOPIC_CONFIG.request(bname=broker)).body, on_wire)
 
     def create_group(
         self, group: str, brokers: Sequence[str] | None = None, settings: Mapping[str, object] | None = None

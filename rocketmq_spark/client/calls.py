@@ -249,7 +249,7 @@ def _question(command: Command) -> tuple[int, dict[str, str], bytes]:
 
 def refused(answer: Command, address: str, topic: str | None = None, queue: str | None = None) -> RocketMQError:
     """The error for an answer that is not success."""
-    kind = error_for(answer.code)
+    kind = error_for(answer.code, answer.remark or "")
     if issubclass(kind, ServerFault):
         words = answer.remark or ""
         kind = next((passing for begin, passing in _PASSING_FAULTS.items() if words.startswith(begin)), kind)

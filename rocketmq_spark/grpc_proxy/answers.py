@@ -64,6 +64,7 @@ _REMEDIES: dict[int, str] = {
 }
 _TRUST = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "Peer name", "certificate verify failed")
 _NO_TLS = ("WRONG_VERSION_NUMBER", "wrong version number")
+_GROWN = "message body size exceeded"  # of a batch; it does not pass
 _LARGE = "larger than max"
 _SERVERS_LARGE = "exceeds maximum size"  # where a server says it
 _HEADERS = "Invalid metadata"  # of an access key or a token with a line end, as it may have from a file
@@ -78,6 +79,9 @@ def refused(status: Any, addr: str, topic: str | None = None) -> RocketMQError:
     code, words = int(status.code), str(status.message) or None
     if code == Code.TOPIC_NOT_FOUND:
         return RouteNotFound("the Proxy knows no such topic", addr, Response.TOPIC_NOT_EXIST, topic, remark=words)
+    if code == Code.INTERNAL_SERVER_ERROR and _GROWN in (words or ""):
+        why = "with what the Proxy adds to each message, the batch is larger than brokers take"
+        return MessageIllegal(why, addr, code, topic, remark=words, remedy="Send fewer messages in a batch")
     if code in _CLASSES:
         made: type[BrokerError] = _CLASSES[code]
     elif Code.BAD_REQUEST <= code < Code.INTERNAL_ERROR:

@@ -43,6 +43,7 @@ class TransportFeatures(NamedTuple):
         most_one_by_one: How many messages of groups, or with priorities, go as one send; None for any number. Where each of
             them is a request of its own, all must end within one attempt: else all are sent again.
         plain_texts: Whether control characters in properties, and ``|`` in tags, fail the request and all messages in it.
+        adds_bytes: How much at most the server adds to a message of a batch, which brokers count as if it was the client's.
     """
 
     chooses_queues: str | None = None
@@ -53,6 +54,7 @@ class TransportFeatures(NamedTuple):
     knows_offsets: bool = True
     most_one_by_one: int | None = None
     plain_texts: bool = False
+    adds_bytes: int = 0
 
 
 FEATURES = {
@@ -67,6 +69,8 @@ FEATURES = {
         # An attempt of three seconds, a producer's and a spool's, is enough where a Proxy takes 180 ms for each.
         most_one_by_one=16,
         plain_texts=True,
+        # RECONSUME_TIME, BORN_TIMESTAMP, __BORNHOST and PGROUP: with a name of a host of 255 bytes, and of a topic of 127.
+        adds_bytes=448,
     ),
 }
 

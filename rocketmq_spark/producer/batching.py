@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from rocketmq_spark.base import codes, process
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import CallTimeout, ClosedError, MessageIllegal, RocketMQError, SendFailed
@@ -28,6 +29,7 @@ from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.in_flight import Kept, Pending, Promise
 from rocketmq_spark.producer.outgoing import Callback, Outcome, split
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.topics import Topics
 
 logger = logging.getLogger(__name__)
 
@@ -186,8 +188,11 @@ class Batcher:
 class AccumulatorMember:
     """What one producer adds to an accumulator. ``owner`` sends the batches that it starts, also when others add to them."""
 
-    def __init__(self, batcher: Batcher, owner: BatchOwner, pending: Pending, settings: ProducerSettings) -> None:
+    def __init__(
+        self, batcher: Batcher, owner: BatchOwner, pending: Pending, topics: Topics, settings: ProducerSettings
+    ) -> None:
         self.batcher = batcher
+        self._topics = topics
         self._owner = owner
         self._pending = pending
         self._send_timeout_s = settings.send_timeout_s
@@ -204,6 +209,8 @@ class AccumulatorMember:
     ) -> tuple[Promise, MessageBatch | None]:
         """The future result and the batch that took the message; no batch when it must be sent directly."""
         message = prepared.message
+        if self._topics.keeps_batches(message.topic) is None:  # who sends the batch must not wait for an answer
+            self._topics.ask_kind(message.topic, Deadline.after(self._send_timeout_s))
         alike = (True, None) if self._mixed else (message.wait_store_ok, message.tags or None)
         key = Key(message.topic, queue, *alike, waits)
         item = encoding.batch_item(prepared)

@@ -53,6 +53,8 @@ class EnvelopedMessage(NamedTuple):
     due_ms: int
 
 
+# Of a larger one a Proxy would take 32 bits.
+_HIGHEST_PRIORITY = 2**31 - 1
 # All but the two that stand between properties.
 _CONTROL = re.compile("[\x00\x03-\x1f\x7f-\x9f]")
 
@@ -143,9 +145,13 @@ def _priority(message: Message, settings: ProducerSettings) -> str:
         raise MessageRefused(
             "the message has a priority, which goes over gRPC only", topic=message.topic, remedy="Set transport=grpc"
         )
-    if message.priority is None or message.priority < 0:
-        raise MessageRefused(f"the message's priority is {message.priority}; expected 0 or more", topic=message.topic)
-    return str(message.priority)
+    priority: object = message.priority
+    if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= _HIGHEST_PRIORITY:
+        raise MessageRefused(
+            f"the message's priority is {priority!r}; expected 0 or more, a whole number up to {_HIGHEST_PRIORITY}",
+            topic=message.topic,
+        )
+    return str(priority)
 
 
 def check_topic(topic: str) -> None:
@@ -258,10 +264,13 @@ def batch_item(prepared: Prepared) -> bytes:
     return encode_item(message.body, prepared.properties, message.flag)
 
 
-def explicit_batch(prepared: Sequence[Prepared], batch_id: str, settings: ProducerSettings, now_ms: int) -> SendRequest:
+def explicit_batch(
+    prepared: Sequence[Prepared], batch_id: str | None, settings: ProducerSettings, now_ms: int
+) -> SendRequest:
     """A batch that the caller put together; Java's rules for it (``MessageBatch.generateFromList``).
 
-    Topics that store a batch as one message want more: ``described``.
+    Topics that store a batch as one message want more: ``described``. Brokers before 5.5 give what a batch says of itself to
+    each of its messages, over what that says: with an id here all would have that one, in other topics.
     """
     if not prepared:
         raise MessageRefused("the batch has no messages")
@@ -283,12 +292,12 @@ def explicit_batch(prepared: Sequence[Prepared], batch_id: str, settings: Produc
             f"the encoded batch has {len(body)} bytes, more than the {settings.max_message_size} allowed",
             topic=first.topic,
         )
-    return batch_request(body, {Property.WAIT: str(first.wait_store_ok).lower(), Property.UNIQ_KEY: batch_id},
-                         settings, now_ms)  # fmt: skip
+    own = {} if batch_id is None else {Property.UNIQ_KEY: batch_id}
+    return batch_request(body, {Property.WAIT: str(first.wait_store_ok).lower(), **own}, settings, now_ms)
 
 
-def described(request: SendRequest, prepared: Sequence[Prepared]) -> SendRequest:
-    """The batch with what it says of its messages to a topic that stores it as one: the tag of all, and their keys.
+def described(request: SendRequest, prepared: Sequence[Prepared], batch_id: str) -> SendRequest:
+    """The batch with what it says of its messages to a topic that stores it as one: an id, the tag of all, and their keys.
 
     Java's explicit batches say neither, so that no filter lets them through.
     """
@@ -297,15 +306,23 @@ def described(request: SendRequest, prepared: Sequence[Prepared]) -> SendRequest
     tag = messages[0].tags if len({message.tags or None for message in messages}) == 1 else None
     size = sum(len(word.encode()) + 1 for word in words) + len((tag or "").encode())
     more: dict[str, str | None] = {
+        Property.UNIQ_KEY: batch_id,
         Property.TAGS: tag or None,
         Property.KEYS: codes.KEY_SEPARATOR.join(words) if words and size <= MAX_KEYWORD_BYTES else None,
     }
     return request._replace(properties=request.properties + encode_properties(more))
 
 
-def accumulated_batch(batch: MessageBatch, batch_id: str, settings: ProducerSettings, now_ms: int) -> SendRequest:
-    """A batch of the accumulator. Its own tag, keys and id matter to topics that store a batch as one message."""
-    properties = {Property.WAIT: str(batch.key.wait_store_ok).lower(), Property.UNIQ_KEY: batch_id}
+def accumulated_batch(
+    batch: MessageBatch, batch_id: str | None, settings: ProducerSettings, now_ms: int
+) -> SendRequest:
+    """A batch of the accumulator. Its own tag, keys and id are for topics that store a batch as one message: no other may have
+    them (``explicit_batch``).
+    """
+    properties = {Property.WAIT: str(batch.key.wait_store_ok).lower()}
+    if batch_id is None:
+        return batch_request(batch.body(), properties, settings, now_ms)
+    properties[Property.UNIQ_KEY] = batch_id
     if batch.key.tag:
         properties[Property.TAGS] = batch.key.tag
     if batch.keywords:

@@ -43,8 +43,6 @@ logger = logging.getLogger(__name__)
 
 _ids = UniqKeys()
 _numbers = itertools.count()
-# Of the send timeout, for the question what kind a topic is.
-_ASKING = 1 / 3
 
 
 class BaseProducer(Closing):
@@ -81,7 +79,7 @@ class BaseProducer(Closing):
             self._engine.timer.begin()  # batches are sent without waiting
             self._shared_as = shared_as or name
             batcher = batching.share(self._shared_as, settings, lambda: make_timer(f"{name}-batch"))
-            self._membership = AccumulatorMember(batcher, self, self._pending, settings)
+            self._membership = AccumulatorMember(batcher, self, self._pending, self._engine.topics, settings)
         housekeeping.watch(self)
         Housekeeping(sender, self._engine, settings).start(self._housekeeping_timer)
         self._leave = sender.join(settings.group, settings.heartbeat_s, settings.transaction_check)
@@ -232,12 +230,11 @@ class BaseProducer(Closing):
             encoding.prepare(message, msg_id, self.settings, How(queue))
             for message, msg_id in zip(messages, ids, strict=False)
         ]
-        request = encoding.explicit_batch(prepared, ids[-1], self.settings, now_ms)
+        request = encoding.explicit_batch(prepared, None, self.settings, now_ms)
         topic = prepared[0].message.topic
         self._destinations.check(topic, queue, deadline)
-        if any(message.tags or message.keys for message in messages):
-            soon = deadline.within(self.settings.send_timeout_s * _ASKING)
-            request = encoding.described(request, prepared) if self._sender.keeps_batches(topic, soon) else request
+        if self._engine.topics.ask_kind(topic, deadline):
+            request = encoding.described(request, prepared, ids[-1])
         outgoing = Outgoing(topic, request, deadline, queue, msg_ids=ids[:-1])
         return with_ids(self._engine.send(outgoing), ids[:-1], ids[-1])
 
@@ -342,10 +339,10 @@ class BaseProducer(Closing):
         """Queue ``batch`` of the accumulator for sending; ``done`` receives its outcome (``BatchOwner``)."""
         now_ms = self._engine.timer.wall_ms()
         batch_id = _ids.next(now_ms)
-        ids = [entry.msg_id for entry in batch.entries]
+        ids, whole = [entry.msg_id for entry in batch.entries], self._engine.topics.keeps_batches(batch.key.topic)
         outgoing = Outgoing(
             batch.key.topic,
-            encoding.accumulated_batch(batch, batch_id, self.settings, now_ms),
+            encoding.accumulated_batch(batch, batch_id if whole else None, self.settings, now_ms),
             self._deadline(None),
             batch.key.queue,
             ordered=True,

@@ -22,6 +22,8 @@ from rocketmq_spark.wire.envelope import INNER_TOPIC
 logger = logging.getLogger(__name__)
 
 REST_S = 0.5
+# Of the send timeout, for the question what kind a topic is.
+_ASKING = 1 / 3
 
 _OWNED = "queues of environments"
 
@@ -58,6 +60,7 @@ class Topics:
         self._settings = settings
         self._known: dict[str, tuple[Sequence[MessageQueue], Sequence[MessageQueue]]] = {}
         self._unmade: set[str] = set()  # published through the template so far
+        self._whole: dict[str, bool] = {}  # whether batches are stored whole, where that was asked
         self.pinned: Mapping[str, tuple[MessageQueue, ...]] = {}  # of topics: these, whatever else the environment has
         self._rest = Deadline(0.0)
 
@@ -106,6 +109,8 @@ class Topics:
                 self._keep(topic, self._ask(topic, deadline, False), deadline)
             except RocketMQError as e:
                 logger.info("the route of %s stays as it is: %s", topic, e)
+        for topic in list(self._whole):
+            self.ask_kind(topic, deadline)
 
     def brokers(self) -> set[str]:
         """All brokers that any known topic is published to."""
@@ -115,6 +120,16 @@ class Topics:
         """The brokers of one topic, as far as they are known; never asks."""
         known = self._known.get(topic)
         return {queue.broker_name for queue in known[1]} if known is not None else set()
+
+    def ask_kind(self, topic: str, deadline: Deadline) -> bool:
+        """Whether the topic stores batches whole. No without an answer, which is waited for during a part of a send's time."""
+        soon = deadline.within(self._settings.send_timeout_s * _ASKING)
+        self._whole[topic] = self._sender.keeps_batches(topic, soon)
+        return self._whole[topic]
+
+    def keeps_batches(self, topic: str) -> bool | None:
+        """The same as it was said last, and again with each refresh of the routes; None if it was not asked."""
+        return self._whole.get(topic)
 
     def any_topic(self) -> str | None:
         return next(iter(self._known), None)

@@ -144,7 +144,7 @@ def _moved(start: int, answer: Answer) -> Decision:
 
 
 def _refusal(answer: Answer) -> BrokerError:
-    kind = error_for(answer.code)
+    kind = error_for(answer.code, answer.remark)
     remedy = None
     if issubclass(kind, AccessDenied):
         remedy = "A reader needs Sub and Get on the topic and Sub on the group (access denied is never retried)"

@@ -254,10 +254,10 @@ def _names(body: Bytes, key: str) -> list[str]:
         return [str(name) for name in read_json(body).get(key) or ()]
 
 
-def topic_config(body: Bytes) -> TopicConfig:
-    """Answer to GET_TOPIC_CONFIG."""
+def topic_config(body: Bytes, of_all: str | None = None) -> TopicConfig:
+    """Answer to GET_TOPIC_CONFIG, or that topic of an answer to GET_ALL_TOPIC_CONFIG."""
     with _reading("topic configuration"):
-        data = read_json(body)
+        data = read_json(body) if of_all is None else read_json(body)["topicConfigTable"][of_all]
         return TopicConfig(
             topic=str(data["topicName"]),
             read_queues=_number(data["readQueueNums"], 0, MAX_QUEUES),

@@ -149,6 +149,16 @@ def test_every_request_to_a_broker_names_it(broker: MockBroker, admin: BaseAdmin
     assert {c.ext.get("bname") for c in asked} == {"a"}
 
 
+def test_an_older_broker_tells_of_all_topics_at_once(broker: MockBroker) -> None:
+    one = b'{"topicName":"ns%%t","readQueueNums":%d,"writeQueueNums":1,"perm":6,"topicFilterType":"SINGLE_TAG"}'
+    table = b'{"topicConfigTable":{"ns%%t":%b,"t":%b}}' % (one % 3, one % 8)
+    broker.on(Request.GET_TOPIC_CONFIG, refuse(Response.REQUEST_CODE_NOT_SUPPORTED))
+    broker.on(Request.GET_ALL_TOPIC_CONFIG, ok(table))
+    broker.on(CLUSTER, ok(cluster(a=broker.address)))
+    parts = Parts(broker.address, scope=Scope("ns"))
+    assert BaseAdmin(broker.address, parts.calls).topic_config("t", "a").read_queues == 3
+
+
 def test_progress_is_told_by_the_names_of_users(broker: MockBroker) -> None:
     parts = Parts(broker.address, scope=Scope("ns"))
     table = (

@@ -64,6 +64,8 @@ def test_rule_4_code_16_is_access_denied_with_what_to_grant() -> None:
     text = str(error)
     for part in ("access denied", "h:1", "topic t", "t/b/0", "16", remark, "accessKey", "Sub and Get", "Pub"):
         assert part in text
+    acl_1 = refused(refuse(1, "org.apache.rocketmq.acl.common.AclException: No default permission for topic:t"), "h:1")
+    assert (type(acl_1), acl_1.retriable, acl_1.remedy) == (AccessDenied, False, error.remedy)
     by_topic = refused(refuse(16, "the topic[t] pulling message is forbidden", forbiddenType=3), "h:1")
     assert "access denied" not in str(by_topic)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import RESERVED_PROPERTIES
 from rocketmq_spark.columnar.encode.batch import UniqueIds
-from rocketmq_spark.columnar.encode.encoder import Encoder
+from rocketmq_spark.columnar.encode.encoder import Encoder, Growth
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.wire.messages import decode_batch, encode_batch
 from rocketmq_spark.wire.properties import decode_properties, encode_properties, is_reserved
@@ -116,6 +116,15 @@ def test_chunks_are_whole_items_in_order(made, max_bytes, max_rows):
     # None could have taken the first item of the next.
     for (_, size, count), (after, _, _) in itertools.pairwise(chunks):
         assert count == max_rows or size + len(encode_batch(after[:1])) > max_bytes
+
+
+@given(rows(), st.integers(1, 300), st.integers(1, 100), st.integers(1, 900))
+def test_chunks_of_items_that_grow_on_their_way(made, max_bytes, item_bytes, most):
+    grown = Growth(item_bytes, most)
+    chunks = [(len(chunk.body), chunk.rows) for chunk in encoder()(batch_of(made)).chunks(max_bytes, grown=grown)]
+    assert sum(rows for _, rows in chunks) == len(made)
+    for size, count in chunks:
+        assert count == 1 or (size <= max_bytes and size + count * item_bytes <= most)
 
 
 @given(rows(), st.data())

@@ -33,6 +33,14 @@ def test_what_the_proxy_refuses(code, kind, retriable):
     assert (error.addr, error.broker_code, error.topic, error.remark) == ("a:1", code, "t", "its words")
 
 
+def test_a_batch_that_is_too_large_at_the_broker_is_so_for_good():
+    """Else a sink sends it again and again, and a producer does not send it in halves."""
+    words = "java.lang.RuntimeException: message body size exceeded, MessageExtEncoder.encode"
+    error = refused(status(Code.INTERNAL_SERVER_ERROR, words), "a:1", "t")
+    assert type(error) is errors.MessageIllegal
+    assert (error.retriable, error.remark) == (False, words)
+
+
 def test_a_missing_topic_is_a_missing_route_as_over_remoting():
     error = refused(status(Code.TOPIC_NOT_FOUND, "no"), "a:1", "t")
     assert type(error) is errors.RouteNotFound

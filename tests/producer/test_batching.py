@@ -240,6 +240,7 @@ def test_2_14_every_message_keeps_its_own_tag_keys_and_id(bench: Bench) -> None:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_2_15_and_2_17_the_batch_has_one_tag_and_all_keys_in_both_modes(bench: Bench, waits: bool) -> None:
+    bench.sender.batch_topics = {"T": True}
     producer = bench.producer(auto_batch=True)
     key = message(tags="vip", keys=["k1", "k2"])
     if waits:
@@ -251,6 +252,21 @@ def test_2_15_and_2_17_the_batch_has_one_tag_and_all_keys_in_both_modes(bench: B
     assert (properties["TAGS"], properties["KEYS"], properties["WAIT"]) == ("vip", "k1 k2", "true")
 
 
+@pytest.mark.parametrize("kind", [{"T": False}, {}], ids=["ordinary", "unknown"])
+def test_a_batch_says_nothing_of_itself_to_a_topic_that_does_not_store_it_whole(
+    bench: Bench, kind: dict[str, bool]
+) -> None:
+    """Brokers before 5.5 give each message what its batch says: its id, its keys."""
+    bench.sender.batch_topics = kind
+    producer = bench.producer(auto_batch=True)
+    results = [producer.send_async(message(tags="vip", keys=[f"k{i}"])) for i in range(3)]
+    bench.time.advance(0.01)
+    (request,) = bench.sender.requests
+    assert decode_properties(request.properties) == {"WAIT": "true"}
+    ids = [decode_properties(item.properties)["UNIQ_KEY"] for item in decode_batch(bytes(request.body))]
+    assert [result.result(0).msg_id for result in results] == ids
+
+
 def test_2_16_tags_are_not_mixed_and_no_tag_is_one(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
     for body, tag in (("1", "A"), ("2", None), ("3", "B"), ("4", "A")):
@@ -260,6 +276,7 @@ def test_2_16_tags_are_not_mixed_and_no_tag_is_one(bench: Bench) -> None:
 
 
 def test_2_18_and_2_24_a_batch_stored_as_one_gives_all_the_same_result(bench: Bench) -> None:
+    bench.sender.batch_topics = {"T": True}
     producer = bench.producer(auto_batch=True)
     bench.sender.script = [lambda queue, request: SendResult(SendStatus.SEND_OK, "", queue, 7, "ONE")]
     results = [producer.send_async(message()) for _ in range(3)]

@@ -100,6 +100,9 @@ def test_a_priority_goes_over_grpc_only() -> None:
     assert decode_properties(prepared.properties)["_SYS_MSG_PRIORITY_"] == "7"
     with pytest.raises(MessageRefused, match="priority is -1; expected 0 or more"):
         prepare(Message("T", b"x", priority=-1), "ID", proxied)
+    for wrong in (2**31, 2**32 + 1, 1.5, True, "1"):
+        with pytest.raises(MessageRefused, match="a whole number up to 2147483647"):
+            prepare(Message("T", b"x", priority=wrong), "ID", proxied)  # type: ignore[arg-type]
     with pytest.raises(MessageRefused, match="transport=grpc"):
         prepare(Message("T", b"x", priority=0), "ID", SETTINGS)
 

@@ -320,7 +320,10 @@ def test_2_20_an_explicit_batch_is_one_request_with_all_ids_in_order(bench: Benc
     ids = [decode_properties(item.properties)["UNIQ_KEY"] for item in items]
     assert result.msg_id == ",".join(ids)
     assert result.offset_msg_id == "OFF100,OFF101,OFF102"
-    assert decode_properties(request.properties)["UNIQ_KEY"] not in ids
+    assert decode_properties(request.properties) == {"WAIT": "true"}  # brokers before 5.5 give it to each message
+    bench.sender.batch_topics = {"T": True}
+    producer.send_batch([M])
+    assert decode_properties(bench.sender.requests[-1].properties)["UNIQ_KEY"] not in ids
     assert producer.send_batch([M], queue=q("b:1")).queue == q("b:1")
 
 
@@ -345,6 +348,16 @@ def test_an_explicit_batch_tells_a_batch_topic_tag_and_keys(bench: Bench) -> Non
         (None, None),
         (None, None),
     ]
+
+
+def test_the_kind_of_a_topic_is_looked_at_again_with_its_route(bench: Bench) -> None:
+    producer = bench.producer(auto_batch=True, route_refresh_s=30)
+    for whole in (False, True):
+        bench.sender.batch_topics = {"T": whole}
+        bench.time.advance(30.0)
+        producer.send_async(M)
+        bench.time.advance(0.01)
+        assert ("UNIQ_KEY" in decode_properties(bench.sender.requests[-1].properties)) == whole
 
 
 def test_recall_goes_to_the_broker_in_the_handle(bench: Bench) -> None:

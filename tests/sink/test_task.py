@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -351,6 +352,22 @@ def test_over_grpc_rows_that_are_requests_of_their_own_have_small_batches(column
         given = options.parse({"transport": "grpc", "proxyEndpoint": address, "topic": "t"}).for_role("sink")
         done = TaskWriter(given, {"body": "body", column.lower(): column}).write([rows])
     assert (done.rows, done.batches) == (100, batches)
+
+
+def test_over_grpc_a_batch_of_small_rows_has_room_for_what_a_proxy_adds() -> None:
+    """Brokers count that, too: a batch that is too large with it would be sent again and again, in vain."""
+    sent: list[int] = []
+
+    def store(request: Any, context: Any) -> Any:
+        sent.append(len(request.messages))
+        return acknowledge(request, context)
+
+    with serving({"SendMessage": store, "QueryRoute": route(MessageType.NORMAL)}) as address:
+        given = {"transport": "grpc", "proxyEndpoint": address, "topic": "t", "batchMaxBytes": "2m"}
+        writer = TaskWriter(options.parse(given).for_role("sink"), {"body": "body"})
+        writer.write([pa.RecordBatch.from_pydict({"body": [b"x"] * 20_000})])
+    assert sum(sent) == 20_000
+    assert 7_000 < max(sent) <= (4 << 20) / (65 + 448)
 
 
 def test_what_travels_alone_has_less_room_for_properties(topic: str, writes: Writes) -> None:

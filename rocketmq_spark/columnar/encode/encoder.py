@@ -34,6 +34,16 @@ SINGLE_MAX_PROPERTIES = codes.MAX_PROPERTIES_BYTES - codes.BROKER_PROPERTIES_RES
 Hashes = npt.NDArray[np.uint8]
 
 
+class Growth(NamedTuple):
+    """By how much at most an item grows on its way to the broker, and what a batch may have there."""
+
+    item_bytes: int = 0
+    max_bytes: int = 0
+
+
+_NOT_GROWN = Growth()
+
+
 class Chunk(NamedTuple):
     """Items of one batch on the wire: their bytes and how many they are."""
 
@@ -57,16 +67,20 @@ class Encoded:
     def slice(self, start: int, end: int) -> Encoded:
         return Encoded(self.items.slice(start, end - start))
 
-    def chunks(self, max_bytes: int, max_rows: int | None = None) -> Iterator[Chunk]:
+    def chunks(self, max_bytes: int, max_rows: int | None = None, grown: Growth = _NOT_GROWN) -> Iterator[Chunk]:
         """Cut into batches of at most ``max_bytes`` and ``max_rows``; a larger single item makes a batch of its own.
 
         One that is less than half of the buffer is a copy: who waits for a queue keeps its bytes, and not all the others.
         """
         data, offsets = arrow.content(self.items)
         start, rows = 0, len(self)
+        stored = offsets + grown.item_bytes * np.arange(rows + 1) if grown.item_bytes else None
         while start < rows:
             limit = int(offsets[start]) + max_bytes
-            end = max(start + 1, int(np.searchsorted(offsets, limit, side="right")) - 1)
+            end = int(np.searchsorted(offsets, limit, side="right")) - 1
+            if stored is not None:
+                end = min(end, int(np.searchsorted(stored, stored[start] + grown.max_bytes, side="right")) - 1)
+            end = max(start + 1, end)
             end = end if max_rows is None else min(end, start + max_rows)
             body = data[int(offsets[start]) : int(offsets[end])]
             yield Chunk(body if 2 * len(body) >= len(data) else arrow.copied(body), end - start)

@@ -25,7 +25,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.columnar.encode.batch import About, Rows, UniqueIds
-from rocketmq_spark.columnar.encode.encoder import Checked, Chunk, Encoded, Encoder
+from rocketmq_spark.columnar.encode.encoder import Checked, Chunk, Encoded, Encoder, Growth
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import Message, MessageQueue, SendStatus
@@ -153,6 +153,7 @@ class TaskWriter:
         self._batch_rows = (
             self._settings.features.most_one_by_one if {"shardingkey", "priority"} & self._names.keys() else None
         )
+        self._grown = Growth(self._settings.features.adds_bytes, options.max_message_size)
         ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms) if once is None else once.ids
         self._encoder = Encoder(self._names, options.max_message_size, ids, self._batch_bytes)
         self._whole = BatchTopicPlan(options, self._names, self._sender, self._engine.timer.wall_ms)
@@ -266,7 +267,7 @@ class TaskWriter:
     def _send(self, share: routing.RowRange, encoded: Encoded, rows: Rows, delayed: bool = False) -> None:
         """Brokers ignore delays inside a batch. There is no order among delayed rows."""
         max_bytes, at = 0 if delayed else self._batch_bytes, 0
-        for chunk in encoded.chunks(max_bytes, self._batch_rows):
+        for chunk in encoded.chunks(max_bytes, self._batch_rows, self._grown):
             now_ms, place = self._engine.timer.wall_ms(), Destination(share.queue)
             if len(chunk.body) <= max_bytes:
                 topic, said = share.topic, self._whole.properties(share.topic, rows[at : at + chunk.rows])

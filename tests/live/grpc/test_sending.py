@@ -67,6 +67,15 @@ def test_a_message_of_a_batch_that_the_proxy_refuses_fails_alone(proxied):
     assert {row["msgId"] for row in stored_rows(proxied, topic, 15)} == ids
 
 
+def test_batches_of_many_small_messages_are_not_too_large_with_what_the_proxy_adds(proxied):
+    topic = new_topic(proxied)
+    write(proxied, pa.RecordBatch.from_pydict({"body": [b"x"] * 30_000}), topic=topic, batchMaxBytes="2m")
+    with producer(proxied, auto_batch=True, batch_max_bytes="2m", batch_max_delay="5s") as sends:
+        for future in [sends.send_async(Message(topic, b"x")) for _ in range(35_000)]:
+            future.result(60)
+    assert len({row["msgId"] for row in stored_rows(proxied, topic, 65_000)}) == 65_000
+
+
 def test_a_hash_key_is_a_message_group_and_keeps_its_order(proxied):
     topic = new_topic(proxied, "FIFO")
     with producer(proxied) as sends:
