@@ -58,11 +58,24 @@ class EventLoop:
 
     async def last(self, code: Callable[[], T]) -> T:
         """The same, on a thread of its own: an end must not wait for those that may be kept, nor be cancelled before it began."""
+        return await asyncio.shield(self._apart(code))
+
+    def finish(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        """As ``start``, for what was begun before ``close`` and ends behind it."""
+        if self._closed:
+            return self._apart(functools.partial(code, *args, **kwargs))
+        return self.start(code, *args, **kwargs)
+
+    async def finished(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As ``call``, for what was begun before ``close`` and ends behind it."""
+        return await asyncio.shield(self.finish(copy_context().run, functools.partial(code, *args, **kwargs)))
+
+    def _apart(self, code: Callable[[], T]) -> asyncio.Future[T]:
         threads = ThreadPoolExecutor(1, "rocketmq-aio-close")
         future = self.here().run_in_executor(threads, code)
         future.add_done_callback(_retrieve)
         threads.shutdown(wait=False)
-        return await asyncio.shield(future)
+        return future
 
     # --- from threads to the loop
 

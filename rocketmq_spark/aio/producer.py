@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import threading
 import time
 from collections import deque
@@ -37,6 +38,7 @@ from rocketmq_spark.session import producers
 if TYPE_CHECKING:
     from rocketmq_spark.options.typed import ProducerOptions
 
+logger = logging.getLogger(__name__)
 
 # Why a send that is handed to a thread did not begin in its time, and what to do.
 _NO_ROOM = "too many messages are under way", "Send more slowly"
@@ -252,7 +254,7 @@ class Producer(Asynchronous):
     async def send_half(self, message: Message, *, timeout_s: float | None = None) -> AsyncHalfMessage:
         """Store ``message`` as one that is delivered when you commit it. ``timeout_s`` replaces the send timeout."""
         half = await self._ask(self._producer.send_half, message, timeout_s=timeout_s)
-        return AsyncHalfMessage(half, self._loop.call)
+        return AsyncHalfMessage(half, self._loop.finished)
 
     @contextlib.asynccontextmanager
     async def transaction(self, message: Message, *, timeout_s: float | None = None) -> AsyncIterator[AsyncHalfMessage]:
@@ -269,17 +271,28 @@ class Producer(Asynchronous):
             entering.add_done_callback(functools.partial(self._rolled_back, transaction, e))
             raise
         try:
-            yield AsyncHalfMessage(half, self._loop.call)
+            yield AsyncHalfMessage(half, self._loop.finished)
         except BaseException as e:
             with contextlib.suppress(type(e)):  # it is raised again by both
-                await self._loop.call(transaction.__exit__, type(e), e, e.__traceback__)
+                await self._end(half, transaction.__exit__, type(e), e, e.__traceback__)
             raise
-        await self._loop.call(transaction.__exit__, None, None, None)
+        await self._end(half, transaction.__exit__, None, None, None)
+
+    async def _end(self, half: HalfMessage, leave: Callable[..., object], *error: object) -> None:
+        """Of a block, whatever was closed in it."""
+        try:
+            await self._loop.finished(leave, *error)
+        except (
+            RuntimeError
+        ) as e:  # there can be no more threads: what was saved must not be rolled back when this is dropped
+            if e not in error:
+                logger.warning("half message %s is not decided, its broker will ask for it: %s", half.result.msg_id, e)
+                half._fate.leave()
 
     def _rolled_back(self, transaction: Any, error: BaseException, entered: asyncio.Future[Any]) -> None:
         if not entered.cancelled() and entered.exception() is None:
-            with contextlib.suppress(RuntimeError):  # its producer was closed
-                self._loop.start(transaction.__exit__, type(error), error, None)
+            with contextlib.suppress(RuntimeError):  # there can be no more threads
+                self._loop.finish(transaction.__exit__, type(error), error, None)
 
     async def recall(self, topic: str, recall_handle: str) -> str:
         """Cancel a delayed message of ``topic`` by the ``recall_handle`` of its result; returns its id."""

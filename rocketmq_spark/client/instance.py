@@ -205,6 +205,7 @@ class Instance:
         self._all: Mapping[str, BrokerData] = {}
         self._telling = threading.Lock()  # so that no heartbeat brings back a group that has just left
         self._lingering: dict[str, None] = {}  # groups that producers left, which brokers still have
+        self._forgotten = False  # brokers forgot the connection when the last group was unregistered
         self._timer: Timer | None = None
         self._due_ms = math.inf
 
@@ -245,25 +246,29 @@ class Instance:
             return
         others = {name for name, other in self._groups.each() if not other.consumes}
         gone = [name for name in {on_wire: None, **self._lingering} if name not in others]
+        self._forgotten = True
         self._unregister("producerGroup", [*gone, *addressed], self._addresses(False, True), deadline)
         self._lingering.clear()  # not before: of an interrupted one heartbeats go on, or brokers would end the connection
-        if addressed:  # see ``reconnect``
+        if addressed:  # see ``connect``
             self._heartbeat(deadline)
+            self._forgotten = False
 
     def heartbeat(self, deadline: Deadline) -> None:
         """Tell brokers of all groups now: masters, and slaves too if any group consumes."""
         with self._telling:
             self._heartbeat(deadline)
 
-    def reconnect(self, deadline: Deadline) -> None:
-        """A heartbeat after which brokers know the client's connection, whatever they knew before.
+    def connect(self, deadline: Deadline, again: bool) -> None:
+        """A heartbeat after which brokers know the client's connection; ``again``: whatever they should know already.
 
         To pass messages on, they note it when a group of producers is new on it. They forget it when any of the client's groups
         is unregistered, and when an older connection ends, and other heartbeats do not bring it back (ProducerManager in 5.5.0).
         """
         with self._telling:
-            self._unregister("producerGroup", self._groups.addressed(), self._addresses(False, True), deadline)
+            if again or self._forgotten:
+                self._unregister("producerGroup", self._groups.addressed(), self._addresses(False, True), deadline)
             self._heartbeat(deadline)
+            self._forgotten = False
 
     def _heartbeat(self, deadline: Deadline) -> None:
         each = self._groups.each()

@@ -121,10 +121,7 @@ class RemotingReplies:
 
     def announce(self, deadline: Deadline) -> None:
         self._instance.look_around(deadline)
-        if self._awaited.silent():
-            self._instance.reconnect(deadline)
-        else:
-            self._instance.heartbeat(deadline)
+        self._instance.connect(deadline, again=self._awaited.silent())
 
     def expect(self, correlation_id: str, done: Done) -> Callable[[], None]:
         return self._awaited.expect(correlation_id, done)

@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,14 +16,11 @@ from rocketmq_spark.aio.loop import PAUSE_S, WAITING_THREADS
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import ClosedError, MessageIllegal, MessageRefused, NotSupported, SendFailed
-from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
-from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState
+from rocketmq_spark.model import MessageQueue, SendResult
 from tests.aio.conftest import WAIT_S, producing, run, until
 from tests.consumer.messages import message
 from tests.helpers import raising
-from tests.producer.scripted import ScriptedSender, ok, refused
-
-COMMIT, ROLLBACK = TransactionState.COMMIT, TransactionState.ROLLBACK
+from tests.producer.scripted import ScriptedSender, refused
 
 
 def test_sends_of_one_turn_go_out_in_their_order_and_each_has_its_result(sender: ScriptedSender) -> None:
@@ -374,91 +370,6 @@ def test_with_automatic_batches_one_request_has_many_messages(sender: ScriptedSe
             assert await producer.flush()
             assert len({result.msg_id for result in await asyncio.gather(*sends)}) == 200
             assert len(sender.requests) < 20
-
-    run(body)
-
-
-def test_a_block_commits_and_one_that_raises_or_is_cancelled_rolls_back(sender: ScriptedSender) -> None:
-    half_result = SendResult
-
-    def stored(queue: MessageQueue, request: SendRequest) -> SendResult:
-        return half_result(ok(queue, request).status, "", queue, 7, f"{7:032X}")
-
-    async def was_saved(message: object) -> str:
-        await asyncio.sleep(0)
-        return "COMMIT"
-
-    async def body() -> None:
-        async with producing(transaction_check=was_saved) as producer:
-            sender.script = [stored] * 4
-            async with producer.transaction(Message("T", b"x")) as half:
-                assert half.state is HalfState.PREPARED
-            assert half.state is HalfState.COMMITTED
-            with pytest.raises(KeyError):
-                async with producer.transaction(Message("T", b"y")):
-                    raise KeyError
-            inside = asyncio.Event()
-
-            async def cancelled() -> None:
-                async with producer.transaction(Message("T", b"z")):
-                    inside.set()
-                    await asyncio.get_running_loop().create_future()
-
-            task = asyncio.create_task(cancelled())
-            await inside.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            by_hand = await producer.send_half(Message("T", b"w"))
-            await by_hand.rollback()
-            assert [decision for _, decision in sender.seen("end")] == [COMMIT, ROLLBACK, ROLLBACK, ROLLBACK]
-            assert sender.check is not None
-            question = sender.check(
-                replace(message(0), properties={"UNIQ_KEY": "other"}), HalfPlace("T", "a", "g", "o", "o")
-            )
-            assert callable(question)
-            assert await asyncio.to_thread(question) is COMMIT
-
-    run(body)
-
-
-def test_a_block_that_is_cancelled_before_it_begins_rolls_back_what_was_stored_meanwhile(
-    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who cancelled it may keep the error, which holds the block. It ended in the event loop when that was dropped."""
-    begun, may_end, threads, send = threading.Event(), threading.Event(), list[str](), sender.send
-    end = sender.end_transaction
-
-    def slow(*given: Any) -> SendResult:
-        begun.set()
-        assert may_end.wait(60)
-        return send(*given)
-
-    def ended(*given: Any) -> bool:
-        threads.append(threading.current_thread().name)
-        return end(*given)
-
-    monkeypatch.setattr(sender, "send", slow)
-    monkeypatch.setattr(sender, "end_transaction", ended)
-    sender.script = [lambda queue, request: SendResult(ok(queue, request).status, "", queue, 7, f"{7:032X}")]
-
-    async def body() -> None:
-        async with producing(transaction_check=lambda message: "COMMIT") as producer:
-
-            async def block() -> None:
-                async with producer.transaction(Message("T", b"x")):
-                    pytest.fail("it was cancelled")
-
-            task = asyncio.create_task(block())
-            await until(begun.is_set)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError) as kept:
-                await task
-            may_end.set()
-            await until(lambda: sender.seen("end"))
-            assert kept.tb is not None
-            assert [decision for _, decision in sender.seen("end")] == [ROLLBACK]
-            assert threads[0].startswith("rocketmq-aio")
 
     run(body)
 

@@ -279,6 +279,22 @@ def test_another_producer_that_leaves_does_not_take_the_replies_along(
     assert unregistered(broker) == ["askers", "b", "a"]
 
 
+def test_a_producer_that_left_before_the_first_request_costs_it_no_reply(
+    broker: MockBroker, parts: Parts, connected_clients: Connected
+) -> None:
+    """With its group brokers forget the connection, and that of the requester is not new to them."""
+    stays, goes = Member("askers", 0), Member("others", 0)
+    for other in (stays, goes):
+        parts.instance.join(other)
+    parts.instance.heartbeat(parts.soon)
+    parts.instance.leave(goes, parts.soon)
+    parts.replies.join("askers", 0)
+    parts.replies.announce(parts.soon)
+    assert connected_clients.clients == {parts.instance.client_id}
+    parts.replies.announce(parts.soon)
+    assert unregistered(broker) == ["others", "askers"]
+
+
 def test_of_many_producers_that_left_brokers_hear_and_note_the_connection_anew(
     broker: MockBroker, parts: Parts, connected_clients: Connected
 ) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark import Consumer, Context, Message, MessageQueue, Producer, ReceivedMessage
+from rocketmq_spark import Consumer, Context, Message, MessageQueue, Producer, ReceivedMessage, options, session
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import ReplyTimeout, ServerFault
 from rocketmq_spark.localbroker import LocalBroker
 from tests.fix_spark import ROOT
@@ -97,6 +98,16 @@ def test_another_producer_of_the_program_that_closes_costs_no_reply(rocketmq: Lo
         with Producer(rocketmq.name_server, "others") as other:
             other.request(Message(topic, b"2"), timeout_s=60)
         assert producer.request(Message(topic, b"3"), timeout_s=60).body == b"ours:3"
+
+
+def test_nor_does_one_that_closed_before_the_first_request(rocketmq: LocalBroker, topic: str) -> None:
+    with replier(rocketmq, topic), Producer(rocketmq.name_server, "askers") as producer:
+        with Producer(rocketmq.name_server, "others") as other:
+            for one in (producer, other):
+                one.send(Message(topic, b"0"))
+            given = options.parse({"nameServer": rocketmq.name_server})
+            session.client(given.for_role("producer")).instance.heartbeat(Deadline.after(60))
+        assert producer.request(Message(topic, b"1"), timeout_s=10).body == b"ours:1"
 
 
 def test_replies_come_again_after_a_broker_was_killed(pair: LocalBroker) -> None:

@@ -1,0 +1,153 @@
+"""Transactions of coroutines: what becomes of a block that ends, is cancelled, or outlasts its producer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rocketmq_spark import Message
+from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
+from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState
+from tests.aio.conftest import producing, run, until
+from tests.consumer.messages import message
+from tests.helpers import no_more_threads
+from tests.producer.scripted import ScriptedSender, ok
+
+COMMIT, ROLLBACK = TransactionState.COMMIT, TransactionState.ROLLBACK
+
+
+def test_a_block_commits_and_one_that_raises_or_is_cancelled_rolls_back(sender: ScriptedSender) -> None:
+    half_result = SendResult
+
+    def stored(queue: MessageQueue, request: SendRequest) -> SendResult:
+        return half_result(ok(queue, request).status, "", queue, 7, f"{7:032X}")
+
+    async def was_saved(message: object) -> str:
+        await asyncio.sleep(0)
+        return "COMMIT"
+
+    async def body() -> None:
+        async with producing(transaction_check=was_saved) as producer:
+            sender.script = [stored] * 4
+            async with producer.transaction(Message("T", b"x")) as half:
+                assert half.state is HalfState.PREPARED
+            assert half.state is HalfState.COMMITTED
+            with pytest.raises(KeyError):
+                async with producer.transaction(Message("T", b"y")):
+                    raise KeyError
+            inside = asyncio.Event()
+
+            async def cancelled() -> None:
+                async with producer.transaction(Message("T", b"z")):
+                    inside.set()
+                    await asyncio.get_running_loop().create_future()
+
+            task = asyncio.create_task(cancelled())
+            await inside.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            by_hand = await producer.send_half(Message("T", b"w"))
+            await by_hand.rollback()
+            assert [decision for _, decision in sender.seen("end")] == [COMMIT, ROLLBACK, ROLLBACK, ROLLBACK]
+            assert sender.check is not None
+            question = sender.check(
+                replace(message(0), properties={"UNIQ_KEY": "other"}), HalfPlace("T", "a", "g", "o", "o")
+            )
+            assert callable(question)
+            assert await asyncio.to_thread(question) is COMMIT
+
+    run(body)
+
+
+def test_a_block_that_is_cancelled_before_it_begins_rolls_back_what_was_stored_meanwhile(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who cancelled it may keep the error, which holds the block. It ended in the event loop when that was dropped."""
+    begun, may_end, threads, send = threading.Event(), threading.Event(), list[str](), sender.send
+    end = sender.end_transaction
+
+    def slow(*given: Any) -> SendResult:
+        begun.set()
+        assert may_end.wait(60)
+        return send(*given)
+
+    def ended(*given: Any) -> bool:
+        threads.append(threading.current_thread().name)
+        return end(*given)
+
+    monkeypatch.setattr(sender, "send", slow)
+    monkeypatch.setattr(sender, "end_transaction", ended)
+    sender.script = [lambda queue, request: SendResult(ok(queue, request).status, "", queue, 7, f"{7:032X}")]
+
+    async def body() -> None:
+        async with producing(transaction_check=lambda message: "COMMIT") as producer:
+
+            async def block() -> None:
+                async with producer.transaction(Message("T", b"x")):
+                    pytest.fail("it was cancelled")
+
+            task = asyncio.create_task(block())
+            await until(begun.is_set)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError) as kept:
+                await task
+            may_end.set()
+            await until(lambda: sender.seen("end"))
+            assert kept.tb is not None
+            assert [decision for _, decision in sender.seen("end")] == [ROLLBACK]
+            assert threads[0].startswith("rocketmq-aio")
+
+    run(body)
+
+
+def stored(queue: MessageQueue, request: SendRequest) -> SendResult:
+    return ok(queue, request)._replace(offset_msg_id=f"{7:032X}")
+
+
+@pytest.mark.parametrize("error", [None, KeyError("mine")], ids=["ends", "raises"])
+@pytest.mark.parametrize("said", [False, True], ids=["by its end", "by hand"])
+def test_a_block_that_outlasts_its_producer_is_decided_as_it_ends(
+    sender: ScriptedSender, error: KeyError | None, said: bool
+) -> None:
+    """As those of threads: what was saved in it must not be rolled back because another task closes the producer."""
+    raised: list[KeyError] = []
+    decision = COMMIT if error is None else ROLLBACK
+
+    async def body() -> None:
+        async with producing(transaction_check=lambda message: "COMMIT") as producer:
+            sender.script = [stored]
+            try:
+                async with producer.transaction(Message("T", b"x")) as half:
+                    await producer.close()
+                    if said:
+                        await (half.commit() if error is None else half.rollback())
+                    if error is not None:
+                        raise error
+            except KeyError as e:
+                raised.append(e)
+            assert half.state is (HalfState.COMMITTED if error is None else HalfState.ROLLED_BACK)
+
+    run(body)
+    assert ([made for _, made in sender.seen("end")], raised) == ([decision], [] if error is None else [error])
+
+
+def test_a_block_whose_end_has_no_thread_is_left_to_the_function(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        async with producing(transaction_check=lambda message: "COMMIT") as producer:
+            sender.script = [stored]
+            async with producer.transaction(Message("T", b"x")) as half:
+                await producer.close()
+                no_more_threads(monkeypatch)
+            monkeypatch.undo()
+            assert half.state is HalfState.UNKNOWN
+
+    run(body)
+    assert sender.seen("end") == []
+    assert "is not decided, its broker will ask for it" in caplog.text
