@@ -59,7 +59,7 @@ class CopyQuestions(Generic[P, D]):
         self._taken, self._dropped, self._unknown = taken, dropped, unknown
         self._aside = Aside()
         self._answers = Aside(2 * MOST_WAITING)  # half of it for what is known
-        self._left = False
+        self._left: Deadline | None = None  # what its function has not said by then, it does not say any more
         shared = _Shared() if shared_as is None else process.once("copies", shared_as, _Shared)
         self._lock, self._newest, self._done = shared.lock, shared.newest, shared.done
         self._answering, self._whose = shared.answering, shared.whose
@@ -70,7 +70,7 @@ class CopyQuestions(Generic[P, D]):
     def leave(self) -> None:
         """What waits is not decided here any more. Others may be asked about it."""
         with self._lock:
-            self._left = True
+            self._left = Deadline.after(CROSSING_S)
             for what in list(self._behind):
                 self._drop(what)
 
@@ -81,10 +81,11 @@ class CopyQuestions(Generic[P, D]):
             lately = self._done.get(what)
             if lately is not None and not lately.expired:
                 return self._dropped
-            if self._left:
+            if self._left is not None:
                 return None
             mine, _ = self._whose.get(what, (self, who))
-            if mine is not self and what in mine._behind:  # its turn comes here as soon, or sooner
+            hangs = mine._left is not None and mine._left.expired
+            if mine is not self and (hangs or what in mine._behind):  # its turn comes here as soon, or sooner
                 self._drop(what)
             waits = what in self._newest
             room = waits or self._waiting[who] < MOST_WAITING
@@ -116,7 +117,7 @@ class CopyQuestions(Generic[P, D]):
             aside.run(key, work)
         except RuntimeError as e:
             with self._lock:
-                if aside is self._answers or what in self._behind:
+                if self._mine(what):
                     self._drop(what)
             self._left_for_next_time(what, e)
 
@@ -133,7 +134,10 @@ class CopyQuestions(Generic[P, D]):
         if isinstance(made, Failure):  # what is noted of it must not stay
             made.log(logger, "%s could not be decided", what)
         decision = self._unknown if isinstance(made, Failure) else made
-        who = self._who(self._newest[what])
+        with self._lock:
+            if not self._mine(what):
+                return
+            who = self._who(self._newest[what])
         self._soon(self._answers, (who,), what, functools.partial(self._tell, what, decision))
 
     def _tell(self, what: str, decision: D) -> None:
@@ -158,11 +162,18 @@ class CopyQuestions(Generic[P, D]):
                 self._done[what] = Deadline.after(CROSSING_S)
                 while len(self._done) > MOST_ANSWERED or next(iter(self._done.values())).expired:
                     self._done.popitem(last=False)
+            if not self._mine(what):
+                return None
             newest: P = self._newest[what]
             if newest is not last:
                 return self._answering[what], newest
             self._drop(what)
             return None
+
+    def _mine(self, what: str) -> bool:
+        """With the lock. Whether it was not given to another one, long after this one has left."""
+        whose = self._whose.get(what)
+        return whose is not None and whose[0] is self
 
     def _drop(self, what: str) -> None:
         """With the lock."""

@@ -277,6 +277,44 @@ def test_what_waits_behind_the_function_of_one_producer_is_asked_of_another_one(
     assert calls == ["2", "3", "1"]
 
 
+def test_what_hangs_in_the_function_of_a_producer_that_was_closed_is_asked_of_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not at once, for a slow one still answers; and it answers no more when it comes back after that."""
+    called, ended, calls = threading.Event(), threading.Event(), list[object]()
+    go_on = {decision: threading.Event() for decision in (COMMIT, ROLLBACK)}
+
+    def say(place: str, decision: TransactionState) -> bool:
+        calls.append((place, decision))
+        return True
+
+    def waits(decision: TransactionState) -> TransactionState:
+        called.set()
+        go_on[decision].wait(60)
+        return decision
+
+    one, two = (copies.CopyQuestions(say, lambda place: "a", COMMIT, ROLLBACK, UNKNOWN, "pg") for _ in range(2))
+    one.ask("hangs", "1", lambda: waits(ROLLBACK))
+    assert called.wait(60)
+    one.leave()
+    called.clear()
+    two.ask("hangs", "2", lambda: waits(COMMIT))
+    assert one._whose["hangs"][0] is one
+    with monkeypatch.context() as later:
+        later.setattr(copies, "CROSSING_S", 0.0)
+        one.leave()
+    two.ask("hangs", "3", lambda: waits(COMMIT))
+    assert called.wait(60)
+    go_on[ROLLBACK].set()
+    one._aside.run(None, ended.set)  # behind what hung
+    assert ended.wait(60)
+    one._answers.wait(("a",), 60)
+    assert calls == []
+    go_on[COMMIT].set()
+    eventually(lambda: not one._newest)
+    assert calls == [("3", COMMIT)]
+
+
 def test_a_broker_that_hangs_holds_up_no_answer_to_another_one(broker: MockBroker) -> None:
     """Neither what is known, nor what the function says: the other one gives up after so many questions."""
     parts = Parts(broker.address, scope=Scope("ns"), request_timeout_s=120.0)
