@@ -64,8 +64,9 @@ def test_a_block_commits_and_one_that_raises_or_is_cancelled_rolls_back(sender: 
     run(body)
 
 
+@pytest.mark.parametrize("closed", [False, True])
 def test_a_block_that_is_cancelled_before_it_begins_rolls_back_what_was_stored_meanwhile(
-    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch, closed: bool
 ) -> None:
     """Who cancelled it may keep the error, which holds the block. It ended in the event loop when that was dropped."""
     begun, may_end, threads, send = threading.Event(), threading.Event(), list[str](), sender.send
@@ -96,6 +97,8 @@ def test_a_block_that_is_cancelled_before_it_begins_rolls_back_what_was_stored_m
             task.cancel()
             with pytest.raises(asyncio.CancelledError) as kept:
                 await task
+            if closed:
+                await producer.close(0)
             may_end.set()
             await until(lambda: sender.seen("end"))
             assert kept.tb is not None
