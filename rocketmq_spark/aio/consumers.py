@@ -84,7 +84,9 @@ class _Coroutines(LaterListener):
                 else:  # a broker may be asked to take messages back
                     settling = attempt(self._loop.start, done, outcome)
                     if isinstance(settling, Failure):  # no thread now: the next one that starts does it
-                        logger.warning("messages of %s cannot be handed back now: %s", context.queue, settling)
+                        logger.warning(
+                            "messages of %s cannot be returned to the broker now: %s", context.queue, settling
+                        )
                 if time.monotonic() > pause_at:
                     await asyncio.sleep(0)
                     pause_at = time.monotonic() + PAUSE_S

@@ -1,7 +1,7 @@
-"""A consumer that asks for messages and acknowledges each by itself: Java's ``SimpleConsumer``, over the port ``PopMember``.
+"""A consumer that receives messages and acknowledges each: Java's ``SimpleConsumer``, over the port ``PopMember``.
 
-It has no queues and needs no rebalance: whatever number of them is in a group, each message is handed to one, and to another
-one if it is not acknowledged in time.
+It has no queues and needs no rebalance. Each message is delivered to one member of the group, and again, perhaps to another
+member, if it is not acknowledged in time.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _START_S, _END_S = 10.0, 5.0
 
 
 class BaseSimpleConsumer(Closing):
-    """Receives messages of one group. ``subscribe`` first; ``close`` it, or use it as a context manager.
+    """Receives messages as a member of a group. Call ``subscribe`` first, and ``close`` at the end, or use a ``with`` block.
 
-    It may be used from several threads. A process that was forked must make its own.
+    It is safe to use from several threads. A forked process must create its own.
     """
 
     def __init__(self, member: PopMember, group: str, request_timeout_s: float = 3.0) -> None:
