@@ -103,14 +103,14 @@ class LagChart:
         try:
             return bool(self._query.isActive)
         except Exception:  # the root of a thread: the session may have ended, and with it the chart
-            logger.info("the chart ends: the query cannot be asked any more", exc_info=True)
+            logger.info("the chart ends: the query no longer answers", exc_info=True)
             return False
 
     def _look(self) -> None:
         try:
             recent = [json.loads(one.json) for one in self._query.recentProgress]
         except Exception:  # as above: what was seen so far stays
-            logger.info("no progress of the query can be had", exc_info=True)
+            logger.info("cannot read the progress of the query", exc_info=True)
             return
         with self._lock:
             for progress_of_batch in recent:

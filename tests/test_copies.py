@@ -81,7 +81,7 @@ def test_what_has_no_thread_is_left_for_the_next_time(
     with monkeypatch.context() as exhausted:
         no_more_threads(exhausted)
         assert bench.copies.ask("a", "1", lambda: "take") is None
-    assert "left for the next time, among them the one about a: can't start new thread" in caplog.text
+    assert "left to their next repetition, among them the one about a: can't start new thread" in caplog.text
     bench.question("a", "2", lambda: "take")
     assert bench.said == [("2", "take")]
 

@@ -1,10 +1,12 @@
-"""Producers and consumers for asyncio, with the names and arguments of the others: ``from rocketmq_spark import aio``.
+"""Producers and consumers for asyncio: ``from rocketmq_spark import aio``.
 
-Each stands on its counterpart for threads: what may wait is done by threads, and outcomes are handed to the event loop, many at a
-wake-up. An object belongs to the event loop in which it was first used.
+Names and arguments are those of the classes for threads.
 
-What is cancelled before it began has no effect. A send that had begun may be stored. Messages that came for a poll that was
-cancelled are returned by the next one.
+Each class wraps its counterpart for threads: blocking calls run on threads, and their outcomes are passed to the event
+loop, many per wake-up. An object belongs to the event loop in which it was first used.
+
+A call that is cancelled before it begins has no effect. If a send is cancelled later, its message may be stored. The messages
+of a cancelled poll are returned by the next one.
 """
 
 from rocketmq_spark.aio.consumers import Consumer, PullConsumer, SimpleConsumer

@@ -1,4 +1,4 @@
-"""Consumers for coroutines, over those for threads."""
+"""Consumers for coroutines. Each wraps a consumer of ``session/consumers``."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Coroutines(LaterListener):
             self._loop.run_task(self._run())
 
     async def _run(self) -> None:
-        """One call after the other, as long as there are any: a task for each would cost more than a quick listener takes."""
+        """Call the listener until no messages wait: a task for each call would cost more than a quick listener takes."""
         pause_at = time.monotonic() + PAUSE_S
         try:
             while self._line:
@@ -84,7 +84,9 @@ class _Coroutines(LaterListener):
                 else:  # a broker may be asked to take messages back
                     settling = attempt(self._loop.start, done, outcome)
                     if isinstance(settling, Failure):  # no thread now: the next one that starts does it
-                        logger.warning("messages of %s cannot be handed back now: %s", context.queue, settling)
+                        logger.warning(
+                            "messages of %s cannot be returned to the broker now: %s", context.queue, settling
+                        )
                 if time.monotonic() > pause_at:
                     await asyncio.sleep(0)
                     pause_at = time.monotonic() + PAUSE_S
@@ -122,11 +124,17 @@ class Consumer(Asynchronous):
         await self._ask(self._consumer.unsubscribe, topic)
 
     async def start(self, listener: Callable[[Any, Any], Any]) -> None:
-        """Join the group, and await ``listener(messages, context)`` in this event loop for messages that come.
+        """Join the group, and await ``listener(messages, context)`` in this event loop whenever messages arrive.
 
-        As many calls run at the same time as the consumer has threads (option 'consumeThreadMin'). What the listener returns
-        or raises means what it means to ``rocketmq_spark.Consumer``. ``context.reply`` may wait for a broker: await
-        ``asyncio.to_thread(context.reply, body)``. A plain function is called on threads.
+        Option 'consumeThreadMin' limits how many calls run at the same time. Return values and exceptions of the listener mean
+        the same as for ``rocketmq_spark.Consumer``. ``context.reply`` may wait for a broker: await
+        ``asyncio.to_thread(context.reply, body)``. A listener that is not a coroutine function runs on threads.
+
+        Args:
+            listener: A coroutine function or a function, called with a tuple of messages and a ``Context``.
+
+        Raises:
+            OptionError, LocalProtocolError: As ``rocketmq_spark.Consumer.start``.
         """
         self._check()
         settings = self._consumer.settings
@@ -136,10 +144,10 @@ class Consumer(Asynchronous):
         await self._loop.call(self._consumer.start, code)
 
     async def run(self, listener: Callable[[Any, Any], Any]) -> None:
-        """``start`` with ``listener``, and go on until this is cancelled; then stop."""
+        """Call ``start`` with ``listener``, wait until the task is cancelled, and close the consumer."""
         try:
             await self.start(listener)
-        except asyncio.CancelledError:  # what had begun goes on
+        except asyncio.CancelledError:  # the start continues on its thread
             await self.close()
             raise
         try:
@@ -148,12 +156,19 @@ class Consumer(Asynchronous):
             await self.close()
 
     def stats(self) -> ConsumerStats:
-        """What this member has done so far."""
+        """Return counts since the start; see ``rocketmq_spark.Consumer.stats``."""
         return self._consumer.stats()
 
     async def close(self, timeout_s: float = 30.0) -> Sequence[ReceivedMessage | PoppedMessage]:
-        """Leave the group. Waits ``timeout_s`` seconds for listeners; those that still run are cancelled, and their messages,
-        which are returned, come again. A listener that awaits it waits for itself: it should set an event for another task.
+        """Leave the group. Listener calls that run longer than ``timeout_s`` are cancelled; their messages are redelivered.
+
+        Do not await this in a listener, which would wait for itself: set an event, and let another task close.
+
+        Args:
+            timeout_s: Seconds to wait for listener calls.
+
+        Returns:
+            The messages of the cancelled calls.
         """
         if self._closed:
             return []
@@ -168,9 +183,9 @@ class Consumer(Asynchronous):
 class PullConsumer(Asynchronous):
     """Reads queues that its group shares, or that its user names, whenever it is polled; see ``rocketmq_spark.PullConsumer``.
 
-    ``async for message in consumer`` gives messages without end. A message that was given is finished when a later poll, or the
-    loop, asks a broker for more, or with ``commit``. A loop that was left may be entered again: it goes on behind the last
-    message that it gave. One task at a time may use a consumer.
+    ``async for message in consumer`` yields messages without end. A message is finished when ``commit`` is called, or when a
+    later poll or the loop fetches more messages. A loop that was left can be entered again; it continues after the last message
+    that it yielded. Only one task at a time may use a consumer.
 
     Args:
         name_server: ``host:port``, several separated by ``;``. Required.
@@ -181,65 +196,65 @@ class PullConsumer(Asynchronous):
     def __init__(
         self, name_server: str | None = None, group: str | None = None, **options: Unpack[PullConsumerOptions]
     ) -> None:
-        super().__init__(threads=1)  # it is not made for several
+        super().__init__(threads=1)  # a PullConsumer serves one thread at a time
         self._consumer = consumers.PullConsumer(name_server, group, **options)
-        self._asked: asyncio.Future[Iterator[ReceivedMessage]] | None = None  # also by a poll that was cancelled
+        self._asked: asyncio.Future[Iterator[ReceivedMessage]] | None = None  # perhaps of a cancelled poll
         self._answer: Iterator[ReceivedMessage] = iter(())
 
     async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
-        """Read this member's share of ``topic``: all messages, those with one of ``tags``, or those that match ``sql``."""
+        """Share the queues of ``topic`` with the group: all messages, those with one of ``tags``, or those that match ``sql``."""
         await self._ask(self._consumer.subscribe, topic, tags, sql)
 
     async def unsubscribe(self, topic: str) -> None:
-        """Stop reading ``topic``."""
+        """Commit the finished messages of ``topic``, and release its queues."""
         await self._ask(self._consumer.unsubscribe, topic)
 
     async def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The queues of ``topic`` that may be read."""
+        """Return the readable queues of ``topic``, sorted."""
         return await self._ask(self._consumer.queues, topic)
 
     async def assign(self, queues: Iterable[MessageQueue]) -> None:
-        """Read these ``queues`` and no others, whatever other members do."""
+        """Read exactly these ``queues``, without sharing them with the group."""
         await self._ask(self._consumer.assign, queues)
 
     async def assignment(self) -> list[MessageQueue]:
-        """The queues that are read now."""
+        """Return the queues that are read now, sorted."""
         return await self._ask(self._consumer.assignment)
 
     async def pause(self, *queues: MessageQueue) -> None:
-        """Give no messages of ``queues``, or of any if none is named, until ``resume``."""
+        """Return no messages of ``queues`` (default: of all queues) until ``resume``."""
         await self._ask(self._consumer.pause, *queues)
 
     async def resume(self, *queues: MessageQueue) -> None:
-        """Give messages of ``queues``, or of all, again."""
+        """Return messages of ``queues`` (default: of all queues) again."""
         await self._ask(self._consumer.resume, *queues)
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at ``offset`` of ``queue``."""
+        """Continue at ``offset`` of ``queue``. Raises ``OffsetError`` if the queue has no such offset."""
         await self._ask(self._consumer.seek, queue, offset)
 
     async def seek_to_beginning(self, *queues: MessageQueue) -> None:
-        """Go on at the first message of ``queues``, or of all."""
+        """Continue at the first message that the broker keeps, of ``queues`` or of all."""
         await self._ask(self._consumer.seek_to_beginning, *queues)
 
     async def seek_to_end(self, *queues: MessageQueue) -> None:
-        """Go on behind the last message of ``queues``, or of all."""
+        """Continue behind the last message, of ``queues`` or of all."""
         await self._ask(self._consumer.seek_to_end, *queues)
 
     async def seek_to_timestamp(self, epoch_ms: int, *queues: MessageQueue) -> None:
-        """Go on at the first message of ``queues``, or of all, that was stored at ``epoch_ms`` or later."""
+        """Continue at the first message stored at or after ``epoch_ms`` (ms since 1970), of ``queues`` or of all."""
         await self._ask(self._consumer.seek_to_timestamp, epoch_ms, *queues)
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Commit ``offsets``, or those of all messages that were given."""
+        """Commit ``offsets``, by default those of all messages that were returned or yielded."""
         await self._ask(self._consumer.commit, offsets)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """The offset of ``queue`` that the group has committed; None if there is none."""
+        """Return the committed offset of ``queue``; None if there is none."""
         return await self._ask(self._consumer.committed, queue)
 
     async def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
-        """Messages of one queue in its order, as soon as there are any; an empty list after ``timeout_s`` seconds."""
+        """Return messages of one queue in its order, as soon as there are any; an empty list after ``timeout_s`` seconds."""
         end = time.monotonic() + checked_timeout(timeout_s)
         while True:
             self._check()
@@ -257,8 +272,9 @@ class PullConsumer(Asynchronous):
             await self._more(POLL_S)
 
     async def _more(self, wait_s: float) -> None:
-        """The next answer, if there is one by then. That of a poll that was cancelled comes first: what it has was given to no
-        one. It may have more time than this one.
+        """Wait for the next answer. The answer of a cancelled poll comes first, because no caller got its messages.
+
+        That poll may have a longer timeout than this one.
         """
         before, asked = self._asked, self._asked or self._loop.start(next_answer, self._consumer, wait_s)
         self._asked = asked
@@ -293,24 +309,25 @@ class SimpleConsumer(Asynchronous):
     ) -> None:
         super().__init__()
         self._consumer = consumers.SimpleConsumer(name_server, group, **options)
-        self._receiving = EventLoop()  # those who wait for messages must not hold up acknowledgements
+        self._receiving = EventLoop()  # a separate one: waiting receives must not hold up acknowledgements
         self._unclaimed: list[PoppedMessage] = []  # received for coroutines that were cancelled
-        self._left: list[asyncio.Future[Sequence[PoppedMessage]]] = []  # what is still asked for them
+        self._left: list[asyncio.Future[Sequence[PoppedMessage]]] = []  # their requests that are not answered yet
 
     async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Receive all messages of ``topic``, those with one of ``tags`` (``a || b``), or those that match ``sql``."""
         await self._ask(self._consumer.subscribe, topic, tags, sql)
 
     async def unsubscribe(self, topic: str) -> None:
-        """Stop receiving messages of ``topic``."""
+        """Receive no more messages of ``topic``."""
         await self._ask(self._consumer.unsubscribe, topic)
 
     async def receive(
         self, max_messages: int = MAX_MESSAGES, invisible: str | float = "30s", wait: str | float = "5s"
     ) -> Sequence[PoppedMessage]:
-        """The next messages, ``max_messages`` at most, ``invisible`` to other members for that time; an empty list if none came
-        within ``wait``. If it is cancelled, messages that came are returned by the next call, without that much of their time.
-        The next call waits for what is still asked for a cancelled one before it asks for more.
+        """Return up to ``max_messages`` messages; an empty list if none came within ``wait``.
+
+        The messages are ``invisible`` to other members for that time. If the call is cancelled, the next call returns its
+        messages, whose invisible time has begun; if they have not arrived, the next call waits for them first.
         """
         self._check()
         while self._left and not self._unclaimed:
@@ -328,7 +345,7 @@ class SimpleConsumer(Asynchronous):
         return received.result()
 
     async def _ended(self, received: asyncio.Future[Sequence[PoppedMessage]]) -> None:
-        """What was asked for was received; for a later call where this one is cancelled."""
+        """Wait for ``received``. If this is cancelled, a later call waits for it."""
         try:
             await asyncio.wait((received,))
         except asyncio.CancelledError:
@@ -348,7 +365,7 @@ class SimpleConsumer(Asynchronous):
         await self._ask(self._consumer.change_invisible, message, duration)
 
     async def forward_to_dlq(self, message: PoppedMessage) -> None:
-        """Give ``message`` up: move it to the group's dead-letter topic."""
+        """Move ``message`` to the group's dead-letter topic."""
         await self._ask(self._consumer.forward_to_dlq, message)
 
     async def close(self) -> None:

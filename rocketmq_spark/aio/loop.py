@@ -1,4 +1,4 @@
-"""An event loop of asyncio and the threads that wait for it, or for which it waits."""
+"""Calls between an event loop of asyncio and threads, in both directions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 WAITING_THREADS = 8
-PAUSE_S = 0.005  # after which what can go on without a pause lets the event loop have a turn
-_ALIVE_S = 1.0  # how often a thread that waits for an event loop looks whether it is still there
+PAUSE_S = 0.005  # code that runs in the loop without awaiting yields to it after so long
+_ALIVE_S = 1.0  # how often a thread that waits for a coroutine checks that the loop is not closed
 
 
 class EventLoop:
-    """The event loop of an object, and the ways between it and threads."""
+    """The event loop of one object, and its threads for blocking calls."""
 
     def __init__(self, threads: int = WAITING_THREADS) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -34,18 +34,18 @@ class EventLoop:
         self._closed = False
 
     def here(self) -> asyncio.AbstractEventLoop:
-        """The running loop; raises ``OptionError`` in another one than before."""
+        """Return the running loop. Raises ``OptionError`` if the object was used in another loop before."""
         running = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = running
         if self._loop is not running:
-            raise OptionError("this object was used in another event loop; expected one object for each loop")
+            raise OptionError("this object was used in another event loop before; expected one object for each loop")
         return running
 
     # --- from the loop to threads
 
     def start(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        """Run ``code`` on a thread, whatever becomes of who waits for it. Raises ``ClosedError`` after ``close``."""
+        """Run ``code`` on a thread, also if its caller is cancelled. Raises ``ClosedError`` after ``close``."""
         if self._closed:
             raise ClosedError("the object is closed")
         future = self.here().run_in_executor(self._threads, functools.partial(code, *args, **kwargs))
@@ -53,11 +53,11 @@ class EventLoop:
         return future
 
     async def call(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What ``code`` returns or raises, on a thread and in this context; it goes on if its caller is cancelled."""
+        """Run ``code`` on a thread in the caller's context, also if the caller is cancelled, and return its result."""
         return await asyncio.shield(self.start(copy_context().run, functools.partial(code, *args, **kwargs)))
 
     async def last(self, code: Callable[[], T]) -> T:
-        """The same, on a thread of its own: an end must not wait for those that may be kept, nor be cancelled before it began."""
+        """As ``call`` on a new thread: a close must not wait for busy threads, nor be cancelled before it begins."""
         return await asyncio.shield(self._apart(code))
 
     def finish(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
@@ -81,11 +81,11 @@ class EventLoop:
 
     @property
     def gone(self) -> bool:
-        """Whether it was closed: what it was to call then is never called."""
+        """Whether the event loop was closed, so that pending calls never run."""
         return self._loop is not None and self._loop.is_closed()
 
     def soon(self, call: Callable[[], object]) -> None:
-        """Have it called in the loop. Raises ``RuntimeError`` if there is none any more."""
+        """Schedule ``call`` in the loop. Raises ``RuntimeError`` if the loop was closed."""
         if self._loop is None:
             raise RuntimeError("there is no event loop yet")
         self._ready.append(call)
@@ -100,17 +100,17 @@ class EventLoop:
             raise
 
     def _drain(self) -> None:
-        self._woken = False  # first: what is added from now on wakes the loop again
+        self._woken = False  # before the loop below: later calls of ``soon`` schedule a new drain
         while self._ready:
             self._ready.popleft()()
 
     def put(self, future: asyncio.Future[Any], outcome: object) -> None:
-        """The outcome of ``future``; dropped if no one can wait for it any more."""
+        """Set the outcome of ``future``; does nothing if the loop was closed."""
         with contextlib.suppress(RuntimeError):
             self.soon(functools.partial(_put, future, outcome))
 
     def run(self, code: Callable[..., Any], *args: Any) -> Any:
-        """What a user's function returns: a coroutine function runs in the loop while this thread waits, another one here."""
+        """Call a user's function: a coroutine function in the loop while this thread waits, another function on this thread."""
         if not inspect.iscoroutinefunction(code):
             return code(*args)
         done: Future[Any] = Future()
@@ -128,13 +128,13 @@ class EventLoop:
         self.run_task(_run(code, args, done))
 
     def run_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run it in the loop until it ends, or this is closed."""
+        """Run ``coroutine`` in the loop. ``close`` cancels it."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Cancel what runs for threads, and end the threads when they have nothing to do any more."""
+        """Cancel coroutines that threads wait for, and end the threads after their work."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -162,13 +162,13 @@ def _put(future: asyncio.Future[Any], outcome: object) -> None:
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:
-    """An error that no one waits for any more is not for the log."""
+    """Mark the exception as retrieved, so that asyncio does not log it if the caller was cancelled."""
     if not future.cancelled():
         future.exception()
 
 
 class Asynchronous:
-    """What all have: an event loop, and an end. ``threads``: how many of its calls may wait at the same time."""
+    """Base class: an event loop and ``close``. ``threads`` limits how many calls block at the same time."""
 
     def __init__(self, threads: int = WAITING_THREADS) -> None:
         self._loop = EventLoop(threads)

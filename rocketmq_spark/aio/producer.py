@@ -1,8 +1,8 @@
-"""A producer for coroutines, over the one for threads.
+"""A producer for coroutines. It wraps ``session/producers.Producer``.
 
-Sends of one turn of the event loop are begun together, so that they go out in few writes. Those that need not wait, since the
-topic's route is known and there is room, are begun in the loop. Others are handed to the producer by threads: the first send
-to a topic, which asks for its route, and those that wait for room, in their order.
+Sends of one turn of the event loop begin together, so that they need few writes. A send that does not block, because the route
+is cached and the window has room, begins in the loop. Threads begin the others: the first send to a topic, which fetches the
+route, and sends that wait for room, in their order.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Why a send that is handed to a thread did not begin in its time, and what to do.
-_NO_ROOM = "too many messages are under way", "Send more slowly"
-_NO_ROUTE = "too many sends wait for routes of topics", "See whether a name server answers"
+_NO_ROOM = "too many messages are under way", "Send more slowly, or await earlier sends first"
+_NO_ROUTE = "too many sends wait for routes of topics", "Check that a name server answers"
 
 
 class AsyncHalfMessage:
     """A half message of ``Producer.transaction`` or ``Producer.send_half``; see ``rocketmq_spark.HalfMessage``.
 
     Args:
-        half: What is committed or rolled back.
-        call: Runs it on a thread.
+        half: The half message that this wraps.
+        call: Runs a function on a thread.
     """
 
     def __init__(self, half: HalfMessage, call: Callable[..., Any]) -> None:
@@ -60,7 +60,7 @@ class AsyncHalfMessage:
 
     @property
     def state(self) -> HalfState:
-        """The state as this process knows it."""
+        """The state as this process knows it; see ``rocketmq_spark.HalfMessage.state``."""
         return self._half.state
 
     async def commit(self, timeout_s: float | None = None) -> None:
@@ -73,7 +73,7 @@ class AsyncHalfMessage:
 
 
 class _Waiting(NamedTuple):
-    """A message that is to be sent."""
+    """A send that has not begun."""
 
     future: asyncio.Future[SendResult]
     message: Message
@@ -83,7 +83,7 @@ class _Waiting(NamedTuple):
 
 
 class _Handed:
-    """How many sends were handed to threads that have not begun them."""
+    """Counts the sends that threads have not begun yet."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -95,7 +95,7 @@ class _Handed:
             self._changed.notify_all()
 
     def none_left(self, deadline: Deadline) -> bool:
-        """Whether all have begun by then."""
+        """Wait until all have begun; returns False after ``deadline``."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._count, deadline.remaining())
 
@@ -159,7 +159,7 @@ class Producer(Asynchronous):
         return result
 
     def _begin_fresh(self) -> None:
-        """Those of this turn; after some milliseconds the event loop has another one."""
+        """Begin the sends of this turn; yield to the event loop after some milliseconds."""
         pause_at = time.monotonic() + PAUSE_S
         try:
             with never_waiting(), together():
@@ -173,7 +173,7 @@ class Producer(Asynchronous):
                         raise
                     if isinstance(begun, Failure) and not waiting.future.done():
                         waiting.future.set_exception(_not_begun(begun.error, waiting))
-        finally:  # those behind one that was interrupted have no other turn
+        finally:  # no other turn begins the sends behind the one that was interrupted
             if self._fresh:
                 self._loop.here().call_soon(self._begin_fresh)
 
@@ -181,7 +181,7 @@ class Producer(Asynchronous):
         message, how = waiting.message, waiting.how
         if not _sized(message):  # which is refused before anything is asked or waited for
             self._begin(waiting)
-        elif not routed(self._producer, message.topic):  # to ask for it must not hold up other topics
+        elif not routed(self._producer, message.topic):  # a slow route must not hold up other topics
             self._hand_over(lambda: self._loop.start(self._begin_in_turn, waiting, _NO_ROUTE))
         elif how.delay is how.deliver_at is None and self._line.empty() and at_once(self._producer, message):
             self._begin(waiting)
@@ -193,7 +193,7 @@ class Producer(Asynchronous):
         self._handed.add(1)
         try:
             start()
-        except BaseException:  # there can be no more threads
+        except BaseException:  # the system has no more threads
             self._handed.add(-1)
             raise
 
@@ -202,7 +202,7 @@ class Producer(Asynchronous):
             self._begin_in_turn(waiting, _NO_ROOM)
 
     def _begin_in_turn(self, waiting: _Waiting, why: tuple[str, str]) -> None:
-        """On a thread, which others may have kept for longer than this one has time; ``why``, and the remedy."""
+        """Begin a send on a thread, or fail it with ``why`` (cause and remedy) if it waited for longer than its timeout."""
         try:
             given_s = waiting.how.timeout_s
             timeout_s = self._producer.settings.send_timeout_s if given_s is None else given_s
@@ -226,20 +226,22 @@ class Producer(Asynchronous):
             self._loop.put(future, sent.error)
 
     async def send_oneway(self, message: Message, **how: Any) -> None:
-        """Send without an answer: whether the message was stored stays unknown. ``how`` stands for the keyword arguments of
-        ``rocketmq_spark.Producer.send_oneway``.
+        """Send without an answer: whether the message was stored stays unknown.
+
+        ``how``: the keyword arguments of ``rocketmq_spark.Producer.send_oneway``.
         """
         await self._ask(self._producer.send_oneway, message, **how)
 
     async def send_batch(
         self, messages: Collection[Message], queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> SendResult:
-        """Send ``messages`` of one topic in one request, to ``queue`` or to any; ``timeout_s`` replaces the send timeout."""
+        """Send ``messages`` of one topic in one request, to ``queue`` or to any. See ``rocketmq_spark.Producer.send_batch``."""
         return await self._ask(self._producer.send_batch, messages, queue, timeout_s)
 
     async def request(self, message: Message, **how: Any) -> Reply:
-        """Send a message, and wait for the reply of a consumer that gets it. ``how`` stands for the keyword arguments of
-        ``rocketmq_spark.Producer.request``.
+        """Send a message, and wait for the reply of a consumer that receives it.
+
+        ``how``: the keyword arguments of ``rocketmq_spark.Producer.request``.
         """
         asked = await self._ask(self._producer.request_async, message, **how)
         future: asyncio.Future[Reply] = self._loop.here().create_future()
@@ -252,7 +254,7 @@ class Producer(Asynchronous):
         await self._ask(self._producer.reply, to, body, properties=properties, timeout_s=timeout_s)
 
     async def send_half(self, message: Message, *, timeout_s: float | None = None) -> AsyncHalfMessage:
-        """Store ``message`` as one that is delivered when you commit it. ``timeout_s`` replaces the send timeout."""
+        """Store a half message, which is delivered when you commit it. See ``rocketmq_spark.Producer.send_half``."""
         half = await self._ask(self._producer.send_half, message, timeout_s=timeout_s)
         return AsyncHalfMessage(half, self._loop.finished)
 
@@ -267,13 +269,13 @@ class Producer(Asynchronous):
         entering = self._loop.start(transaction.__enter__)
         try:
             half = await asyncio.shield(entering)
-        except asyncio.CancelledError as e:  # it may be stored; what is cancelled may be kept, with all that it holds
+        except asyncio.CancelledError as e:  # the half message may be stored, so the rollback runs in the background
             entering.add_done_callback(functools.partial(self._rolled_back, transaction, e))
             raise
         try:
             yield AsyncHalfMessage(half, self._loop.finished)
         except BaseException as e:
-            with contextlib.suppress(type(e)):  # it is raised again by both
+            with contextlib.suppress(type(e)):  # both raise it again
                 await self._end(half, transaction.__exit__, type(e), e, e.__traceback__)
             raise
         await self._end(half, transaction.__exit__, None, None, None)
@@ -282,9 +284,8 @@ class Producer(Asynchronous):
         """Of a block, whatever was closed in it."""
         try:
             await self._loop.finished(leave, *error)
-        except (
-            RuntimeError
-        ) as e:  # there can be no more threads: what was saved must not be rolled back when this is dropped
+        except RuntimeError as e:
+            # There can be no more threads: what was saved must not be rolled back when this is dropped.
             if e not in error:
                 logger.warning("half message %s is not decided, its broker will ask for it: %s", half.result.msg_id, e)
                 half._fate.leave()
@@ -299,7 +300,7 @@ class Producer(Asynchronous):
         return await self._ask(self._producer.recall, topic, recall_handle)
 
     async def flush(self, timeout_s: float | None = None) -> bool:
-        """Send lingering batches, and wait ``timeout_s`` seconds at most until all sends are answered; whether they are."""
+        """Send lingering batches, and wait until all sends are answered; returns False after ``timeout_s`` seconds."""
         self._check()
         deadline, until = self._deadline(timeout_s), self._begun + len(self._fresh)
         self._begin_fresh()
@@ -313,7 +314,7 @@ class Producer(Asynchronous):
         return self._handed.none_left(deadline) and self._producer.flush(deadline.remaining())
 
     async def close(self, timeout_s: float | None = None) -> list[Unsent]:
-        """Accept nothing more, wait ``timeout_s`` seconds for what is under way, and return what has no answer."""
+        """Accept no more sends, wait ``timeout_s`` seconds for answers, and return the sends without one."""
         if self._closed:
             return []
         self._check()
@@ -327,7 +328,7 @@ class Producer(Asynchronous):
 
     def _close(self, timeout_s: float | None) -> list[Unsent]:
         deadline = self._deadline(timeout_s)
-        self._handed.none_left(deadline)  # what was given to threads before goes out
+        self._handed.none_left(deadline)  # sends that threads begin are sent before the close
         return self._producer.close(deadline.remaining())
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
@@ -335,7 +336,7 @@ class Producer(Asynchronous):
 
 
 def _sized(message: object) -> bool:
-    """Whether it has a topic and a body, as a message has."""
+    """Whether ``message`` is a ``Message`` whose topic and body have the right types."""
     return isinstance(message, Message) and isinstance(message.topic, str) and hasattr(message.body, "__len__")
 
 
@@ -343,5 +344,5 @@ def _not_begun(error: BaseException, waiting: _Waiting) -> BaseException:
     if not isinstance(error, RuntimeError):
         return error
     return SendFailed(
-        f"nothing was sent: {error}", topic=waiting.message.topic, remedy="Look at the limits of threads and processes"
+        f"nothing was sent: {error}", topic=waiting.message.topic, remedy="Raise the limit of threads and processes"
     )

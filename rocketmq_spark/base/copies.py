@@ -123,7 +123,9 @@ class CopyQuestions(Generic[P, D]):
 
     def _left_for_next_time(self, what: str, why: object) -> None:
         if self._say_so.due():
-            logger.warning("questions are left for the next time, among them the one about %s: %s", what, why)
+            logger.warning(
+                "some requests are left to their next repetition, among them the one about %s: %s", what, why
+            )
 
     def _decide(self, what: str, decide: Callable[[], D]) -> None:
         with self._lock:

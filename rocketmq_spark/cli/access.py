@@ -116,7 +116,7 @@ def set_policy(
 ) -> None:
     """Allow the user NAME the ACTIONS on RESOURCE, such as Topic:orders Sub Get, or 'Group:billing*' Sub.
 
-    This takes the place of what was set for that resource before. ACTIONS: All, Pub, Sub, Create, Update, Delete, Get, List.
+    Replaces the user's policy for that resource. ACTIONS: All, Pub, Sub, Create, Update, Delete, Get, List.
     """
     from rocketmq_spark.admin import access
 

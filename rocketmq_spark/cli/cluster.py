@@ -31,9 +31,9 @@ _SHOWN = {
 @click.pass_obj
 @click.pass_context
 def cluster(ctx: click.Context, output: Output, target: Target) -> None:
-    """Show all brokers, masters (ID 0) and slaves, as they report themselves. Exit code 1 if one does not answer.
+    """Show all brokers, masters (ID 0) and slaves, with the figures that they report. Exits with 1 if one does not answer.
 
-    --json has everything that a broker reports, as facts.
+    With --json, facts contains everything that a broker reports.
     """
     from rocketmq_spark.admin import brokers
 

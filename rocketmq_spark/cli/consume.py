@@ -54,7 +54,9 @@ def consuming(begin: str) -> Callable[[Callable[..., None]], Callable[..., None]
             ),
             click.option("--sql", help="Only messages for which this SQL92 expression is true."),
             click.option("--tags", help="Only messages with one of these tags: 'a || b'."),
-            click.option("--group", required=True, help="The consumer group. Its offsets say where to continue."),
+            click.option(
+                "--group", required=True, help="The consumer group. Reading continues at its committed offsets."
+            ),
         ):
             function = option(function)
         return function

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.session.consumers import PullConsumer
 
 _POLL_S = 0.5
-# A restart sends again what was sent in this time before the command was killed, and what was under way.
+# If the command is killed, a restart repeats the messages sent within this time, and those in flight.
 COMMIT_S, UNDER_WAY = 0.25, 256
 # Bytes of one batch, by the sizes of the originals. A larger message is sent alone, for which the limit is higher.
 _BATCH_BYTES = 512 << 10
@@ -203,20 +203,18 @@ def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> Message:
     "--follow/--no-follow", default=False, help="Wait for new messages, or stop at the end. [default: no-follow]"
 )
 @click.option("--mark", metavar="NAME", help="Give each copy this property, with the id of its original.")
-@click.option(
-    "--skip-bad", is_flag=True, help="Leave out messages that cannot be decoded or sent; otherwise they are an error."
-)
+@click.option("--skip-bad", is_flag=True, help="Skip messages that cannot be decoded or sent [default: fail].")
 @connected
 @click.pass_obj
 def copy(output: Output, /, target: Target, **how: Any) -> None:
     """Copy messages of topic SOURCE to topic DESTINATION, of the same or another cluster.
 
-    The copy can be resumed: run the command again with the same --group. Nothing is missing then. If it was killed, or a send
-    failed, what it sent in its last quarter of a second is copied again, and what was under way (up to 256 messages); after
-    Ctrl-C nothing is. A send without an answer is repeated, too. --mark gives readers an id by which they can drop repeats.
+    To resume a copy, run the command again with the same --group. No message is lost. After Ctrl-C none is copied twice. If the
+    command was killed or a send failed, the messages of its last 0.25 s and those in flight (up to 256) are copied again, as is a
+    message whose send got no answer. With --mark, readers can recognize such duplicates.
 
-    The messages of one queue go to one queue, in their order; those with a sharding key to the queue of its hash. A copy has the
-    body, tags, keys, flag, properties and sharding key of its original, and its own id and times.
+    The messages of a queue are copied to one queue, in their order; a sharding key selects the queue by its hash. A copy has the
+    body, tags, keys, flag, properties and sharding key of the original, and its own id and times.
     """
     source, destination = how["source"], how["destination"]
     to = _destination(target, how)

@@ -65,7 +65,7 @@ class RotatingCredentials:
         try:
             return time.monotonic() + self._max_age_s, self._fetched()
         except RocketMQError as e:
-            logger.warning("the keys of before are used on: %s", e)
+            logger.warning("the previous keys stay in use: %s", e)
             return time.monotonic() + AGAIN_S, before
 
     def _fetched(self) -> Credentials:

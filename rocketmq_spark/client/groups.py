@@ -230,7 +230,7 @@ def _held(calls: Calls, topic: str, who: tuple[str, str], address: str) -> tuple
 
 
 def _told(error: RocketMQError, member: str) -> None:
-    logger.info("what member %s reads is not known: %s", member, error)
+    logger.info("cannot determine what member %s reads: %s", member, error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -313,7 +313,7 @@ class Instance:
         try:
             self._all = self._routes.cluster(deadline)
         except RocketMQError as e:  # a Proxy does not say
-            logger.info("the brokers of the cluster are not known, only those of the topics in use: %s", e)
+            logger.info("cannot list the brokers of the cluster; only those of topics in use get heartbeats: %s", e)
 
     def _addresses(self, slaves: bool, everywhere: bool) -> list[tuple[str, str]]:
         known = {data.broker_name: data for data in self._routes.brokers()}

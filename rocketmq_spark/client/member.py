@@ -154,7 +154,7 @@ class RemotingMember:
             try:
                 ours = set(bodies.locked_queues(answer.body))
             except RemoteProtocolError as e:
-                logger.warning("what a broker says of the locks of %s means nothing: %s", of_broker, e)
+                logger.warning("cannot decode the answer to the lock request for %s: %s", of_broker, e)
                 continue
             locked |= {queue for queue in of_broker if self._calls.queue_on_wire(queue) in ours}
         return locked

@@ -79,7 +79,7 @@ class AwaitedReplies:
             waited = self._waiting.pop(correlation_id, None)
         request.answer(rpc.PUSH_REPLY_MESSAGE_TO_CLIENT.reply(request.command))
         if waited is None:
-            logger.info("a reply from %s comes too late, or for the second time: %s", request.address, correlation_id)
+            logger.info("a reply from %s comes too late, or again, and is ignored: %s", request.address, correlation_id)
         else:
             waited[0](reply)
 

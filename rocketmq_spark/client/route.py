@@ -158,7 +158,7 @@ class Routes:
         except (ConnectionLost, CallTimeout) as e:
             if refresh or topic not in self.known():
                 raise
-            logger.info("the route of %s is not fresh: %s", topic, e)
+            logger.info("could not refresh the route of %s, using the cached one: %s", topic, e)
             return self.get(topic, math.inf, deadline)
 
     def _keep(self, topic: str, route: TopicRoute) -> TopicRoute:

@@ -81,7 +81,7 @@ class Kinds:
             try:
                 return is_batched(self.attributes(topic, name, deadline)) is True
             except RocketMQError as e:
-                logger.info("%s does not say what kind topic %s is: %s", name, topic, e)
+                logger.info("cannot determine from broker %s whether topic %s is a batch topic: %s", name, topic, e)
                 self._silent[topic, name] = Deadline.after(AGE_S)
         return False
 

@@ -1,5 +1,5 @@
-"""A member of a consumer group: which queues are its own, what was pulled of them, and how far they are finished.
+"""Members of a consumer group: their queues, the messages they pulled, and the offsets they finished.
 
-What decides (rebalance, start offsets, the process queue, results, flow control) is pure: no thread, no clock, no question.
-What acts is thin, and asks brokers through ``ports.GroupMember``.
+Decisions (rebalance, start offsets, the process queue, results, flow control) are pure: no threads, clocks or requests. The
+modules that act on them are thin, and send requests through ``ports.GroupMember``.
 """

@@ -1,11 +1,11 @@
-"""Reading ahead for consumers that are far behind: which queues, which offsets and when, and the threads that read them.
+"""Reading ahead for consumers that are far behind: chooses queues and offsets, and reads them on threads.
 
-A long poll asks for one answer and waits for it. Where the end of a queue is many answers away, the next offsets are known,
-so many pulls can be under way at once. A queue may cache a fixed amount: half of it is cached, the other half under way.
-Each broker's queues are read on a thread and a connection of their own.
+A long poll requests one answer and waits for it. If the end of a queue is many answers away, the next offsets are known, so many
+pulls can be in flight at once. Half of the cache of a queue is for cached messages, half for messages in flight. Each broker
+has its own thread and connection.
 
-The consumer handles these messages like answers to long polls. Long polls continue where a read ended: at the end of the
-queue as it was known, or before anything that only the broker can explain. ``far_behind``, ``ranges`` and ``pace`` are pure.
+The consumer handles these messages like answers to long polls. Long polls continue where a read ended: at the known end
+of the queue, or at the first answer that is not plain messages. ``far_behind``, ``ranges`` and ``pace`` are pure.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from rocketmq_spark.model import MessageQueue, OffsetRange, ReceivedMessage
 
 logger = logging.getLogger(__name__)
 
-# As many answers a queue is behind at least: for fewer no connection is made.
+# A queue is read ahead if it is at least this many answers behind; fewer are not worth a connection.
 FAR_ANSWERS = 32
-# As many answers at least are half of what may wait; below that, asking one after the other does as well.
+# Half of the cache must hold at least this many answers; otherwise single pulls are as fast.
 MIN_HALF = 4
-# Ranges of one read, which then begins anew: at ends that are farther away by then.
+# Ranges of one read. The next read uses the new ends of the queues.
 MAX_RANGES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Messages of a pull, and of one queue the offsets and the bytes that may wait to be consumed.
+    """Limits: messages per pull, and the offsets and bytes of one queue that may wait to be consumed.
 
-    A read that finds no room for ``patience_s`` ends; taking messages notifies of room, and it is looked at every ``recheck_s``.
+    A read that finds no room for ``patience_s`` ends. It checks for room when messages are taken, and every ``recheck_s``.
     """
 
     count: int
@@ -55,7 +55,7 @@ class Bounds:
 
 
 class ReadAheadQueue(Protocol):
-    """One queue: ``assigned.AssignedQueue``, ``backlog.BacklogQueue``."""
+    """One queue of a consumer: ``assigned.AssignedQueue`` or ``backlog.BacklogQueue``."""
 
     token: int
     asked: bool
@@ -75,14 +75,14 @@ class ReadAheadQueue(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What is known of a queue, from the ``ask`` that would come next to its end."""
+    """The unread part of a queue, from its next pull (``ask``) to its end."""
 
     ask: Ask
     end: int
 
 
 class ReadPace(enum.Enum):
-    """What a read that is under way does next."""
+    """What a running read does next."""
 
     GO = "go"
     WAIT = "wait"
@@ -92,8 +92,8 @@ class ReadPace(enum.Enum):
 def far_behind(
     places: Mapping[MessageQueue, ReadAheadQueue], now: float, bounds: Bounds, plain: Callable[[MessageQueue], bool]
 ) -> dict[str, list[Stretch]]:
-    """By broker, the queues to be read ahead, of those without a pull. Only ``plain`` ones: of a filtered queue the
-    broker itself looks through hundreds of offsets for an answer, and where the next one begins cannot be known."""
+    """Return the queues to read ahead, by broker, of those without a pull in flight. Only ``plain`` ones: for a filter, the
+    broker searches hundreds of offsets per answer, so the next offset is unknown."""
     found: dict[str, list[Stretch]] = {}
     if bounds.half < MIN_HALF * bounds.count:
         return found
@@ -109,12 +109,12 @@ def far_behind(
 
 
 def full(place: ReadAheadQueue, bounds: Bounds) -> bool:
-    """Whether there is no room for what would be on its way."""
+    """Whether the cache has no room for more messages in flight."""
     return place.waiting > bounds.half or place.bytes > bounds.max_bytes // 2
 
 
 def ranges(stretches: Sequence[Stretch], size: int) -> list[OffsetRange]:
-    """``size`` offsets of each in turn, so that no queue waits for another; not more than ``MAX_RANGES``, nor none."""
+    """Return ranges of ``size`` offsets, one of each queue in turn; at least one and at most ``MAX_RANGES``."""
     made: list[OffsetRange] = []
     starts = [stretch.ask.offset for stretch in stretches]
     while len(made) < MAX_RANGES:
@@ -130,7 +130,7 @@ def ranges(stretches: Sequence[Stretch], size: int) -> list[OffsetRange]:
 
 
 def pace(places: Mapping[MessageQueue, ReadAheadQueue], stretches: Sequence[Stretch], bounds: Bounds) -> ReadPace:
-    """Stop for a queue that was sought, paused or given up; wait while enough of one waits to be polled."""
+    """Stop if a queue was sought, paused or released; wait while the cache of a queue is full."""
     waits = False
     for stretch in stretches:
         place = places.get(stretch.ask.queue)
@@ -140,7 +140,7 @@ def pace(places: Mapping[MessageQueue, ReadAheadQueue], stretches: Sequence[Stre
     return ReadPace.WAIT if waits else ReadPace.GO
 
 
-CALM_S = 10.0  # how long a queue with something odd is long-polled before it is read ahead again
+CALM_S = 10.0  # for how long a queue with an unusual answer is long-polled before it is read ahead again
 
 Plain = Callable[[MessageQueue], bool]
 # Queue, first offset, of each answer its next offset and where its bytes end, stored messages.
@@ -155,41 +155,41 @@ class Run(Protocol):
 
     @property
     def resets(self) -> Mapping[MessageQueue, int]:
-        """Where an operator moved the group, which the broker says once for each queue; known when the read has ended."""
+        """Offsets to which an operator reset the group; brokers report each only once. Complete when the read has ended."""
 
     def fetch(self) -> Generator[Sequence[Answered], None, None]:
-        """What comes; it ends early, and is not ``whole`` then, before what is not plain messages."""
+        """Yield answers. Ends early, with ``whole`` False, before an answer that is not plain messages."""
 
     def stop(self) -> None:
-        """End soon, also while a read waits for a broker."""
+        """End the read soon, also while it waits for a broker."""
 
 
 class Queues(Protocol):
-    """Those of a consumer: ``Assigned``, ``Backlog``. All but ``brought`` are called with the condition held."""
+    """The queues of a consumer: ``Assigned`` or ``Backlog``. All methods but ``brought`` are called with the condition held."""
 
     @property
     def places(self) -> Mapping[MessageQueue, ReadAheadQueue]: ...
 
     def hold(self, asks: Iterable[Ask]) -> None:
-        """These queues are read ahead from now on."""
+        """Mark queues as read ahead."""
 
     def bring(self, ask: Ask, part: FetchedPart) -> bool:
-        """Take what was read; False if it is obsolete."""
+        """Take an answer; returns False if it is obsolete."""
 
     def brought(self, ask: Ask, part: FetchedPart) -> None:
-        """The same, once the condition is let go: for what takes long."""
+        """As ``bring``, called without the condition, for slow work."""
 
     def reset(self, ask: Ask, offset: int) -> None:
-        """An operator moved the group: what comes of this queue is worth nothing, and it goes on at ``offset``."""
+        """Apply an operator's reset: ignore answers for this queue, and continue at ``offset``."""
 
     def let_go(self, asks: Iterable[Ask], calm_until: float) -> None:
-        """These queues are read ahead no more, nor again before ``calm_until``."""
+        """Mark queues as not read ahead, at least until ``calm_until``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadAhead:
-    """How to: ``begin`` reads ranges of one broker within a number of offsets and of bytes, ``messages`` decodes what came from
-    one offset on, up to another.
+    """Functions for reading ahead: ``begin`` reads ranges of one broker within limits of offsets and bytes, ``messages``
+    decodes the messages between two offsets.
     """
 
     begin: Callable[[Sequence[OffsetRange], int, int], Run]
@@ -197,7 +197,7 @@ class ReadAhead:
 
 
 class _Reader:
-    """What is read of one broker, on its thread."""
+    """The read of one broker, on its thread."""
 
     def __init__(self, plain: Plain) -> None:
         self.thread: threading.Thread | None = None
@@ -208,7 +208,7 @@ class _Reader:
 
 
 class Ahead:
-    """Shares ``queues`` with who consumes, and ``changed``, the condition that guards them; ``polled`` makes long polls go on."""
+    """Reads ``queues`` ahead. Consumers share them, guarded by the condition ``changed``; ``polled`` continues long polls."""
 
     def __init__(
         self, changed: threading.Condition, queues: Queues, bounds: Bounds, how: ReadAhead, clock: Clock
@@ -224,7 +224,7 @@ class Ahead:
         self.polled: Callable[[], None] = lambda: None
 
     def begin(self, plain: Plain) -> set[MessageQueue]:
-        """With the condition held. The queues that are far behind, and no business of long polls."""
+        """Begin to read queues ahead that are far behind. Needs the condition."""
         if self._closed:
             return set()
         self.taken()
@@ -241,24 +241,24 @@ class Ahead:
         return begun
 
     def _start(self, broker_name: str, plain: Plain) -> bool:
-        """Whether there is a thread; without one long polls go on."""
+        """Start the thread of a broker. If there is none, long polls continue."""
         self._readers[broker_name] = reader = _Reader(plain)
         run, ended = partial(self._run, broker_name), partial(self._ended, broker_name)
         try:
             reader.thread = start_thread(f"rocketmq-ahead-{broker_name}", run, ended, again=False)
         except RuntimeError as e:
-            logger.warning("what is far behind on %s is not read ahead: %s", broker_name, e)
+            logger.warning("cannot read ahead the backlog of broker %s: %s", broker_name, e)
             del self._readers[broker_name]
             return False
         return True
 
     def taken(self) -> None:
-        """With the condition held. Something was polled, sought or paused: who waits for room may have to do something."""
+        """Wake reads that wait for room, after a poll, seek or pause. Needs the condition."""
         if self._waiting and any(self._pace(reader) is not ReadPace.WAIT for reader in self._readers.values()):
             self._changed.notify_all()
 
     def close(self, wait_s: float) -> None:
-        """Read no more, and wait a moment for the threads."""
+        """Stop reading, and wait a moment for the threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -275,13 +275,13 @@ class Ahead:
             self._read(reader)
 
     def _ended(self, broker_name: str) -> None:
-        """The thread ends, whatever the reason: its queues are polled, and a later backlog has a thread of its own."""
+        """Return the queues of a thread that ends to long polls. A later backlog gets a new thread."""
         with self._changed:
             self._end(self._readers.pop(broker_name), CALM_S)
         self.polled()
 
     def _next(self, broker_name: str) -> _Reader | None:
-        """What is to be read now; None when nothing is."""
+        """Return what to read next; None for nothing."""
         with self._changed:
             reader = self._readers[broker_name]
             far = far_behind(self._queues.places, self._clock.now(), self._bounds, reader.plain)
@@ -308,7 +308,7 @@ class Ahead:
             if not reader.run.whole or pace is ReadPace.WAIT:
                 calm_s = CALM_S
         except RocketMQError as e:
-            logger.info("reading ahead ended, long polls go on: %s", e)
+            logger.info("stopped reading ahead, continuing with long polls: %s", e)
             calm_s = CALM_S
         with self._changed:
             for queue, offset in reader.run.resets.items():
@@ -316,7 +316,7 @@ class Ahead:
             self._end(reader, calm_s)
 
     def _bring(self, reader: _Reader, answers: Sequence[Answered]) -> None:
-        """Give what was read to who consumes."""
+        """Pass an answer to the consumer."""
         asks = {stretch.ask.queue: stretch.ask for stretch in reader.stretches}
         parts = [
             (asks[queue], FetchedPart(queue, start, ends, stored, partial(self._how.messages, queue)))
@@ -330,7 +330,7 @@ class Ahead:
                 self._queues.brought(ask, part)
 
     def _room(self, reader: _Reader) -> ReadPace:
-        """How to go on once there is room; ``WAIT`` where there was none for too long."""
+        """Wait for room, and return how to continue; ``WAIT`` after ``patience_s`` without room."""
         until = self._clock.now() + self._bounds.patience_s
         with self._changed:
             while (pace := self._pace(reader)) is ReadPace.WAIT and self._clock.now() < until:
@@ -346,7 +346,7 @@ class Ahead:
         return pace(self._queues.places, reader.stretches, self._bounds)
 
     def _reset(self, reader: _Reader, queue: MessageQueue, offset: int) -> None:
-        logger.warning("offsets of %s are reset by its broker: it goes on at %d", queue, offset)
+        logger.warning("the broker reset the offset of %s: continuing at %d", queue, offset)
         for stretch in reader.stretches:
             if stretch.ask.queue == queue:
                 self._queues.reset(stretch.ask, offset)

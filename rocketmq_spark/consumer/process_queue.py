@@ -1,4 +1,4 @@
-"""Messages that were pulled of one queue and are not finished (Java's ``ProcessQueue``), and when the queue is pulled again.
+"""Pulled, unfinished messages of one queue (Java's ``ProcessQueue``), and the decision when to pull the queue again.
 
 Messages are sorted by queue offset. Removing finished ones returns the offset up to which all are finished, which is the one
 that may be committed. An orderly consumer takes messages from the front and then commits them or puts them back.
@@ -20,13 +20,13 @@ from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, ReceivedMessage
 
-LOCK_EXPIRES_MS = 30_000  # on our side; the broker's lock lives 60 s
+LOCK_EXPIRES_MS = 30_000  # the client renews within this time; the broker's lock lasts 60 s
 
 
 class QueueLock:
-    """The broker's lock of a queue, as far as this member knows. ``granted_ms`` is when the last one was asked for.
+    """The broker's lock of a queue. ``granted_ms`` is when the last granted lock was requested.
 
-    Times are of ``Timer.lease_ms``: the broker counts, too, while this machine sleeps.
+    Times are those of ``Timer.lease_ms``, which includes time in which this machine sleeps.
     """
 
     def __init__(self) -> None:
@@ -34,20 +34,20 @@ class QueueLock:
         self._lost = False
 
     def grant(self, asked_ms: int) -> None:
-        """The broker gave the queue to this client, which asked at ``asked_ms``: the broker's time began no sooner."""
+        """Note a lock that was requested at ``asked_ms``. The broker's time began at that moment or later."""
         self.granted_ms, self._lost = asked_ms, False
 
     def lose(self) -> None:
-        """The broker did not."""
+        """Note that the broker refused the lock."""
         self._lost = True
 
     def held(self, now_ms: int) -> bool:
-        """Whether it is ours for sure."""
+        """Whether this member certainly has the lock."""
         return self.granted_ms is not None and not self._lost and now_ms - self.granted_ms <= LOCK_EXPIRES_MS
 
 
 class ProcessQueue:
-    """The unfinished messages of ``queue``. Once ``dropped`` the queue is not ours any more, and no result of it counts."""
+    """The unfinished messages of ``queue``. Results of a ``dropped`` queue are ignored."""
 
     def __init__(self, queue: MessageQueue, now_ms: int = 0) -> None:
         self.queue = queue
@@ -59,14 +59,14 @@ class ProcessQueue:
         self.bytes = 0
         self._waiting: dict[int, ReceivedMessage] = {}
         self._taken: dict[int, ReceivedMessage] = {}
-        self._bodies: dict[int, bytes] = {}  # as they were pulled: a listener may put something else in its message
-        self._dead: set[int] = set()  # of the taken ones those that are dead letters
-        self._alone: set[int] = set()  # those that are taken without others
+        self._bodies: dict[int, bytes] = {}  # the bodies as pulled: a listener may change its message
+        self._dead: set[int] = set()  # taken messages that are dead letters
+        self._alone: set[int] = set()  # messages that are taken alone
         self._sorted: deque[int] = deque()
         self._max_put: int | None = None
 
     def put(self, messages: Iterable[ReceivedMessage]) -> int:
-        """Keep what was pulled, and say how many of them are new; a repeated offset replaces its message uncounted."""
+        """Add pulled messages; returns how many are new. A message with a known offset replaces the earlier one."""
         new = 0
         for message in messages:
             if not self._place(message):
@@ -78,7 +78,7 @@ class ProcessQueue:
         return new
 
     def remove(self, messages: Iterable[ReceivedMessage]) -> int | None:
-        """Forget finished ones; gives the offset to commit, None when nothing was here. It never passes an unfinished one."""
+        """Remove finished messages; returns the offset to commit, never beyond an unfinished one. None if nothing was cached."""
         if not self._waiting:
             return None
         for message in messages:
@@ -87,7 +87,7 @@ class ProcessQueue:
         return self._next()
 
     def take(self, count: int) -> list[ReceivedMessage]:
-        """Up to ``count`` from the front, which are then neither waiting nor finished."""
+        """Take up to ``count`` messages from the front. They are neither waiting nor finished then."""
         taken: list[ReceivedMessage] = []
         while len(taken) < count and (message := self.first()) is not None:
             if (alone := message.queue_offset in self._alone) and taken:
@@ -99,9 +99,9 @@ class ProcessQueue:
         return taken
 
     def commit(self) -> int | None:
-        """All that were taken are finished; gives the offset after the last of them, None when there are none.
+        """Finish all taken messages; returns the offset after the last one, None if none were taken.
 
-        Dead letters behind a message that waits again stay taken until it is finished: the offset must not pass it.
+        Dead letters after a message that waits again stay taken until it is finished, because the offset must not pass it.
         """
         first = self.first()
         done = [offset for offset in self._taken if first is None or offset < first.queue_offset]
@@ -115,13 +115,13 @@ class ProcessQueue:
         return max(done) + 1
 
     def rollback(self) -> None:
-        """All that were taken wait again, except dead letters: a broker has them."""
+        """Put all taken messages back, except dead letters, which a broker has."""
         self.put_back([message for offset, message in self._taken.items() if offset not in self._dead])
 
     def put_back(self, messages: Sequence[ReceivedMessage], alone: bool = False) -> None:
-        """Those of the taken ones wait again, as they are given here: their count of attempts may have grown.
+        """Put these taken messages back, with their new number of attempts.
 
-        ``alone``: each is taken without others from now on, so that others do not fail with it.
+        ``alone``: each is taken alone from now on, so that it does not make others fail.
         """
         for message in sorted(messages, key=lambda m: m.queue_offset, reverse=True):
             if self._taken.pop(message.queue_offset, None) is not None:
@@ -130,16 +130,16 @@ class ProcessQueue:
                     self._alone.add(message.queue_offset)
 
     def bury(self, messages: Iterable[ReceivedMessage]) -> None:
-        """Those of the taken ones are dead letters, and never wait again."""
+        """Mark these taken messages as dead letters, which are not put back."""
         self._dead.update(message.queue_offset for message in messages if message.queue_offset in self._taken)
 
     def as_pulled(self, message: ReceivedMessage) -> ReceivedMessage:
-        """The message with the body that it came with, for who gets it next; one that is not here as it is."""
+        """Return the message with its pulled body, for its next delivery; unchanged if it is not cached."""
         body = self._bodies.get(message.queue_offset, message.body)
         return message if body is message.body else replace(message, body=body)
 
     def replace(self, message: ReceivedMessage) -> None:
-        """The message of an offset that waits is this one now."""
+        """Replace the waiting message of an offset."""
         if message.queue_offset in self._waiting:
             self._waiting[message.queue_offset] = message
 
@@ -147,7 +147,7 @@ class ProcessQueue:
         return message.queue_offset in self._waiting
 
     def first(self) -> ReceivedMessage | None:
-        """The waiting message of the smallest offset."""
+        """Return the waiting message with the smallest offset."""
         while self._sorted and self._sorted[0] not in self._waiting:
             self._sorted.popleft()
         return self._waiting[self._sorted[0]] if self._sorted else None
@@ -163,12 +163,12 @@ class ProcessQueue:
 
     @property
     def waiting(self) -> int:
-        """How many are not taken."""
+        """The number of messages that are not taken."""
         return len(self._waiting)
 
     @property
     def offsets(self) -> tuple[int, int] | None:
-        """The first and the last offset that waits."""
+        """The first and the last waiting offset."""
         first = self.first()
         return None if first is None else (first.queue_offset, first.queue_offset + self.span)
 
@@ -181,7 +181,7 @@ class ProcessQueue:
         self._max_put = None
 
     def _place(self, message: ReceivedMessage) -> bool:
-        """Put it among the waiting ones; whether its offset was here already."""
+        """Add a waiting message; returns whether its offset was present already."""
         offset = message.queue_offset
         if offset in self._taken:
             return True
@@ -209,12 +209,12 @@ class ProcessQueue:
 FULL_S = 0.05
 BUSY_S = 0.02
 PAUSED_S = 1.0
-FIRST_PULL_S = 0.5  # after a rebalance, since 5.0.0: a queue that is handed over is given up by then
+FIRST_PULL_S = 0.5  # after a rebalance, as since 5.0.0: the previous owner has released the queue by then
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Of one queue's cache. ``max_span`` None: offsets may lie as far apart as they do, for an orderly listener."""
+    """Limits of one queue's cache. ``max_span`` None, for an orderly listener: no limit of the span of offsets."""
 
     max_count: int = 1000
     max_bytes: int = 100 << 20
@@ -222,7 +222,7 @@ class Thresholds:
 
 
 def divided(thresholds: Thresholds, topic_count: int | None, topic_bytes: int | None, queues: int) -> Thresholds:
-    """Thresholds of one of ``queues`` where those of the whole topic are given; each keeps at least 1."""
+    """Divide the thresholds of a topic by its number of ``queues``; at least 1 each."""
     share = max(1, queues)
     return Thresholds(
         thresholds.max_count if topic_count is None else max(1, topic_count // share),
@@ -232,7 +232,7 @@ def divided(thresholds: Thresholds, topic_count: int | None, topic_bytes: int | 
 
 
 def full(queue: ProcessQueue, thresholds: Thresholds) -> str | None:
-    """Why the queue is not pulled now; None if it is."""
+    """Return why the queue is not pulled now; None if it is."""
     if queue.count > thresholds.max_count:
         return f"{queue.count} messages are cached, more than {thresholds.max_count}"
     if queue.bytes > thresholds.max_bytes:
@@ -244,11 +244,11 @@ def full(queue: ProcessQueue, thresholds: Thresholds) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class NextPull:
-    """What an answer leads to.
+    """What follows from an answer.
 
-    ``messages`` are to be cached and consumed; ``finished`` is an offset up to which nothing is left to do, to be noted if
-    nothing is cached; then the next pull, at ``offset`` in ``pause_s``. ``repair`` is instead the right offset of a queue
-    whose own was not to be had: it is noted and frozen, stored, and the queue is given up, to be added again.
+    ``messages`` are cached and consumed. ``finished`` is an offset before which nothing is left to do; it is noted if nothing
+    is cached. The next pull is at ``offset`` in ``pause_s`` seconds. ``repair`` is set instead if the offset was illegal: the
+    new offset, which is committed; the queue is released, and a rebalance adds it again.
     """
 
     offset: int
@@ -259,7 +259,7 @@ class NextPull:
 
 
 def next_pull(offset: int, answer: PullAnswer | RocketMQError, interval_s: float, error_s: float) -> NextPull:
-    """What ``answer`` to the pull at ``offset`` leads to; pauses are ``pullInterval`` and the one after errors."""
+    """Decide what follows from the ``answer`` to the pull at ``offset``. Pauses are ``pullInterval`` and the one after errors."""
     if isinstance(answer, RocketMQError):
         return NextPull(offset, BUSY_S if answer.broker_code == Response.FLOW_CONTROL else error_s)
     if answer.status is PullStatus.OFFSET_ILLEGAL:

@@ -1,12 +1,12 @@
-"""Which queues a member drops and adds, and from which offset an added queue is read. Pure.
+"""Decides which queues a member drops and adds, and at which offset an added queue begins. Pure.
 
 The rebalance mirrors ``RebalanceImpl``. Every member sorts the same lists and applies the same strategy, so all come to the
 same result without talking to each other. If the queues or the members of the group are unknown, or the strategy raises, the
 member keeps what it owns. The caller asks brokers, carries out the change, and runs the rebalance again in ``wait_s``.
 
 The start offset mirrors ``RebalancePushImpl.computePullFromWhereWithException``. A group's committed offset decides; the
-option ``consumeFromWhere`` counts only if there is none. A question that fails raises, and the queue is tried again later.
-(Up to 4.9.8 Java took every error for "no offset" and jumped to the end.)
+option ``consumeFromWhere`` counts only if there is none. If a request fails, the error is raised, and the queue is retried later.
+(Java up to 4.9.8 treated every error as "no offset" and continued at the end.)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rocketmq_spark.queues.environment import queue_order
 
 
 class Where(enum.Enum):
-    """Java's ``ConsumeFromWhere``, without the names that mean the same."""
+    """Java's ``ConsumeFromWhere``, without its synonyms."""
 
     LATEST = "CONSUME_FROM_LAST_OFFSET"
     EARLIEST = "CONSUME_FROM_FIRST_OFFSET"
@@ -35,19 +35,19 @@ class Where(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConsumeFrom:
-    """The mode; of ``TIMESTAMP`` also the epoch ms."""
+    """Where a queue without a committed offset begins; ``TIMESTAMP`` has a time in ms since 1970."""
 
     where: Where = Where.LATEST
     timestamp_ms: int = 0
 
     @classmethod
     def of(cls, value: str | int) -> ConsumeFrom:
-        """That of option 'consumeFromWhere': a name of ``Where``, or epoch ms."""
+        """Parse option 'consumeFromWhere': a name of ``Where``, or ms since 1970."""
         return cls(Where.TIMESTAMP, value) if isinstance(value, int) else cls(Where[value.upper()])
 
 
 class Start(NamedTuple):
-    """Where a queue begins; ``stored``: the group surely has that offset. Where it has not, a later start may be another one."""
+    """Where a queue begins. ``stored``: the broker has this offset of the group; otherwise a later start may differ."""
 
     offset: int
     stored: bool = True
@@ -55,9 +55,9 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StartQuestions:
-    """What may have to be asked of the queue's broker. Each raises ``RocketMQError`` when it has no answer.
+    """Requests to the queue's broker. Each raises ``RocketMQError`` if it fails.
 
-    ``stored`` gives None where the broker says for sure that the group has no offset.
+    ``stored`` returns None only if the broker reports that the group has no offset.
     """
 
     stored: Callable[[], int | None]
@@ -66,17 +66,17 @@ class StartQuestions:
 
 
 def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, ask: StartQuestions) -> Start:
-    """The first offset to pull, never below zero. Raises what a question raises.
+    """Return the first offset to pull, at least 0. Raises the errors of the requests.
 
-    A retry topic starts at 0 in every mode: all of it failed in this group, so none of it is old news. Java asks for its
-    end by ``CONSUME_FROM_TIMESTAMP``, and loses what was sent back before a member had the queue.
+    A retry topic begins at 0 in every mode, because all of its messages failed in this group. Java begins at its end with
+    ``CONSUME_FROM_TIMESTAMP``, and loses messages that were sent back before a member had the queue.
     """
     stored = ask.stored()
     if stored is not None:
-        # 0 may be the answer for a young queue of which the group has no offset: later it is None, and the mode would decide.
+        # 0 may mean a young queue without an offset. A later request would return None, and the mode would decide.
         return Start(_checked(queue, "stored", stored), stored > 0)
     if queue.topic.startswith(RETRY_PREFIX) or consume_from.where is Where.EARLIEST:
-        return Start(0, False)  # too small is put right by the first pull
+        return Start(0, False)  # the first pull corrects an offset that is too small
     if consume_from.where is Where.LATEST:
         return Start(_checked(queue, "maximum", ask.max_offset()), False)
     found = ask.search(consume_from.timestamp_ms)
@@ -99,15 +99,15 @@ UNBALANCED_WAIT_S = 1.0  # since 5.2.0
 MIN_INTERVAL_S = 1.0
 PULL_EXPIRES_MS = 120_000
 
-# Own id, queues, ids of all members: the own queues.
+# Client id, queues and ids of all members to the queues of the client.
 Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]]
 
 
 @dataclass(frozen=True, slots=True)
 class QueueShare:
-    """The queues of a topic that are this member's; None: it keeps what it has.
+    """This member's share of a topic's queues; None: it keeps its queues.
 
-    ``problem`` is why a strategy gave none. Only then the member counts as not balanced and soon tries again.
+    ``problem`` is why the strategy failed. Only then the member counts as not balanced and retries soon.
     """
 
     queues: frozenset[MessageQueue] | None
@@ -123,7 +123,7 @@ KEPT = QueueShare(None)
 
 @dataclass(frozen=True, slots=True)
 class QueueChange:
-    """What is to be done for one topic, in this order; both sorted."""
+    """The queues of one topic to drop and then to add; both sorted."""
 
     drop: tuple[MessageQueue, ...] = ()
     add: tuple[MessageQueue, ...] = ()
@@ -133,29 +133,29 @@ class QueueChange:
 
 
 def broadcasting_share(queues: Collection[MessageQueue] | None) -> QueueShare:
-    """Every member has all queues."""
+    """Return all queues, for every member."""
     return KEPT if queues is None else QueueShare(frozenset(queues))
 
 
 def clustering_share(
     allocate: Allocate, me: str, queues: Collection[MessageQueue] | None, members: Collection[str] | None
 ) -> QueueShare:
-    """This member's part by the strategy.
+    """Return this member's share by the strategy.
 
-    An empty list of members is ignored as none is: a broker that has just started knows no member yet.
+    An empty list of members counts as unknown, because a broker that has just started knows no members yet.
     """
     if queues is None or not members:
         return KEPT
     ordered = sorted(queues, key=queue_order), sorted(members, key=string_order)
-    given = attempt(lambda: frozenset(allocate(me, *ordered)))  # a user's own code, perhaps
+    given = attempt(lambda: frozenset(allocate(me, *ordered)))  # the strategy may be a user's function
     return QueueShare(None, given) if isinstance(given, Failure) else QueueShare(given)
 
 
 def change(owned: Mapping[MessageQueue, ProcessQueue], topic: str, share: QueueShare, now_ms: int) -> QueueChange:
-    """What leads from the queues of ``topic`` among ``owned`` to ``share``.
+    """Return the change from the queues of ``topic`` in ``owned`` to ``share``.
 
-    A queue whose pulls have stopped is dropped and added again, which heals it. So is one that was dropped and could not be
-    given up yet: an orderly listener is busy with it, and as long as it is the queue is not added.
+    A queue whose pulls have stopped is dropped and added again, which restarts them. So is a dropped queue that is not
+    released yet because an orderly listener has its messages; it is added when the listener returns.
     """
     if share.queues is None:
         return QueueChange()
@@ -166,19 +166,19 @@ def change(owned: Mapping[MessageQueue, ProcessQueue], topic: str, share: QueueS
 
 
 def strangers(owned: Iterable[MessageQueue], topics: Collection[str]) -> tuple[MessageQueue, ...]:
-    """Queues of topics that are not subscribed to any more. Their offsets are stored before they go, unlike Java's."""
+    """Return owned queues of topics without a subscription. Unlike in Java, their offsets are committed before the release."""
     return _sorted(queue for queue in owned if queue.topic not in topics)
 
 
 def is_balanced(owned: Mapping[MessageQueue, ProcessQueue], topic: str, share: QueueShare) -> bool:
-    """Whether the member has exactly its part now; a part that is not known counts as had."""
+    """Whether the member owns exactly its share. True if the share is unknown."""
     if share.queues is None:
         return share.problem is None
     return share.queues == {q for q, held in owned.items() if q.topic == topic and not held.dropped}
 
 
 def wait_s(balanced: bool, interval_s: float = WAIT_S) -> float:
-    """Until the next run, if nothing asks for one before; ``interval_s`` is Java's ``waitInterval``."""
+    """Return the seconds until the next regular run; ``interval_s`` is Java's ``waitInterval``."""
     return interval_s if balanced else min(UNBALANCED_WAIT_S, interval_s)
 
 

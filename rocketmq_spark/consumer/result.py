@@ -1,7 +1,7 @@
-"""What a listener's return, or what it raised, means for its messages.
+"""Decides what a listener's return value or exception means for its messages.
 
-Mirrors ``ConsumeMessageConcurrentlyService.processConsumeResult`` and ``ConsumeMessageOrderlyService``. Nothing but a clear
-"done" counts as done: what is raised, and what is returned without being asked for, is a failure.
+Mirrors ``ConsumeMessageConcurrentlyService.processConsumeResult`` and ``ConsumeMessageOrderlyService``. Only
+``None`` and the values of a context mean success; an exception or any other return value is a failure.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Redeliver:
-    """Not done; ``level`` as ``Context.retry`` explains."""
+    """The messages failed; ``level`` is that of ``Context.retry``."""
 
     level: int = 0
 
@@ -46,7 +46,7 @@ class Redeliver:
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """Not done, and the queue waits; None: as long as the consumer's setting says."""
+    """The messages failed, and the queue pauses for ``ms``; None: the consumer's setting."""
 
     ms: float | None = None
 
@@ -60,7 +60,7 @@ class Suspend:
 
 
 class Hold(enum.Enum):
-    """What an orderly listener says that commits by itself."""
+    """The decision of an orderly listener with ``auto_commit=False``."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -71,7 +71,7 @@ Replier = Callable[[ReceivedMessage, bytes, Mapping[str, str] | None], None]
 
 
 class ReplyingContext:
-    """What both kinds of contexts have: a listener may answer messages that are requests (``Producer.request``)."""
+    """Base class of contexts: a listener may answer messages that are requests (``Producer.request``)."""
 
     __slots__ = ("_messages", "_replier")
 
@@ -81,7 +81,7 @@ class ReplyingContext:
     def reply(
         self, body: bytes, *, to: ReceivedMessage | None = None, properties: Mapping[str, str] | None = None
     ) -> None:
-        """Answer a request, before or after it is done. A message that comes again is answered again; the first answer counts.
+        """Answer a request, before or after its message is done. The requester uses the first answer, also after a redelivery.
 
         Args:
             body: The answer, not empty.
@@ -90,7 +90,7 @@ class ReplyingContext:
 
         Raises:
             MessageRefused: The message is not a request, or the answer is empty or too large. Nothing was sent.
-            RocketMQError: The requester did not get the answer. Raised from a listener it makes the message fail.
+            RocketMQError: The requester did not get the answer. If the listener does not catch the error, the message fails.
             NotSupported: Over gRPC, because a Proxy passes no replies on.
         """
         replier = getattr(self, "_replier", None)
@@ -130,7 +130,7 @@ class Context(ReplyingContext):
 
     @property
     def ack_index(self) -> int | None:
-        """Set it, and return None, if only some messages are done: the index of the last one that is done, or -1 for none."""
+        """The index of the last message that is done, -1 for none. Set it and return None if only the first messages are done."""
         return self._ack_index
 
     @ack_index.setter

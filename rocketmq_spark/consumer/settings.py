@@ -20,7 +20,7 @@ from rocketmq_spark.queues.environment import Environment, check_chosen, environ
 from rocketmq_spark.wire.names import group_problem
 
 MAX_RECONSUME_TIMES = 16
-ORDERLY_MAX_RECONSUME_TIMES = (1 << 31) - 1  # for ever
+ORDERLY_MAX_RECONSUME_TIMES = (1 << 31) - 1  # without a limit
 MAX_PULL_BATCH = 1024
 # What a broker hands out at once, and for how long a question for which there is nothing yet waits at a Proxy.
 MAX_MESSAGES, MAX_WAIT_S = 32, 20.0
@@ -79,7 +79,7 @@ class ConsumerSettings:
 
     @classmethod
     def of(cls, options: Options, on_wire: OnWire = str) -> ConsumerSettings:
-        """Those of a consumer with these options, whose names stand ``on_wire`` in a namespace or environment."""
+        """Return the settings for these options. ``on_wire`` adds the namespace or environment to a name."""
         folder = options.local_offsets_dir
         environment, group = isolated(options)
         return cls(
@@ -118,18 +118,18 @@ class ConsumerSettings:
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether queues far behind may be read many answers at once: listeners take them in any order, and no pull is paced."""
+        """Whether queues that are far behind may be read ahead: messages are consumed in any order, without a pull interval."""
         paced = self.pull_interval_s or self.topic_count is not None or self.topic_bytes is not None
         return not self.ordered and not paced
 
     @property
     def retry_topic(self) -> bool:
-        """Whether what failed comes through a topic that the consumer subscribes to. Of popped messages the Proxy does that."""
+        """Whether failed messages return through a retry topic that the consumer subscribes to. A Proxy handles those of POP."""
         return self.clustering and not self.popped
 
     @property
     def max_reconsume_times(self) -> int:
-        """How often a failed message comes again before it is a dead letter."""
+        """How often a failed message is redelivered before it becomes a dead letter."""
         if self.max_tries is not None:
             return self.max_tries
         return ORDERLY_MAX_RECONSUME_TIMES if self.ordered else MAX_RECONSUME_TIMES
@@ -154,13 +154,13 @@ class ConsumerSettings:
 
 
 def group_problems(group: str) -> list[str]:
-    """What is wrong with the name of a consumer group, as a sentence about its option; empty for nothing."""
+    """Return what is wrong with the name of a consumer group, as a sentence about its option; empty if it is valid."""
     problem = group_problem(group)
     return [f"option 'group' is {group!r}; expected the name of a consumer group ({problem})"] if problem else []
 
 
 def isolated(options: Options) -> tuple[Environment | None, str]:
-    """The environment of the options, if they name one, and its own consumer group or else the one that they name."""
+    """Return the environment of the options, if any, and the consumer group to use: that of the environment, or the given one."""
     environment = environment_of(options)
     if environment is None:
         return None, options.group
@@ -168,7 +168,7 @@ def isolated(options: Options) -> tuple[Environment | None, str]:
 
 
 def allocation(options: Options, on_wire: OnWire = str) -> Allocate:
-    """The strategy of the options, with what it needs of them. An environment's queues are shared by its own members."""
+    """Return the allocation strategy of the options with its parameters. Only its members share an environment's queues."""
     strategy, rooms = options.allocation_strategy, options.machine_rooms
     name = strategy.lower() if isinstance(strategy, str) else None
     if name == "environment":

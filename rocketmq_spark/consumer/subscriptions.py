@@ -1,4 +1,4 @@
-"""What a consumer wants of which topics, and since when: the one copy, of which heartbeats, pulls and rebalances read."""
+"""The subscriptions of a consumer. Heartbeats, pulls and rebalances all read this one copy."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rocketmq_spark.wire.properties import parse_subscription
 
 
 def filter_of(tags: str | None, sql: str | None) -> Filter:
-    """The filter of one subscription. Raises ``OptionError`` for both at once, for tags that name none, and for no text."""
+    """Return the filter of one subscription. Raises ``OptionError`` for tags with SQL, empty tags, and other types."""
     if tags is not None and sql is not None:
         raise OptionError(f"tags are {tags!r} and sql is {sql!r}; expected at most one of them")
     for name, given in (("tags are", tags), ("sql is", sql)):
         try:
             (given or "").encode()
-        except UnicodeEncodeError as e:  # on its way out it would end what all topics share
+        except UnicodeEncodeError as e:  # encoding it for a heartbeat would fail for all topics
             raise OptionError(f"{name} {given!r}; expected characters that can be sent: {e}") from e
     if sql is not None:
         return Filter(sql, "SQL92")
@@ -32,9 +32,9 @@ def filter_of(tags: str | None, sql: str | None) -> Filter:
 
 @dataclass(frozen=True, slots=True)
 class TopicFilter:
-    """What is wanted of one topic, since the version ``since_ms``, which was given ``at_ms`` by the clock of leases.
+    """The filter of one topic. Its version is ``since_ms``; it was set ``at_ms`` by the clock of leases.
 
-    A broker refuses pulls of a later version than it has heard of in a heartbeat.
+    A broker rejects pulls with a later version than that of the last heartbeat.
     """
 
     filter: Filter
@@ -44,9 +44,9 @@ class TopicFilter:
 
 
 class Subscriptions:
-    """Of one consumer. Each change of a topic has a later version than all before it, and concerns no other topic.
+    """The subscriptions of one consumer. Each change of a topic gets a later version, and affects no other topic.
 
-    With ``clustering`` the group's retry topic is among the topics, all of it.
+    With ``clustering``, they include the group's retry topic, without a filter.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Subscriptions:
         self._topics: dict[str, TopicFilter] = {}
 
     def add(self, topic: str, wanted: Filter) -> None:
-        """Raises ``OptionError`` for what is no name of a topic."""
+        """Subscribe to a topic. Raises ``OptionError`` for an invalid topic name."""
         if problem := topic_problem(topic):
             raise OptionError(f"topic is {topic!r}; expected the name of a topic ({problem})")
         with self._lock:
@@ -69,7 +69,7 @@ class Subscriptions:
             self._topics = {**self._topics, topic: TopicFilter(wanted, version_ms, version_ms, self._lease_ms())}
 
     def put_back(self, topic: str, before: TopicFilter | None) -> None:
-        """What was wanted of a topic before its last change; None: nothing was."""
+        """Restore the subscription of a topic before its last change; None removes it."""
         if before is None:
             self.remove(topic)
         else:
@@ -80,14 +80,14 @@ class Subscriptions:
             self._topics = {known: each for known, each in self._topics.items() if known != topic}
 
     def touch(self, topic: str) -> None:
-        """The same subscription in a new version: queues of the topic have changed."""
+        """Give the subscription a new version, because queues of the topic changed."""
         with self._lock:
             for topics in (self._topics, self._retry):
                 if topic in topics:
                     topics[topic] = replace(topics[topic], version_ms=self._later())
 
     def each(self) -> Mapping[str, TopicFilter]:
-        """With the retry topic where there is one."""
+        """All subscriptions, including the retry topic."""
         with self._lock:
             return {**self._topics, **self._retry}
 
@@ -99,12 +99,12 @@ class Subscriptions:
         return self._topics.get(topic) or self._retry.get(topic)
 
     def at_ms(self, topic: str) -> int:
-        """When a topic was subscribed to by its filter, by the clock of leases; 0 if it is not."""
+        """Return when a topic was subscribed to, by the clock of leases; 0 if it is not."""
         known = self.get(topic)
         return 0 if known is None else known.at_ms
 
     def filter(self, topic: str) -> Filter:
-        """All of a topic that is not subscribed to: its queues are assigned by hand."""
+        """Return the filter of a topic; one that accepts everything without a subscription, for explicitly assigned queues."""
         known = self._topics.get(topic)
         return NO_FILTER if known is None else known.filter
 

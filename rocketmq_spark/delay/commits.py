@@ -83,7 +83,7 @@ class Commits:
                 # Once when it begins.
                 level = logging.WARNING if self._told_all else logging.INFO
                 logger.log(
-                    level, "how far %d queues are cannot be committed as group %s now: %s", len(errors), group, error
+                    level, "cannot commit the positions of %d queues as group %s now: %s", len(errors), group, error
                 )
         self._told_all = len(news) == count
         return self._told_all

@@ -59,7 +59,9 @@ class Answering:
                     raise
                 # Once when it begins.
                 level = logging.INFO if name in self._silent else logging.WARNING
-                logger.log(level, "%s is neither begun nor left while its broker does not answer: %s", queue, e)
+                logger.log(
+                    level, "%s is neither taken over nor handed over while its broker does not answer: %s", queue, e
+                )
                 self._silent[name] = Deadline.after(self._again_s)
 
 

@@ -63,4 +63,4 @@ class Room:
         """Something was stored."""
         if self._full:
             self._full = False
-            logger.warning("there is room again in %s: delayed messages are read again", self._folder)
+            logger.warning("there is room again in %s: reading delayed messages continues", self._folder)

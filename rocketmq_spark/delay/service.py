@@ -103,7 +103,7 @@ class DelayService:
                 except RocketMQError as e:
                     if not e.retriable:
                         raise
-                    logger.warning("the delay service goes on after an error: %s", e)
+                    logger.warning("the delay service continues after an error: %s", e)
                     over.wait(PAUSE_S)
         finally:
             self.close()
@@ -163,7 +163,7 @@ class DelayService:
                 self._spool.redelivery.close(deadline)
             self._tell(self._seen)
         except RocketMQError as e:
-            logger.warning("the last positions are not committed: %s", e)
+            logger.warning("could not commit the last positions: %s", e)
         finally:
             self._seen.clear()
             self._reader.close()
@@ -204,7 +204,7 @@ class DelayService:
             except RocketMQError as e:
                 if e.retriable:
                     raise
-                logger.info("whether %s has what was read of it is not known: %s", queue, e)
+                logger.info("cannot check whether %s still has the messages that were read: %s", queue, e)
                 return
             if is_same:
                 same.add(queue)
@@ -226,7 +226,7 @@ class DelayService:
         try:
             read = set(self._member.queues(self._topic, Deadline.after(REQUEST_S)))
         except RocketMQError as e:
-            logger.info("which queues %s has is not known: %s", self._topic, e)
+            logger.info("cannot list the queues of %s: %s", self._topic, e)
             return
         self._brokers.each(self._going.keys() & read, self._give_up)
 
@@ -259,7 +259,7 @@ class DelayService:
         try:
             self._reader.seek(queue, max(bounds.min_offset, found.stored))
         except OffsetError as e:  # it is another node's again
-            logger.info("%s is not begun: %s", queue, e)
+            logger.info("%s is not started yet: %s", queue, e)
             return
         self._seen[queue] = found
         if found.stored < bounds.max_offset:
@@ -305,14 +305,14 @@ class DelayService:
         except RocketMQError as e:
             if e.retriable:
                 raise
-            logger.warning("what is held of %s stays here, and may be sent from elsewhere, too: %s", queue, e)
+            logger.warning("the messages of %s stay here, and another node may send them, too: %s", queue, e)
             return
         first, end = bounds.min_offset, 1 << 63 if other is None else other
         gone = self._each(queue, lambda offset, due_ms: first <= offset < end, self._store.forget)
         # What its owners say is done are not these: they count no more when it comes back.
         self._each(queue, lambda offset, due_ms: not first <= offset < end, self._store.free)
         self._store.add([], {note_of(queue): b""})
-        logger.info("%s has gone to another node, with %d messages that wait", queue, gone)
+        logger.info("%s was handed over to another node, with %d waiting messages", queue, gone)
 
     def _each(
         self,

@@ -278,7 +278,7 @@ class ProxyChannel:
             try:
                 self._made, self._calls = self._open(), {}
             except OptionError as e:  # one of them is being written
-                logger.info("the files of TLS for the Proxy at %s are not read anew yet: %s", self.address, e)
+                logger.info("cannot reload the TLS files for the Proxy at %s yet: %s", self.address, e)
 
 
 def _nothing() -> None:

@@ -183,7 +183,11 @@ class ProxyMember:
             for answer in channel.answers(call):
                 if answer.HasField("message"):
                     if len(found) == count or room <= 0:
-                        logger.warning("of what %s gave for topic %s the rest comes again", channel.address, topic)
+                        logger.warning(
+                            "%s delivered a part of the messages for topic %s; the others come again",
+                            channel.address,
+                            topic,
+                        )
                         call.cancel()
                         break
                     origin = queue.broker.name, channel.address
@@ -196,7 +200,9 @@ class ProxyMember:
             if not found:
                 raise
             # What came is ours until its lease ends. Given back it would come again as slowly, until it is a dead letter.
-            logger.warning("of what %s gave for topic %s the rest comes again: %s", channel.address, topic, e)
+            logger.warning(
+                "%s delivered a part of the messages for topic %s; the others come again: %s", channel.address, topic, e
+            )
             return found
         self._proxy.noted(channel.address)
         return found

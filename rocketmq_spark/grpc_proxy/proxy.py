@@ -251,7 +251,7 @@ class Telemetry:
         while not self._closed.is_set():
             error = self._end_of(attempt(self._stream))
             if not self._closed.is_set():
-                logger.info("the Proxy at %s lost touch: %s", self._channel.address, error)
+                logger.info("lost the stream to the Proxy at %s: %s", self._channel.address, error)
             with self._changed:
                 if self._error is None:  # it has worked since the last one
                     pauses = backoff(0.1, 5.0)

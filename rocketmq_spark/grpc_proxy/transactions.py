@@ -141,7 +141,9 @@ class ProxyTransactions:
             error = named(lambda topics: {**before, **mine}) if before else None
             if error is not None and not error.retriable:
                 logger.warning(
-                    "the Proxy at %s refuses one of topics %s, and asks about none of them", address, [*before]
+                    "the Proxy at %s rejects one of the topics %s, so it checks half messages of none of them",
+                    address,
+                    [*before],
                 )
                 error = named(lambda topics: mine)
             return error
@@ -203,7 +205,9 @@ class ProxyTransactions:
             there = list(self._checks.values())
         found = [one for group in groups for one in there if one[0] == group]
         if not found:
-            logger.info("the Proxy at %s asks about topic %s, which is not sent to here", address, name)
+            logger.info(
+                "the Proxy at %s checks a half message of topic %s, to which this process does not send", address, name
+            )
             return
         message = popped(command.message, topic, (address, address), self._unpack)
         group, check, copies = found[0]

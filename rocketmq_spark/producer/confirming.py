@@ -184,7 +184,7 @@ class Confirming:
         if queue is None or sending.since is None or _is_definite(outcome):
             return outcome
         ids = frozenset(each for each, _ in _items(sending.request))
-        logger.info("what %s has stored of %d messages is looked up there", queue.broker_name, len(ids))
+        logger.info("checking on %s which of %d messages are stored", queue.broker_name, len(ids))
         offset, master = sending.since
         return _settled(sending, queue, outcome, self._found({queue: offset}, master, ids, sending.deadline))
 
@@ -208,7 +208,7 @@ class Confirming:
             thread = self._threads.get(name)
             if thread is None:
                 thread = self._threads[name] = self._timer.beside(f"confirm-{name}")
-        logger.info("what %s has stored of %d messages is looked up there", name, len(_items(doubt.request)))
+        logger.info("checking on %s which of %d messages are stored", name, len(_items(doubt.request)))
         try:
             thread.later(0, lambda: self._look(name))
         except RuntimeError as e:  # there can be no more threads
@@ -257,9 +257,9 @@ class Confirming:
         except RocketMQError as e:
             return e
         except Exception as e:
-            logger.exception("what %s has could not be looked up", name)
+            logger.exception("could not check which messages %s has stored", name)
             return SendFailed(f"looking up what is stored failed: {type(e).__name__}: {e}")
-        logger.warning("%s has stored %d of %d messages whose end was not known", name, len(found), len(ids))
+        logger.warning("%s has stored %d of %d messages that got no answer", name, len(found), len(ids))
         return found
 
 

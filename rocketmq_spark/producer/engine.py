@@ -38,7 +38,7 @@ Together = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class Unsent(NamedTuple):
-    """What had no answer when the producer was closed; it may have been stored all the same."""
+    """A send without an answer when the producer was closed. Its messages may be stored."""
 
     topic: str
     queue: MessageQueue | None
@@ -46,7 +46,7 @@ class Unsent(NamedTuple):
 
 
 class _Attempt(NamedTuple):
-    """An attempt that was begun; ``context`` if there are hooks."""
+    """An attempt that has begun. ``context`` is set if there are hooks."""
 
     queue: MessageQueue
     start_ms: int

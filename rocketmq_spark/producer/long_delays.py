@@ -171,7 +171,7 @@ class LongDelays:
             if not consumed and not isinstance(e, RouteNotFound):
                 raise
             if consumed:
-                logger.warning("whether anybody consumes %s cannot be asked: %s", INNER_TOPIC, e)
+                logger.warning("cannot check whether a group consumes %s: %s", INNER_TOPIC, e)
         if not consumed:
             raise MessageRefused(
                 f"option 'longDelay' is 'dmq', but no member of a consumer group consumes {INNER_TOPIC}: the message would lie "

@@ -86,19 +86,24 @@ class BaseProducer(Closing):
 
     @property
     def faults(self) -> FaultTable:
-        """The latency fault table; ``enabled``, ``detecting`` and ``tables`` may be changed while sending."""
+        """The latency fault table. Its ``enabled``, ``detecting`` and ``tables`` may be set at any time."""
         return self._engine.faults
 
     def spool_metrics(self) -> SpoolMetrics | None:
-        """The state of the spool; None without one."""
+        """Return the figures of the spool; None without a spool."""
         return None if self._spool is None else self._spool.metrics()
 
     def add_hook(self, before: Hook | None = None, after: Hook | None = None) -> None:
-        """Call ``before`` and ``after`` around every attempt."""
+        """Call functions around every attempt, on the thread of the attempt. They must not block; their errors are logged.
+
+        Args:
+            before: Called with a ``SendContext``: ``group``, ``queue``, ``mode``, ``attempt``, ``message``, ``msg_ids``.
+            after: Called with the same object, which then has ``result`` or ``error``, and ``latency_ms``.
+        """
         self._engine.hooks.add(before, after)
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues that messages of ``topic`` can go to."""
+        """Return the queues that accept messages of ``topic``. Raises ``RouteNotFound`` if there is no such topic."""
         self._owner.check(self._closing.locked())
         encoding.check_topic(topic)
         return list(self._destinations.queues(topic, self._deadline(None)))
@@ -115,7 +120,7 @@ class BaseProducer(Closing):
         deliver_at: int | datetime | None = None,
         timeout_s: float | None = None,
     ) -> SendResult:
-        """Send and wait for the broker's answer; retried on other brokers within the timeout.
+        """Send a message and wait for the broker's answer. Failed attempts are retried on other brokers within the timeout.
 
         Without ``queue`` and ``selector``, messages go to the queues of the topic in turn, avoiding brokers that fail or are
         slow. With one of them, the message goes to that queue or the send fails, as in Java.
@@ -209,7 +214,7 @@ class BaseProducer(Closing):
         deliver_at: int | datetime | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Send without an answer: whether the message was stored stays unknown. The arguments are those of ``send``."""
+        """Send without an answer, so it stays unknown whether the message was stored. The arguments are those of ``send``."""
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         prepared, place, deadline = self._admitted(message, how)
         if place.queue is None:
@@ -286,13 +291,9 @@ class BaseProducer(Closing):
         return handle.msg_id
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
-        """Stop accepting messages, wait for those under way, and return those without an answer.
+        """Stop accepting messages, wait ``timeout_s`` seconds (default: the send timeout); returns sends without an answer.
 
-        Waits for ``timeout_s`` seconds, the send timeout by default. With a spool, messages without an answer are spooled, and
-        spooled messages that are due are sent while time is left. A second call does nothing, nor does a call in a forked
-        process. An interrupted call stops waiting, closes, and logs the messages without an answer. Do not call it in a signal
-        handler, which may interrupt a send that holds a lock: raise ``SystemExit`` there, and close in ``finally`` or at the
-        end of ``with``.
+        ``RequestProducer.close``, which users call, has the details.
         """
         if not self._owner.here or not self._closing.acquire(blocking=False):
             return []

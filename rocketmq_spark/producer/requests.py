@@ -93,7 +93,7 @@ class _Request:
 
 
 class RequestProducer(TransactionProducer):
-    """A producer whose messages can be answered, and that can answer; ``replies`` is None where the transport passes none on."""
+    """A producer that sends requests and replies. ``replies`` is None if the transport does not support them."""
 
     def __init__(
         self,
@@ -205,8 +205,18 @@ class RequestProducer(TransactionProducer):
         replies.reply(to, answer, self.settings.group, self._deadline(timeout_s))
 
     def close(self, timeout_s: float | None = None) -> list[Any]:
-        """Wait for replies that are under way, then close as a producer without requests does. Requests without a reply after
-        ``timeout_s`` seconds (the send timeout by default) fail with ``ClosedError``.
+        """Stop accepting messages, wait for pending replies and sends, and close the producer.
+
+        With a spool, messages without an answer are spooled, and due records are sent while time is left. A second call
+        does nothing, nor does a call in a forked process. An interrupted call stops waiting, closes, and logs the messages
+        without an answer. Do not call it in a signal handler, which may interrupt a send that holds a lock: raise
+        ``SystemExit`` there, and close in ``finally`` or at the end of ``with``.
+
+        Args:
+            timeout_s: Seconds to wait; the send timeout by default. Requests without a reply then fail with ``ClosedError``.
+
+        Returns:
+            The sends without an answer (topic, queue, message ids). Their messages may be stored.
         """
         if not self._owner.here:
             return []

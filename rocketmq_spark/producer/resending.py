@@ -142,7 +142,7 @@ class EngineResender:
             soon = isinstance(e, (*_MISSING, MessageRefused)) and not refused
             done(Resent(None, str(e), soon or passing(e, self._sender)))
         except Exception as e:  # whatever it is, it must become an outcome
-            logger.exception("what timers do for %s cannot be found out", send.topic)
+            logger.exception("cannot determine the timers of the brokers of %s", send.topic)
             done(Resent(None, f"{type(e).__name__}: {e}", passing=True))
         else:
             self._resend(send, done)

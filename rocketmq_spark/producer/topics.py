@@ -78,7 +78,7 @@ class Topics:
         except RocketMQError as e:
             if known is None:
                 raise
-            logger.info("the route of %s stays as it is: %s", topic, e)
+            logger.info("could not refresh the route of %s, using the cached one: %s", topic, e)
             if not isinstance(e, RouteNotFound):
                 self._rest = Deadline.after(REST_S)
             return known[1]
@@ -108,7 +108,7 @@ class Topics:
             try:
                 self._keep(topic, self._ask(topic, deadline, False), deadline)
             except RocketMQError as e:
-                logger.info("the route of %s stays as it is: %s", topic, e)
+                logger.info("could not refresh the route of %s, using the cached one: %s", topic, e)
         for topic in list(self._whole):
             self.ask_kind(topic, deadline)
 

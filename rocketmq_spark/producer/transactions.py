@@ -162,13 +162,13 @@ class _Fate:
 class HalfMessage:
     """A stored message that consumers cannot see until it is committed. Commit it or roll it back once, from any thread.
 
-    Producers create these (``Producer.send_half``, ``Producer.transaction``). While you hold one that is not decided, its
-    broker hears ``UNKNOWN``; when you let go of it, ``transaction_check`` is asked.
+    Producers create these (``Producer.send_half``, ``Producer.transaction``). The broker checks undecided half messages. While
+    your program references this object, the answer is ``UNKNOWN``; after that, ``transaction_check`` decides.
 
     Args:
         message: What was sent.
         result: The broker's acknowledgement. ``queue_offset`` is None, because a message has no offset before it is committed.
-        fate: What the process knows of it, with the way to decide it.
+        fate: Its state in this process, and how to decide it.
         timeout_s: Seconds that ``commit`` and ``rollback`` wait for the broker's answer.
     """
 
@@ -192,7 +192,7 @@ class HalfMessage:
 
         Raises:
             RocketMQError: The broker did not answer, or refused. If the state is still ``PREPARED`` nothing was sent, and
-                you may try again. If it is ``UNKNOWN``, the broker asks ``transaction_check``.
+                you may try again. If it is ``UNKNOWN``, the broker calls ``transaction_check``.
             LocalProtocolError: The message was decided before.
         """
         self._decide(TransactionState.COMMIT, timeout_s)
@@ -363,8 +363,8 @@ class TransactionProducer(BaseProducer):
         If the decision cannot be sent or is not answered, the error is logged and not raised, because the work of the block is
         done; the broker calls ``transaction_check`` later. ``message``, ``timeout_s`` and errors are those of ``send_half``.
 
-        A decision of your own that could not be sent counts: behind ``rollback`` the end of the block rolls back, and behind
-        ``commit`` a block that raises leaves the message to ``transaction_check``.
+        If your own decision could not be sent, it still counts: after ``rollback``, the end of the block rolls back; after
+        ``commit``, a block that raises does not roll back, and ``transaction_check`` decides.
         """
         half = self.send_half(message, timeout_s=timeout_s)
         try:

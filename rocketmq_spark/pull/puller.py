@@ -43,7 +43,7 @@ class Puller:
         except RocketMQError as e:
             if not e.retriable:
                 raise
-            logger.info("what kind of topic %s is of is not known now: %s", queue, e)
+            logger.info("cannot determine the type of the topic of %s now: %s", queue, e)
             return True
 
     def at_brokers(self, queue: MessageQueue, filtered: Filter) -> Filter:

@@ -63,7 +63,7 @@ class Resets:
                 if stream.receive(left_s):
                     self._hear(stream, missing)
         except RocketMQError as e:
-            logger.info("what is under way is not answered: %s", e)
+            logger.info("pulls in flight were not answered: %s", e)
 
     def _hear(self, stream: BulkStream, missing: Missing) -> None:
         found, others = stream.scan()
@@ -346,7 +346,7 @@ class RangeReader:
         try:
             fresh = self._connect(self._patience.deadline(MOVE_S))
         except RocketMQError as e:
-            logger.info("no other way to the broker: %s", e)
+            logger.info("cannot connect to the address in the current route: %s", e)
             return
         if self._stream is not None and self._stream.address == fresh.address:
             fresh.close()

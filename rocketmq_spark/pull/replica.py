@@ -80,7 +80,7 @@ class Patience:
         if self._told_at is not None:
             waited_s = self._clock.now() - self._begun_at
             long = waited_s >= _TOLD_EVERY_S
-            logger.log(logging.WARNING if long else logging.INFO, "the read goes on after %.0f s", waited_s)
+            logger.log(logging.WARNING if long else logging.INFO, "the read continues after %.0f s", waited_s)
             self._told_at = None
         self.renew()
         self._trouble.clear()

@@ -204,7 +204,7 @@ def kept_ms(options: Options, broker_name: str) -> int | None:
     try:
         hours = client(options).admin.broker_config(broker_name).get("fileReservedTime")
     except RocketMQError as e:
-        logger.info("broker %s does not tell for how long it keeps messages: %s", broker_name, e)
+        logger.info("broker %s does not report for how long it keeps messages: %s", broker_name, e)
         return None
     return None if hours is None else int(hours) * 3_600_000
 

@@ -88,7 +88,7 @@ class TopicAdmin(AdminBase):
 
         Args:
             topic: The topic.
-            queues: How many queues it gets on each broker.
+            queues: Number of queues on each broker.
             brokers: Only on these brokers (default: all).
             attributes: Attributes, such as ``{"message.type": "FIFO"}``. Brokers before 5.0 have none: ``NotSupported``.
             batch: Store batches whole (docs/batch-topics.md).
@@ -104,11 +104,11 @@ class TopicAdmin(AdminBase):
 
         Args:
             topic: The topic. Its permission and attributes stay as they are.
-            queues: How many queues it has on each broker from then on.
+            queues: The new number of queues on each broker.
             brokers: Only on these brokers (default: all that have it).
 
         Raises:
-            OptionError: It has more queues than that, or is not on one of ``brokers``.
+            OptionError: The topic has more queues than ``queues``, or is not on one of ``brokers``.
         """
         return topics.widen(self._tools, topic, queues, brokers)
 
@@ -119,15 +119,15 @@ class TopicAdmin(AdminBase):
 
         Args:
             topic: The topic.
-            queues: How many queues it has on each broker from then on.
+            queues: The new number of queues on each broker.
             brokers: Only on these brokers (default: all that have it).
-            preview: Change nothing. The result has the queues of now, and the number of messages that would go out of sight.
+            preview: Change nothing. The result has the current queues, and the number of messages that would become unreadable.
 
         Returns:
-            Its queues, and how many messages went out of sight (``hidden``).
+            Its queues, and how many messages became unreadable (``hidden``).
 
         Raises:
-            OptionError: It has fewer queues than that, or is not on one of ``brokers``.
+            OptionError: The topic has fewer queues than ``queues``, or is not on one of ``brokers``.
         """
         return topics.shrink(self._tools, topic, queues, brokers, preview)
 
@@ -157,7 +157,7 @@ class GroupAdmin(AdminBase):
             group: The consumer group.
 
         Raises:
-            GroupNotFound: Brokers know neither settings, members nor offsets of it. The error names similar groups.
+            GroupNotFound: No broker knows the group. The error names similar groups.
         """
         return groups.describe(self._tools, self._own(group))
 
@@ -179,12 +179,12 @@ class GroupAdmin(AdminBase):
         Args:
             group: The consumer group.
             topics: Also delete the topics of its retries and dead letters, with their messages. mqadmin always does.
-            force: Delete it although it has members. Brokers make it again when a member comes back, unless they are
-                configured not to.
+            force: Delete it although it has members. Brokers create it again when a member reconnects, unless they
+                are configured not to (``autoCreateSubscriptionGroup``).
 
         Raises:
-            GroupNotFound: Brokers know nothing of it.
-            OffsetError: It has members.
+            GroupNotFound: No broker knows the group.
+            OffsetError: The group has members, and ``force`` is not set.
         """
         groups.delete(self._tools, self._own(group), topics, force)
 
@@ -196,7 +196,7 @@ class GroupAdmin(AdminBase):
             topics: Only these topics (default: all in which it has offsets, its retry topic among them).
 
         Raises:
-            OffsetError: It has no offsets there.
+            OffsetError: The group has no offsets in these topics.
         """
         return positions.of_group(self._tools, self._own(group), topics)
 
@@ -206,13 +206,13 @@ class GroupAdmin(AdminBase):
         """Set committed offsets, and read them back.
 
         Args:
-            group: The consumer group. Brokers that do not know it get it.
-            offsets: The offset that is read next, of each queue that is to change: -2 for the first, -1 for the end.
+            group: The consumer group. It is created on brokers that do not know it.
+            offsets: By queue, the offset to read next: -2 for the first one, -1 for the end. Other queues stay unchanged.
             preview: Change nothing, and return what would change.
             force: Set them although the group has members, which soon commit their own offsets again.
 
         Raises:
-            OffsetError: A queue has no such offset, the group has members, or a broker did not take an offset.
+            OffsetError: A queue has no such offset, the group has members, or a broker did not store an offset.
         """
         return self._change(group, (), offsets, preview, force)
 
@@ -227,7 +227,7 @@ class GroupAdmin(AdminBase):
     ) -> list[OffsetChange]:
         """Set committed offsets to the beginning, to the end, or to the first message stored at or after a time.
 
-        ``mqadmin resetOffsetByTime`` moves the members that run now. This one writes what brokers keep: stop the members first.
+        ``mqadmin resetOffsetByTime`` makes running members seek. This method sets the offsets on brokers: stop the members first.
 
         Args:
             group: The consumer group.
@@ -237,7 +237,7 @@ class GroupAdmin(AdminBase):
             force: Set them although the group has members, which soon commit their own offsets again.
 
         Raises:
-            OffsetError: The group has no offsets and no ``topics`` are given, has members, or a broker did not take an offset.
+            OffsetError: The group has no offsets and no ``topics`` are given, has members, or a broker did not store an offset.
         """
         if isinstance(to, datetime):
             if to.tzinfo is None:
@@ -258,14 +258,14 @@ class GroupAdmin(AdminBase):
 
 
 class BrokerAdmin(AdminBase):
-    """Verbs on brokers, and on what they have stored."""
+    """Brokers, and the messages that they store."""
 
     def message(self, message_id: str, topic: str | None = None) -> ReceivedMessage:
         """Return one stored message (``mqadmin queryMsgById`` and ``queryMsgByUniqueKey``).
 
         Args:
             message_id: An offset message id; or with ``topic`` also the id that its producer gave it (``SendResult.msg_id``).
-                Of several messages with that one, the oldest is returned.
+                Of several messages with the same id, the oldest is returned.
             topic: The topic. Brokers with ACL require it.
 
         Raises:
@@ -281,9 +281,9 @@ class BrokerAdmin(AdminBase):
         Args:
             topic: The topic.
             key: One of the message's business keys, or the id that its producer gave it.
-            begin_ms: Only messages stored since then, in ms since 1970.
-            end_ms: Only messages stored until then.
-            limit: The newest so many of each broker, at most 64: brokers look no further for one question.
+            begin_ms: Only messages stored at or after this time, in ms since 1970.
+            end_ms: Only messages stored until this time, in ms since 1970.
+            limit: At most this many messages of each broker, the newest ones; 1 to 64, the limit of brokers.
         """
         return messages.by_key(self._tools, topic, key, begin_ms, end_ms, limit)
 
@@ -292,8 +292,9 @@ class BrokerAdmin(AdminBase):
         return brokers.cluster(self._tools)
 
     def brokers(self) -> list[BrokerState]:
-        """Return what each broker, master or slave, reports of itself (``mqadmin brokerStatus``). All are asked at once, and one
-        that does not answer has an ``error``.
+        """Return what each broker, master or slave, reports of itself (``mqadmin brokerStatus``).
+
+        All are asked in parallel. The state of a broker that does not answer has an ``error``.
         """
         return brokers.states(self._tools)
 
@@ -301,7 +302,7 @@ class BrokerAdmin(AdminBase):
         """Return all settings of a broker's master (``mqadmin getBrokerConfig``).
 
         Args:
-            broker: Its name.
+            broker: The broker's name.
 
         Raises:
             BrokerNotFound: No master of that name is registered.
@@ -314,17 +315,17 @@ class BrokerAdmin(AdminBase):
         The broker also writes them to its configuration file.
 
         Args:
-            broker: Its name.
+            broker: The broker's name.
             values: The new values, by the names of the settings.
 
         Raises:
-            OptionError: It has no such setting (nothing was changed then), or did not take the value.
+            OptionError: The broker has no such setting (nothing was changed then), or rejected the value.
         """
         return brokers.update_config(self._tools, broker, values)
 
 
 class AccessAdmin(AdminBase):
-    """Verbs on users and policies of ACL 2.0 (RocketMQ 5.3 and newer). Each broker keeps its own: all masters are asked."""
+    """Users and policies of ACL 2.0 (RocketMQ 5.3 and newer). Each broker stores its own, so all masters are asked."""
 
     def users(self) -> list[UserAccount]:
         """Return all users, without their passwords (``mqadmin listUser``)."""
@@ -333,7 +334,7 @@ class AccessAdmin(AdminBase):
     def set_user(
         self, name: str, password: str | None = None, *, is_super: bool | None = None, enabled: bool | None = None
     ) -> list[UserAccount]:
-        """Create a user, or change it: what is None stays (``mqadmin createUser``, ``updateUser``).
+        """Create or change a user; None leaves a property unchanged (``mqadmin createUser``, ``updateUser``).
 
         Args:
             name: The user name.
@@ -342,7 +343,7 @@ class AccessAdmin(AdminBase):
             enabled: Whether the user may connect; a new one may.
 
         Raises:
-            OptionError: A broker does not have the user, and there is no password.
+            OptionError: The user does not exist on a broker, and ``password`` is None.
         """
         return access.set_user(self._tools, name, password, is_super, enabled)
 

@@ -163,7 +163,7 @@ class Instrumentation:
         """Not on this thread, which may be the one that reads answers. Where too many wait the span is lost."""
         made = attempt(self._aside.run, _ENDS, end)
         if isinstance(made, Failure) and self._complaint.due():
-            logger.warning("spans of sends are lost, for an exporter is slow or there is no thread: %s", made)
+            logger.warning("spans of sends are lost: an exporter is slow, or no thread can be started: %s", made)
 
     # --- consumers
 

@@ -94,7 +94,7 @@ def claim(folder: Path, make: Callable[[Path], Store]) -> Store:
         try:
             return make(path)
         except SpoolError as e:  # another process was quicker, or the folder is in trouble
-            logger.warning("the spool in %s is left alone: %s", path, e)
+            logger.warning("skipping the spool in %s: %s", path, e)
     return make(folder / f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}")
 
 
@@ -122,10 +122,10 @@ def adopt(folder: Path, into: Store, make: Callable[[Path], Store], now_ms: int)
             if empty and path != folder and not any(path.glob(f"{DAMAGED}-*")):
                 _remove(path)
         except SpoolFull as e:
-            logger.warning("what lies in the spool in %s stays there for now: %s", path, e)
+            logger.warning("the records of the spool in %s stay there for now: %s", path, e)
             break
         except SpoolError as e:
-            logger.warning("the spool in %s is left alone: %s", path, e)
+            logger.warning("skipping the spool in %s: %s", path, e)
     return moved
 
 

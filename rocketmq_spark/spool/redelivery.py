@@ -173,11 +173,11 @@ class Redelivery:
         except ClosedError:
             return None
         except RocketMQError as e:
-            logger.error("the spool in %s is in trouble, and tried again in %g s: %s", self._store.path, TROUBLE_S, e)
+            logger.error("the spool in %s failed, retrying in %g s: %s", self._store.path, TROUBLE_S, e)
             self.trouble = str(e)
             return TROUBLE_S
         except Exception as e:  # a bug must not be the end of what waits
-            logger.exception("the spool in %s is in trouble, and tried again in %g s", self._store.path, TROUBLE_S)
+            logger.exception("the spool in %s failed, retrying in %g s", self._store.path, TROUBLE_S)
             self.trouble = f"{type(e).__name__}: {e}"
             return TROUBLE_S
 
@@ -266,7 +266,7 @@ class Redelivery:
             return Done()
         if handled.final and work.behind:
             logger.warning(
-                "%d messages that went together are tried one by one: %s", 1 + len(work.behind), handled.reason
+                "%d messages of a failed batch are sent one by one: %s", 1 + len(work.behind), handled.reason
             )
             return RetryLater(now_ms, handled.reason)
         due_ms = None if handled.final else self._schedule.due_ms(work.state.tries + 1, now_ms)

@@ -239,7 +239,7 @@ class SendSpool:
                     deadline = Deadline.after(0)
                     raise
         except RocketMQError as e:  # what could not be written is due for the next process
-            logger.error("the spool in %s was closed in trouble: %s", self.path, e)
+            logger.error("the spool in %s was closed after a failure: %s", self.path, e)
         finally:
             self.store.close()
 

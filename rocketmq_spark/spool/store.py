@@ -348,7 +348,7 @@ class Store:
         try:
             return Work(due, RecordState.decode(value), Record.decode(data), len(data), now_ms)
         except DecodeError as e:
-            logger.error("record %d of the spool in %s goes to its dead: %s", due.sequence, self.path, e)
+            logger.error("record %d of the spool in %s becomes a dead letter: %s", due.sequence, self.path, e)
             change = AtomicChange(self.totals)
             change.deletes.append(due.key)
             change.bury(due.sequence, len(data), RecordState(0, now_ms, "", f"it cannot be read: {e.message}"))

@@ -113,7 +113,7 @@ class Look:
             except RocketMQError as e:
                 if not e.retriable:
                     raise
-                logger.info("the route of %s is not fresh: %s", topic, e)
+                logger.info("could not refresh the route of %s, using the cached one: %s", topic, e)
         for name, noted in self._since.masters.items():
             address = self._tools.routes.address(name)
             if address != noted:

@@ -127,7 +127,7 @@ def test_an_object_belongs_to_one_event_loop() -> None:
         loop.here()
 
     asyncio.run(use())
-    with pytest.raises(OptionError, match="another event loop; expected one object for each loop"):
+    with pytest.raises(OptionError, match="another event loop before; expected one object for each loop"):
         asyncio.run(use())
 
 
@@ -286,7 +286,7 @@ def test_an_outcome_that_no_thread_takes_now_costs_the_others_nothing(caplog: py
         loop.close()
 
     run(body)
-    assert "cannot be handed back now: RuntimeError: can't start new thread" in caplog.text
+    assert "cannot be returned to the broker now: RuntimeError: can't start new thread" in caplog.text
 
 
 def test_a_loop_that_closes_with_a_wake_up_under_way_is_gone_all_the_same() -> None:

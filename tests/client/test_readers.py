@@ -65,7 +65,7 @@ def test_members_say_what_they_have_and_groups_without_them_have_offsets(
     ]
     parts.close()
     (line,) = caplog.messages
-    assert line.startswith("what member m2 reads is not known: ")
+    assert line.startswith("cannot determine what member m2 reads: ")
     assert "it is gone" in line
 
 

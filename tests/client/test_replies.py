@@ -79,7 +79,7 @@ def test_a_reply_comes_to_who_expects_it_once(
     for _ in range(2):  # two repliers, or one whose answer its broker passed on twice
         broker.ask(passed_on(b"yes", OWN + more))
     assert [reply.code for reply in replies_of(broker, 2)] == [0, 0]
-    eventually(lambda: "too late, or for the second time: ID" in caplog.text)
+    eventually(lambda: "too late, or again, and is ignored: ID" in caplog.text)
     assert got == [Reply(b"yes", {"a": "b"}, "x", ["k", "l"], 3, 5, "10.0.0.7:99")]
 
 

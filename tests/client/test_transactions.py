@@ -353,7 +353,7 @@ def test_the_function_is_not_called_for_what_could_not_be_answered(
     for what in ("a1", "a2", "a3", "a4", "b1"):
         questions.ask(what, what, functools.partial(call, what))
     eventually(lambda: said == ["b1"])
-    assert (calls, caplog.text.count("are left for the next time")) == (["a1", "a2", "b1"], 1)
+    assert (calls, caplog.text.count("are left to their next repetition")) == (["a1", "a2", "b1"], 1)
     go_on.set()
     eventually(lambda: not questions._newest)
     questions.ask("a3", "a3", functools.partial(call, "a3"))
@@ -373,7 +373,10 @@ def test_what_cannot_be_sent_for_lack_of_threads_is_asked_again(
 
     tenant.sender.join("pg", 0, lambda message, place: function)
     (answering,) = [member.asked.__self__ for _, member in tenant.groups.each()]  # type: ignore[union-attr]
-    for thread, said in (("rocketmq-aside-('", "are left for the next time"), ("rocketmq-127", "could not be sent")):
+    for thread, said in (
+        ("rocketmq-aside-('", "are left to their next repetition"),
+        ("rocketmq-127", "could not be sent"),
+    ):
         with monkeypatch.context() as lacking:
             no_more_threads(lacking, thread)
             asked, tenant.pool._slots[broker.address].connection = tenant.pool._slots[broker.address].connection, None

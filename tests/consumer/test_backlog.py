@@ -318,7 +318,7 @@ def test_without_a_thread_for_it_a_backlog_is_pulled(
     bench.fill(A, 300)
     bench.start()
     eventually(lambda: bench.consumed(A, 300))
-    assert "what is far behind on a is not read ahead: can't start new thread" in caplog.text
+    assert "cannot read ahead the backlog of broker a: can't start new thread" in caplog.text
     assert not bench.reads.runs
 
 

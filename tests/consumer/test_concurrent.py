@@ -210,7 +210,7 @@ def test_what_cannot_even_be_handed_back_comes_again(group: GroupBench, caplog: 
     port.send_back = raising(SystemExit("a bug"))
     group.brokers.send(A, b"bad")
     group.time.advance(0.1)
-    assert "could not be handed back" in caplog.text
+    assert "could not be returned to the broker" in caplog.text
     del port.send_back
     group.time.advance(5.1)
     assert [(body, times) for _, body, times in group.got] == [(b"bad", 0), (b"bad", 1)]

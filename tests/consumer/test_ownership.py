@@ -31,7 +31,7 @@ def test_4_22_4_25_a_queue_whose_offset_is_not_known_waits_a_second(group: Group
     group.brokers.failing["committed a"] = error
     consumer, port = group.start()
     assert group.owned(consumer) == ALL[2:]
-    assert "queue T/a/0 is not begun yet" in caplog.text
+    assert "queue T/a/0 is not started yet" in caplog.text
     del group.brokers.failing["committed a"]
     group.time.advance(1)
     assert group.owned(consumer) == ALL

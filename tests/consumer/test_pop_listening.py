@@ -214,7 +214,7 @@ def test_where_it_cannot_be_told_for_any_reason_a_message_comes_again_and_the_ne
     listening.submit(listens.bench.lent(of("A", "a")))
     listens.bench.time.run_due()
     assert (listens.got, listens.bench.in_hand.all()) == ([("A", 0)], [])
-    assert "what became of message A" in caplog.text
+    assert "could not report the result of message A" in caplog.text
     listens.bench.proxy.failing.clear()
     listening.submit(listens.bench.lent(of("A", "a", attempt=2)))
     listens.bench.time.run_due()

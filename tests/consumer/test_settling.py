@@ -71,7 +71,7 @@ def test_what_is_somebody_elses_already_goes_to_no_listener(caplog):
     bench.proxy.failing["change"] = NotFound("gone")
     bench.time.advance(10)
     renewed(bench)
-    assert "message A is not ours any more" in caplog.text
+    assert "the invisible time of message A is over" in caplog.text
     assert not bench.in_hand.begin(lent, bench.timer.lease_ms())
 
 

@@ -398,7 +398,7 @@ def test_an_error_that_may_pass_is_waited_out_and_another_ends_the_service(
     with pytest.raises(AccessDenied):
         node.service.run(over)
     assert len(turns) == 1
-    assert "goes on after an error" in caplog.text
+    assert "continues after an error" in caplog.text
     assert node.reader.closed
 
 

@@ -408,7 +408,7 @@ def test_a_topic_that_is_refused_later_is_told_apart_by_the_next_one(caplog: pyt
         sender.send(queue._replace(topic="u"), HALF, soon())
         scripted.refused.add("u")
         sender.send(queue, HALF, soon())
-        assert "refuses one of topics ['u']" in caplog.text
+        assert "rejects one of the topics ['u']" in caplog.text
         assert [topic.name for topic in scripted.settings[-1].publishing.topics] == ["t"]
         leave(soon())
 

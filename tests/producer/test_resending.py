@@ -328,7 +328,7 @@ def test_whatever_goes_wrong_with_a_delay_is_an_outcome(
     monkeypatch.setattr(bench.sender, "timers", raising(ZeroDivisionError("a bug")))
     found = delayed(bench, resender, b"x")
     assert (found.queue, found.error, found.passing) == (None, "ZeroDivisionError: a bug", True)
-    assert "cannot be found out" in caplog.text
+    assert "cannot determine the timers" in caplog.text
 
 
 def test_a_proxy_is_not_asked_what_timers_do(bench: Bench) -> None:

@@ -130,7 +130,7 @@ def test_what_is_waited_for_is_told_at_once_and_every_ten_seconds(caplog: pytest
     patient.tell(place)
     assert said(caplog) == []
     patient.hope()
-    assert said(caplog) == ["the read goes on after 21 s"]
+    assert said(caplog) == ["the read continues after 21 s"]
     patient.hope()
     assert said(caplog) == []
 

@@ -31,7 +31,7 @@ def test_starting_options_have_no_effect_on_a_checkpoint(rocketmq, topic, caplog
     first.drain(feed(rocketmq, topic, 10))
     second = Run(rocketmq, first.offset, subscribe=topic, startingOffsets="earliest")
     assert second.batch() == []
-    assert "the checkpoint decides where the query goes on" in caplog.text
+    assert "the query continues from its checkpoint" in caplog.text
 
 
 def test_a_changed_filter_is_reported(rocketmq, topic, caplog):
@@ -94,7 +94,7 @@ def test_a_checkpoint_of_other_topics_reads_nothing(rocketmq, topic, make_topic,
             Run(rocketmq, start, subscribe=other).plan(unfinished)
     lenient = Run(rocketmq, first.offset, subscribe=other, failOnDataLoss="warn")
     lenient.drain(sent)
-    assert f"topics that are not subscribed to any more leave the offsets: {topic}" in caplog.text
+    assert f"topics that are no longer subscribed to are removed from the offsets: {topic}" in caplog.text
 
 
 def test_a_filter_moves_on_over_what_it_leaves_out(rocketmq, topic):
@@ -122,10 +122,10 @@ def test_topics_come_and_go(rocketmq, make_topic, caplog):
     first.drain(feed(rocketmq, old, 3))
     second = Run(rocketmq, first.offset, subscribe=f"{old},{new}")
     second.drain(before)
-    assert f"topics that the checkpoint does not know start at their minimum: {new}" in caplog.text
+    assert f"topics that are not in the checkpoint start at their first offset: {new}" in caplog.text
     third = Run(rocketmq, second.offset, subscribe=new)
     third.drain(feed(rocketmq, new, 3))
-    assert f"topics that are not subscribed to any more leave the offsets: {old}" in caplog.text
+    assert f"topics that are no longer subscribed to are removed from the offsets: {old}" in caplog.text
     assert set(third.positions) == {MessageQueue(new, "broker-a", 0)}
 
 

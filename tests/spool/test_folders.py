@@ -139,7 +139,7 @@ def test_what_one_has_no_room_for_stays_and_is_no_error(tmp_path: Path, caplog: 
     fill(tmp_path / "worker-1", 1000)
     mine = Store(tmp_path / "worker-2", "never", 130_000)
     assert adopt(tmp_path, mine, make, NOW_MS) == 500
-    assert "what lies in the spool in" in caplog.text
+    assert "the records of the spool in" in caplog.text
     rest = make(tmp_path / "worker-1")
     assert (len(mine), len(rest)) == (500, 500)
     rest.close()

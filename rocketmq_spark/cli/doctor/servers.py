@@ -241,7 +241,7 @@ def subscriptions(group: str, members: Mapping[str, Mapping[str, Filter] | None]
         shown = "; ".join(f"{name} wants {_shown(known[name])}" for name in sorted(kinds.values()))
         return broken(
             check,
-            f"its members do not want the same: {shown}",
+            f"its members have different subscriptions: {shown}",
             "Let all subscribe to the same, or give them groups of their own: messages are lost to some",
         )
     if silent:

@@ -1,1 +1,1 @@
-"""Consumers over gRPC: a Proxy hands out messages one by one, and each is acknowledged."""
+"""Consumers over gRPC (POP): a Proxy delivers messages one by one, and each is acknowledged."""

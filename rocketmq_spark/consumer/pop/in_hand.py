@@ -1,6 +1,6 @@
-"""Messages that a Proxy handed to a consumer with a listener: their state until they are acknowledged.
+"""Messages that a Proxy delivered to a consumer with a listener, and their state until they are acknowledged.
 
-``InHand`` is the state, guarded by one lock. It asks nothing of the Proxy: callers hold the lock for a decision and release
+``InHand`` is the state, guarded by one lock. It sends no requests: callers hold the lock for a decision and release
 it before they act. ``Settling`` acknowledges messages, makes them visible again, or extends their invisible duration. If
 that fails, no message is lost: the Proxy delivers it again when its invisible duration is over.
 """
@@ -30,12 +30,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class InvisibleMessage:
-    """A message that is invisible to others until ``until_ms``, which is extended while the message is in hand.
+    """A message that is invisible to other members until ``until_ms``, which is extended until it is acknowledged.
 
-    ``since_ms`` is when it came, or when the listener got it; ``caller`` is the thread whose listener has it. ``begun`` holds
-    from its first call on, also while it waits to be tried again. One question about it is asked at a time, under ``asking``:
-    each makes the receipt void that the others would bring along. ``line`` is its topic and what it waits for there, and
-    ``body`` its body, as they came: a listener may change the message.
+    ``since_ms`` is when it arrived, or when the listener got it; ``caller`` is the thread whose listener has it. ``begun``
+    is True from its first call on, also while it waits for a retry. The lock ``asking`` allows one request at a time, because
+    each request invalidates the receipt of the others. ``line`` is its topic and the key of its order there; ``body`` is its
+    original body, because a listener may change the message.
     """
 
     message: PoppedMessage
@@ -50,26 +50,26 @@ class InvisibleMessage:
 
 
 def by_itself(message: PoppedMessage) -> Hashable:
-    """The line of a message that waits for no other."""
+    """Return a line with only this message, for unordered consumers."""
     return id(message)
 
 
 def line_of(message: PoppedMessage) -> Hashable:
-    """Those with the same go to an ordered listener one after the other."""
+    """Return the line of a message. An ordered listener gets the messages of a line one after the other."""
     return message.queue if message.message_group is None else (message.topic, message.message_group)
 
 
 class InHand:
-    """Of one consumer; times are ``Timer.lease_ms``: the broker counts, too, while this machine sleeps.
+    """The unacknowledged messages of one consumer. Times are those of ``Timer.lease_ms``, which includes sleep of the machine.
 
-    Messages of one ``line`` go to the listener one after the other.
+    The listener gets messages of one ``line`` one after the other.
     """
 
     def __init__(self, line: Callable[[PoppedMessage], Hashable] = by_itself) -> None:
         self._line = line
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._lent: dict[int, InvisibleMessage] = {}  # by identity, in the order in which they came
+        self._lent: dict[int, InvisibleMessage] = {}  # by identity, in the order of arrival
         # By topic: how many messages each line has, and lines of which one was begun. Kept, for every poller asks all the time.
         self._lines: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
         self._begun: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
@@ -77,7 +77,7 @@ class InHand:
         self._figures = ConsumerFigures()
 
     def came(self, topic: str, messages: Sequence[PoppedMessage], until_ms: int, now_ms: int) -> list[InvisibleMessage]:
-        """These were handed out now."""
+        """Add messages that arrived now."""
         lent = [InvisibleMessage(one, until_ms, now_ms, (one.topic, self._line(one)), one.body) for one in messages]
         with self._lock:
             self._figures.pulled(topic, len(messages), None, now_ms)
@@ -87,7 +87,7 @@ class InHand:
         return lent
 
     def begin(self, lent: InvisibleMessage, now_ms: int) -> bool:
-        """The listener of this thread gets it, unless its time is over: another consumer may have it then."""
+        """Give the message to this thread's listener. False if its invisible time is over: another member may have it."""
         with self._lock:
             if now_ms >= lent.until_ms:
                 self._forget(lent)
@@ -100,19 +100,19 @@ class InHand:
             return True
 
     def called(self, lent: InvisibleMessage, done: bool, now_ms: int) -> None:
-        """What the listener made of it."""
+        """Record the outcome of the listener call."""
         with self._lock:
             self._counts["consumed" if done else "failed"] += 1
             self._figures.consumed(lent.message.topic, int(done), int(not done), now_ms - lent.since_ms, now_ms)
 
     def waits(self, lent: InvisibleMessage, now_ms: int) -> None:
-        """The listener has it no more, and gets it again, as it came."""
+        """Take the message back from the listener for a retry, with its original body."""
         with self._lock:
             lent.message.body = lent.body
             lent.caller, lent.since_ms = None, now_ms
 
     def end(self, lent: InvisibleMessage, sent_back: bool = False) -> None:
-        """It is not ours any more; ``sent_back``: to be handed out later."""
+        """Remove the message. ``sent_back``: it is delivered again later."""
         with self._lock:
             self._counts["sent back"] += sent_back
             self._forget(lent)
@@ -122,17 +122,18 @@ class InHand:
             return list(self._lent.values())
 
     def room(self, topic: str, waiting: int, wait_s: float) -> bool:
-        """Whether fewer than ``waiting`` messages of a topic could go to a listener, now or within so many seconds. Those that
-        wait behind another do not count, nor does one that waits to be tried again: what hangs or fails would be in the way of
-        all. Of their queues brokers hand out no more then.
+        """Wait until fewer than ``waiting`` messages of a topic are ready for a listener; returns False after the timeout.
+
+        Messages that wait behind another one or for a retry do not count: otherwise one that hangs or fails would block all.
+        Brokers deliver no more messages of their queues meanwhile.
         """
         with self._lock:
             return self._changed.wait_for(lambda: self._waiting(topic) < waiting, wait_s)
 
     def finish(self, deadline: Deadline) -> list[PoppedMessage]:
-        """Wait until nothing is in hand, and give what listeners still have in the end.
+        """Wait until all messages are settled; returns those that listeners still have after the timeout.
 
-        A listener that asks this itself holds up others behind it: only those that are called already are waited for then.
+        A listener that calls this blocks the messages behind it, so only running calls are waited for then.
         """
         me = threading.get_ident()
         with self._lock:
@@ -148,7 +149,7 @@ class InHand:
             return ConsumerStats(counts["consumed"], counts["failed"], counts["sent back"], len(self._lent))
 
     def figures(self, topics: Iterable[str], now_ms: int) -> dict[str, TopicFigures]:
-        """What became of each topic's messages lately."""
+        """Return the recent figures of each topic."""
         with self._lock:
             return self._figures.all(topics, now_ms)
 
@@ -165,7 +166,7 @@ class InHand:
 
 
 def _count(counts: defaultdict[str, Counter[Hashable]], line: tuple[str, Hashable], more: int = 1) -> None:
-    """Nothing is kept of lines and topics that have none."""
+    """Count messages per line and topic; removes counts of 0."""
     topic, waits_for = line
     counts[topic][waits_for] += more
     if not counts[topic][waits_for]:
@@ -174,7 +175,7 @@ def _count(counts: defaultdict[str, Counter[Hashable]], line: tuple[str, Hashabl
         del counts[topic]
 
 
-# For how long messages are asked for, and how often those in hand get as much again: two looks may fail.
+# The invisible time, and the interval at which it is extended: two extensions may fail.
 INVISIBLE_S, LOOK_S = 30.0, 10.0
 # Of many messages on one way so many threads ask for more time, each for so many at least: one by one a Proxy that takes long
 # for each has no answer for the last ones before their time is over.
@@ -201,17 +202,18 @@ class Settling:
         self._closed = True
 
     def done(self, lent: InvisibleMessage) -> bool:
-        """Whether the Proxy knows: only then may the next message of its group be consumed."""
+        """Acknowledge a message; returns whether the Proxy confirmed. Only then may the next message of its group be consumed."""
         return self._settle(lent, self._port.ack, "acknowledged")
 
     def dead(self, lent: InvisibleMessage) -> bool:
-        """It goes to the dead letters; whether the Proxy knows."""
+        """Move a message to the dead letters; returns whether the Proxy confirmed."""
         settled = self._settle(lent, self._port.forward_to_dlq, "given up")
         return settled and self._log_dead(lent)
 
     def later(self, lent: InvisibleMessage, pause_s: float, last: bool = False) -> bool:
-        """It is handed out again after so long, or is a dead letter then if this was its ``last`` attempt; whether the Proxy
-        knows.
+        """Have a message delivered again after a pause, or become a dead letter then if this was its ``last`` attempt.
+
+        Returns whether the Proxy confirmed.
         """
 
         def change(message: PoppedMessage, deadline: Deadline) -> None:
@@ -227,8 +229,8 @@ class Settling:
         return True
 
     def renew(self) -> None:
-        """More time for what is in hand, but for what a listener has had for too long: where it is ordered, its queue waits. A
-        broker that hangs, or an endpoint, does not keep others from being extended.
+        """Extend the invisible time of all messages, except those that a listener has had for too long (their line waits if the
+        listener is ordered). A broker or endpoint that hangs does not delay the others.
         """
         now_ms = self._timer.lease_ms()
         due: defaultdict[Hashable, list[InvisibleMessage]] = defaultdict(list)
@@ -254,7 +256,7 @@ class Settling:
             start_thread(f"rocketmq-{self._settings.group}-renew", partial(self._renew_each, due), ended, False)
         except RuntimeError as e:
             ended()
-            logger.warning("messages in hand have no more time yet: no thread to ask for it: %s", e)
+            logger.warning("cannot extend the invisible time of messages: no thread can be started: %s", e)
 
     def _renew_each(self, due: Sequence[InvisibleMessage]) -> None:
         for lent in due:
@@ -263,16 +265,18 @@ class Settling:
     def _renew(self, lent: InvisibleMessage) -> None:
         with lent.asking:
             now_ms = self._timer.lease_ms()
-            if lent.settled or self._closed or not _is_due(lent, now_ms):  # settled, or renewed by another thread
+            if lent.settled or self._closed or not _is_due(lent, now_ms):  # settled, or extended by another thread
                 return
             try:
                 self._port.change_invisible(lent.message, INVISIBLE_S, self._soon())
                 lent.until_ms = now_ms + round(1000 * INVISIBLE_S)
             except NotFound as e:
                 lent.until_ms = now_ms
-                logger.warning("message %s is not ours any more: %s", lent.message.msg_id, e)
+                logger.warning(
+                    "the invisible time of message %s is over, it is delivered again: %s", lent.message.msg_id, e
+                )
             except RocketMQError as e:
-                logger.info("message %s has no more time yet: %s", lent.message.msg_id, e)
+                logger.info("message %s: its invisible time could not be extended yet: %s", lent.message.msg_id, e)
 
     def _settle(
         self,
@@ -290,7 +294,7 @@ class Settling:
                 verb(lent.message, self._soon())
             except RocketMQError as e:
                 settled = False
-                logger.warning("message %s could not be %s, it comes again: %s", lent.message.msg_id, what, e)
+                logger.warning("message %s could not be %s, it is delivered again: %s", lent.message.msg_id, what, e)
         self._in_hand.end(lent, sent_back and settled)
         return settled
 

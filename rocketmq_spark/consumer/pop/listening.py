@@ -1,4 +1,4 @@
-"""Messages that a Proxy lent, to a listener: in any order, or those of a message group one after the other.
+"""Passes messages from a Proxy to a listener: in any order, or those of a message group one after the other.
 
 Mirrors ``StandardConsumeService`` and ``FifoConsumeService`` of RocketMQ's Java client for gRPC: a listener gets one message.
 """
@@ -27,17 +27,17 @@ logger = logging.getLogger(__name__)
 
 
 class Listening(Protocol):
-    """Has a listener consume messages."""
+    """Passes messages to a listener."""
 
     def submit(self, lent: Sequence[InvisibleMessage]) -> None:
-        """These came of one topic, in this order."""
+        """Queue messages of one topic, in their order."""
 
     def close(self) -> None:
-        """What fails from now on is not tried again here."""
+        """Begin no more retries."""
 
 
 class InAnyOrder:
-    """Calls ``listener`` on the workers' threads; what fails comes again later, by the Proxy."""
+    """Calls ``listener`` on the threads of the workers. The Proxy redelivers failed messages later."""
 
     def __init__(
         self, listener: Listener, port: PopMember, in_hand: InHand, settling: Settling, workers: Workers, timer: Timer
@@ -53,7 +53,7 @@ class InAnyOrder:
         self._workers.submit(*[partial(self._consume, one) for one in lent])
 
     def close(self) -> None:
-        """Nothing is tried again here."""
+        """Does nothing: the Proxy retries."""
 
     def _consume(self, lent: InvisibleMessage) -> None:
         if not self._in_hand.begin(lent, self._timer.lease_ms()):
@@ -80,8 +80,10 @@ class InAnyOrder:
 
 
 class InOrder:
-    """Those of a message group one by one, the next when the one before it was acknowledged; of those without a group, those
-    of a queue. What fails is tried again in place, until the group's last attempt: then it is a dead letter.
+    """Calls ``listener`` with the messages of a message group one by one, each after the acknowledgement of the previous one.
+
+    Messages without a group keep the order of their queue. A failed message is retried in place; after the group's last
+    attempt it becomes a dead letter.
     """
 
     def __init__(
@@ -126,12 +128,12 @@ class InOrder:
             self._in_hand.end(one)
 
     def _work(self, key: Hashable) -> None:
-        """One task has a line until it is empty, or waits."""
+        """Consume the messages of a line until it is empty or has to pause."""
         with self._lock:
             self._paused.discard(key)
         while (lent := self._first(key)) is not None:
             if not self._in_hand.begin(lent, self._timer.lease_ms()):
-                self._drop(key)  # it comes again, and those behind it behind it
+                self._drop(key)  # it is redelivered, and so are the messages behind it
                 continue
             again_s = attempt(self._consume, lent)
             if isinstance(again_s, Failure):
@@ -146,7 +148,7 @@ class InOrder:
                 return
 
     def _consume(self, lent: InvisibleMessage) -> float | None:
-        """None: it is settled. Otherwise the pause before it comes again; less than 0: it could not be settled."""
+        """Consume one message. Returns None if it is settled, a negative number if that failed, else the pause until a retry."""
         message, context = lent.message, AcknowledgingContext(lent.message.queue)
         outcome = attempt(self._listener, (message,), context)
         verdict = ordered(outcome, context, self._suspend_ms)
@@ -179,7 +181,7 @@ class InOrder:
             self._lines[key].popleft()
 
     def _drop(self, key: Hashable) -> None:
-        """They come again when their time is over, in their order."""
+        """Drop messages: they are redelivered in order when their invisible time is over."""
         with self._lock:
             lent = list(self._lines[key])
             self._lines[key].clear()
@@ -188,7 +190,7 @@ class InOrder:
 
 
 def pause_s(level: int, attempt: int, policy: GroupPolicy) -> float:
-    """When what failed in an attempt comes again: at a level of the brokers' delays, 0: as the Proxy says of the group."""
+    """Return the pause before a redelivery: that of a delay level, or for level 0 that of the group's settings."""
     if level:
         return positive_duration(DELAY_LEVELS[min(level, len(DELAY_LEVELS)) - 1])
     return policy.pauses_s[min(attempt, len(policy.pauses_s)) - 1]
@@ -200,5 +202,5 @@ def _complain(lent: InvisibleMessage, why: str, outcome: object) -> None:
 
 
 def _log_unsettled(lent: InvisibleMessage, failure: Failure) -> None:
-    text = "what became of message %s of %s is not known at the Proxy, it comes again"
+    text = "could not report the result of message %s of %s to the Proxy, it is delivered again"
     failure.log(logger, text, lent.message.msg_id, lent.message.queue)

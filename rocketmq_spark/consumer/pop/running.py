@@ -29,14 +29,14 @@ from rocketmq_spark.ports import PopMember
 
 logger = logging.getLogger(__name__)
 
-# How often is looked for topics and brokers that are new or gone.
+# The interval of checks for new and removed topics and brokers.
 LOOK_S = 10.0
 _ROOM_S = 1.0
 _SOON_S = 1.0
 
 
 class Popping:
-    """Of one consumer; ``submit`` gets what comes, of one topic and in its order."""
+    """The pollers of one consumer. ``submit`` gets the messages of one topic, in their order."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Popping:
         return self._closed.is_set()
 
     def look(self) -> None:
-        """Start missing pollers; obsolete ones end by themselves."""
+        """Start missing pollers; obsolete ones exit."""
         wanted = {(topic, place) for topic in self._subscriptions.all() for place in range(self._places(topic))}
         with self._lock:
             self._wanted = wanted
@@ -72,15 +72,15 @@ class Popping:
                     return
                 name = f"rocketmq-{self._settings.group}-pop-{place[0]}-{place[1]}"
                 ended = partial(self._ended, place)
-                # One that fails is started again by the next look, so that what fails at once is not tried all the time.
+                # The next check restarts a poller that failed, so that an immediate failure does not loop.
                 self._threads[place] = start_thread(name, partial(self._run, place), ended, again=False)
 
     def close(self) -> None:
-        """Nothing is handed on from now on. Questions under way end with the port's connections: then ``join``."""
+        """Pass no more messages to the listener. Pending requests end with the port's connections; call ``join`` after that."""
         self._closed.set()
 
     def join(self, deadline: Deadline) -> None:
-        """Wait for the threads."""
+        """Wait for the polling threads."""
         with self._lock:
             threads = list(self._threads.values())
         for thread in threads:
@@ -92,7 +92,7 @@ class Popping:
                 self._turn(place)
             except RocketMQError as e:
                 if not self._closed.is_set():
-                    logger.warning("no messages of %s for now: %s", place[0], e)
+                    logger.warning("cannot receive messages of %s now, retrying: %s", place[0], e)
                 self._closed.wait(self._settings.pull_delay_on_error_s)
 
     def _ended(self, place: Place) -> None:
@@ -100,33 +100,34 @@ class Popping:
             del self._threads[place]
 
     def _turn(self, place: Place) -> None:
-        """Ask once, when there is room."""
+        """Send one request when there is room."""
         topic, _ = place
         if not self._in_hand.room(topic, self._settings.threads, _ROOM_S):
             return
         deadline = Deadline.after(MAX_WAIT_S + self._settings.request_timeout_s)
-        # Their time began no sooner. When the answer is read says nothing: while this process stood still, it lay there.
+        # The invisible time began after this moment. The answer may be read much later, if the process was suspended.
         asked_ms = self._timer.lease_ms()
         found = self._port.receive(place, self._settings.pull_batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
         if not found or self._over(place):
-            return  # what came too late is handed to others when its time is over
+            return  # others get messages that arrived after the close
         until_ms = asked_ms + round(1000 * INVISIBLE_S)
         self._submit(self._in_hand.came(topic, found, until_ms, self._timer.lease_ms()))
 
     def _over(self, place: Place) -> bool:
-        wanted = place in self._wanted and self._subscriptions.get(place[0]) is not None  # the latter changes at once
+        # a change of subscription counts at once
+        wanted = place in self._wanted and self._subscriptions.get(place[0]) is not None
         return self._closed.is_set() or not wanted or not keeps_order(self._settings, self._port)
 
     def _places(self, topic: str) -> int:
         try:
             return self._port.places(topic, Deadline.after(self._settings.request_timeout_s))
         except RocketMQError as e:
-            logger.info("topic %s is not known yet: %s", topic, e)
+            logger.info("topic %s has no route yet: %s", topic, e)
             return sum(known == topic for known, _ in self._wanted)
 
 
 def keeps_order(settings: ConsumerSettings, port: PopMember) -> bool:
-    """Whether messages come in the order that is wanted. The Proxy may say another time that they do not."""
+    """Whether the group delivers in the order that the settings require. The Proxy may report a change later."""
     return not settings.ordered or port.policy().ordered
 
 
@@ -136,7 +137,7 @@ _numbers = itertools.count()
 
 
 class PopRunning:
-    """One started consumer; ``listener`` is ordered where the settings are."""
+    """One started consumer; with ``ordered`` settings, ``listener`` is an ordered one."""
 
     def __init__(
         self,
@@ -156,12 +157,12 @@ class PopRunning:
         self._settling = Settling(port, settings, self._in_hand, self._renewals)
         self._listening = self._listening_of(listener)
         self._popping = Popping(port, settings, subscriptions, self._in_hand, self._renewals, self._submit)
-        self._telling = threading.RLock()  # held while the Proxy hears of a change, so that it hears of the newest last
+        self._telling = threading.RLock()  # held while a change is reported, so that the Proxy gets the newest one last
 
     def begin(self) -> None:
-        """Join the group and ask for messages.
+        """Join the group and start to receive messages.
 
-        Raises ``RocketMQError`` where no Proxy answers, ``OptionError`` where an order is wanted that the group does not keep.
+        Raises ``RocketMQError`` if no Proxy answers, and ``OptionError`` if 'ordered' is true and the group is not ordered.
         """
         self._subscribe()
         self._check_order()
@@ -170,38 +171,38 @@ class PopRunning:
         self._looks.every(STATS_S, self._log_stats, STATS_S)
 
     def changed(self) -> None:
-        """The subscriptions are other ones."""
+        """Report changed subscriptions to the Proxy."""
         self._subscribe()
         self._looks.later(0.0, self._look)
 
     def end(self, deadline: Deadline) -> list[PoppedMessage]:
-        """Finish what is in hand and leave; the messages that listeners still had at ``deadline``. May be repeated."""
+        """Settle all messages and leave; returns those that listeners still had at ``deadline``. May be repeated."""
         try:
             self._popping.close()
             self._listening.close()
             unfinished = self._in_hand.finish(deadline)
             if unfinished:
-                logger.warning("group %s: listeners did not come to their end in time", self._settings.group)
+                logger.warning("group %s: listeners did not finish before the timeout", self._settings.group)
             self._workers.close(deadline)
             for timer in (self._looks, self._renewals):
                 timer.close(HANGS_S)
             return unfinished
         finally:  # where Ctrl-C ends the wait, too
             self._settling.close()
-            # A Proxy that does not answer takes no more, however long listeners had.
+            # The time for a Proxy that does not answer, whatever time listeners had.
             self._port.close(Deadline.after(TIMEOUT_S))
             self._popping.join(Deadline.after(TIMEOUT_S))
 
     @property
     def listens_here(self) -> bool:
-        """Whether the calling thread is one of those that call the listener, for which ``end`` waits."""
+        """Whether the calling thread runs a listener; ``end`` waits for these."""
         return self._workers.here
 
     def stats(self) -> ConsumerStats:
         return self._in_hand.stats()
 
     def figures(self) -> dict[str, TopicFigures]:
-        """What became of each topic's messages lately."""
+        """Return the recent figures of each topic."""
         return self._in_hand.figures(self._subscriptions.all(), self._renewals.lease_ms())
 
     def _listening_of(self, listener: Listener) -> Listening:
@@ -243,7 +244,7 @@ class PopRunning:
         self._workers.start_missing()  # where the system had no threads to give, work waits for them
         if not keeps_order(self._settings, self._port):
             logger.error(
-                "group %s asks for no messages: option 'ordered' is true, and brokers hand them out in any order now. "
+                "group %s asks for no messages: option 'ordered' is true, and brokers deliver them in any order now. "
                 "mqadmin updateSubGroup -o true on every broker has them keep the order",
                 self._settings.group,
             )

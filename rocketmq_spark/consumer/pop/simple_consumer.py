@@ -1,7 +1,7 @@
-"""A consumer that asks for messages and acknowledges each by itself: Java's ``SimpleConsumer``, over the port ``PopMember``.
+"""A consumer that receives messages and acknowledges each: Java's ``SimpleConsumer``, over the port ``PopMember``.
 
-It has no queues and needs no rebalance: whatever number of them is in a group, each message is handed to one, and to another
-one if it is not acknowledged in time.
+It has no queues and needs no rebalance. Each message is delivered to one member of the group, and again, perhaps to another
+member, if it is not acknowledged in time.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _START_S, _END_S = 10.0, 5.0
 
 
 class BaseSimpleConsumer(Closing):
-    """Receives messages of one group. ``subscribe`` first; ``close`` it, or use it as a context manager.
+    """Receives messages as a member of a group. Call ``subscribe`` first, and ``close`` at the end, or use a ``with`` block.
 
-    It may be used from several threads. A process that was forked must make its own.
+    It is safe to use from several threads. A forked process must create its own.
     """
 
     def __init__(self, member: PopMember, group: str, request_timeout_s: float = 3.0) -> None:
@@ -63,7 +63,7 @@ class BaseSimpleConsumer(Closing):
 
         Raises:
             OptionError: The filter is wrong.
-            ConnectionLost: No endpoint of the Proxy answers. What was wanted before still is, as after any error.
+            ConnectionLost: No endpoint of the Proxy answers. The previous subscription stays, as after any error.
         """
         self._owner.check(False)  # a fork waits for no lock
         if problem := topic_problem(topic):
@@ -99,7 +99,7 @@ class BaseSimpleConsumer(Closing):
         Without messages, a Proxy keeps each request for at least 5 s.
 
         Args:
-            max_messages: At most so many, 1 to 32.
+            max_messages: The largest number of messages to return, 1 to 32.
             invisible: A duration from 10 s to 12 h: ``"30s"``, or seconds.
             wait: How long to wait for a message: ``"10s"``, or seconds.
 
@@ -108,7 +108,7 @@ class BaseSimpleConsumer(Closing):
 
         Raises:
             OptionError: An argument is wrong, or there is no subscription.
-            RouteNotFound: There is no such topic. It is raised when it is the topic's turn: the next calls ask for the others.
+            RouteNotFound: A topic does not exist. Only a call that asks for this topic raises it; later calls ask for the others.
         """
         self._owner.check(self._closed)
         if not isinstance(max_messages, int) or not 1 <= max_messages <= MAX_MESSAGES:
@@ -137,7 +137,7 @@ class BaseSimpleConsumer(Closing):
 
     @entry
     def ack(self, message: PoppedMessage) -> None:
-        """Acknowledge ``message``: it is done.
+        """Acknowledge ``message``, so that it is not delivered again.
 
         Raises:
             NotFound: Its invisible time is over. The message was delivered again, or will be.
@@ -157,7 +157,7 @@ class BaseSimpleConsumer(Closing):
 
     @entry
     def forward_to_dlq(self, message: PoppedMessage) -> None:
-        """Give ``message`` up: move it to the group's dead-letter topic, ``%DLQ%`` and the group's name."""
+        """Move ``message`` to the group's dead-letter topic, ``%DLQ%`` and the group's name."""
         self._ask(self._member.forward_to_dlq, message)
 
     def close(self) -> None:

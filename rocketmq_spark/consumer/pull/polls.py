@@ -226,9 +226,7 @@ class Polls:
                 self._assigned.not_made([ask])
             elif self._assigned.answered(ask, answer, wanted) and answer.status is PullStatus.OFFSET_ILLEGAL:
                 why = "is reset by its broker" if answer.reset else "is not there"
-                logger.warning(
-                    "offset %d of %s %s: it is read on at %d", ask.offset, ask.queue, why, answer.next_offset
-                )
+                logger.warning("offset %d of %s %s: continuing at %d", ask.offset, ask.queue, why, answer.next_offset)
             self._changed.notify_all()
         if not isinstance(answer, RocketMQError):
             self._pull()

@@ -138,7 +138,7 @@ class PullAnswers:
         """The answer to the broker at ``address``; None where none is awaited, and for what only a listener could do."""
         match question:
             case MembersChanged():
-                logger.info("the members of the group have changed, says %s", address)
+                logger.info("the broker at %s reports that the members of the group changed", address)
                 self._look()
             case ResetOffsets(topic, offsets):
                 done = self._polls.reset(offsets)

@@ -117,7 +117,7 @@ class Subscribed:
             return self._positions.start(queue)
         except RocketMQError as e:
             self.balanced = False
-            logger.warning("%s is ours, but where it begins is not known yet: %s", queue, e)
+            logger.warning("%s is assigned, but its start offset cannot be read yet: %s", queue, e)
             if isinstance(e, CallTimeout | ConnectionLost):  # others may be of this queue, or its topic, alone
                 troubled.add(queue.broker_name)
             return None
@@ -127,13 +127,15 @@ class Subscribed:
             queues = self._positions.queues(topic)
             members = self._member.members(self._settings.group, topic, self._positions.soon())
         except RocketMQError as e:
-            logger.warning("the queues of %s stay as they are: %s", topic, e)
+            logger.warning("the assignment of topic %s stays unchanged: %s", topic, e)
             self.balanced = False
             return QueueShare(None)
         share = clustering_share(self._settings.allocate, self._member.client_id, queues, members)
         if share.problem is not None or not members:
             self.balanced = False
-            logger.warning("the queues of %s stay as they are: %s", topic, share.problem or "no member is known yet")
+            logger.warning(
+                "the assignment of topic %s stays unchanged: %s", topic, share.problem or "no member is known yet"
+            )
         return share
 
     def leave(self) -> None:
@@ -231,9 +233,9 @@ class Upkeep:
             if queue is None or queue in self._positions.queues(queue.topic, refresh=True):
                 return False
         except RocketMQError as e:
-            logger.info("whether %s is still there is not known: %s", queue, e)
+            logger.info("cannot check whether queue %s still exists: %s", queue, e)
             return False
-        logger.warning("queue %s is not there any more", queue)
+        logger.warning("queue %s no longer exists", queue)
         self._shared.changed()
         return True
 
@@ -339,7 +341,7 @@ class Upkeep:
         owned = self._polls.queues()
         found = self._shared.look(owned)
         if found.keys() != set(owned):
-            logger.info("group %s: %d queues are ours now, before %d", self._settings.group, len(found), len(owned))
+            logger.info("group %s: %d queues are assigned now, %d before", self._settings.group, len(found), len(owned))
             self.have(found)
 
     def store_finished(self) -> dict[MessageQueue, RocketMQError]:

@@ -1,6 +1,6 @@
-"""What brokers ask a member, and tools through them: RocketMQ's ``consumerStatus``, ``resetOffsetByTime`` and kin.
+"""Answers requests of brokers, such as those of ``mqadmin consumerStatus`` and ``resetOffsetByTime``.
 
-Mirrors ``ClientRemotingProcessor``. Called on the group's own thread, so that it may block.
+Mirrors ``ClientRemotingProcessor``. Runs on the group's own thread, so it may block.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class Answers:
-    """Of one member."""
+    """Answers the requests to one member."""
 
     def __init__(
         self,
@@ -59,16 +59,18 @@ class Answers:
         self._settings = settings
         self._timer = timer
         self._started_ms = timer.wall_ms()
-        self.closed = False  # no listener is called any more
+        self.closed = False  # listeners are not called after the close
 
     def __call__(self, address: str, question: BrokerRequest) -> Answer | None:
-        """The answer to the broker at ``address``; None where none is awaited."""
+        """Return the answer to a request of the broker at ``address``; None if the broker expects none."""
         match question:
             case MembersChanged():
-                logger.info("the members of the group have changed, says %s", address)
+                logger.info("the broker at %s reports that the members of the group changed", address)
                 self._rebalancing.wake()
             case ResetOffsets(topic, offsets):
-                logger.info("%s asks to reset offsets of %s", address, topic)  # what is done says who does it
+                logger.info(
+                    "the broker at %s requests an offset reset of %s", address, topic
+                )  # what is done says who does it
                 self._rebalancing.reset(offsets)
             case OffsetsAsked(topic):
                 with self._held.lock:
@@ -138,7 +140,7 @@ def _told(outcome: object) -> DirectOutcome:
 
 
 def stacks_of_threads() -> str:
-    """What every thread of this process does now."""
+    """Return the stacks of all threads of this process, as text."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"{names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"

@@ -1,8 +1,8 @@
-"""What a ``Consumer`` reads ahead: its queues that are far behind their ends are left to ``ahead`` for a while.
+"""Reading ahead for a ``Consumer``: queues that are far behind their ends are left to ``ahead`` for a while.
 
-A pull brings 32 messages, and each costs steps on three threads; a backlog is read many answers at once. A queue belongs either
-to its pulls or to who reads ahead: it is free only between ``take`` and the beginning of a read. What keeps a queue from
-being pulled (too much of it waits, or one listener hangs so that its offset stands) ends a read, too, and pulls go on.
+A pull returns 32 messages and involves three threads; reading ahead has many pulls in flight. A queue is either pulled or read
+ahead; only between ``take`` and the start of a read it is neither. The conditions that pause pulls (a full cache, a listener
+that blocks the offset) also end a read, and pulls continue.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import MASTER_ID, MessageQueue, ReceivedMessage
 from rocketmq_spark.wire.messages import portion
 
-PATIENCE_S = 1.0  # where listeners are slower than this, pulls are quick enough
-RECHECK_S = 0.05  # as often Java looks at a queue that is full
+PATIENCE_S = 1.0  # pulls are fast enough for slower listeners
+RECHECK_S = 0.05  # the interval at which Java checks a full queue
 
 Submit = Callable[[ProcessQueue, Sequence[ReceivedMessage]], None]
-Move = Callable[[Mapping[MessageQueue, int]], None]  # queues go on at other offsets soon; must not block
+Move = Callable[[Mapping[MessageQueue, int]], None]  # resets offsets of queues on another thread; must not block
 
 
 class BacklogQueue:
-    """One queue (``behind.ReadAheadQueue``): what waits of it lies in its process queue, or is on its way there."""
+    """One queue (``ahead.ReadAheadQueue``). Its messages wait in its process queue, or are on their way there."""
 
     def __init__(self, held: ProcessQueue, token: int, max_span: int | None) -> None:
         self.held = held
@@ -51,12 +51,12 @@ class BacklogQueue:
 
     @property
     def paused(self) -> bool:
-        """Not ours any more, or a message that is not finished holds its offset far back."""
+        """Whether the queue was dropped, or an unfinished message holds its offset far back."""
         return self.held.dropped or (self._max_span is not None and self.held.span > self._max_span)
 
 
 class Backlog:
-    """Of one member."""
+    """The queues of one member that are read ahead."""
 
     def __init__(self, settings: ConsumerSettings, held: MemberState, timer: Timer, how: ReadAhead) -> None:
         most = settings.thresholds
@@ -77,7 +77,7 @@ class Backlog:
         held.low = bounds.half
 
     def take(self, queue: ProcessQueue, offset: int) -> bool:
-        """Whether ``queue`` is read ahead from ``offset`` on; else it is to be pulled now."""
+        """Whether ``queue`` is read ahead from ``offset`` on. If not, the caller pulls it."""
         with self._held.lock:
             end = self._held.ends.get(queue.queue)
             if end is None or end - offset < self._far:
@@ -109,7 +109,7 @@ class Backlog:
         return True
 
     def reset(self, ask: Ask, offset: int) -> None:
-        """An operator moved the group: for whatever has the queue now, or had it just now: no other pull receives the reset."""
+        """Apply an operator's reset, also if the queue was just dropped: the broker reports a reset only once."""
         self.move({ask.queue: offset})
 
     def let_go(self, asks: Iterable[Ask], calm_until: float) -> None:
@@ -117,13 +117,15 @@ class Backlog:
             if (place := self._current(ask)) is not None:
                 place.asked = False
                 place.calm_until = calm_until
-                place.coming = place.coming_bytes = 0  # also what could not be decoded: pulls ask for it again
+                place.coming = place.coming_bytes = (
+                    0  # also for messages that could not be decoded: pulls request them again
+                )
         self._timer.later(0, self._go_on)  # also where none is left: what came too late for a read is still free
 
     # --- without it
 
     def brought(self, ask: Ask, part: FetchedPart) -> None:
-        """Make messages of what came, on the thread that read it."""
+        """Decode messages, on the thread that read them."""
         messages, left = portion(part.read())
         with self._held.lock:
             place = self._current(ask)
@@ -144,7 +146,7 @@ class Backlog:
             )
 
     def _go_on(self) -> None:
-        """Pull the queues that are not read ahead."""
+        """Continue to pull the queues that are not read ahead."""
         with self._held.lock:
             free = [place for place in self._places.values() if not place.asked]
             for place in free:

@@ -48,7 +48,7 @@ DELAY_LEVEL = 3
 
 
 class Call(NamedTuple):
-    """A listener has these messages of a queue since then."""
+    """A call of the listener: its messages, and when it began."""
 
     queue: ProcessQueue
     messages: Sequence[ReceivedMessage]
@@ -68,7 +68,7 @@ AGAIN_S = 5.0
 
 
 class _Result(NamedTuple):
-    """What became of a call's messages: ``finished`` are no longer ours to care for, done or taken back by a broker."""
+    """The result of a call. ``finished`` messages are done, or a broker has taken them back."""
 
     call: Call
     done: int
@@ -77,7 +77,7 @@ class _Result(NamedTuple):
 
 
 class _Later(TakesOutcome):
-    """Of one call."""
+    """Takes the outcome of one call that ends later."""
 
     __slots__ = ("_call", "_consuming", "_context")
 
@@ -94,7 +94,7 @@ class _Later(TakesOutcome):
 
 
 class Concurrent:
-    """Calls ``listener`` on the workers' threads. ``send_back`` None: a broadcasting consumer, whose failures are dropped."""
+    """Calls ``listener`` on the threads of the workers. Without ``send_back`` (broadcasting), failed messages are dropped."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Concurrent:
         # Both are changed in single steps of the interpreter, without a lock: see ``_note_results``. A call stays until its
         # messages are finished or wait for another one, so that they expire whatever happens on the way.
         self._calls: dict[int, Call] = {}  # by identity
-        self._later: dict[int, Call] = {}  # those of which no thread has the listener
+        self._later: dict[int, Call] = {}  # calls whose listener runs on no thread (coroutines)
         self._results: deque[_Result] = deque()
         self._noting = threading.Lock()
         self._closed = False
@@ -126,19 +126,19 @@ class Concurrent:
         return True
 
     def close(self) -> None:
-        """No listener is called any more."""
+        """Begin no more listener calls."""
         self._closed = True
 
     def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
-        """In parts of ``consumeMessageBatchMaxSize``."""
+        """Queue messages for the listener, in batches of ``consumeMessageBatchMaxSize``."""
         self._workers.submit(*[partial(self._consume, queue, part) for part in slices(messages, self._size)])
 
     def context(self, queue: MessageQueue, messages: Sequence[ReceivedMessage]) -> Context:
-        """What the listener gets with these messages."""
+        """Return the context for these messages."""
         return replying(Context(queue), messages, self.replier)
 
     def call(self, messages: Sequence[ReceivedMessage], context: Context) -> object:
-        """What the listener makes of messages that it is asked to consume now."""
+        """Call the listener now (request 309), and return its outcome."""
         outcome = attempt(self._listener, messages, context)
         if not isinstance(outcome, OutcomeLater):
             return outcome
@@ -148,22 +148,22 @@ class Concurrent:
             try:
                 return given.get(timeout=_ASK_S)
             except Empty:
-                if self._closed:  # what was cancelled has no outcome
+                if self._closed:  # a cancelled call has no outcome
                     return Failure(ClosedError("the consumer is closed"))
         return begun
 
     def idle(self, deadline: Deadline) -> bool:
-        """Whether all outcomes that come later are there by then."""
+        """Wait for the outcomes of calls that end later; returns False after the deadline."""
         while self._later and not deadline.expired:
             self._timer.pause(_LOOK_S)
         return not self._later
 
     def unfinished(self) -> list[ReceivedMessage]:
-        """What listeners have at this moment."""
+        """Return the messages that listeners have now."""
         return [message for call in list(self._calls.values()) for message in call.messages]
 
     def clean(self) -> None:
-        """Send back what a listener has had for longer than ``consumeTimeout``, so that the queue's offset can go on."""
+        """Send back messages that a listener has had for longer than ``consumeTimeout``, so that the offset can advance."""
         for queue in self._held.owned():
             for _ in range(MAX_AT_ONCE):
                 with self._held.lock:
@@ -195,7 +195,7 @@ class Concurrent:
         self.called(call, context, outcome)
 
     def begins(self, call: Call) -> Call | None:
-        """The call from now on, if the listener may be called."""
+        """Start the time of the call. Returns False if the listener must not be called."""
         begun = call._replace(began_ms=self._timer.now_ms())
         may = not call.queue.dropped and not self._closed
         if may:
@@ -211,11 +211,11 @@ class Concurrent:
             return
         settled = attempt(self._settle, call, outcome, context)
         if isinstance(settled, Failure):
-            settled.log(logger, "messages of %s could not be handed back", queue.queue)
+            settled.log(logger, "messages of %s could not be returned to the broker", queue.queue)
             self._again(call, messages)
 
     def _settle(self, call: Call, outcome: object, context: Context) -> None:
-        """Those that are not done are handed back to a broker."""
+        """Return messages that are not done to a broker."""
         queue, messages = call.queue, call.messages
         verdict = concurrent(outcome, context, len(messages))
         if verdict.why:
@@ -232,7 +232,7 @@ class Concurrent:
         self._note_results()
 
     def _note_results(self) -> None:
-        """One thread at a time notes what all have finished, and the others go on.
+        """Record results: one thread at a time does it for all threads, and the others continue.
 
         Threads that waited for each other here would hand over the interpreter with each message, which costs three times
         what a quick listener's message costs otherwise.
@@ -246,7 +246,7 @@ class Concurrent:
                 self._noting.release()
 
     def _note(self, result: _Result) -> None:
-        """With the lock. Results of a queue that is not ours any more mean nothing."""
+        """Record results; the caller holds the lock. Results of a dropped queue are ignored."""
         (queue, messages, began_ms), done, held = result.call, result.done, self._held
         if queue.dropped:
             self._calls.pop(id(result.call), None)
@@ -264,7 +264,7 @@ class Concurrent:
         self._calls.pop(id(result.call), None)
 
     def _again(self, call: Call, left: Sequence[ReceivedMessage]) -> None:
-        """They could not be sent back, so the listener gets them once more."""
+        """Call the listener again with messages that could not be sent back."""
         queue, again = call.queue, [once_more(call.queue.as_pulled(message)) for message in left]
         with self._held.lock:
             for message in again:
@@ -273,7 +273,7 @@ class Concurrent:
         self._timer.later(AGAIN_S, partial(self.submit, queue, again))
 
     def _handed_back(self, queue: ProcessQueue, failed: Sequence[ReceivedMessage], level: int) -> list[ReceivedMessage]:
-        """Those that could not be sent back."""
+        """Return messages to brokers; returns those that failed."""
         if self._send_back is None:
             for message in failed:
                 logger.warning("message %s failed and is %s", message.msg_id, DROPPED)
@@ -283,11 +283,11 @@ class Concurrent:
         return [message for message in here if not self._took(queue.as_pulled(message), level)]
 
     def _took(self, message: ReceivedMessage, level: int) -> bool:
-        """Whether a broker has it again, or it is given up: where a group is broadcasting, what failed is dropped."""
+        """Whether a broker has taken the message back. Broadcasting: True, because failed messages are dropped."""
         if self._send_back is None:
             return True
         taken = attempt(self._send_back, message, level)
         if isinstance(taken, Failure):
-            taken.log(logger, "message %s could not be handed back", message.msg_id)
+            taken.log(logger, "message %s could not be returned to the broker", message.msg_id)
             return False
         return taken

@@ -25,10 +25,10 @@ _LOOK_S = 0.05  # how often a listener that waits to stop looks whether it is wa
 
 
 class BaseConsumer(Closing):
-    """Consumes messages as a member of a group, which shares the queues of its topics, or gives all of them to each member.
+    """Consumes messages as a member of a group. The group shares the queues; in a broadcasting group each member has all of them.
 
-    Where it is ``popped`` a Proxy hands out the messages one by one, and members have no queues.
-    Subscribe, then ``run`` or ``start`` a listener, once. ``stop`` ends it; so does the end of a ``with`` block.
+    With ``popped`` settings, a Proxy delivers the messages one by one, and members have no queues.
+    Subscribe, then call ``run`` or ``start`` once. ``stop``, or the end of a ``with`` block, leaves the group.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class BaseConsumer(Closing):
         self._make = make or ConsumerTools()
         clock = self._make.timer(f"rocketmq-{settings.group}-clock")
         self._subscriptions = Subscriptions(settings.group, settings.retry_topic, clock.wall_ms, clock.lease_ms)
-        self._turn = threading.RLock()  # to start or to end; not plain, for a signal handler may come above either
-        self._busy = False  # the thread that has the turn starts or ends
+        self._turn = threading.RLock()  # for start and stop; reentrant, because a signal handler may interrupt either
+        self._busy = False  # the thread that starts or stops
         self._ending = False  # it ends
         self._running: RunningConsumer | PopRunning | None = None
         self._over = threading.Event()
@@ -85,7 +85,7 @@ class BaseConsumer(Closing):
 
         Raises:
             LocalProtocolError: This process already has a member of the group.
-            OptionError: Nothing is subscribed to, the consumer was started already, or another broadcasting
+            OptionError: The consumer has no subscription, was started already, or another broadcasting
                 consumer uses the same offset file.
         """
         self._owner.check(self._closed)
@@ -123,10 +123,10 @@ class BaseConsumer(Closing):
         itself. Over remoting, no new listener call begins. Over gRPC, listeners are still called with messages that the Proxy
         has already handed out, until the timeout.
 
-        A second call waits for the first one, or continues it after an interruption. One of a listener returns at once while
-        another thread stops, which waits for that listener. If a signal handler calls ``stop`` while
-        another method of this consumer runs in the same thread, ``stop`` returns at once, and the consumer leaves the group when
-        that method returns.
+        A second call waits for the first one, or continues it after an interruption. A call from a listener returns at once if
+        another thread is stopping the consumer, because that thread waits for the listener. If a signal handler calls ``stop``
+        while another method of this consumer runs in the same thread, ``stop`` returns at once, and the consumer leaves the
+        group when that method returns.
 
         Args:
             timeout_s: Seconds to wait for listeners. A broker that does not answer may take 3 s more.
@@ -164,7 +164,7 @@ class BaseConsumer(Closing):
             self._turn.release()
 
     def _has_turn(self, deadline: Deadline) -> bool:
-        """False when the time is over, and in a listener for which another thread waits that ends the consumer."""
+        """False after the timeout, and in a listener if another thread stops the consumer and waits for that listener."""
         running = self._running
         if running is None or not running.listens_here:
             return self._turn.acquire(timeout=deadline.remaining())
@@ -204,7 +204,7 @@ class BaseConsumer(Closing):
 
 
 def _wait_s(timeout_s: float) -> float:
-    """How long ``stop`` waits: an endless time is the longest that threads can wait, less what adding it to a clock rounds up."""
+    """The timeout of ``stop``, limited to the longest wait of threads, less the rounding error of adding it to a clock."""
     if not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
         raise OptionError(f"timeout_s is {timeout_s!r}; expected seconds, such as 30.0")
     return max(0.0, min(timeout_s, threading.TIMEOUT_MAX - 1))

@@ -1,8 +1,8 @@
-"""Messages to a listener, those of a queue one batch after the other: Java's ``ConsumeMessageOrderlyService``.
+"""Passes messages to a listener, one batch at a time per queue: Java's ``ConsumeMessageOrderlyService``.
 
-In a group that shares its queues the broker's lock says that no other member has the queue, also while it changes hands. Here a
-queue has one call at a time, whichever process queue it belongs to: after a reset, and after the repair of an offset, the new
-one waits for the listener of the old one. What failed is tried again in place, and the queue waits for it.
+If the group shares its queues, the broker's lock keeps other members from consuming a queue, also while it changes owners. In
+this process a queue has one call at a time: after a reset or a repaired offset, the new process queue waits for the listener
+of the old one. Failed messages are retried in place, and their queue waits for them.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ MAX_TURN_MS = 60_000  # then other queues have a thread before this one goes on
 
 
 class _Call(NamedTuple):
-    """A listener has these messages of a queue."""
+    """A call of the listener with messages of a queue."""
 
     queue: ProcessQueue
     messages: tuple[ReceivedMessage, ...]
 
 
 class _Judged(NamedTuple):
-    """What happens to the messages of a call: ``dead`` are dead letters now, ``left`` are the others.
+    """The result of a call. ``dead`` messages are dead letters now, ``left`` are the others.
 
-    ``refused``: no broker took those that are left, after their last attempt.
+    ``refused``: ``left`` had their last attempt, but no broker accepted them as dead letters.
     """
 
     failed: bool
@@ -84,19 +84,19 @@ class Orderly:
         self.replier: Replier | None = None  # how requests are answered
         self.relock: Callable[[Sequence[ProcessQueue]], Collection[MessageQueue]] | None = None
         self.locks = timer
-        self._unlocked: list[ProcessQueue] = []  # those whose tasks wait for their locks
+        self._unlocked: list[ProcessQueue] = []  # queues whose tasks wait for the broker's lock
         self.left: Callable[[], None] = lambda: None
         self._tasks: set[ProcessQueue] = set()  # queues with a task, waiting or under way
         self._calls: dict[MessageQueue, _Call] = {}
-        self._next: dict[MessageQueue, ProcessQueue] = {}  # waits for the call of the process queue before it
+        self._next: dict[MessageQueue, ProcessQueue] = {}  # process queues that wait for the call of their predecessor
         self._closed = False
 
     def ready(self, queue: ProcessQueue) -> bool:
-        """Whether the queue is locked for us (``pulling.Consuming``)."""
+        """Whether this member has the broker's lock of the queue (``pulling.Consuming``)."""
         return self.relock is None or queue.lock.held(self._timer.lease_ms())
 
     def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
-        """There is something in ``queue``: one task has it until it is empty."""
+        """Schedule the task of ``queue``, which consumes it until it is empty."""
         with self._held.lock:
             if queue in self._tasks:
                 return
@@ -104,12 +104,12 @@ class Orderly:
         self._again(queue, 0)
 
     def close(self) -> None:
-        """No listener is called any more."""
+        """Begin no more listener calls."""
         with self._held.lock:
             self._closed = True
 
     def unfinished(self) -> list[ReceivedMessage]:
-        """What listeners have at this moment."""
+        """Return the messages that listeners have now."""
         with self._held.lock:
             return [message for call in self._calls.values() for message in call.messages]
 
@@ -119,17 +119,17 @@ class Orderly:
         return self._settings.auto_commit
 
     def calling(self, queue: ProcessQueue) -> bool:
-        """Whether a listener has messages of the queue. Of a dropped queue it gets no more."""
+        """Whether a listener has messages of the queue."""
         with self._held.lock:
             call = self._calls.get(queue.queue)
             return call is not None and call.queue is queue
 
     def context(self, queue: MessageQueue, messages: Sequence[ReceivedMessage]) -> OrderedContext:
-        """What the listener gets with these messages."""
+        """Return the context for these messages."""
         return replying(OrderedContext(queue, self._settings.auto_commit), messages, self.replier)
 
     def call(self, messages: Sequence[ReceivedMessage], context: OrderedContext) -> object:
-        """What the listener makes of messages that it is asked to consume now."""
+        """Call the listener now (request 309), and return its outcome."""
         return attempt(self._listener, messages, context)
 
     def _again(self, queue: ProcessQueue, in_s: float) -> None:
@@ -159,7 +159,7 @@ class Orderly:
                 return
 
     def _lock_again(self) -> None:
-        """For all that wait, in one question for each broker."""
+        """Request the locks of all waiting queues, with one request per broker."""
         with self._held.lock:
             queues, self._unlocked = self._unlocked, []
         got: Collection[MessageQueue] | Failure = ()
@@ -168,13 +168,13 @@ class Orderly:
             got = attempt(self.relock, wanted)
         if isinstance(got, Failure):
             for queue in wanted:
-                logger.warning("whether %s is locked is not known, it is asked again: %s", queue.queue, got)
+                logger.warning("could not lock %s, retrying: %s", queue.queue, got)
             got = ()
         for queue in queues:
             self._again(queue, LOCKED_S if queue.queue in got else REFUSED_S)
 
     def _begun(self, queue: ProcessQueue) -> _Call | None:
-        """A call with the next batch. None: there is none, and no task any more; or the queue's last call is not over yet."""
+        """Begin a call with the next batch. None if nothing waits, which ends the task, or if the last call still runs."""
         with self._held.lock:
             if self._closed or queue.dropped:
                 self._tasks.discard(queue)
@@ -192,14 +192,14 @@ class Orderly:
             return call
 
     def _consume(self, call: _Call) -> float | None:
-        """One batch; gives the pause before the queue goes on, None if it goes on at once."""
+        """Consume one batch; returns the pause in seconds before the next one, None for no pause."""
         queue = call.queue
         context, began_ms = self.context(queue.queue, call.messages), self._timer.now_ms()
         outcome = self.call(call.messages, context)
         spent_ms = self._timer.now_ms() - began_ms
         judged = attempt(self._judged, call, outcome, context)
         if isinstance(judged, Failure):
-            judged.log(logger, "what becomes of messages of %s is not known, they are tried again", queue.queue)
+            judged.log(logger, "could not handle the result of messages of %s, they are retried", queue.queue)
             again = OrderedVerdict(Step.AGAIN, max(MIN_SUSPEND_MS, self._suspend_ms))
             judged = _Judged(True, again, call.messages)
         with self._held.lock:
@@ -214,20 +214,20 @@ class Orderly:
         if behind is not None:
             self._again(behind, 0)
         if why is not None:
-            text = "%s stands still until its listener commits, which gets no more messages of it: %s"
+            text = "%s is stalled: its listener has to commit, but gets no more messages before it does: %s"
             logger.warning(text, queue.queue, why)
         if queue.dropped:
             self.left()
         return pause_s
 
     def _stands(self, queue: ProcessQueue) -> str | None:
-        """With the lock. Why the queue is not pulled, where all that is cached of it was consumed and not committed."""
+        """Why the queue is stalled: its cache is full of consumed, uncommitted messages. None if it is not. Needs the lock."""
         if queue.dropped or queue.waiting:
             return None
         return full(queue, self._held.thresholds_of(queue.queue.topic))
 
     def _judged(self, call: _Call, outcome: object, context: OrderedContext) -> _Judged:
-        """Dead letters are no longer in the way, as in Java."""
+        """Decide what a call's outcome means. Dead letters no longer block the queue, as in Java."""
         verdict = ordered(outcome, context, self._suspend_ms)
         if verdict.why:
             trace = outcome.error if isinstance(outcome, Failure) else None
@@ -245,9 +245,9 @@ class Orderly:
         return _Judged(failed, verdict, left, dead, refused=True)
 
     def _took(self, message: ReceivedMessage) -> bool:
-        """Whether it is a dead letter. What fails for one must not make a dead letter of the others a second time.
+        """Whether the message is a dead letter now. A failure here must not send the other ones to the dead letters again.
 
-        Where the group is broadcasting it is dropped.
+        Broadcasting groups drop it.
         """
         if self._send_back is None:
             logger.warning("message %s failed and is %s", message.msg_id, DROPPED)
@@ -259,7 +259,7 @@ class Orderly:
         return taken
 
     def _settled(self, queue: ProcessQueue, judged: _Judged) -> float | None:
-        """With the lock: what the verdict does to the queue. Dead letters stay taken until what comes again is finished."""
+        """Apply the verdict to the queue; needs the lock. Dead letters stay taken until the messages before them are finished."""
         verdict = judged.verdict
         queue.bury(judged.dead)
         if verdict.step is Step.COMMIT:

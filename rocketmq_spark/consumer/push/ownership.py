@@ -1,8 +1,8 @@
-"""Queues come and go: what a rebalance decided is carried out here, in the order that loses nothing.
+"""Takes and releases queues as a rebalance decided, in an order that loses no messages.
 
-Mirrors ``RebalanceImpl.updateProcessQueueTableInRebalance`` and ``RebalancePushImpl``. A queue that goes is dropped first, so
-that no result of it counts any more; then its offset is stored, then the broker's lock is given back, then it is forgotten.
-While an ordered listener has messages of it, it is dropped only, and given up when the listener is through.
+Mirrors ``RebalanceImpl.updateProcessQueueTableInRebalance`` and ``RebalancePushImpl``. A released queue is dropped first, so
+that later results are ignored; then its offset is committed, its lock is released, and it is forgotten. While an ordered
+listener has messages of the queue, it is only dropped; the other steps follow when the listener returns.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from rocketmq_spark.ports import GroupMember
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 3.0
-EXPECTED_MS = 60_000  # how long a queue that was released, or could not be begun, counts as one that may come back
-FORCED_UNLOCK_MS = 20_000  # after the last lock: a listener that hangs does not keep a queue from others for ever
+EXPECTED_MS = 60_000  # for how long a released queue, or one that could not be started, is expected to come back
+FORCED_UNLOCK_MS = (
+    20_000  # since the last lock: a listener that hangs must not keep a queue from other members for ever
+)
 SOON_MS = 5_000  # a queue that comes later than that after its topic was subscribed to was not there then, or could not be asked
 
 Begin = Callable[[ProcessQueue, int], None]
 
 
 class Ownership:
-    """``begin`` starts the pulls of a queue. With ``orderly`` queues are locked at their brokers.
+    """The queues of one member. ``begin`` starts the pulls of a queue. With ``orderly``, queues are locked at their brokers.
 
-    ``subscribed_ms`` returns since when a topic is subscribed to, by the clock of leases.
+    ``subscribed_ms`` returns when a topic was subscribed to, by the clock of leases.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Ownership:
         self._resets = 0
 
     def drop(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Give up ``queues``: those that were. One of which a listener still has messages is given up by a later call."""
+        """Release ``queues``; returns those that were released. A queue whose messages a listener has is released later."""
         with self._held.lock:
             held = [self._held.queues[queue] for queue in queues if queue in self._held.queues]
             for each in held:
@@ -77,10 +79,10 @@ class Ownership:
         return free
 
     def add(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-        """Begin ``queues``: those that were. Others, which another member has locked, are tried with the next run."""
+        """Start ``queues``; returns those that were started. The next run retries the others, such as locked ones."""
         with self._held.lock:
             wanted = [queue for queue in queues if queue not in self._held.queues]
-            asked_ms = self._lease_ms()  # a lock counts from its question: the answers about offsets may take long
+            asked_ms = self._lease_ms()  # a lock counts from its request, because reading offsets may take long
             self._expect(wanted, asked_ms)
         if self._locks and wanted:
             granted = self._port.lock(self._settings.group, wanted, Deadline.after(TIMEOUT_S))
@@ -98,7 +100,7 @@ class Ownership:
         return begun
 
     def yield_others(self, topic: str, mine: Collection[MessageQueue]) -> None:
-        """These queues of the topic are this member's now: others that were reset here go on at what is stored."""
+        """Note the assigned queues of the topic. Pending resets of its other queues are left to their owners."""
         with self._held.lock:
             others = self._moving - set(mine) - self._held.queues.keys()
             for queue in [queue for queue in others if queue.topic == topic]:
@@ -106,14 +108,14 @@ class Ownership:
                 self._set.pop(queue, None)
 
     def repair(self, queue: ProcessQueue, offset: int) -> None:
-        """Store ``offset`` in place of one that is not to be had, and give the queue up; a rebalance brings it back."""
+        """Commit ``offset`` in place of one that does not exist, and release the queue; a rebalance starts it again."""
         with self._held.lock:
             if queue.dropped:
                 return
         self._replace({queue.queue: offset})
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Forget what is cached and go on at ``offsets``: they are stored, and a rebalance brings the queues back."""
+        """Drop cached messages and continue at ``offsets``: they are committed, and a rebalance starts the queues again."""
         here, away = self._replace(offsets)
         for text, queues in (
             ("group %s: offsets are reset to %s", here),
@@ -130,7 +132,7 @@ class Ownership:
                 logger.warning(text, self._settings.group, {str(queue): offsets[queue] for queue in sorted(queues)})
 
     def _replace(self, offsets: Mapping[MessageQueue, int]) -> tuple[set[MessageQueue], set[MessageQueue]]:
-        """The queues whose offsets are replaced now: those that are here, and those that were released just now."""
+        """Replace offsets of owned and just released queues; returns both sets."""
         now_ms = self._lease_ms()
         with self._held.lock:
             self._resets += 1
@@ -153,17 +155,17 @@ class Ownership:
         return here, away
 
     def lock_all(self) -> None:
-        """Renew the locks of all queues; one that is refused is not consumed until it is granted again."""
+        """Renew the locks of all queues. A queue without a lock is not consumed until it is locked again."""
         queues = [each.queue for each in self._held.owned()]
         if queues and self._locks:
             self._lock(queues, TIMEOUT_S)
 
     def relock(self, queues: Sequence[ProcessQueue]) -> set[MessageQueue]:
-        """Ask for the locks of these queues; those that were granted."""
+        """Request the locks of these queues; returns those that were granted."""
         return self._lock([each.queue for each in queues], 1.0)
 
     def leave(self, deadline: Deadline) -> None:
-        """Give up everything, whatever listeners do; offsets are stored and locks given back. Nothing is added any more."""
+        """Release all queues, even if listeners have messages: commit offsets and release locks. No queue is added afterwards."""
         with self._held.lock:
             self._left = True
             queues = list(self._held.queues)
@@ -200,7 +202,7 @@ class Ownership:
                 return
 
     def _forget(self, queues: Iterable[MessageQueue]) -> None:
-        """With the lock. An offset that was set is ours to store until a broker takes it, as far as the queue has come since."""
+        """Forget queues; needs the lock. An offset that was set, or finished since, is kept until a broker stores it."""
         unheard = self._held.offsets.unheard()
         for queue in queues:
             if queue in unheard and queue in self._set:
@@ -211,11 +213,11 @@ class Ownership:
             self._held.offsets.forget(queue)
 
     def _expect(self, queues: Iterable[MessageQueue], now_ms: int) -> None:
-        """With the lock. A rebalance that tries to bring a queue back keeps what was set alive; else it may be elsewhere."""
+        """Expect queues back; needs the lock. A set offset is kept only while rebalances try to start its queue again."""
         for queue in queues:
             away = self._expected.get(queue, 0) <= now_ms
             if away and (offset := self._set.pop(queue, None)) is not None and queue not in self._moving:
-                text = "group %s: offset %d of %s was set, no broker stored it, and the queue was away for long: it is given up"
+                text = "group %s: offset %d of %s was set, no broker stored it, and the queue was away for long: it is dropped"
                 logger.warning(text, self._settings.group, offset, queue)
             self._expected[queue] = now_ms + EXPECTED_MS
 
@@ -226,7 +228,7 @@ class Ownership:
         try:
             offset, stored = self._start(queue)
         except RocketMQError as e:
-            logger.warning("queue %s is not begun yet, its offset is not known: %s", queue, e)
+            logger.warning("queue %s is not started yet, its offset cannot be read: %s", queue, e)
             if isinstance(e, CallTimeout | ConnectionLost):  # others may be of this queue alone
                 troubled.add(queue.broker_name)
             return False
@@ -258,10 +260,10 @@ class Ownership:
         return start_offset(queue, self._mode(queue.topic), questions)
 
     def _mode(self, topic: str) -> ConsumeFrom:
-        """Where a queue begins that has no offset.
+        """Return where a queue without an offset begins.
 
-        At the end, a broadcasting member would skip what was sent to a queue that was made while it runs. In a group that shares
-        its queues, the broker says 0 of such a queue.
+        At the end, a broadcasting member would skip messages of a queue that was created while it runs. If the group shares
+        its queues, the broker returns 0 for such a queue.
         """
         mode = self._settings.consume_from
         age_ms = self._lease_ms() - max(
@@ -272,7 +274,7 @@ class Ownership:
         return ConsumeFrom(Where.TIMESTAMP, self._timer.wall_ms() - age_ms)
 
     def _lock(self, queues: Sequence[MessageQueue], timeout_s: float) -> set[MessageQueue]:
-        """Ask for locks of queues that are ours; those that were granted."""
+        """Request locks of owned queues; returns those that were granted."""
         asked_ms = self._lease_ms()
         granted = self._port.lock(self._settings.group, queues, Deadline.after(timeout_s))
         regained: list[ProcessQueue] = []
@@ -289,14 +291,14 @@ class Ownership:
         return granted - {held.queue for held in regained if not self._regained(held, asked_ms, deadline)}
 
     def _regained(self, held: ProcessQueue, asked_ms: int, deadline: Deadline) -> bool:
-        """Whether this member goes on with a queue whose lock it did not have for a while, and another one may have had.
+        """Whether this member continues with a queue whose lock it had lost for a while.
 
-        If that one finished more, the queue is given up, and a rebalance begins it behind that.
+        If another member committed a higher offset meanwhile, the queue is released, and a rebalance starts it there.
         """
         try:
             stored = self._store.read(held.queue, deadline)
         except RocketMQError as e:
-            logger.info("queue %s is locked again, but its offset is not known yet: %s", held.queue, e)
+            logger.info("queue %s is locked again, but its offset cannot be read yet: %s", held.queue, e)
             return False
         with self._held.lock:
             finished = self._held.offsets.get(held.queue)
@@ -304,7 +306,7 @@ class Ownership:
                 held.lock.grant(asked_ms)
                 return True
             held.dropped = True
-        text = "group %s: another member had %s and finished it up to offset %d: it is begun there, not at %d"
+        text = "group %s: another member had %s and finished it up to offset %d: continuing there, not at %d"
         logger.warning(text, self._settings.group, held.queue, stored, finished)
         if self.orderly is not None:
             self.orderly.left()

@@ -1,7 +1,7 @@
-"""The pulls of one member, each queue's next one made of the answer to the one before: Java's ``PullMessageService``.
+"""The long polls of one member; each answer leads to the queue's next pull. Java's ``PullMessageService``.
 
-One thread has all queues; it never waits, neither for an answer nor for listeners. A queue has one pull at a time: it is
-begun once, when a rebalance adds the queue, and ends when the queue is dropped. What is far behind is left to ``backlog``.
+One thread serves all queues and never waits for answers or listeners. A queue has one pull at a time, from when a rebalance
+adds the queue until it is dropped. Queues that are far behind are left to ``backlog``.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from rocketmq_spark.ports import GroupMember
 
 logger = logging.getLogger(__name__)
 
-# A broker that has not heard of the group, or of what it subscribes to now, does with the next heartbeat.
+# The next heartbeat reports the group and its subscriptions to a broker that does not know them.
 _NOT_TOLD_YET = (Response.SUBSCRIPTION_NOT_EXIST, Response.SUBSCRIPTION_NOT_LATEST)
 
 
 class Consuming(Protocol):
-    """Who hands messages to the listener."""
+    """What passes messages to the listener: ``Concurrent`` or ``Orderly``."""
 
     def ready(self, queue: ProcessQueue) -> bool:
-        """Whether the queue may be pulled: an orderly consumer must have its lock."""
+        """Whether the queue may be pulled. An orderly consumer needs its lock."""
 
     def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
-        """These were pulled and lie in ``queue``. Must not block."""
+        """Consume messages that were put into ``queue``. Must not block."""
 
 
 class Pulling:
-    """``subscribed`` returns the present filter of a topic; ``repair`` gives up a queue whose offset was wrong."""
+    """``subscribed`` returns the current filter of a topic; ``repair`` replaces an illegal offset and releases the queue."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Pulling:
         self.move: Move = lambda offsets: None  # for resets
 
     def read_ahead(self, backlog: Backlog) -> None:
-        """Leave to ``backlog`` what is far behind, from now on."""
+        """Use ``backlog`` for queues that are far behind."""
         backlog.pull, backlog.submit, backlog.move = self._pull, self._submit, self.move
         backlog.plain = lambda queue: (wanted := self._subscribed(queue.topic)) is not None and not wanted.filter
         self._backlog = backlog
@@ -81,7 +81,7 @@ class Pulling:
         self._timer.later(in_s, partial(self._pull, queue, offset))
 
     def close(self, wait_s: float) -> None:
-        """No more pulls; answers that come now are thrown away. Reads of a broker that hangs are waited for so long."""
+        """Stop pulling, and ignore later answers. Waits until the deadline for reads of ``backlog``."""
         self._timer.close(wait_s)
         if self._backlog is not None:
             self._backlog.close(wait_s)
@@ -103,7 +103,7 @@ class Pulling:
         )
 
     def _wait_s(self, queue: ProcessQueue) -> float:
-        """How long the queue is not to be pulled; 0 if it is."""
+        """Return the pause in seconds before the next pull of the queue; 0 for none."""
         with self._held.lock:
             why = full(queue, self._held.thresholds_of(queue.queue.topic))
         if why:
@@ -130,9 +130,9 @@ class Pulling:
         )
 
     def _came(self, queue: ProcessQueue, offset: int, wanted: TopicFilter, answer: PullAnswer | RocketMQError) -> None:
-        """On the thread that reads answers: to the pull thread with it.
+        """Pass an answer from the connection's thread to the pull thread.
 
-        A reset is for whatever has the queue now, or had it just now, also while the consumer ends: no other pull hears of it.
+        A reset also applies to a queue that was just released, and while the consumer stops: the broker reports it only once.
         """
         if isinstance(answer, PullAnswer) and answer.reset:
             self.move({queue.queue: answer.next_offset})
@@ -158,7 +158,7 @@ class Pulling:
                 return
         then = next_pull(offset, answer, self._settings.pull_interval_s, self._settings.pull_delay_on_error_s)
         if then.repair is not None:
-            logger.warning("offset %d of %s is not to be had; it goes on at %d", offset, queue.queue, then.repair)
+            logger.warning("offset %d of %s does not exist, continuing at %d", offset, queue.queue, then.repair)
             self._repair(queue, then.repair)
             return
         self._note(queue, answer, then)
@@ -174,7 +174,7 @@ class Pulling:
             self.consuming.submit(queue, messages)
 
     def _complain(self, queue: MessageQueue, offset: int, error: RocketMQError) -> None:
-        """A failure that may last, such as a missing group, is a warning: one for each broker until it answers."""
+        """Log a failed pull. A failure that may last, such as a missing group, is a warning, once per broker until it answers."""
         complaint = queue.broker_name, error.broker_code
         passes = error.retriable or error.broker_code in _NOT_TOLD_YET
         level = logging.INFO if passes or complaint in self._complaints else logging.WARNING

@@ -1,6 +1,6 @@
-"""When a member rebalances, and how: the questions, the decision, the deeds. Mirrors ``RebalanceService``.
+"""Rebalances: asks brokers, decides with ``consumer/rebalance``, and applies the decision. Mirrors ``RebalanceService``.
 
-It has a thread of its own, so that a broker that hangs holds up neither pulls nor listeners nor the storing of offsets.
+It has its own thread, so that a broker that hangs delays neither pulls, listeners nor commits.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from rocketmq_spark.queues.environment import Own
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 3.0
-BUSY_S = 0.5  # until the next run when a listener did not let go of a queue
+BUSY_S = 0.5  # pause before the next run if a listener still has messages of a released queue
 
 T = TypeVar("T")
 
 
 class Rebalancing:
-    """Runs rebalances on ``timer``, which is for nothing else."""
+    """Runs rebalances on ``timer``, which has no other tasks."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Rebalancing:
         self._unknown: Counter[tuple[str, str]] = Counter()  # how often in a row
 
     def wake(self, in_s: float = 0.0) -> None:
-        """Rebalance in ``in_s``, unless a run is due before; never more often than once a second."""
+        """Rebalance in ``in_s`` seconds, unless a run is due earlier; at most once per second."""
         with self._lock:
             if self._closed:
                 return
@@ -79,40 +79,40 @@ class Rebalancing:
             self._due_ms = due_ms  # not before: without a thread nothing is due, and the next one tries again
 
     def stop(self) -> None:
-        """No more runs."""
+        """Begin no more runs."""
         with self._lock:
             self._closed = True
 
     def close(self, wait_s: float) -> None:
-        """No more runs; one under way is waited for so long, and adds nothing after ``Ownership.leave``."""
+        """Begin no more runs, and wait for a running one until the deadline. It adds no queue after ``Ownership.leave``."""
         self.stop()
         self._timer.close(wait_s)
         self._ended = True
         self.settle()
 
     def repair(self, queue: ProcessQueue, offset: int) -> None:
-        """Put an illegal offset right, on this thread (``Pulling`` must not wait)."""
+        """Repair an illegal offset on the rebalance thread, because ``Pulling`` must not wait."""
         self._soon(partial(self._ownership.repair, queue, offset))
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Go on at ``offsets``. While the consumer ends they are stored before it leaves, or for who has the queues next."""
+        """Reset to ``offsets``. If the consumer is stopping, they are committed before it leaves, for the next owner."""
         self.move(offsets)
         if self._ended:
             self.settle()
 
     def move(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """The same, without a wait for brokers: who ends the consumer calls ``settle`` after its last words."""
+        """As ``reset``, without waiting for brokers. ``RunningConsumer.end`` calls ``settle`` later."""
         self._resets.append(partial(self._ownership.reset, dict(offsets)))
         self._soon(self.settle)
 
     def run(self) -> bool:
-        """One run over all topics; whether this member now has its part of each."""
+        """Rebalance all topics; returns whether this member now has its share of each."""
         topics = self._subscriptions.all()
         self._ownership.drop(rebalance.strangers(self._known(), topics.keys()))
         balanced, changed, self._unheard = True, False, False
         for topic in topics:
             done = attempt(self._topic, topic)
-            if isinstance(done, Failure):  # of one topic; the others must not suffer
+            if isinstance(done, Failure):  # one topic's failure must not affect the others
                 done.log(logger, "topic %s could not be rebalanced", topic)
                 done = False, False
             fine, moved = done
@@ -134,7 +134,7 @@ class Rebalancing:
             self.wake(rebalance.wait_s(balanced, self._settings.rebalance_interval_s))
 
     def settle(self) -> None:
-        """Do what is left to do of resets; it waits for brokers."""
+        """Complete pending resets; waits for brokers."""
         with contextlib.suppress(IndexError):
             while True:
                 done = attempt(self._resets.popleft())
@@ -151,10 +151,10 @@ class Rebalancing:
         self._timer.later(0, done)
 
     def _topic(self, topic: str) -> tuple[bool, bool]:
-        """Whether the topic is as it should be, and whether anything moved."""
+        """Rebalance a topic; returns whether it is balanced, and whether queues changed."""
         share = self._share(topic)
         if share.problem is not None:
-            logger.warning("queues of %s stay where they are: the strategy says %s", topic, share.problem)
+            logger.warning("the assignment of topic %s stays unchanged, the strategy failed: %s", topic, share.problem)
         found = rebalance.change(self._known(), topic, share, self._timer.now_ms())
         gone = self._ownership.drop(found.drop)
         self.settle()  # a reset may have come meanwhile, and the next member of a queue asks soon where it begins
@@ -179,21 +179,21 @@ class Rebalancing:
         return rebalance.clustering_share(self._settings.allocate, self._port.client_id, queues, members)
 
     def queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
-        """Those of a topic that members may have; raises ``OptionError`` where the environment has none."""
+        """Return the queues that the group shares. Raises ``OptionError`` if the environment has none."""
         return self._own(self._port.queues(topic, deadline))
 
     def _asked(self, topic: str, what: str, ask: Callable[[], T]) -> T | None:
-        """None while it is not known: once that is normal, the second time in a row it is a warning."""
+        """Return the answer to a request, None if it fails. Logs a warning from the second failure in a row on."""
         try:
             found = ask()
         except OptionError as e:
-            logger.warning("queues of %s stay where they are: %s", topic, e)
+            logger.warning("the assignment of topic %s stays unchanged: %s", topic, e)
             return None
         except RocketMQError as e:
             self._unknown[topic, what] += 1
             self._unheard |= what == "members" and isinstance(e, ServerFault)
             worry = self._unknown[topic, what] == 2 and not topic.startswith(RETRY_PREFIX)
-            text = "group %s: %s of %s are not known, its queues stay where they are: %s"
+            text = "group %s: %s of %s are unknown, its assignment stays unchanged: %s"
             logger.log(logging.WARNING if worry else logging.INFO, text, self._settings.group, what, topic, e)
             return None
         self._unknown.pop((topic, what), None)
@@ -213,5 +213,10 @@ class Rebalancing:
                 settings.thresholds, settings.topic_count, settings.topic_bytes, count
             )
         logger.info(
-            "group %s, topic %s: %d queues gone, %d new, %d now", settings.group, topic, len(dropped), len(added), count
+            "group %s, topic %s: %d queues revoked, %d assigned, %d now",
+            settings.group,
+            topic,
+            len(dropped),
+            len(added),
+            count,
         )

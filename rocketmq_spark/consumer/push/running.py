@@ -1,11 +1,11 @@
 """A consumer between its start and its stop: its parts and their timers.
 
-Four threads beside those of the listener: pulls (which never wait), rebalances, the storing of offsets with other upkeep, and
-locks. A broker that hangs holds up nothing but what is asked of it.
+Four threads besides those of the listener: pulls (which never wait), rebalances, commits with other upkeep, and locks. A broker
+that hangs delays only its own requests.
 
-The upkeep looks for members of the group that do not want the same, which raises no error anywhere. Brokers keep one
-subscription for a group, that of the member that spoke last, and filter the messages of all members by it; queues are shared
-among all, whether they want the topic or not. What one member alone wants is lost or lies unread.
+The upkeep looks for members of the group that have different subscriptions, which causes no error. Brokers keep one
+subscription per group, that of the last heartbeat, and filter the messages of all members by it; queues are shared among all
+members, also those without the topic. So messages that only one member subscribes to are lost or stay unread.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from rocketmq_spark.wire.properties import parse_subscription
 
 logger = logging.getLogger(__name__)
 
-# Heartbeats come every 30 s, so that each member is the last one to have spoken at some of the looks.
+# Heartbeats come every 30 s, so each member's heartbeat is the last one at some of the checks.
 LOOK_S = 20.0
 
 
 class SubscriptionConflicts:
-    """Looks what brokers take the group to want. A difference at two looks is logged once: a change takes a moment."""
+    """Compares the subscriptions at brokers with this member's. Logs a difference once, if two checks find it."""
 
     def __init__(self, port: GroupMember, group: str, subscriptions: Subscriptions) -> None:
         self._port = port
@@ -65,12 +65,12 @@ class SubscriptionConflicts:
         try:
             found = differences(mine, self._port.filters(self._group, topic, deadline))
         except RocketMQError as e:
-            logger.debug("what group %s wants is not known: %s", self._group, e)
+            logger.debug("cannot read the subscriptions of group %s: %s", self._group, e)
             return
         if found and found == self._last and found not in self._logged:
             self._logged.add(found)
             logger.warning(
-                "members of group %s do not want the same: %s. Brokers keep one subscription for all of them, so messages "
+                "members of group %s have different subscriptions: %s. Brokers keep one subscription per group, so messages "
                 "are lost to some: let all members subscribe to the same, or give them groups of their own",
                 self._group,
                 "; ".join(found),
@@ -79,7 +79,7 @@ class SubscriptionConflicts:
 
 
 def differences(mine: Mapping[str, Filter], theirs: Mapping[str, Filter]) -> tuple[str, ...]:
-    """Sentences for people; the order of tags means nothing."""
+    """Describe the differences between two sets of subscriptions. The order of tags is ignored."""
     found = []
     for topic in sorted(mine.keys() | theirs.keys()):
         here, there = mine.get(topic), theirs.get(topic)
@@ -114,9 +114,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class ConsumerTools:
-    """What a consumer is given: time, threads, and, if they can be had, how queues that are far behind are read and how requests
-    are answered; and where calls of the listener are traced.
-    """
+    """What a consumer is built with: a timer, threads, and optionally reading ahead, replies to requests, and traces."""
 
     timer: Callable[[str], Timer] = Timer
     workers: Callable[[str, int], Workers] = Workers
@@ -126,7 +124,7 @@ class ConsumerTools:
 
 
 class RunningConsumer:
-    """One started consumer; ``listener`` is ordered where the settings are."""
+    """One started consumer; with ``ordered`` settings, ``listener`` is an ordered one."""
 
     def __init__(
         self,
@@ -165,10 +163,10 @@ class RunningConsumer:
         self._leave: Callable[[Deadline], None] | None = None
 
     def begin(self) -> None:
-        """Join the group, tell brokers, and take queues.
+        """Join the group, send a heartbeat, and rebalance.
 
-        Raises ``LocalProtocolError`` for a second member in a process, ``OptionError`` for an environment without queues, or
-        where another member has the file for offsets.
+        Raises ``LocalProtocolError`` for a second member in a process, and ``OptionError`` for an environment without queues
+        or if another member has locked the offset file.
         """
         self._store.begin()
         self._find_routes()
@@ -185,10 +183,10 @@ class RunningConsumer:
             self._locks.every(LOCK_S, self._ownership.lock_all, FIRST_LOCK_S)
 
     def end(self, deadline: Deadline) -> list[ReceivedMessage]:
-        """Leave the group; the messages that listeners still had at ``deadline``. Last words may take ``TIMEOUT_S`` longer.
+        """Leave the group; returns messages that listeners have at ``deadline``. Requests to brokers may take ``TIMEOUT_S`` more.
 
-        Nothing begins any more from the first moment on. Listeners have the time; a broker that hangs costs them none of it.
-        Where Ctrl-C ends the wait, the group is left all the same; what Ctrl-C kept from being done, another call does.
+        No pull or listener call begins after this. A broker that hangs takes no time from listeners. If Ctrl-C ends the wait,
+        the group is left nevertheless; another call completes the steps that Ctrl-C interrupted.
         """
         try:
             self._answers.closed = True
@@ -199,7 +197,7 @@ class RunningConsumer:
             if isinstance(self._consuming, Concurrent):
                 over = self._consuming.idle(deadline) and over
             if not over:
-                logger.warning("group %s: listeners did not come to their end in time", self._settings.group)
+                logger.warning("group %s: listeners did not finish before the timeout", self._settings.group)
             return self._consuming.unfinished()
         finally:
             self._say_last_words(Deadline.after(max(TIMEOUT_S, deadline.remaining())))
@@ -210,7 +208,7 @@ class RunningConsumer:
             for close in (self.rebalancing.close, self._upkeep.close, self._locks.close):
                 close(hanging.remaining())
             self._ownership.leave(deadline)
-            self.rebalancing.settle()  # a pull may have heard of a reset meanwhile
+            self.rebalancing.settle()  # a pull may have received a reset meanwhile
         finally:
             if self._leave is not None:
                 self._leave(deadline)
@@ -220,20 +218,20 @@ class RunningConsumer:
                 self._traces.close(deadline.remaining())
 
     def changed(self) -> None:
-        """The subscriptions are other ones; brokers hear of it now, for they refuse pulls by a filter that is new to them."""
+        """Report changed subscriptions to brokers now, because they reject pulls with a filter that they do not know."""
         self._port.heartbeat(Deadline.after(TIMEOUT_S))
         self.rebalancing.wake()
 
     @property
     def listens_here(self) -> bool:
-        """Whether the calling thread is one of those that call the listener, for which ``end`` waits."""
+        """Whether the calling thread runs a listener; ``end`` waits for these."""
         return self._workers.here
 
     def stats(self) -> ConsumerStats:
         return self.held.stats()
 
     def figures(self) -> dict[str, TopicFigures]:
-        """What became of each topic's messages lately."""
+        """Return the recent figures of each topic."""
         with self.held.lock:
             return self.held.figures.all(self._subscriptions.all(), self._pulls.now_ms())
 
@@ -272,14 +270,14 @@ class RunningConsumer:
         self.rebalancing.repair(queue, offset)
 
     def _find_routes(self) -> None:
-        """So that heartbeats know brokers; what is not found now is looked for with each rebalance."""
+        """Fetch routes, so that heartbeats have addresses. Each rebalance retries missing routes."""
         for topic in self._subscriptions.all():
             try:
                 self.rebalancing.queues(topic, Deadline.after(TIMEOUT_S))
             except OptionError:
                 raise
             except RocketMQError as e:
-                logger.info("topic %s is not known yet: %s", topic, e)
+                logger.info("topic %s has no route yet: %s", topic, e)
 
     def _persist(self) -> None:
         self._workers.start_missing()  # where the system had no threads to give, work waits for them

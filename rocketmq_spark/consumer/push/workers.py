@@ -7,8 +7,8 @@ Waking a thread costs more than a quick listener takes, and threads that are awa
 at a time is woken: by new work, and by a thread that begins work while more is waiting. Few threads handle quick work; where
 listeners block, each thread wakes the next until all are awake.
 
-``SendBack`` returns a failed message to the broker, else sends a copy to the retry topic, else tries again later. It mirrors
-``DefaultMQPushConsumerImpl.sendMessageBack`` and, for ordered messages, ``ConsumeMessageOrderlyService.sendMessageBack``.
+``SendBack`` returns a failed message to the broker. If that fails it sends a copy to the retry topic, or tries again later. It
+mirrors ``DefaultMQPushConsumerImpl.sendMessageBack`` and, for ordered messages, ``ConsumeMessageOrderlyService.sendMessageBack``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Work = Callable[[], None]
 
 
 class Workers:
-    """``count`` threads, started with the first work. What a piece of work raises is logged."""
+    """``count`` threads, started with the first work. Exceptions of work are logged."""
 
     def __init__(self, name: str, count: int) -> None:
         self._name = name
@@ -49,7 +49,7 @@ class Workers:
         self._closed = False
 
     def submit(self, *work: Work) -> None:
-        """Have each done in turn; never after ``close``."""
+        """Queue work. Must not be called after ``close``."""
         if self._closed:
             return
         self._line.extend(work)
@@ -58,9 +58,9 @@ class Workers:
         self._wake()
 
     def start_missing(self) -> None:
-        """Start the threads that are not there yet, unless there is nothing to do.
+        """Start missing threads if work is waiting.
 
-        Where the system gives none, those that run do the work, or it waits for the next call of this.
+        If the system has no threads left, the running ones do the work, or it waits for the next call of this.
         """
         if not self._line:
             return
@@ -75,7 +75,7 @@ class Workers:
                 self._lacking = True
 
     def close(self, deadline: Deadline) -> bool:
-        """Drop what was not begun, and say whether what was begun ended by ``deadline``."""
+        """Drop queued work; returns whether running work ended by ``deadline``."""
         with self._lock:
             self._closed = True
             threads = list(self._threads)
@@ -89,7 +89,7 @@ class Workers:
 
     @property
     def here(self) -> bool:
-        """Whether the calling thread is one of these."""
+        """Whether the calling thread is a worker."""
         return getattr(self._mine, "runs", False)
 
     def _wake(self) -> None:
@@ -118,7 +118,7 @@ DROPPED = "dropped: the group is broadcasting"  # instead of being sent back
 
 
 class SendBack:
-    """Of one group; a message that came again ``max_reconsume_times`` times goes to its dead-letter topic."""
+    """Returns failed messages of one group. After ``max_reconsume_times`` deliveries a message goes to the dead-letter topic."""
 
     def __init__(self, port: GroupMember, group: str, max_reconsume_times: int, held: MemberState) -> None:
         self._port = port
@@ -127,9 +127,9 @@ class SendBack:
         self._held = held
 
     def __call__(self, message: ReceivedMessage, level: int) -> bool:
-        """Whether brokers have it, to be delivered again. On the copy's way the level is lost, as in Java.
+        """Return a message; returns whether a broker accepted it. A copy loses the delay level, as in Java.
 
-        No broker knows of attempts behind which it could not be reached: after the last one it is asked for a dead letter.
+        Brokers do not count attempts after which they could not be reached, so the last one requests a dead letter.
         """
         if message.reconsume_times >= self._max:
             level = DEAD
@@ -137,10 +137,10 @@ class SendBack:
         return self._noted(message, taken, level < 0)
 
     def dead(self, message: ReceivedMessage) -> bool:
-        """Whether brokers have it among the dead letters, after its last attempt in place.
+        """Make a message a dead letter after its last attempt in place; returns whether a broker accepted it.
 
-        A copy says how often the message was tried. The broker that stores it knows of no attempt: request 36 would have it
-        delivered again. So that is asked, at once for a dead letter, only for what cannot be copied.
+        A copy has the number of attempts. The broker does not count attempts in place, so request 36 would deliver the message
+        again: it is used, with the level for dead letters, only for messages that cannot be copied.
         """
         return self._noted(message, self._copied(message, 0) or self._sent_back(message, DEAD), True)
 
@@ -166,7 +166,7 @@ class SendBack:
         return True
 
     def _copied(self, message: ReceivedMessage, level: int) -> bool:
-        """A copy that may not come again becomes a dead letter."""
+        """Send a copy. After the last attempt it goes to the dead-letter topic."""
         max_times = self._max if level >= 0 else 0
         try:
             self._port.send_to_retry(self._group, message, max_times, Deadline.after(COPY_TIMEOUT_S))

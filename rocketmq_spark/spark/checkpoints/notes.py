@@ -204,4 +204,4 @@ def _forget(folder: Folder) -> None:
             try:
                 folder.delete_folder(f"{ROOM}/{name}")
             except OffsetError as e:  # another write of this batch may remove the same; the next batch tries again
-                logger.info("old notes stay: %s", e)
+                logger.info("could not delete old notes: %s", e)

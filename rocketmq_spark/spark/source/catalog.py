@@ -311,7 +311,7 @@ class OffsetCache:
             if topic not in left and topic not in self._had and not tolerant:
                 raise error
             if (topic, broker_name) not in self._view.forgotten:
-                logger.info("broker %s does not know topic %s, though the name server says so", broker_name, topic)
+                logger.info("broker %s does not know topic %s, although the route names it", broker_name, topic)
         silent = frozenset[str]() if grace_s is None else self.offsets.late
         gone = frozenset(forgotten)
         return QueuesView(bounds, forgotten=gone, orphans=orphans, silent=silent, connections=connections)

@@ -169,7 +169,7 @@ class GroupOffsets:
             try:
                 members = committer.members(self._options.group, broker, deadline)
             except RocketMQError as e:
-                logger.info("whether group %s has members is not known: %s", self._options.group, e)
+                logger.info("cannot check whether group %s has members: %s", self._options.group, e)
                 continue
             if members:
                 logger.warning(

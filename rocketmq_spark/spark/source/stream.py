@@ -265,13 +265,13 @@ class Stream:
         patiently(catalog, lambda: check_filter(options, bounds))
         self._opened = True
         if options.given & {"starting_offsets", "starting_timestamp", "starting_offsets_by_timestamp"}:
-            logger.warning("the checkpoint decides where the query goes on; the starting options have no effect")
+            logger.warning("the query continues from its checkpoint; starting options have no effect")
         was, now = filters.filter_of(begin.reads), filters.filter_of(filters.recorded(options))
         if was != now:
             logger.warning("the filter changed from %s to %s since the last run", was, now)
         added = sorted({queue.topic for queue in bounds} - {queue.topic for queue in begin.positions})
         if added:
-            logger.warning("topics that the checkpoint does not know start at their minimum: %s", ", ".join(added))
+            logger.warning("topics that are not in the checkpoint start at their first offset: %s", ", ".join(added))
 
     def _moved(self, begin: Offsets, view: QueuesView) -> tuple[Offsets, QueuesView]:
         """``begin`` after what happened to its queues, losses that the user allows to be stepped over; and what can be read."""
@@ -301,7 +301,9 @@ class Stream:
         if known is not begin:
             left = sorted({q.topic for q in begin.positions} - {q.topic for q in known.positions})
             if left != self._left:
-                logger.warning("topics that are not subscribed to any more leave the offsets: %s", ", ".join(left))
+                logger.warning(
+                    "topics that are no longer subscribed to are removed from the offsets: %s", ", ".join(left)
+                )
             self._left = left
         return known
 

@@ -249,7 +249,7 @@ class TestOfReaders:
                 member.start(lambda messages, context: said.set())
             found = awaited(
                 lambda: doctor(rocketmq.name_server, Subject(group=group)),
-                lambda found: any("do not want the same" in one.found for one in found),
+                lambda found: any("have different subscriptions" in one.found for one in found),
             )
         finally:
             for member in members:

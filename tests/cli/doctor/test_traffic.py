@@ -63,7 +63,7 @@ A, B = {"t": Filter("x || y")}, {"t": Filter("y||x"), "u": Filter()}
         ({}, Level.OK, "no member"),
         ({"m": A, "n": {"t": Filter("y||x")}}, Level.OK, "2 members, all want t (x || y)"),
         ({"m": A, "n": B}, Level.BROKEN, "m wants t (x || y); n wants t (y||x), u (*)"),
-        ({"m": A, "n": {"t": Filter("x || y", "SQL92")}}, Level.BROKEN, "do not want the same"),
+        ({"m": A, "n": {"t": Filter("x || y", "SQL92")}}, Level.BROKEN, "have different subscriptions"),
         ({"m": A, "n": None}, Level.ADVICE, "n did not say"),
     ],
 )

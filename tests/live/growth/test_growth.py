@@ -75,8 +75,8 @@ def test_a_topic_added_to_the_list_starts_at_its_minimum_and_one_removed_is_drop
     assert {queue.topic for queue in again.positions} == {second, third}
     assert not set(unread) & set(again.read)
     texts = [record.getMessage() for record in caplog.records]
-    assert any("leave the offsets" in text and first in text for text in texts)
-    assert any("start at their minimum" in text and third in text for text in texts)
+    assert any("are removed from the offsets" in text and first in text for text in texts)
+    assert any("start at their first offset" in text and third in text for text in texts)
     assert not any("cannot be read any more" in text for text in texts)
     # Back again it is new: at its minimum.
     back = Run(rocketmq, again.offset, subscribe=[first, second, third])

@@ -97,7 +97,7 @@ def test_starting_offsets__do_not_beat_a_checkpoint_and_say_so(rocketmq, story, 
     again = Run(rocketmq, run.offset, subscribe=story.topic, startingOffsets="earliest")
     again.drain(more)
     assert Counter(again.read) == Counter(more)
-    assert "the checkpoint decides" in caplog.text
+    assert "the query continues from its checkpoint" in caplog.text
 
 
 def commit(mq: LocalBroker, group: str, offsets: dict[MessageQueue, int]) -> None:
