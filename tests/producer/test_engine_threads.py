@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,12 +10,17 @@ import pytest
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import ConnectionLost, SendFailed, UnprovedError
 from rocketmq_spark.model import Message, SendStatus
+from rocketmq_spark.producer.accumulator import BatchEntry, BatchLimits, Key, MessageBatch
+from rocketmq_spark.producer.batching import Batcher
+from rocketmq_spark.producer.in_flight import Pending
+from rocketmq_spark.producer.outgoing import Outcome
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from tests.helpers import no_more_threads, raising
-from tests.producer.scripted import Bench, ManualTimer, refused
+from tests.producer.scripted import Bench, ManualTimer, Time, refused
 from tests.producer.test_confirming import Broker, batch, run
 from tests.producer.test_spooling import FakeSpool, Sender, down, producer
+from tests.queues import q
 
 M = Message("T", b"x")
 
@@ -100,3 +106,59 @@ def test_a_look_for_which_there_is_no_thread_is_an_outcome(bench: Bench, monkeyp
     assert confirmed.confirmed == 1
     assert broker.stored == {"x": 1, "y": 1}
     assert threads == []
+
+
+class _SeenLock:
+    """A lock that says who waits for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.contended = threading.Event()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self.contended.set()
+            self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+class _SlowOwner:
+    """Of its batches; while the first one gets its place another thread begins and fills the second."""
+
+    def __init__(self, batcher: Batcher) -> None:
+        self.lock = _SeenLock()
+        batcher._lock = self.lock  # type: ignore[assignment]
+        self._batcher = batcher
+        self._pending = Pending(ManualTimer(Time()))
+        self._other = threading.Thread(target=self.add, args=("second",))
+        self.placed: list[str] = []
+
+    def add(self, name: str) -> None:
+        entry = BatchEntry(b"x" * 20, 20, name, (), self._pending.expect(msg_id=name))
+        self._batcher.add(Key("T", q("a:0"), True, None, False), entry, self)
+
+    def enqueue_batch(self, batch: MessageBatch, done: Callable[[Outcome], None]) -> bool:
+        name = batch.entries[0].msg_id
+        if name == "first":
+            self._other.start()
+            while self._other.is_alive() and not self.lock.contended.is_set():
+                self._other.join(0.001)
+        self.placed.append(name)
+        return True
+
+    def pump(self, soon: bool = False) -> None:
+        pass
+
+    def all_placed(self) -> list[str]:
+        self._other.join(60)
+        return self.placed
+
+
+def test_a_batch_has_its_place_in_its_queue_before_another_thread_may_place_the_next_one() -> None:
+    batcher = Batcher(ManualTimer(Time()))
+    batcher.accumulator.limits = BatchLimits(max_bytes=10)
+    owner = _SlowOwner(batcher)
+    owner.add("first")
+    assert owner.all_placed() == ["first", "second"]
