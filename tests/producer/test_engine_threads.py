@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import ConnectionLost, SendFailed, UnprovedError
-from rocketmq_spark.model import Message, SendStatus
+from rocketmq_spark.model import Message, SendRequest, SendStatus, SpooledSend
 from rocketmq_spark.producer.accumulator import BatchEntry, BatchLimits, Key, MessageBatch
 from rocketmq_spark.producer.batching import Batcher
+from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.in_flight import Pending
-from rocketmq_spark.producer.outgoing import Outcome
+from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from tests.helpers import no_more_threads, raising
@@ -162,3 +165,28 @@ def test_a_batch_has_its_place_in_its_queue_before_another_thread_may_place_the_
     owner = _SlowOwner(batcher)
     owner.add("first")
     assert owner.all_placed() == ["first", "second"]
+
+
+def test_what_the_spool_is_keeping_at_the_close_is_kept_once(bench: Bench) -> None:
+    """It is still under way then, and who gives up what is under way would keep it a second time."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class SlowSpool(FakeSpool):
+        def keep(self, sends: Sequence[SpooledSend]) -> None:
+            (begun if not begun.is_set() else go_on).set()
+            go_on.wait(60)
+            super().keep(sends)
+
+    bench.sender, spool = Sender(bench.time), SlowSpool()
+    bench.sender.script = [down()]
+    settings = ProducerSettings(group="g", retries=0, heartbeat_s=0, route_refresh_s=0)
+    engine = Engine(bench.sender, settings, Timer("rocketmq-test"), spool=spool)
+    ended: list[Ended] = []
+    engine.submit(Outgoing("T", SendRequest("g", b"x"), 60.0, done=ended.append))
+    assert begun.wait(60)
+    spooling = engine._spooling
+    assert spooling is not None
+    drain = spooling.drain
+    spooling.drain = lambda: (go_on.set(), drain())  # type: ignore[assignment, func-returns-value]
+    engine.close(Deadline.after(0))
+    assert len(spool.kept) == len(ended) == 1
