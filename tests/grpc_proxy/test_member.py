@@ -99,7 +99,9 @@ def test_what_java_compressed_is_opened_and_filters_are_the_brokers(proxied):
 
 
 @contextmanager
-def giving(*bodies: bytes, end: Callable[[Any], Iterator[Any]] = lambda context: iter(())) -> Iterator[ProxyMember]:
+def giving(
+    *bodies: bytes, end: Callable[[Any], Iterator[Any]] = lambda context: iter(()), **more: Any
+) -> Iterator[ProxyMember]:
     """Of a Proxy that gives all these, whatever it was asked for; each is opened to a hundred times its bytes."""
 
     def assigned(request: Any, context: Any) -> Any:
@@ -116,7 +118,7 @@ def giving(*bodies: bytes, end: Callable[[Any], Iterator[Any]] = lambda context:
             yield answer
         yield from end(context)
 
-    answers = {"QueryAssignment": assigned, "ReceiveMessage": give, "Telemetry": Forgetful().telemetry}
+    answers = {"QueryAssignment": assigned, "ReceiveMessage": give, "Telemetry": Forgetful().telemetry, **more}
     with serving(answers) as address:
         member = ProxyMember(client(address, connect_timeout_s=30.0), "g", lambda body: 100 * body)
         member.subscribe({"t": NO_FILTER}, Deadline.after(30))
@@ -141,6 +143,18 @@ def test_what_an_answer_becomes_has_a_limit(monkeypatch):
         assert ids(member, 5) == ["0", "1", "2"]
         monkeypatch.setattr(grpc_member, "_MESSAGE_BYTES", 100)
         assert ids(member, 5) == ["0", "1", "2", "3", "4"], "what so many messages may have"
+
+
+def test_an_answer_that_is_good_but_for_its_message_acknowledges_nothing():
+    def answer(request: Any, context: Any) -> Any:
+        made = proto("AckMessageResponse")(status=status(Code.OK))
+        made.entries.add(status=status(Code.INVALID_RECEIPT_HANDLE, "its time is over"))
+        return made
+
+    with giving(b"x", AckMessage=answer) as member:
+        (message,) = member.receive(("t", 0), 1, 30.0, 1.0, Deadline.after(30))
+        with pytest.raises(errors.NotFound, match="its time is over"):
+            member.ack(message, Deadline.after(30))
 
 
 def test_a_topic_that_is_not_subscribed_to_is_not_asked_for():

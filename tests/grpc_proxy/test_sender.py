@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +18,7 @@ from rocketmq_spark.base.codes import Property, Response, SysFlag
 from rocketmq_spark.grpc_proxy.facts import Code, MessageType, Permission
 from rocketmq_spark.grpc_proxy.outgoing import RequestMessage
 from rocketmq_spark.grpc_proxy.protos import proto
-from rocketmq_spark.grpc_proxy.sender import LANES, UNKNOWN_QUEUE, ProxySender
+from rocketmq_spark.grpc_proxy.sender import LANES, UNKNOWN_QUEUE, ProxySender, _Requests
 from rocketmq_spark.model import MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.model.send import TransactionState
 from tests.grpc_proxy.scripted import THREADS, acknowledge, client, route, serving, serving_bytes, status
@@ -210,6 +210,18 @@ def test_what_may_pass_is_the_outcome_rather_than_what_was_refused_for_good():
     parts = [part(group, **{Property.SHARDING_KEY: group}) for group in codes]
     with sending(*parts, SendMessage=answer) as (sender, queue), pytest.raises(errors.BrokerBusy):
         sender.send(queue, REQUEST, soon())
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_may_pass_is_the_outcome_whichever_was_heard_of_first(first):
+    """Else all that a passing failure kept from being sent would count as refused for good."""
+    outcomes: list[Any] = []
+    refused, busy = errors.MessageIllegal("too large"), errors.BrokerBusy("later")
+    requests = _Requests(cast(Any, None), MessageQueue("t", "a", 0), soon(), outcomes.append)
+    requests._left = 2
+    for error in (refused, busy) if first else (busy, refused):
+        requests._landed(deque(), cast(Any, None), error)
+    assert outcomes == [busy]
 
 
 def test_the_messages_of_a_request_lie_one_behind_the_other():

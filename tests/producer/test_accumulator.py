@@ -189,6 +189,14 @@ def test_batches_of_one_key_leave_in_the_order_of_their_start_whoever_read_the_c
     assert ids(accumulator.take(105)) == [["first"], ["second"]]
 
 
+def test_what_is_taken_at_once_leaves_oldest_first_whichever_was_full_first() -> None:
+    accumulator = Accumulator(BatchLimits(max_bytes=10))
+    accumulator.add(key(tag="old"), entry(1, "old"), None, 100)
+    accumulator.add(key(tag="young"), entry(20, "young"), None, 105)
+    accumulator.close_all()
+    assert ids(accumulator.take(105)) == [["old"], ["young"]]
+
+
 def test_the_ranges_of_javas_setters() -> None:
     BatchLimits(1, 1, 1)
     BatchLimits(2 * 1024 * 1024, 30_000, 1)

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -63,9 +64,7 @@ def unsent(error: RocketMQError) -> RocketMQError:
         (RemoteProtocolError("garbage"), AMBIGUOUS),
         (LocalProtocolError("cannot be sent"), REFUSED),
         (MessageRefused("too large"), REFUSED),
-        (ClosedError("closed"), REFUSED),
-        (BrokerNotFound("no address"), REFUSED),
-        (RouteNotFound("no route"), REFUSED),
+        *((error("not sent"), REFUSED) for error in (ClosedError, BrokerNotFound, RouteNotFound)),
         (answer(Response.SYSTEM_ERROR), AMBIGUOUS),
         (answer(Response.SYSTEM_ERROR, "UNKNOWN_ERROR"), AMBIGUOUS),
         (answer(Response.SYSTEM_ERROR, "java.lang.NullPointerException"), AMBIGUOUS),
@@ -75,6 +74,7 @@ def unsent(error: RocketMQError) -> RocketMQError:
         (answer(Response.SYSTEM_ERROR, "in-sync replicas not enough"), AMBIGUOUS),
         (answer(Response.SYSTEM_BUSY), AMBIGUOUS),
         (answer(Response.SYSTEM_BUSY, "something new"), AMBIGUOUS),
+        (answer(Response.SYSTEM_BUSY, "[PC_SYNCHRONIZED]broker busy"), AMBIGUOUS),
         (answer(Response.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while"), REFUSED),
         (answer(Response.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while"), REFUSED),
         (answer(Response.SYSTEM_BUSY, "[OVERLOAD]system busy, start flow control for a while"), REFUSED),
@@ -218,9 +218,9 @@ def run(
     return ended
 
 
-def begun(confirming: Confirming, queue: MessageQueue) -> Sending:
+def begun(confirming: Confirming, queue: MessageQueue, timeout_s: float = 60.0) -> Sending:
     """An attempt by itself."""
-    outgoing = Outgoing("T", batch("x"), 60.0)
+    outgoing = Outgoing("T", batch("x"), timeout_s)
     sending = Sending(outgoing, outgoing.deadline, Attempts(RetryPolicy(), False))
     confirming.begin(sending, queue)
     return sending
@@ -351,6 +351,22 @@ def test_one_look_for_several_begins_with_the_first_of_them(bench: Bench) -> Non
     assert broker.looks == [{q("a:0"): 0}]
     assert broker.stored == {"x": 1, "y": 1, "z": 1}
     assert sum(each.confirmed for each in ended) == 2
+
+
+def test_each_master_is_asked_for_what_was_sent_to_it_and_for_as_long_as_the_last_may_wait(bench: Bench) -> None:
+    broker, queue, asked, settled = Broker([]), q("a:0"), [], []
+    confirming = Confirming(broker, ManualTimer(bench.time))
+
+    def among(since: Any, master: str, ids: Any, deadline: Deadline) -> Any:
+        return asked.append((master, dict(since), round(deadline.remaining()))) or set()
+
+    broker.among = among  # type: ignore[method-assign]
+    for broker.master, timeout_s in (("one", 9.0), ("two", 7.0), ("one", 5.0), ("one", 6.0)):
+        end = partial(lambda name, *_: settled.append(name), broker.master)
+        confirming.knows(begun(confirming, queue, timeout_s), queue, CallTimeout("no answer"), end)
+    bench.time.run_due()
+    assert sorted(asked) == [("one", {queue: 0}, 9), ("two", {queue: 0}, 7)]
+    assert sorted(settled) == ["one", "one", "one", "two"]
 
 
 def test_a_look_after_another_attempt_begins_where_that_attempt_began(bench: Bench) -> None:

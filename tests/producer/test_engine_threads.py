@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
+from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import ConnectionLost, SendFailed, UnprovedError
-from rocketmq_spark.model import Message, SendStatus
+from rocketmq_spark.model import Message, SendRequest, SendStatus, SpooledSend
+from rocketmq_spark.producer.accumulator import BatchEntry, BatchLimits, Key, MessageBatch
+from rocketmq_spark.producer.batching import Batcher
+from rocketmq_spark.producer.engine import Engine
+from rocketmq_spark.producer.in_flight import Pending
+from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from tests.helpers import no_more_threads, raising
-from tests.producer.scripted import Bench, ManualTimer, refused
+from tests.producer.scripted import Bench, ManualTimer, Time, refused
 from tests.producer.test_confirming import Broker, batch, run
 from tests.producer.test_spooling import FakeSpool, Sender, down, producer
+from tests.queues import q
 
 M = Message("T", b"x")
 
@@ -100,3 +109,84 @@ def test_a_look_for_which_there_is_no_thread_is_an_outcome(bench: Bench, monkeyp
     assert confirmed.confirmed == 1
     assert broker.stored == {"x": 1, "y": 1}
     assert threads == []
+
+
+class _SeenLock:
+    """A lock that says who waits for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.contended = threading.Event()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self.contended.set()
+            self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+class _SlowOwner:
+    """Of its batches; while the first one gets its place another thread begins and fills the second."""
+
+    def __init__(self, batcher: Batcher) -> None:
+        self.lock = _SeenLock()
+        batcher._lock = self.lock  # type: ignore[assignment]
+        self._batcher = batcher
+        self._pending = Pending(ManualTimer(Time()))
+        self._other = threading.Thread(target=self.add, args=("second",))
+        self.placed: list[str] = []
+
+    def add(self, name: str) -> None:
+        entry = BatchEntry(b"x" * 20, 20, name, (), self._pending.expect(msg_id=name))
+        self._batcher.add(Key("T", q("a:0"), True, None, False), entry, self)
+
+    def enqueue_batch(self, batch: MessageBatch, done: Callable[[Outcome], None]) -> bool:
+        name = batch.entries[0].msg_id
+        if name == "first":
+            self._other.start()
+            while self._other.is_alive() and not self.lock.contended.is_set():
+                self._other.join(0.001)
+        self.placed.append(name)
+        return True
+
+    def pump(self, soon: bool = False) -> None:
+        pass
+
+    def all_placed(self) -> list[str]:
+        self._other.join(60)
+        return self.placed
+
+
+def test_a_batch_has_its_place_in_its_queue_before_another_thread_may_place_the_next_one() -> None:
+    batcher = Batcher(ManualTimer(Time()))
+    batcher.accumulator.limits = BatchLimits(max_bytes=10)
+    owner = _SlowOwner(batcher)
+    owner.add("first")
+    assert owner.all_placed() == ["first", "second"]
+
+
+def test_what_the_spool_is_keeping_at_the_close_is_kept_once(bench: Bench) -> None:
+    """It is still under way then, and who gives up what is under way would keep it a second time."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class SlowSpool(FakeSpool):
+        def keep(self, sends: Sequence[SpooledSend]) -> None:
+            (begun if not begun.is_set() else go_on).set()
+            go_on.wait(60)
+            super().keep(sends)
+
+    bench.sender, spool = Sender(bench.time), SlowSpool()
+    bench.sender.script = [down()]
+    settings = ProducerSettings(group="g", retries=0, heartbeat_s=0, route_refresh_s=0)
+    engine = Engine(bench.sender, settings, Timer("rocketmq-test"), spool=spool)
+    ended: list[Ended] = []
+    engine.submit(Outgoing("T", SendRequest("g", b"x"), 60.0, done=ended.append))
+    assert begun.wait(60)
+    spooling = engine._spooling
+    assert spooling is not None
+    drain = spooling.drain
+    spooling.drain = lambda: (go_on.set(), drain())  # type: ignore[assignment, func-returns-value]
+    engine.close(Deadline.after(0))
+    assert len(spool.kept) == len(ended) == 1

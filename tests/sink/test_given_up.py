@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue as queues
 import socket
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -13,13 +14,15 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.errors import ClosedError
+from rocketmq_spark.errors import ClosedError, SendFailed
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.model import MessageQueue, SendRequest
+from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.attempts import Attempts, RetryPolicy
 from rocketmq_spark.producer.confirming import EndKind, end_of
+from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.spark.sink import checks, given_up
 from rocketmq_spark.spark.sink.once import NotedSender, TaskOnce, plan_job
+from rocketmq_spark.spark.sink.report import Tally
 from rocketmq_spark.spark.sink.task import TaskWriter
 from tests.fix_spark import Finished
 from tests.live.writes import Make, frame, sink_options
@@ -99,6 +102,19 @@ def test_who_waits_for_an_outcome_hears_that_spark_does_not_want_it_any_more() -
     assert asked == [False, True]
 
 
+def test_the_error_of_a_task_counts_what_had_its_answer_when_another_batch_failed() -> None:
+    writer = TaskWriter.__new__(TaskWriter)
+    outgoing = Outgoing("T", SendRequest("g", b"x"), 3.0)
+    writer._once, writer._tally, writer._expected, writer._outcomes = None, Tally(), 3, queues.SimpleQueue()
+    writer._options = cast(Any, SimpleNamespace(send_timeout=60.0, require_store_ok="any"))
+    writer._engine = cast(Any, SimpleNamespace(close=lambda *_, **__: None))
+    stored = SendResult(SendStatus.SEND_OK, "", QUEUE, 7)
+    for rows, outcome in ((1, SendFailed("the first")), (5, stored), (2, SendFailed("another"))):
+        writer._outcomes.put((rows, Ended(outgoing, outcome, 1, ["a"])))
+    with pytest.raises(SendFailed, match=r"the first.*Acknowledged before that: 5 rows"):
+        writer.write([])
+
+
 SCRIPT = """
     import os, time
 
@@ -123,7 +139,8 @@ SCRIPT = """
     def sink(batches):
         from pyspark import TaskContext
 
-        from rocketmq_spark.spark.sink import checks, given_up
+        from rocketmq_spark.producer.outgoing import Ended, Outgoing
+from rocketmq_spark.spark.sink import checks, given_up
 
         over = given_up.watch()
         attempt = TaskContext.get().attemptNumber()

@@ -11,7 +11,14 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, OptionError, RouteNotFound
+from rocketmq_spark.errors import (
+    BrokerNotFound,
+    CheckpointMismatch,
+    ConnectionLost,
+    OffsetError,
+    OptionError,
+    RouteNotFound,
+)
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.spark.source.planner import TriggerLimits
 from rocketmq_spark.spark.source.stream import Stream
@@ -346,6 +353,33 @@ def test_a_run_to_the_end_takes_no_queue_of_another_environment_over_in_an_outag
     for _ in range(2):
         assert positions(again.latest()) == {A: 20}
         assert json.loads(again.latest())["environment"] == {"t": {"broker-a": {"0": 1}}}
+
+
+def test_a_first_batch_of_an_older_version_is_read_by_no_other_environment(scripted):
+    """It says nothing of an environment, and a start that was not finished has nothing else to compare."""
+    scripted.on(ROUTE, route({"broker-a": {0: scripted.address}, "broker-b": {0: scripted.address}}))
+    scripted.on(STATS, stats({A: (5, 20), B: (0, 70)}))
+    end = log(12, start={"t": {"broker-a": {"0": 7}}})
+    given = {**QUICK, "startingOffsets": "earliest"}
+    with pytest.raises(CheckpointMismatch, match="says nothing of an environment and is of t/broker-a/0"):
+        Run(scripted.address, environment=2, **given).plan(end)
+    assert ranges_of(Run(scripted.address, environment=1, **given).plan(end)) == [[OffsetRange(A, 7, 12)]]
+
+
+def test_a_run_to_the_end_reads_what_is_there_and_waits_for_no_more(scripted):
+    run = Run(scripted.address, log(6), available_now=True, minOffsetsPerTrigger=1000, **QUICK)
+    assert positions(run.latest()) == {A: 20}
+
+
+def test_a_run_to_the_end_tells_a_loss_at_its_end_once(scripted, caplog):
+    """What it had to read went away with the broker's store; the next plans know that."""
+    run = Run(scripted.address, log(6), available_now=True, failOnDataLoss="warn", **QUICK)
+    scripted.on(STATS, stats({A: (5, 12)}))
+    run.offset = run.ahead()
+    for _ in range(2):
+        assert positions(run.latest()) == {A: 12}
+        run.offset = run.latest()
+    assert caplog.text.count("cannot be read any more") == 1
 
 
 @pytest.mark.parametrize("layout", [{}, {"environments": 4}], ids=["by number alone", "of four"])

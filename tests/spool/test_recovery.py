@@ -174,6 +174,24 @@ def test_what_was_over_and_came_back_from_a_rebuilt_copy_does_not_stand_for_what
     store.close()
 
 
+def test_of_a_lane_the_first_is_handed_out_alone_also_where_one_that_was_over_comes_back(tmp_path: Path) -> None:
+    """A lost block had ended it; the one behind it was the head of the lane by then, and would overtake it."""
+    store = Store(tmp_path)
+    store.add([(record(b"%d" % i, lane=b"l"), i) for i in range(1, 4)])
+    before = {key: store._db.get(key) or b"" for key in (numbered(RECORD, 1), ordered(b"l", 1))}
+    store.settle([(work, Done()) for work in store.take(1, 1)], 1)
+    store._db.write(list(before.items()))
+    repair(store._db)
+    store.close()
+    again = Store(tmp_path)
+    for payload in (b"1", b"2", b"3"):
+        works = again.take(10**13, 10)
+        assert [work.record.payload for work in works] == [payload]
+        again.settle([(work, Done()) for work in works], 10**13)
+    assert len(again) == 0
+    again.close()
+
+
 def test_a_record_has_one_place_whatever_comes_back(tmp_path: Path) -> None:
     """What a lost block had ended: the place before a try that failed, and that of a record that was given up."""
     store = Store(tmp_path)

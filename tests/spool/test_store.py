@@ -422,6 +422,19 @@ def test_what_an_earlier_release_wrote_goes_on(path: Path, written: bytes, owner
     store.close()
 
 
+def test_3_18_g2_8_the_latest_moment_that_was_written_down_goes_back_with_no_clock(path: Path) -> None:
+    """From it time goes on after a restart: with an earlier one nothing would be due for as long."""
+    store = Store(path)
+    store.add([(record(b"x", at_ms=500), 500), (record(b"y", at_ms=500), 500)])
+    first, second = store.take(500, 2)
+    store.settle([(first, Done())], 900)
+    store.settle([(second, RetryLater(600, "down"))], 100)
+    store.close()
+    store = Store(path)
+    assert store.totals.last_ms == 900
+    store.close()
+
+
 @pytest.mark.parametrize("sync", ["always", "batch"])
 @pytest.mark.parametrize("written", [False, True])
 def test_ctrl_c_in_a_write_gives_no_number_twice(
