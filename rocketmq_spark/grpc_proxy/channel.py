@@ -3,7 +3,8 @@
 Every endpoint serves every topic, so ``Endpoints`` uses another one while the preferred one does not answer. ``metadata``
 mirrors ``org.apache.rocketmq.client.java.rpc.Signature``: only the date is signed.
 
-gRPC channels do not survive a fork. So a channel is opened with its first call, and ``base/process`` keeps it per process.
+gRPC does not survive a fork. So a channel is opened with its first call, ``base/process`` keeps it per process, and where a
+parent has opened one a child opens none: its calls would never end.
 gRPC errors end here as a ``RocketMQError``.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -127,6 +129,7 @@ _FIRST_RECONNECT_MS, _MAX_RECONNECT_MS = 100, 2_000
 _deaf: list[grpc.Channel] = []
 
 _LONGEST_S = 365 * 86_400.0
+_used_by: set[int] = set()  # the processes that have opened a channel: this one, or one from which it was forked
 
 Headers = Callable[[], list[tuple[str, str]]]
 Done = Callable[[Any], None]
@@ -237,6 +240,13 @@ class ProxyChannel:
         return call
 
     def _open(self) -> grpc.Channel:
+        _used_by.add(os.getpid())
+        if len(_used_by) > 1:
+            raise ClosedError(
+                "there is no gRPC in this process, for it was forked from one that had used it",
+                self.address,
+                remedy="Start the process with multiprocessing's 'spawn' or 'forkserver', or before the first use of gRPC",
+            )
         options: list[tuple[str, Any]] = [
             ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),

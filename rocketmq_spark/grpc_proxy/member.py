@@ -238,6 +238,7 @@ class ProxyMember:
             streams, self._streams = list(self._streams.values()), {}
             timer, self._timer = self._timer, None
             self._closed = True
+            self._keeps_order = {}
         with contextlib.ExitStack() as rest:  # each of these is done, whatever interrupts what is before it
             rest.callback(self._proxy.close)
             for stream in streams:

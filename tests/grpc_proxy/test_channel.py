@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from queue import SimpleQueue
@@ -264,3 +267,67 @@ def test_a_name_that_is_not_found_sent_nothing():
     with pytest.raises(errors.ConnectionLost) as caught:
         ask("nobody.invalid:1")
     assert caught.value.unsent
+
+
+def test_a_child_of_a_process_that_used_grpc_is_told_that_it_cannot(nobody):
+    """Its calls would not even end when their time is over."""
+    with pytest.raises(errors.ConnectionLost):
+        ask(nobody)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            ask(nobody)
+        except errors.ClosedError as e:
+            code = 0 if "forked from one that had used it" in str(e) and "'spawn'" in str(e) else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+FORKING = """
+import os, sys, threading
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.grpc_proxy.channel import ProxyChannel
+from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECEIVE_MESSAGE
+from rocketmq_spark.grpc_proxy.protos import proto
+
+def asks():
+    while not over.is_set():
+        channel.ask(QUERY_ROUTE, proto("QueryRouteRequest")(), Deadline.after(10))
+        begun.set()
+
+over, begun = threading.Event(), threading.Event()
+channel, *others = (ProxyChannel(sys.argv[1], lambda: []) for _ in range(4))
+waits = [one.stream(RECEIVE_MESSAGE, proto("ReceiveMessageRequest")(), None) for one in others]
+thread = threading.Thread(target=asks)
+thread.start()
+begun.wait()
+ends = set()
+for _ in range(200):
+    child = os.fork()
+    if child == 0:
+        sum(range(100_000))
+        os._exit(0)
+    ends.add(os.waitpid(child, 0)[1])
+over.set()
+thread.join()
+print(*ends, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_child_that_has_nothing_to_do_with_grpc_does_not_crash():
+    over = threading.Event()
+
+    def nothing_yet(request: Any, context: grpc.ServicerContext) -> Any:
+        over.wait()
+        return iter(())
+
+    env = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
+    with serving({"QueryRoute": route(), "ReceiveMessage": nothing_yet}) as address:
+        ended = subprocess.run(
+            [sys.executable, "-c", FORKING, address], capture_output=True, text=True, timeout=30, env=env
+        )
+        over.set()
+    assert ended.stdout.split() == ["0"], ended.stdout + ended.stderr

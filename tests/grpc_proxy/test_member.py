@@ -307,6 +307,22 @@ def test_what_an_endpoint_said_of_the_order_before_it_went_away_counts_no_more(m
             member.close(Deadline.after(10))
 
 
+def test_what_an_endpoint_said_of_the_order_before_a_start_that_failed_counts_no_more():
+    one, two = Saying(ordered=True), Saying(ordered=False)
+    left = {"NotifyClientTermination": lambda *_: proto("NotifyClientTerminationResponse")(status=status(Code.OK))}
+    with serving({"Telemetry": one.telemetry} | left) as first:
+        with serving({"Telemetry": two.telemetry} | left) as second:
+            member = ProxyMember(client(first, second, connect_timeout_s=30.0), "g", bytes, ordered=True)
+            member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+            eventually(lambda: not member.policy().ordered, 30)
+            member.close(Deadline.after(10))
+        member.subscribe({"t": NO_FILTER}, Deadline.after(30))
+        try:
+            assert member.policy().ordered
+        finally:
+            member.close(Deadline.after(10))
+
+
 def test_a_subscription_that_is_repeated_after_a_failure_keeps_the_member_alive(monkeypatch):
     monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.05)
     proxy = Forgetful(refuses=True)
