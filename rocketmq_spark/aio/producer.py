@@ -87,17 +87,22 @@ class _Handed:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._count = 0
+        self._futures: set[asyncio.Future[SendResult]] = set()
 
-    def add(self, count: int) -> None:
+    def add(self, waiting: _Waiting) -> None:
         with self._changed:
-            self._count += count
+            self._futures.add(waiting.future)
+
+    def discard(self, waiting: _Waiting) -> None:
+        """Also a second time: one for which there was no thread may get one later."""
+        with self._changed:
+            self._futures.discard(waiting.future)
             self._changed.notify_all()
 
     def none_left(self, deadline: Deadline) -> bool:
         """Wait until all have begun; returns False after ``deadline``."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._count, deadline.remaining())
+            return self._changed.wait_for(lambda: not self._futures, deadline.remaining())
 
 
 class Producer(Asynchronous):
@@ -171,8 +176,8 @@ class Producer(Asynchronous):
                     except BaseException:  # Ctrl-C is for the user
                         waiting.future.cancel()
                         raise
-                    if isinstance(begun, Failure) and not waiting.future.done():
-                        waiting.future.set_exception(_not_begun(begun.error, waiting))
+                    if isinstance(begun, Failure):
+                        self._loop.put(waiting.future, _not_begun(begun.error, waiting))
         finally:  # no other turn begins the sends behind the one that was interrupted
             if self._fresh:
                 self._loop.here().call_soon(self._begin_fresh)
@@ -182,19 +187,19 @@ class Producer(Asynchronous):
         if not _sized(message):  # which is refused before anything is asked or waited for
             self._begin(waiting)
         elif not routed(self._producer, message.topic):  # a slow route must not hold up other topics
-            self._hand_over(lambda: self._loop.start(self._begin_in_turn, waiting, _NO_ROUTE))
+            self._hand_over(waiting, lambda: self._loop.start(self._begin_in_turn, waiting, _NO_ROUTE))
         elif how.delay is how.deliver_at is None and self._line.empty() and at_once(self._producer, message):
             self._begin(waiting)
         else:
             self._thread = self._thread or start_thread("rocketmq-aio-send", self._send_each)
-            self._hand_over(lambda: self._line.put(waiting))
+            self._hand_over(waiting, lambda: self._line.put(waiting))
 
-    def _hand_over(self, start: Callable[[], object]) -> None:
-        self._handed.add(1)
+    def _hand_over(self, waiting: _Waiting, start: Callable[[], object]) -> None:
+        self._handed.add(waiting)
         try:
             start()
         except BaseException:  # the system has no more threads
-            self._handed.add(-1)
+            self._handed.discard(waiting)
             raise
 
     def _send_each(self) -> None:
@@ -213,7 +218,7 @@ class Producer(Asynchronous):
             text = f"{cause}, and this one has waited for the whole send timeout"
             self._loop.put(waiting.future, SendFailed(text, topic=waiting.message.topic, remedy=remedy))
         finally:
-            self._handed.add(-1)
+            self._handed.discard(waiting)
 
     def _begin(self, waiting: _Waiting) -> None:
         future, message, how, _, context = waiting
@@ -276,11 +281,11 @@ class Producer(Asynchronous):
             yield AsyncHalfMessage(half, self._loop.finished)
         except BaseException as e:
             with contextlib.suppress(type(e)):  # both raise it again
-                await self._end(half, transaction.__exit__, type(e), e, e.__traceback__)
+                await self._leave_block(half, transaction.__exit__, type(e), e, e.__traceback__)
             raise
-        await self._end(half, transaction.__exit__, None, None, None)
+        await self._leave_block(half, transaction.__exit__, None, None, None)
 
-    async def _end(self, half: HalfMessage, leave: Callable[..., object], *error: object) -> None:
+    async def _leave_block(self, half: HalfMessage, leave: Callable[..., object], *error: object) -> None:
         """Of a block, whatever was closed in it."""
         try:
             await self._loop.finished(leave, *error)
@@ -320,15 +325,12 @@ class Producer(Asynchronous):
         self._check()
         self._closed = True
         self._begin_fresh()
-        self._line.put(None)
-        try:
-            return await self._loop.last(functools.partial(self._close, timeout_s))
-        finally:
-            self._loop.close()
+        return await self._end(functools.partial(self._close, timeout_s))
 
     def _close(self, timeout_s: float | None) -> list[Unsent]:
         deadline = self._deadline(timeout_s)
-        self._handed.none_left(deadline)  # sends that threads begin are sent before the close
+        self._handed.none_left(deadline)  # what was given to threads before goes out
+        self._line.put(None)
         return self._producer.close(deadline.remaining())
 
     def _deadline(self, timeout_s: float | None) -> Deadline:

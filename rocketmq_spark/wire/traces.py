@@ -44,9 +44,11 @@ class TracedMessage(NamedTuple):
         return cls(topic, get(Property.UNIQ_KEY, ""), get(Property.TAGS), get(Property.KEYS), region)
 
     def record(self, *fields: object) -> TraceRecord:
-        words = (self.keys or "").split(KEY_SEPARATOR)
+        words = f"{self.msg_id}{KEY_SEPARATOR}{self.keys or ''}".split(
+            KEY_SEPARATOR
+        )  # ids of other clients may have any text
         text = _FIELD.join(_text(field) for field in fields) + _RECORD
-        return TraceRecord(text, (self.msg_id, *(word for word in words if word)))
+        return TraceRecord(text, tuple(word for word in words if word))
 
 
 class MessageKind(enum.IntEnum):

@@ -36,7 +36,7 @@ def test_queues_that_are_far_behind_are_read_by_broker_from_where_they_are() -> 
 
 
 @pytest.mark.parametrize(
-    "other",
+    "second",
     [
         {"asked": True},
         {"paused": True},
@@ -46,11 +46,11 @@ def test_queues_that_are_far_behind_are_read_by_broker_from_where_they_are() -> 
         {"end": 1023},
         {"at": 3977},
     ],
-    ids=lambda other: next(iter(other)),
+    ids=lambda second: next(iter(second)),
 )
-def test_all_others_are_polled(other: dict[str, int]) -> None:
+def test_all_others_are_polled(second: dict[str, int]) -> None:
     assert far({A: place()}) == [A]
-    assert far({A: place(**other)}) == []
+    assert far({A: place(**second)}) == []
 
 
 def test_filtered_queues_and_small_thresholds_are_polled() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.errors import CallTimeout, ClosedError, OffsetError
-from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies
+from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies, made
 from tests.consumer.test_consumer_interrupted import in_time, interrupted_once
 
 
@@ -229,3 +229,12 @@ def test_what_is_sought_is_stored_also_where_a_commit_before_it_is_stored_withou
     consumer.seek(A, 32)
     consumer.close()
     assert fake.stored[A] == 32
+
+
+def test_without_auto_commit_a_close_commits_nothing(fake: FakeMember) -> None:
+    fake.add(A, 3)
+    with made(fake, auto_commit=False) as consumer:
+        consumer.assign([A])
+        assert bodies(consumer.poll(AT_ONCE)) == [0, 1, 2]
+        consumer.poll(AT_ONCE)  # they are finished now
+    assert fake.commits == []

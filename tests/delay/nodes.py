@@ -34,6 +34,7 @@ class Topic:
         self.offsets: dict[tuple[str, MessageQueue], int] = {}
         self.groups: set[str] = {"g", "g_stored", "g_done_ms", "g_newest_ms"}
         self.silent = False
+        self.takes = -1  # commits, and no more; any number below 0
         self.away: set[str] = set()  # brokers
         self.unread: set[MessageQueue] = set()  # by the route
 
@@ -73,8 +74,9 @@ class Topic:
     ) -> dict[MessageQueue, RocketMQError]:
         if group not in self.groups:
             return dict.fromkeys(offsets, GroupNotFound("no such group"))
-        if self.silent or self.away & {queue.broker_name for queue in offsets}:
+        if self.silent or self.away & {queue.broker_name for queue in offsets} or self.takes == 0:
             return dict.fromkeys(offsets, CallTimeout("no answer"))
+        self.takes -= 1
         self.offsets |= {(group, queue): offset for queue, offset in offsets.items()}
         return {}
 

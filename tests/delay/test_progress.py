@@ -125,14 +125,14 @@ def test_of_a_topic_that_was_made_again_what_lies_before_still_holds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("newest_ms", "offset", "stored_ms", "other"),
+    ("newest_ms", "offset", "stored_ms", "another"),
     [(7, 19, 8, True), (7, 19, 7, False), (7, 20, 8, False), (0, 19, 8, False)],
 )
 def test_a_younger_message_where_one_was_read_is_another_unless_nobody_knows_how_old_that_was(
-    newest_ms: int, offset: int, stored_ms: int, other: bool
+    newest_ms: int, offset: int, stored_ms: int, another: bool
 ) -> None:
     message = replace(MESSAGE, queue_offset=offset, store_timestamp=stored_ms)
-    assert Seen(3, 20, Progress(5, 20, 9), newest_ms).is_other(message) is other
+    assert Seen(3, 20, Progress(5, 20, 9), newest_ms).is_other(message) is another
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=9), st.data())

@@ -491,23 +491,3 @@ def test_a_close_that_is_interrupted_leaves_all_the_same(where, monkeypatch):
         assert left == (["g"] if where == "_timer" else [])
         stream._thread.join(30)
         assert not stream._thread.is_alive()
-
-
-def test_settings_that_one_endpoint_refused_are_those_of_before_though_another_one_is_away(nobody):
-    heard: list[list[str]] = []
-
-    def telemetry(requests: Iterator[Any], context: Any) -> Iterator[Any]:
-        for command in requests:
-            heard.append([entry.topic.name for entry in command.settings.subscription.subscriptions])
-            if "bad" in heard[-1]:
-                yield proto("TelemetryCommand")(status=status(Code.FORBIDDEN))
-                return
-            yield proto("TelemetryCommand")(settings=command.settings)
-
-    with serving({"Telemetry": telemetry}) as address:
-        member = ProxyMember(client(nobody, address), "g", bytes)
-        member.subscribe({"good": NO_FILTER}, Deadline.after(10))
-        with pytest.raises(errors.AccessDenied):
-            member.subscribe({"good": NO_FILTER, "bad": NO_FILTER}, Deadline.after(1))
-        eventually(lambda: heard[-1] == ["good"], 30)
-        member.close(Deadline.after(3))

@@ -170,3 +170,23 @@ def test_the_end_wakes_who_waits(nobody):
     listening = Listening(nobody)
     listening.close()
     assert listening.stream.wait(Deadline.after(60)) is not None
+
+
+def test_settings_that_one_endpoint_refused_are_those_of_before_though_another_one_is_away(nobody):
+    heard: list[list[str]] = []
+
+    def telemetry(requests: Iterator[Any], context: Any) -> Iterator[Any]:
+        for command in requests:
+            heard.append([entry.topic.name for entry in command.settings.subscription.subscriptions])
+            if "bad" in heard[-1]:
+                yield proto("TelemetryCommand")(status=status(Code.FORBIDDEN))
+                return
+            yield proto("TelemetryCommand")(settings=command.settings)
+
+    with serving({"Telemetry": telemetry}) as address:
+        member = ProxyMember(client(nobody, address), "g", bytes)
+        member.subscribe({"good": NO_FILTER}, Deadline.after(10))
+        with pytest.raises(errors.AccessDenied):
+            member.subscribe({"good": NO_FILTER, "bad": NO_FILTER}, Deadline.after(1))
+        eventually(lambda: heard[-1] == ["good"], 30)
+        member.close(Deadline.after(3))

@@ -234,10 +234,10 @@ def test_data_is_taken_up_again_with_the_same_ports(tmp_path: Path) -> None:
         mq.kill("broker-a")
 
 
-@pytest.mark.parametrize(("brokers", "slaves"), [(0, 0), (1, -1)])
-def test_impossible_numbers(brokers: int, slaves: int) -> None:
+@pytest.mark.parametrize(("masters", "slaves"), [(0, 0), (1, -1)])
+def test_impossible_numbers(masters: int, slaves: int) -> None:
     with pytest.raises(LocalBrokerError, match="LocalBroker cannot have"):
-        LocalBroker(brokers, slaves)
+        LocalBroker(masters, slaves)
 
 
 def test_lines_that_are_not_the_users() -> None:

@@ -392,7 +392,7 @@ def test_a_look_that_breaks_is_an_outcome(bench: Bench, caplog: pytest.LogCaptur
     (ended,) = run(bench, broker, [batch("x")], [None])
     assert isinstance(ended.outcome, UnprovedError)
     assert "looking up what is stored failed: ZeroDivisionError: a bug" in ended.outcome.message
-    assert "could not be looked up\nTraceback" in caplog.text
+    assert "could not check which messages a has stored\nTraceback" in caplog.text
 
 
 def test_the_close_ends_looks(bench: Bench) -> None:

@@ -141,7 +141,7 @@ def test_who_may_not_ask_who_consumes_is_believed_and_told(served: Bench, caplog
 
     served.sender.consumed = denied  # type: ignore[method-assign]
     served.producer(long_delay="dmq").send(M, delay=DAYS_10)
-    assert "cannot be asked" in caplog.text
+    assert "cannot check whether a group consumes" in caplog.text
 
     def silent(topic: str, deadline: Deadline) -> bool:
         raise CallTimeout("no answer")

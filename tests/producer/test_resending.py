@@ -371,7 +371,7 @@ def test_those_of_a_lane_go_as_one_batch_in_their_order(resender: EngineResender
 
 
 @pytest.mark.parametrize(
-    "other",
+    "odd",
     [
         single(b"x", TAGS="u"),
         single(b"x", 1006),
@@ -392,12 +392,12 @@ def test_those_of_a_lane_go_as_one_batch_in_their_order(resender: EngineResender
     ],
     ids=range(16),
 )
-def test_what_may_not_be_in_one_batch_goes_alone(resender: EngineResender, other: SpooledSend) -> None:
+def test_what_may_not_be_in_one_batch_goes_alone(resender: EngineResender, odd: SpooledSend) -> None:
     assert resender.joins(single(b"a"))(single(b"b"))
-    assert not resender.joins(single(b"a"))(other)
-    assert not resender.joins(other)(single(b"a"))
+    assert not resender.joins(single(b"a"))(odd)
+    assert not resender.joins(odd)(single(b"a"))
     with pytest.raises(ValueError, match="does not go with"):
-        resender.joined([single(b"a"), other])
+        resender.joined([single(b"a"), odd])
 
 
 def test_a_retry_topic_takes_no_batches(resender: EngineResender) -> None:

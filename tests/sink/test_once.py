@@ -260,10 +260,10 @@ def test_tasks_of_a_process_share_what_an_environment_owns() -> None:
 
 
 @pytest.mark.parametrize(
-    "elsewhere", [{"namespace": "n"}, {"environment": "dev", "environmentMode": "suffix"}, {"environment": "1"}]
+    "place", [{"namespace": "n"}, {"environment": "dev", "environmentMode": "suffix"}, {"environment": "1"}]
 )
 def test_a_batch_is_finished_where_it_was_begun(
-    rocketmq: LocalBroker, make_topic: Make, sink: Sink, elsewhere: dict[str, str]
+    rocketmq: LocalBroker, make_topic: Make, sink: Sink, place: dict[str, str]
 ) -> None:
     """The same names elsewhere are other topics or queues: what is stored there is not what was begun."""
     topic = make_topic(queues=2)
@@ -271,7 +271,7 @@ def test_a_batch_is_finished_where_it_was_begun(
         rocketmq.create_topic(name, 2)
     sink.plan(sink.options(topic=topic))
     with pytest.raises(OptionError, match=rf"was begun for {topic}, and the query now writes to {topic} in "):
-        sink.plan(sink.options(topic=topic, **elsewhere))
+        sink.plan(sink.options(topic=topic, **place))
     assert sink.plan(sink.options(topic=topic)).begun
 
 

@@ -86,10 +86,10 @@ def test_queues_of_another_cluster_are_left_alone(theirs, caplog):
     assert ("is of cluster" in caplog.text) == (theirs == ["other"])
 
 
-@pytest.mark.parametrize("other", ["17", "null", '{"kafka":{"0":5}}', None, '{"topics":7}'])
-def test_other_formats_are_left_alone(listening, other):
+@pytest.mark.parametrize("odd", ["17", "null", '{"kafka":{"0":5}}', None, '{"topics":7}'])
+def test_other_formats_are_left_alone(listening, odd):
     listener, committed = listening()
-    listener.onQueryProgress(progress(other, END))
+    listener.onQueryProgress(progress(odd, END))
     assert committed == [{T: 5, U: 7}]
 
 

@@ -101,6 +101,6 @@ def test_without_a_source_of_ours_nothing_is_known():
     assert (found["lag"], found["queues"], found["sinkRows"], found["sources"]) == (None, None, None, [])
 
 
-@pytest.mark.parametrize("other", [None, "17", "-", "{", "[]", {"topics": {}}, '{"topics": {}, "v": 1}'])
-def test_other_reports_are_none(other):
-    assert of_source(other) is None
+@pytest.mark.parametrize("odd", [None, "17", "-", "{", "[]", {"topics": {}}, '{"topics": {}, "v": 1}'])
+def test_other_reports_are_none(odd):
+    assert of_source(odd) is None

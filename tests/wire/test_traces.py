@@ -31,6 +31,11 @@ def test_what_is_missing_is_the_word_null() -> None:
     assert record.keys == ("ID1",)
 
 
+def test_an_id_of_another_client_that_no_key_can_be_is_several() -> None:
+    """A broker's key has no blank: one such id was the end of all records that were sent with it."""
+    assert traces.consuming(FULL._replace(msg_id="A B"), "g", "R", 1, 0).keys == ("A", "B", "k1", "k2")
+
+
 def test_a_consumed_message() -> None:
     assert fields(traces.consuming(FULL, "billing", "R", 1800, 2)) == [
         "SubBefore", "1800", "east", "billing", "R", "ID1", "2", "k1 k2",

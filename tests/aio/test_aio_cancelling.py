@@ -1,0 +1,305 @@
+"""What is cancelled, closed or given no thread, in between: calls that have not begun, listeners, and the event loop itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+from rocketmq_spark import Message, aio
+from rocketmq_spark.aio import producer as module
+from rocketmq_spark.aio.consumers import _Coroutines
+from rocketmq_spark.aio.loop import EventLoop
+from rocketmq_spark.base.threads import Failure
+from rocketmq_spark.consumer.result import Context
+from rocketmq_spark.errors import ClosedError, SendFailed
+from rocketmq_spark.session import consumers
+from tests.aio.conftest import producing, run, until
+from tests.aio.test_aio_loop import Blocking, in_a_thread
+from tests.consumer.group import GroupBench, group
+from tests.consumer.messages import QUEUE
+from tests.helpers import no_more_threads
+from tests.producer.scripted import ScriptedSender
+from tests.queues import q
+
+__all__ = ["group"]
+
+
+def test_a_call_that_is_cancelled_before_it_began_has_no_effect(sender: ScriptedSender) -> None:
+    async def body() -> None:
+        busy = threading.Event()
+        async with producing() as producer:
+            await producer.send(Message("T", b"0"))
+            producer._loop._threads = ThreadPoolExecutor(1)
+            kept = producer._loop.start(busy.wait, 60)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await producer.send_batch([Message("T", b"cancelled")])
+            oneway = asyncio.create_task(producer.send_oneway(Message("T", b"cancelled, too")))
+            await asyncio.sleep(0)
+            oneway.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await oneway
+            busy.set()
+            await kept
+            await producer.send_batch([Message("T", b"1")])
+        assert all(b"cancelled" not in request.body for request in sender.requests)
+        assert len(sender.requests) == 2
+
+    run(body)
+
+
+def test_a_call_for_which_there_was_no_thread_is_not_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    async def body() -> None:
+        loop, busy = EventLoop(2), threading.Event()
+        kept = loop.start(busy.wait, 60)
+        with monkeypatch.context() as full_up:
+            no_more_threads(full_up, "rocketmq-aio")
+            with pytest.raises(RuntimeError, match="thread"):
+                await loop.call(calls.append, "was refused")
+        busy.set()
+        await kept
+        await loop.call(calls.append, "later")
+        assert calls == ["later"]
+        loop.close()
+
+    run(body)
+
+
+def test_a_send_for_which_there_was_no_thread_is_counted_once(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that it got later counted it once more, and no flush said from then on that all was sent."""
+
+    async def body() -> None:
+        busy = threading.Event()
+        async with producing() as producer:
+            await producer.send(Message("T", b"0"))
+            producer._loop._threads = ThreadPoolExecutor(2, "rocketmq-aio")  # none of its threads is idle
+            kept = producer._loop.start(busy.wait, 60)
+            with monkeypatch.context() as full_up:
+                no_more_threads(full_up, "rocketmq-aio")
+                full_up.setattr(module, "routed", lambda *args: False)
+                with pytest.raises(SendFailed, match="nothing was sent"):
+                    await producer.send(Message("T", b"1"))
+            busy.set()
+            await kept
+            await producer.queues("T")
+            assert await producer.flush(0.5)
+            assert [request.body for request in sender.requests] == [b"0"]
+
+    run(body)
+
+
+def test_a_close_for_which_there_is_no_thread_may_be_called_again(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "Consumer", Blocking)
+
+    async def body() -> None:
+        producer, consumer = aio.Producer("h:1", "g"), aio.Consumer("h:1", "g")
+        closed = consumer._consumer.calls  # type: ignore[attr-defined]
+        for one in (producer, consumer):
+            with monkeypatch.context() as full_up:
+                no_more_threads(full_up, "rocketmq-aio-close")
+                with pytest.raises(RuntimeError, match="thread"):
+                    await one.close()
+            if one is producer:
+                await producer.send(Message("T", b"0"))
+            assert closed == []
+            await one.close()
+            with pytest.raises(ClosedError):
+                one._check()
+        assert closed == ["stop"]
+
+    run(body)
+
+
+def test_listeners_have_their_time_though_the_close_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopping, may_stop = threading.Event(), threading.Event()
+
+    def stop(timeout_s: float) -> list[object]:
+        stopping.set()
+        assert may_stop.wait(60)
+        return []
+
+    monkeypatch.setattr(consumers, "Consumer", Blocking)
+
+    async def body() -> None:
+        consumer = aio.Consumer("h:1", "g")
+        consumer._consumer.stop = stop  # type: ignore[assignment,method-assign]
+        consumer._check()
+        may_end, ended = asyncio.Event(), list[object]()
+
+        async def listener() -> None:
+            await may_end.wait()
+
+        listening = in_a_thread(consumer._loop, listener)
+        await until(lambda: consumer._loop._tasks)
+        closing = asyncio.create_task(consumer.close())
+        await until(stopping.is_set)
+        closing.cancel()
+        ended += await asyncio.gather(closing, return_exceptions=True)
+        may_end.set()
+        await until(listening.done)
+        assert listening.result() is None
+        may_stop.set()
+        await until(lambda: consumer._loop.closed)
+
+    run(body)
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_a_listener_that_others_cancel_has_failed_and_those_behind_it_have_their_turn(began: bool) -> None:
+    """As with ``for task in asyncio.all_tasks(): task.cancel()``. Its messages were not finished before ``consumeTimeout``."""
+    called: list[int] = []
+
+    async def listener(messages: int, context: Context) -> None:
+        called.append(messages)
+        if messages == 0:
+            await asyncio.get_running_loop().create_future()
+
+    async def body() -> None:
+        loop = EventLoop()
+        loop.here()
+        code, outcomes = _Coroutines(loop, listener, 1), list[object]()
+        for number in range(3):
+            code(number if began else number + 1, Context(QUEUE)).begin(outcomes.append)
+        if began:
+            await until(lambda: called)
+        else:
+            loop._drain()
+        (task,) = loop._tasks
+        task.cancel()
+        await until(lambda: len(outcomes) == 3)
+        assert called == ([0, 1, 2] if began else [1, 2, 3])
+        failed = [outcome for outcome in outcomes if outcome is not None]
+        assert len(failed) == began
+        for outcome in failed:
+            assert isinstance(outcome, Failure)
+            assert isinstance(outcome.error, asyncio.CancelledError)
+        loop.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize("when", ["before its task begins", "before its turn"])
+def test_a_coroutine_of_a_loop_that_closes_is_not_called_and_keeps_no_thread(when: str) -> None:
+    async def never() -> None:
+        raise AssertionError("it is closed")
+
+    async def body() -> None:
+        loop = EventLoop()
+        loop.here()
+        asked = in_a_thread(loop, never)
+        while not loop._ready:  # the event loop has no turn meanwhile
+            time.sleep(0.001)
+        if when == "before its task begins":
+            loop._drain()
+        loop.close()
+        await until(asked.done)
+        assert isinstance(asked.exception(), ClosedError)
+
+    run(body)
+
+
+def test_a_coroutine_runs_in_the_context_of_its_thread() -> None:
+    """Not in that of whoever woke the event loop: a trace of one message was another one's."""
+    mine: ContextVar[int] = ContextVar("mine")
+
+    async def listener(number: int) -> bool:
+        await asyncio.sleep(0)
+        return mine.get() == number
+
+    async def body() -> None:
+        loop = EventLoop()
+        loop.here()
+
+        def call(number: int) -> Any:
+            mine.set(number)
+            return loop.run(listener, number)
+
+        calls = [in_a_thread(loop, call_of) for call_of in [lambda n=n: call(n) for n in range(5)]]
+        while len(loop._ready) < 5:  # all wait for one turn of the event loop
+            time.sleep(0.001)
+        await until(lambda: all(each.done() for each in calls))
+        assert [each.result() for each in calls] == [True] * 5
+        loop.close()
+
+    run(body)
+
+
+def test_what_is_called_and_returns_a_coroutine_is_awaited() -> None:
+    class Handler:
+        async def __call__(self, number: int) -> tuple[int, int]:
+            return number, threading.get_ident()
+
+    async def body() -> None:
+        loop, handler = EventLoop(), Handler()
+        loop.here()
+        for code in (handler, lambda number: handler(number)):
+            asked = in_a_thread(loop, code, 7)
+            await until(asked.done)
+            assert asked.result() == (7, threading.get_ident())
+        loop.close()
+
+    run(body)
+
+
+def test_a_body_that_raises_what_no_future_takes_ends_its_send(sender: ScriptedSender) -> None:
+    class Odd(bytes):
+        def __len__(self) -> int:
+            raise StopIteration
+
+    async def body() -> None:
+        async with producing() as producer:
+            await producer.send(Message("T", b"0"))
+            with pytest.raises(RuntimeError, match="StopIteration"):
+                await producer.send(Message("T", Odd(b"1")))
+            await producer.send(Message("T", b"2"))
+
+    run(body)
+
+
+def test_a_consumer_whose_event_loop_is_gone_leaves_its_group(
+    group: GroupBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All messages failed then, and became dead letters in the end, though other members could have consumed them."""
+    made, _ = group.consumer()
+    monkeypatch.setattr(consumers, "Consumer", lambda *args, **options: made)
+    stopped, stop = threading.Event(), made.stop
+
+    def noted(timeout_s: float) -> object:
+        try:
+            return stop(timeout_s)
+        finally:
+            stopped.set()
+
+    monkeypatch.setattr(made, "stop", noted)
+
+    async def listener(messages: Any, context: Context) -> None:
+        raise AssertionError("its loop is gone")
+
+    async def program() -> None:
+        consumer = aio.Consumer("h:1", "g")
+        await consumer.subscribe("T")
+        await consumer.start(listener)
+
+    asyncio.run(program())
+    group.time.advance(3)
+    with caplog.at_level(logging.WARNING):
+        group.brokers.send(q("a:0"), b"0")
+        with contextlib.suppress(RuntimeError):
+            group.time.advance(1)
+        assert stopped.wait(60)
+    assert "the event loop of a consumer was closed before the consumer, which leaves group g" in caplog.text
+    assert not group.brokers.members

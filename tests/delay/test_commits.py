@@ -1,0 +1,35 @@
+"""A node's numbers at the brokers, which are commits of four groups: what is there when not all got through."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.delay.commits import Commits, Committed, Names
+from rocketmq_spark.delay.release import Progress
+from tests.delay.nodes import QUEUES, Topic
+
+ONE, TWO = QUEUES
+OLD, NEW = Committed(Progress(1, 10, 5_000), 7_000), Committed(Progress(2, 20, 4_000), 8_000)
+
+
+@pytest.mark.parametrize(
+    ("taken", "oldest", "stored", "done_ms", "newest_ms"),
+    [
+        (0, 1, 10, 5_000, 7_000),
+        (1, 1, 10, 4_000, 7_000),  # the moment went back: the next owner sends some again, and leaves none out
+        (2, 1, 20, 4_000, 7_000),
+        (3, 2, 20, 4_000, 7_000),  # an old store time has messages read again; a new one would hide a topic made again
+        (4, 2, 20, 4_000, 8_000),
+    ],
+)
+def test_of_commits_that_break_off_the_next_owner_leaves_nothing_out(
+    taken: int, oldest: int, stored: int, done_ms: int, newest_ms: int
+) -> None:
+    topic = Topic()
+    commits = Commits(topic, Names("g"), lambda group, brokers: None)
+    assert commits.tell({ONE: OLD})
+    topic.takes = taken
+    news = {ONE: NEW}
+    assert commits.tell(news) == (taken == 4)
+    assert news.keys() == ({ONE} if taken == 4 else set())
+    assert commits.of(ONE) == Committed(Progress(oldest, stored, done_ms), newest_ms)
