@@ -41,7 +41,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("tls")
     cert, key = folder / "cert.pem", folder / "key.pem"
     how = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=mock"
-    files = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
+    # From 3.13 on Python wants to be told what an authority's key is for.
+    uses = ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "keyUsage=critical,keyCertSign,digitalSignature"]
+    files = [*uses, "-keyout", str(key), "-out", str(cert)]
     subprocess.run(["openssl", *how.split(), *files], check=True, capture_output=True)
     return cert, key
 

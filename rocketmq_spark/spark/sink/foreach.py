@@ -29,8 +29,8 @@ from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.checkpoints.entries import Folder, checkpoint_folder
 from rocketmq_spark.spark.sink import checks, guarantee
 from rocketmq_spark.spark.sink.once import OncePlan, plan_batch, plan_job
-from rocketmq_spark.spark.sink.report import AtBroker, Written
-from rocketmq_spark.spark.sink.writers import warn_of_unmatched, write_task
+from rocketmq_spark.spark.sink.report import AtBroker, Written, warn_of_unmatched
+from rocketmq_spark.spark.sink.task import write_task
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

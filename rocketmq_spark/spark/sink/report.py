@@ -1,14 +1,14 @@
-"""What was acknowledged: the commit message of a task, and the sum over tasks."""
+"""What was acknowledged: by a task, and by all of them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-from pyspark.sql.datasource import WriterCommitMessage
 
 from rocketmq_spark.errors import RocketMQError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class AtBroker:
 
 
 @dataclass(frozen=True, slots=True)
-class Written(WriterCommitMessage):
+class Written:
     """What was acknowledged: rows, bytes of bodies and properties on the wire, batches, repeated attempts; by broker.
 
     ``batches`` counts requests: batches, and rows that travelled alone. ``spooled`` rows are not among ``rows``: they are
@@ -96,15 +96,26 @@ class Written(WriterCommitMessage):
         return f"{text} ({'; '.join(parts)})" if parts else text
 
 
-def total(messages: Iterable[Any]) -> Written:
-    """The sum of the tasks' messages; a task that did not finish has none."""
+def total(tasks: Iterable[Written | None]) -> Written:
+    """The sum over the tasks; one that did not finish has None."""
     written, finished = Written(), True
-    for message in messages:
-        if isinstance(message, Written):
-            written += message
+    for task in tasks:
+        if task is not None:
+            written += task
         else:
             finished = False
     return written.of_all_tasks() if finished else written
+
+
+def warn_of_unmatched(written: Written, what: str) -> None:
+    """Once for a batch."""
+    if written.unmatched:
+        logger.warning(
+            "%s: %d messages that an earlier attempt stored match no row of the repeat. It made other rows, or cut them into "
+            "other tasks; they stay in the topic",
+            what,
+            written.unmatched,
+        )
 
 
 def with_report(error: RocketMQError, written: Written) -> RocketMQError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import queue as queues
 import types
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
+from pyspark import TaskContext
 
 from rocketmq_spark import session
 from rocketmq_spark.base import process
@@ -44,10 +46,12 @@ from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.producer.topics import note_positions
 from rocketmq_spark.session.spools import worker_spool
 from rocketmq_spark.spark.sink import checks, routing
-from rocketmq_spark.spark.sink.once import TaskOnce
+from rocketmq_spark.spark.sink.once import OncePlan, TaskOnce, check_task
 from rocketmq_spark.spark.sink.report import Tally, Written, with_report
 from rocketmq_spark.spark.sink.routing import RoutingPlan, RowRange
 from rocketmq_spark.wire.messages import decode_batch
+
+logger = logging.getLogger(__name__)
 
 # With more tags in an Arrow batch each batch would have few rows.
 MAX_TAGS = 16
@@ -360,3 +364,32 @@ def _alone(topic: str, chunk: Chunk) -> Prepared:
     """A row as a message of its own."""
     (item,) = decode_batch(chunk.body)
     return Prepared(Message(topic, bytes(item.body), flag=item.flag), "", item.properties, False)
+
+
+def write_task(
+    options: Options,
+    names: dict[str, str],
+    positions: dict[str, tuple[MessageQueue, ...]],
+    batches: Iterable[pa.RecordBatch],
+    once: OncePlan | None = None,
+) -> Written:
+    """Send the rows of the task that calls this. A later attempt says that rows may be in the topic twice.
+
+    Writers cannot see whether ``spark.speculation`` is on, but a second attempt beside a running one is numbered like
+    one after a failure, and both have the same consequence. With ``once`` a later attempt looks what is stored.
+    """
+    task = TaskContext.get()
+    partition = task.partitionId() if task is not None else None
+    attempt = task.attemptNumber() if task is not None else 0
+    if once is not None:
+        check_task(once, options.exactly_once_settle)
+        mine = TaskOnce(options, once, partition or 0, attempt)
+        return TaskWriter(options, names, partition, positions, mine).write(batches)
+    if attempt > 0:
+        logger.warning(
+            "attempt %d of partition %s sends its rows again (a failure, or spark.speculation): rows of other attempts "
+            "stay in the topic; option 'messageId' lets readers drop them",
+            attempt,
+            partition,
+        )
+    return TaskWriter(options, names, partition, positions).write(batches)

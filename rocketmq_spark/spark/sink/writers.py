@@ -11,18 +11,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from rocketmq_spark.base import process
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.spark.sink import checks, guarantee
-from rocketmq_spark.spark.sink.once import OncePlan, TaskOnce, check_task, plan_batch, plan_job
-from rocketmq_spark.spark.sink.report import Written, total
-from rocketmq_spark.spark.sink.task import TaskWriter
+from rocketmq_spark.spark.sink.once import OncePlan, plan_batch, plan_job
+from rocketmq_spark.spark.sink.report import Written, total, warn_of_unmatched
+from rocketmq_spark.spark.sink.task import write_task
 
 logger = logging.getLogger(__name__)
 
@@ -56,54 +54,21 @@ class _Writer:
             self.once = plan_batch(self.options, self.checkpoint) if self.checkpoint else plan_job(self.options)
         return self.__dict__.copy()
 
-    def write_batches(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return write_task(self.options, self.names, self.positions, iterator, self.once)
+    def write_batches(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
+        return TaskCommitMessage(write_task(self.options, self.names, self.positions, iterator, self.once))
 
     def log(self, messages: list[WriterCommitMessage | None], what: str) -> Written:
-        written = total(messages)
+        written = total(message.written if isinstance(message, TaskCommitMessage) else None for message in messages)
         logger.info("%s: %s", what, written)
         warn_of_unmatched(written, what)
         return written
 
 
-def warn_of_unmatched(written: Written, what: str) -> None:
-    """Once for a batch."""
-    if written.unmatched:
-        logger.warning(
-            "%s: %d messages that an earlier attempt stored match no row of the repeat. It made other rows, or cut them into "
-            "other tasks; they stay in the topic",
-            what,
-            written.unmatched,
-        )
+class TaskCommitMessage(WriterCommitMessage):
+    """What a task hands to the driver through Spark."""
 
-
-def write_task(
-    options: Options,
-    names: dict[str, str],
-    positions: dict[str, tuple[MessageQueue, ...]],
-    iterator: Iterator[pa.RecordBatch],
-    once: OncePlan | None = None,
-) -> Written:
-    """Send the rows of the task that calls this. A later attempt says that rows may be in the topic twice.
-
-    Writers cannot see whether ``spark.speculation`` is on, but a second attempt beside a running one is numbered like
-    one after a failure, and both have the same consequence. With ``once`` a later attempt looks what is stored.
-    """
-    task = TaskContext.get()
-    partition = task.partitionId() if task is not None else None
-    attempt = task.attemptNumber() if task is not None else 0
-    if once is not None:
-        check_task(once, options.exactly_once_settle)
-        mine = TaskOnce(options, once, partition or 0, attempt)
-        return TaskWriter(options, names, partition, positions, mine).write(iterator)
-    if attempt > 0:
-        logger.warning(
-            "attempt %d of partition %s sends its rows again (a failure, or spark.speculation): rows of other attempts "
-            "stay in the topic; option 'messageId' lets readers drop them",
-            attempt,
-            partition,
-        )
-    return TaskWriter(options, names, partition, positions).write(iterator)
+    def __init__(self, written: Written) -> None:
+        self.written = written
 
 
 class RocketMQWriter(DataSourceArrowWriter):
@@ -112,7 +77,7 @@ class RocketMQWriter(DataSourceArrowWriter):
     def __init__(self, options: Options, schema: StructType) -> None:
         self._writer = _Writer(options, schema, stream=False)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
         return self._writer.write_batches(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -129,7 +94,7 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: Options, schema: StructType, checkpoint: str | None = None) -> None:
         self._writer = _Writer(options, schema, True, checkpoint)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
         return self._writer.write_batches(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
