@@ -7,7 +7,7 @@ PYTEST = $(BIN)/python -m pytest
 # Containers set it to stay small. Every process of Spark's, of the tests and of the demo would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-4.2 source-4.2 check soak soak-pipelines soak-properties soak-compat soak-chaos soak-group soak-exactly-once soak-late-threads bench docs site site-check notebooks clean java
+.PHONY: demo test test-4.2 source-4.2 check soak soak-pipelines soak-properties soak-compat soak-pyspark soak-chaos soak-group soak-exactly-once soak-late-threads bench docs site site-check notebooks clean java
 .NOTPARALLEL:
 
 # TRANSPORT=grpc: its results go through a Proxy.
@@ -31,9 +31,9 @@ source-4.2: $(READY)
 check: $(READY)
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary
 
-# A part of it: make soak ONLY=pipelines, ONLY=properties, ONLY=compat, ONLY=exactly-once, ONLY=late-threads, ONLY=chaos SEED=7 SECONDS=480 or ONLY=group SEED=7 SECONDS=600
+# A part of it: make soak ONLY=pipelines, ONLY=properties, ONLY=compat, ONLY=pyspark, ONLY=exactly-once, ONLY=late-threads, ONLY=chaos SEED=7 SECONDS=480 or ONLY=group SEED=7 SECONDS=600
 # (a new seed each time without SEED).
-soak: java $(READY) $(if $(ONLY),soak-$(ONLY),soak-pipelines soak-properties soak-compat soak-chaos soak-group)
+soak: java $(READY) $(if $(ONLY),soak-$(ONLY),soak-pipelines soak-properties soak-compat soak-pyspark soak-chaos soak-group)
 
 soak-pipelines: $(READY)
 	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s --complete tests/spark tests/kill tests/notebooks tests/examples tests/sink/test_outage.py \
@@ -47,6 +47,13 @@ soak-properties: $(READY)
 # Brokers of older versions.
 soak-compat: $(READY)
 	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) tests/compat
+
+# The writers on PySpark that is too old for the source, each in an environment of its own.
+soak-pyspark: java
+	@python=$$(.ci/machine python $(PYTHON)) && for version in 3.5 4.0 4.1; do \
+		env=.venv-pyspark-$$version; test -d $$env || $$python -m venv $$env || exit 1; \
+		$$env/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[arrow,cli]' 'pandas<3' "pyspark==$$version.*" && \
+		PYSPARK_PYTHON=$$env/bin/python $$env/bin/python -m tests.older_pyspark || exit 1; done
 
 soak-exactly-once: $(READY)
 	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s --complete tests/kill/test_exactly_once.py tests/sink/test_once.py

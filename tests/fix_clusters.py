@@ -193,7 +193,9 @@ class Certificates:
         lock = ["-passout", f"pass:{password}"] if password else ["-nodes"]
         out = ["-keyout", self.key(name), "-out", self.cert(name), "-days", "2", "-subj", f"/CN={name}"]
         signed = ["-CA", self.cert(signer), "-CAkey", self.key(signer)] if signer else []
-        names = ["-addext", f"subjectAltName={subject}"]
+        # From 3.13 on Python wants to know what an authority's key is for.
+        uses = [] if signer else ["-addext", "keyUsage=critical,keyCertSign,digitalSignature"]
+        names = ["-addext", f"subjectAltName={subject}", *uses]
         command = ["openssl", "req", "-x509", *ec, *lock, *out, *signed, *names]
         subprocess.run(command, check=True, capture_output=True)
 

@@ -1,4 +1,7 @@
-"""Writes with the PySpark of this Python, which may be older than the source needs, and reads it back: ``make soak ONLY=pyspark``."""
+"""Writes with the PySpark of this Python, which may be older than the source needs, and reads it back.
+
+``make soak ONLY=pyspark`` runs it with several.
+"""
 
 from __future__ import annotations
 
@@ -64,11 +67,17 @@ def refused(spark: SparkSession, name_server: str) -> str:
     said = []
     for act in (
         lambda: spark.read.format("rocketmq").option("nameServer", name_server).option("topic", "batch").load().count(),
-        lambda: frame.write.format("rocketmq").mode("append").option("nameServer", name_server).option("topic", "batch").save(),
+        lambda: (
+            frame.write.format("rocketmq")
+            .mode("append")
+            .option("nameServer", name_server)
+            .option("topic", "batch")
+            .save()
+        ),
     ):
         try:
             act()
-        except Exception as e:
+        except Exception as e:  # noqa: BLE001 - whatever Spark raises
             said.append(explain(e) or str(e).splitlines()[0])
         else:
             said.append("done")
@@ -77,7 +86,12 @@ def refused(spark: SparkSession, name_server: str) -> str:
 
 def main() -> None:
     folder = Path(tempfile.mkdtemp())
-    spark = SparkSession.builder.master("local[2]").config(map=exactly_once_conf()).config("spark.ui.enabled", "false").getOrCreate()
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config(map=exactly_once_conf())
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
     with LocalBroker() as broker:
         for topic in ("batch", "stream", "once"):
             broker.create_topic(topic, queues=4)
@@ -86,7 +100,9 @@ def main() -> None:
         written_by_streams(spark, broker.name_server, folder, "once", delivery_guarantee="exactly-once")
         said = refused(spark, broker.name_server)
     spark.stop()
-    print(f"PySpark {pyspark.__version__}: {ROWS} rows and {4 * LINES} lines written and read back; the source and the sink: {said}")
+    print(
+        f"PySpark {pyspark.__version__}: {ROWS} rows and {4 * LINES} lines written and read back; the source and the sink: {said}"
+    )
 
 
 if __name__ == "__main__":

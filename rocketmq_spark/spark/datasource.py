@@ -12,10 +12,13 @@ entry may be lost while the map counts it: then no task of that source can be se
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import pyspark
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource
@@ -31,6 +34,20 @@ if TYPE_CHECKING:
     from rocketmq_spark.columnar.decode.schema import Column
     from rocketmq_spark.spark.sink.writers import RocketMQStreamWriter, RocketMQWriter
     from rocketmq_spark.spark.source.readers import RocketMQReader, RocketMQStreamReader
+
+
+@contextlib.contextmanager
+def _needing(version: str) -> Iterator[None]:
+    """Where classes of PySpark are imported that it has since ``version``."""
+    try:
+        yield
+    except ImportError as e:
+        if not (e.name or "").startswith("pyspark"):
+            raise
+        raise OptionError(
+            f"this needs PySpark {version} or newer, and PySpark here is {pyspark.__version__}",
+            remedy="Older ones, from 3.5 on, can write with foreach_batch_writer and write_rocketmq",
+        ) from e
 
 
 class RocketMQDataSource(DataSource):
@@ -50,26 +67,30 @@ class RocketMQDataSource(DataSource):
         return ddl(columns_of(self._parsed))
 
     def reader(self, schema: StructType) -> RocketMQReader:
-        from rocketmq_spark.spark.source import pushdown
-        from rocketmq_spark.spark.source.readers import PrunedReader, RocketMQReader
+        with _needing("4.2"):
+            from rocketmq_spark.spark.source import pushdown
+            from rocketmq_spark.spark.source.readers import PrunedReader, RocketMQReader
 
         kind = PrunedReader if self._parsed.predicate_pushdown and pushdown.enabled() else RocketMQReader
         return kind(*self._source("batch source", schema))
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:
-        from rocketmq_spark.spark.source.readers import RocketMQStreamReader
+        with _needing("4.2"):
+            from rocketmq_spark.spark.source.readers import RocketMQStreamReader
 
         return RocketMQStreamReader(*self._source("stream source", schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
-        from rocketmq_spark.spark.sink.writers import RocketMQWriter
+        with _needing("4.1"):
+            from rocketmq_spark.spark.sink.writers import RocketMQWriter
 
         if overwrite:
             raise OptionError("rocketmq topics cannot be overwritten", remedy='Write with .mode("append")')
         return RocketMQWriter(self._parsed.for_role("sink"), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:
-        from rocketmq_spark.spark.sink.writers import RocketMQStreamWriter
+        with _needing("4.1"):
+            from rocketmq_spark.spark.sink.writers import RocketMQStreamWriter
 
         if overwrite:
             raise OptionError(

@@ -21,7 +21,7 @@ _KNOWN = (
     (
         r"DATA_SOURCE_NOT_FOUND|No module named '(?:rocketmq_spark|pyspark_rocketmq|pyarrow)'",
         "Spark's workers run a Python that lacks rocketmq-spark or pyarrow. Set PYSPARK_PYTHON to the python of its virtual "
-        "environment before the session is made, or call register(spark)",
+        "environment before the session is made, or call register(spark). The source needs PySpark 4.2",
     ),
     (
         r"Illegal size \d+ of collection",

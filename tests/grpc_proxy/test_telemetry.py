@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 from rocketmq_spark import errors
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.grpc_proxy.facts import Code
+from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.proxy import Telemetry
+from rocketmq_spark.model import NO_FILTER
 from tests.grpc_proxy.scripted import client, serving, status
 from tests.helpers import RAISED
 from tests.mockbroker import eventually

@@ -55,7 +55,7 @@ def test_an_empty_partition_has_a_commit_message_too(writer):
 
 def finish(writer, how, messages):
     numbered = "Stream" in type(writer).__name__
-    getattr(writer, how)([task and writers.TaskCommitMessage(task) for task in messages], *([7] if numbered else []))
+    getattr(writer, how)([done and writers.TaskCommitMessage(done) for done in messages], *([7] if numbered else []))
 
 
 def test_counts_are_logged(writer, caplog):
@@ -94,7 +94,7 @@ def test_a_stream_commits_whatever_became_of_its_topic(broker_cluster, monkeypat
 @pytest.mark.parametrize(("attempt", "warned"), [(0, False), (1, True)])
 def test_a_later_attempt_says_that_rows_may_be_there_twice(writer, caplog, monkeypatch, attempt, warned):
     """The planner sees no Spark configuration; the task knows its attempt."""
-    task = SimpleNamespace(attemptNumber=lambda: attempt, partitionId=lambda: 3)
-    monkeypatch.setattr(writers, "TaskContext", SimpleNamespace(get=lambda: task))
+    running = SimpleNamespace(attemptNumber=lambda: attempt, partitionId=lambda: 3)
+    monkeypatch.setattr(task, "TaskContext", SimpleNamespace(get=lambda: running))
     writer.write(iter([]))
     assert ("attempt 1 of partition 3 sends its rows again (a failure, or spark.speculation)" in caplog.text) == warned
