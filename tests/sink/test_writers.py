@@ -13,7 +13,7 @@ from pyspark import cloudpickle
 
 from rocketmq_spark.errors import OptionError, RouteNotFound
 from rocketmq_spark.spark.datasource import RocketMQDataSource
-from rocketmq_spark.spark.sink import writers
+from rocketmq_spark.spark.sink import task, writers
 from rocketmq_spark.spark.sink.report import Written
 from tests.schemas import struct
 
