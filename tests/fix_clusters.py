@@ -193,8 +193,8 @@ class Certificates:
         lock = ["-passout", f"pass:{password}"] if password else ["-nodes"]
         out = ["-keyout", self.key(name), "-out", self.cert(name), "-days", "2", "-subj", f"/CN={name}"]
         signed = ["-CA", self.cert(signer), "-CAkey", self.key(signer)] if signer else []
-        # From 3.13 on Python wants to know what an authority's key is for.
-        uses = [] if signer else ["-addext", "keyUsage=critical,keyCertSign,digitalSignature"]
+        # Each is an authority, by default; from 3.13 on Python wants to know what the key of one is for.
+        uses = ["-addext", "keyUsage=critical,keyCertSign,digitalSignature"]
         names = ["-addext", f"subjectAltName={subject}", *uses]
         command = ["openssl", "req", "-x509", *ec, *lock, *out, *signed, *names]
         subprocess.run(command, check=True, capture_output=True)
