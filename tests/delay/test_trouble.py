@@ -225,3 +225,27 @@ def test_3_g_who_comes_back_and_goes_again_before_it_has_read_all_has_nothing_se
         last.turn(ONE)
     assert sorted(back.sends.bodies + last.sends.bodies) == [b"m0"]
     assert "made again" not in caplog.text
+
+
+def test_what_takes_back_counts_as_read_when_that_is_done(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a message that another node has stays there, and is sent."""
+    node = world.node("a")
+    world.topic.put(envelope("m", 5))
+    node.turn(ONE)
+    node.turn(ONE)
+    world.topic.put(cancelling("orders", START_MS + 5000, "m", START_MS))
+
+    def full(*args: object) -> int:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(node.store, "forget", full)
+        node.reader.own(ONE)
+        with pytest.raises(OSError, match="no space"):
+            node.service.turn()
+    node.kill()
+    for _ in range(3):
+        node.turn(ONE)
+    world.time.advance(10)
+    node.turn(ONE)
+    assert node.sends.bodies == []

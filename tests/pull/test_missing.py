@@ -75,6 +75,16 @@ def test_what_waits_still_comes_back_soonest_first_when_others_are_cut() -> None
     assert (missing.next_due, missing.send(3, 10)) == (9.0, [Slot(0, 20, 30)])
 
 
+def test_what_is_claimed_ends_before_what_is_not_missing() -> None:
+    missing = Missing(ranges((0, 40)))
+    slots = missing.send(0, 10, 4)
+    for opaque in (0, 2):
+        missing.answered(opaque)  # 20 to 30 is there already
+    assert missing.claim(slots[0], 40) == Slot(0, 0, 20)
+    assert missing.send(9, 100) == [Slot(0, 30, 40)]
+    assert missing.answered(3) is None
+
+
 class AgainstASet(RuleBasedStateMachine):
     """Against a set of (range, offset) pairs."""
 

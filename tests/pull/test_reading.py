@@ -8,7 +8,7 @@ from typing import Any
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
 from rocketmq_spark.pull.fetched import Hole, Piece, first_offset
 from rocketmq_spark.pull.reader import RangeReader
-from rocketmq_spark.pull.reading import RangesReading, read
+from rocketmq_spark.pull.reading import Edge, RangesReading, read
 from rocketmq_spark.pull.requests import PullSettings
 from rocketmq_spark.pull.verdict import Cause, OnLoss
 from tests.pull.pull_model import Model, Queue, holes
@@ -108,3 +108,16 @@ def test_where_brokers_filter_nothing_holes_count() -> None:
     assert [asked for asked, _ in puller.asked] == [NO_FILTER]
     by_broker, _ = reading(Puller(Model([Queue(0, 20)])), 20, TAGS)
     assert by_broker.on_holes is None
+
+
+def test_a_loss_that_the_read_reports_in_the_middle_says_nothing_of_what_is_before() -> None:
+    """What a filter hid there may be gone, too."""
+    lost: list[tuple[int, int]] = []
+    edge = Edge(
+        [OffsetRange(Q, 0, 20)],
+        lambda places: [None] * len(places),
+        lambda part, _: lost.append((part.start, part.end)),
+    )
+    edge.lost(OffsetRange(Q, 10, 12), Cause.TRUNCATED)
+    edge.end()
+    assert lost == [(10, 12), (0, 20)]
