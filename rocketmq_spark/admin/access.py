@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from rocketmq_spark.admin.tools import AdminTools, ask_each
 from rocketmq_spark.base.codes import Response
+from rocketmq_spark.client.admin import masters_of
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model.admin import AccessPolicy, UserAccount
 from rocketmq_spark.wire import access_bodies, rpc
@@ -91,7 +92,8 @@ def _subject(user: str) -> str:
 
 
 def _masters(tools: AdminTools) -> dict[str, str]:
-    return {name: data.master for name, data in sorted(tools.admin.cluster().items()) if data.master}
+    """All of them: where only a slave is registered its master is not known, and what it keeps would stay."""
+    return masters_of(tools.admin.cluster())
 
 
 def _all(tools: AdminTools, make: Callable[[str], Command]) -> list[tuple[str, bytes]]:

@@ -8,6 +8,7 @@ from rocketmq_spark.admin import offsets, positions
 from rocketmq_spark.admin.tools import AdminTools, ask_each
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX, Response
 from rocketmq_spark.client import groups
+from rocketmq_spark.client.admin import masters_of
 from rocketmq_spark.errors import GroupNotFound, RouteNotFound
 from rocketmq_spark.model.admin import GroupDescription, GroupOnline
 from rocketmq_spark.wire import bodies, rpc
@@ -75,7 +76,7 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
     on_wire = tools.calls.on_wire(group)
     asked = {
         name: (address, rpc.DELETE_SUBSCRIPTIONGROUP.request(groupName=on_wire, cleanOffset=True, bname=name))
-        for name, address in _masters(tools).items()
+        for name, address in masters_of(tools.admin.cluster()).items()
     }
     for _ in ask_each(tools, asked, (Response.SUCCESS,)):
         pass
@@ -87,8 +88,8 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
 
 
 def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
-    """The errors of ``delete``, without a change."""
-    masters = _masters(tools)
+    """The errors of ``delete``, without a change. A master that is away would keep the group: ``BrokerNotFound``."""
+    masters = masters_of(tools.admin.cluster())
     online = _online(tools, group, masters)
     _consumed(tools, group, bool(online or _settings(tools, group, masters)))
     if not force:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.errors import RocketMQError
     from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, SendResult
     from rocketmq_spark.producer.producer import BaseProducer
+    from rocketmq_spark.queues.environment import Environment
     from rocketmq_spark.session.consumers import PullConsumer
 
 _POLL_S = 0.5
@@ -218,11 +219,9 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
     """
     source, destination = how["source"], how["destination"]
     to = _destination(target, how)
-    if source == destination and how["to_name_server"] is None and not how["to_options"]:
+    # It must be there: brokers that create topics on demand would make a misspelt one.
+    if _place(to, destination) & _place(target, source):
         raise OptionError(f"{source} would be copied to itself", remedy="Name another topic, or --to-name-server")
-    to.only("batch source").client().routes.existing(
-        destination, 0.0
-    )  # brokers that create topics on demand would make a misspelt one
     stop, begun_s = threading.Event(), time.monotonic()
     with subscribed(target, source, how) as consumer, to.producer() as producer:
         copier = Copier(consumer, producer, how, stop)
@@ -232,6 +231,17 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
     _say(output, copier, how, took_s)
     if stop.is_set():
         raise KeyboardInterrupt
+
+
+def _place(target: Target, topic: str) -> set[tuple[str, str, Environment | None]]:
+    """Brokers by address, with the topic's name there, and the environment: what two spellings of one topic share."""
+    from rocketmq_spark.queues.environment import environment_of
+
+    reads = target.only("batch source")
+    client, environment = reads.client(), environment_of(reads.options())
+    route = client.routes.existing(topic, 0.0)
+    on_wire = client.calls.on_wire(topic)
+    return {(address, on_wire, environment) for data in route.brokers.values() for address in data.addresses.values()}
 
 
 def _destination(target: Target, how: dict[str, Any]) -> Target:

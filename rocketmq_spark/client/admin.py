@@ -78,7 +78,7 @@ class BaseAdmin(Closing):
         """
         _check(names.topic_problem(topic))
         deadline = Deadline.after(timeout_s)
-        masters = _masters(self.cluster(), brokers)
+        masters = masters_of(self.cluster(), brokers)
         reads = queues if read_queues is None else read_queues
         writes = queues if write_queues is None else write_queues
         config = TopicConfig(topic, reads, writes, perm, "SINGLE_TAG", 0, False, attributes or {})
@@ -104,7 +104,7 @@ class BaseAdmin(Closing):
         queues that it has no more is not read until it has them again.
         """
         deadline, wanted = Deadline.after(timeout_s), {}
-        for name, address in _masters(self.cluster(), brokers).items():
+        for name, address in masters_of(self.cluster(), brokers).items():
             now = self.topic_config(topic, name)
             resized = replace(now, read_queues=queues, write_queues=queues, attributes={})
             self._calls.ask(address, put_topic(self._calls.on_wire(topic), name, resized), deadline)
@@ -128,7 +128,7 @@ class BaseAdmin(Closing):
         self.route(topic)
         on_wire = self._calls.on_wire(topic)
         cluster = self.cluster()
-        for name, address in _masters(cluster).items():
+        for name, address in masters_of(cluster).items():
             self._calls.ask(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=on_wire, bname=name))
         failed: list[RocketMQError] = []
         for name, data in sorted(cluster.items()):
@@ -164,7 +164,7 @@ class BaseAdmin(Closing):
         """
         _check(names.group_problem(group))
         body = bodies.subscription_group(self._calls.on_wire(group), **(settings or {}))
-        for name, address in _masters(self.cluster(), brokers).items():
+        for name, address in masters_of(self.cluster(), brokers).items():
             self._calls.ask(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(body, bname=name))
 
     def messages_of_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> list[ReceivedMessage]:
@@ -217,7 +217,7 @@ class BaseAdmin(Closing):
         self._ask(broker, rpc.UPDATE_BROKER_CONFIG.request(bodies.write_config(values), bname=broker))
 
     def _ask(self, broker: str, command: Command) -> Command:
-        return self._calls.ask(_masters(self.cluster(), [broker])[broker], command)
+        return self._calls.ask(masters_of(self.cluster(), [broker])[broker], command)
 
     def _route_or_none(self, topic: str) -> TopicRoute | None:
         try:
@@ -261,7 +261,7 @@ def batch_attributes(attributes: Mapping[str, str] | None = None) -> dict[str, s
     return given
 
 
-def _masters(cluster: Mapping[str, BrokerData], brokers: Sequence[str] | None = None) -> dict[str, str]:
+def masters_of(cluster: Mapping[str, BrokerData], brokers: Sequence[str] | None = None) -> dict[str, str]:
     """Addresses of the masters of ``brokers`` (default: all), each of which must be registered."""
     wanted = sorted(cluster) if brokers is None else list(brokers)
     masters = {name: cluster[name].master for name in wanted if name in cluster}

@@ -72,14 +72,15 @@ class Kinds:
     def any_says_batched(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> bool:
         """Whether the topic stores batches whole, as the first of ``brokers`` says that answers; False without an answer.
 
-        Who did not answer is left out for a while, so that a broker that hangs does not hold up every task.
+        Who did not answer is left out for a while, so that a broker that hangs does not hold up every task. Each has a share of
+        the time: one that hangs leaves some to those behind it.
         """
-        for name in brokers:
-            silent = self._silent.get((topic, name))
-            if silent is not None and not silent.expired:
-                continue
+        silent = {name for (of, name), until in list(self._silent.items()) if of == topic and not until.expired}
+        asked = [name for name in brokers if name not in silent]
+        for number, name in enumerate(asked):
+            share = deadline.within(deadline.remaining() / (len(asked) - number))
             try:
-                return is_batched(self.attributes(topic, name, deadline)) is True
+                return is_batched(self.attributes(topic, name, share)) is True
             except RocketMQError as e:
                 logger.info("cannot determine from broker %s whether topic %s is a batch topic: %s", name, topic, e)
                 self._silent[topic, name] = Deadline.after(AGE_S)

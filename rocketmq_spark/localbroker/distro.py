@@ -117,6 +117,8 @@ def fetch(names: Sequence[str] = ("core",), quiet: bool = False, version: str = 
     cache = cache_folder()
     if _damaged(cache, sections):
         with writing_to(cache), exclusive(cache / "jars" / "lock", lambda: _say(quiet, "Waiting for another download")):
+            for left in (cache / "jars").glob("fetch-*"):  # of a process that was killed: it would have the lock
+                shutil.rmtree(left, ignore_errors=True)
             damaged = _damaged(cache, sections)
             if damaged:
                 _download(cache, damaged, quiet, version)

@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.admin import access
 from rocketmq_spark.base.codes import Request
-from rocketmq_spark.errors import OptionError, RemoteProtocolError
+from rocketmq_spark.errors import BrokerNotFound, OptionError, RemoteProtocolError
 from rocketmq_spark.model.admin import AccessPolicy, UserAccount
 from tests.client.conftest import Parts
 from tests.mockbroker import MockBroker, ok
@@ -88,6 +88,18 @@ def test_policies(broker: MockBroker, second: MockBroker, tools: Parts) -> None:
         access.delete_policy(tools, "ann", "Topic:other")
     access.delete_policy(tools, "ann", "Topic:t")
     assert second.seen(Request.AUTH_DELETE_ACL)[0].ext["resource"] == "Topic:t"
+
+
+def test_nothing_is_said_to_be_done_where_only_a_slave_is_registered(
+    broker: MockBroker, second: MockBroker, tools: Parts
+) -> None:
+    table = {"broker-a": {"0": broker.address}, "broker-b": {"1": second.address}}
+    there = {name: {"brokerName": name, "cluster": "c", "brokerAddrs": at} for name, at in table.items()}
+    broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": there}).encode()))
+    broker.on(USERS, listed(ANN))
+    with pytest.raises(BrokerNotFound, match="no master of broker-b is registered"):
+        access.delete_user(tools, "ann")
+    assert broker.seen(Request.AUTH_DELETE_USER) == []
 
 
 def test_who_is_not_there_is_not_deleted(broker: MockBroker, second: MockBroker, tools: Parts) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.admin import groups
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.errors import GroupNotFound, OffsetError, RocketMQError
+from rocketmq_spark.errors import BrokerNotFound, GroupNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import Filter
 from rocketmq_spark.model.admin import GroupConnection
 from tests.client.conftest import Parts
@@ -122,3 +122,12 @@ def test_topics_are_deleted_on_request(broker: MockBroker, group: Parts) -> None
     )
     groups.delete(group, "g", topics=True)
     assert [command.ext["topic"] for command in broker.seen(Request.DELETE_TOPIC_IN_BROKER)] == ["%DLQ%g"]
+
+
+def test_a_group_is_not_deleted_while_a_master_is_away_that_keeps_it(broker: MockBroker, group: Parts) -> None:
+    table = {"broker-a": {"0": broker.address}, "broker-b": {"1": "127.0.0.1:1"}}
+    there = {name: {"brokerName": name, "cluster": "c", "brokerAddrs": at} for name, at in table.items()}
+    broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": there}).encode()))
+    with pytest.raises(BrokerNotFound, match="no master of broker-b is registered"):
+        groups.delete(group, "g")
+    assert broker.seen(DELETE) == []

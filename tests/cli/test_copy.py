@@ -302,10 +302,11 @@ def test_another_cluster_ctrl_c_and_follow(rocketmq, lone, start, topics, group)
         assert set(admin.offsets(group, [source]).values()) == {15}
 
 
-def test_wrong_usage(run, topics, group):
+def test_wrong_usage(run, topics, group, rocketmq):
     source, destination = topics
-    done = run("copy", source, source, "--group", group)
-    assert (done.exit_code, "would be copied to itself" in done.stderr) == (1, True)
+    for to in ((), ("--to-option", "sendTimeout=9s"), ("--to-name-server", rocketmq.name_server)):
+        done = run("copy", source, source, "--group", group, *to)
+        assert (done.exit_code, "would be copied to itself" in done.stderr) == (1, True)
     assert run("copy", source, destination).exit_code == 2
     for wrong in ((source + "x", destination), (source, destination + "x")):
         done = run("copy", *wrong, "--group", group)

@@ -14,7 +14,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
-from tests.mockbroker import MockBroker, refuse, route, topic_config
+from tests.mockbroker import MockBroker, never, refuse, route, topic_config
 
 CONFIG = Request.GET_TOPIC_CONFIG
 QUEUE = MessageQueue("t", "broker-a", 0)
@@ -84,6 +84,14 @@ def test_the_first_broker_that_answers_says_it_for_a_sender(broker: MockBroker, 
         assert (len(broker.seen(CONFIG)), len(other.seen(CONFIG))) == (1, 1)  # who was silent is left out for a while
         other.on(CONFIG, refuse(Response.SYSTEM_BUSY))
         assert Kinds(parts.calls, parts.routes).any_says_batched("t", ["broker-b"], parts.soon) is False
+
+
+def test_a_broker_that_hangs_leaves_time_for_those_that_answer(broker: MockBroker, parts: Parts) -> None:
+    with MockBroker() as other:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address, "broker-b": other.address}))
+        broker.on(CONFIG, never)
+        other.on(CONFIG, topic_config(queue_type=BATCH_QUEUE))
+        assert parts.sender.keeps_batches("t", Deadline.after(0.5))
 
 
 def test_while_nobody_says_a_topic_is_an_ordinary_one_for_a_sender_and_asked_about_later(

@@ -196,6 +196,13 @@ def test_fetched_once_and_then_found(small: Path, mirror: Mirror, capfd: pytest.
     assert {p.name for p in (small / "jars").iterdir()} == {"lock", files[0].parent.name}
 
 
+def test_what_a_killed_download_left_goes_with_the_next_one(small: Path) -> None:
+    (left := small / "jars" / "fetch-dead").mkdir(parents=True)
+    (left / "half").write_bytes(b"x")
+    distro.fetch(["small"], quiet=True)
+    assert not left.exists()
+
+
 def test_quiet(small: Path, capfd: pytest.CaptureFixture[str]) -> None:
     distro.fetch(["small"], quiet=True)
     assert capfd.readouterr() == ("", "")
