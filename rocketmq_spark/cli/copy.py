@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.lifecycle import on_signals
 from rocketmq_spark.cli.command import SendingCommand
@@ -38,6 +39,8 @@ _POLL_S = 0.5
 COMMIT_S, UNDER_WAY = 0.25, 256
 # Bytes of one batch, by the sizes of the originals. A larger message is sent alone, for which the limit is higher.
 _BATCH_BYTES = 512 << 10
+# How often it is asked whether the end is reached, while messages come.
+_LOOK_S = 1.0
 # Shorter pauses are not worth a wait.
 _PAUSE_S = 0.01
 _REFUSED = (DecodeError, MessageIllegal, MessageRefused)
@@ -255,7 +258,7 @@ def _destination(target: Target, how: dict[str, Any]) -> Target:
 def _run(copier: Copier, consumer: PullConsumer, target: Target, how: dict[str, Any], stop: threading.Event) -> None:
     """Until the ends that the queues have now, unless it is to follow; until ``count``, or ``stop``."""
     ends = None if how["follow"] else _ends(target, how["source"])
-    left = how["count"]
+    left, look = how["count"], Deadline.after(_LOOK_S)
     while not stop.is_set():
         messages = consumer.poll(_POLL_S)
         some = messages if left is None else messages[:left]
@@ -267,8 +270,10 @@ def _run(copier: Copier, consumer: PullConsumer, target: Target, how: dict[str, 
             break
         if not messages:
             copier.commit_all()
-            if ends is not None and _reached(target, how["group"], ends):
-                return
+        if ends is not None and (not messages or look.expired):
+            if _reached(target, how["group"], ends):
+                break
+            look = Deadline.after(_LOOK_S)
     copier.commit()
 
 

@@ -253,6 +253,27 @@ def test_from_the_end_on_nothing_is_missing_that_comes_between_two_runs(rocketmq
     assert sorted(int(m.body) for m in stored(rocketmq, destination, 8)) == list(range(100, 108))
 
 
+def test_it_ends_while_others_go_on_writing(rocketmq, run, topics, group):
+    """At the end that the topic had when it began, or a little later: not one poll of it came back empty."""
+    source, destination = topics
+    ended = threading.Event()
+
+    def write() -> None:
+        with Producer(rocketmq.name_server, "p") as producer:
+            while not ended.wait(0.001):
+                producer.send(Message(source, b"more"))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        (row,) = documents(run("copy", source, destination, "--group", group, "--json").stdout)
+    finally:
+        ended.set()
+        writer.join()
+    assert row["copied"] >= 60
+    assert {m.body for m in stored(rocketmq, destination, row["copied"])} >= {b"%d" % n for n in range(60)}
+
+
 def test_tags_count_and_resume(rocketmq, run, topics, group):
     source, destination = topics
     command = ("copy", source, destination, "--group", group, "--tags", "a", "--json")
