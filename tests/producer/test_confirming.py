@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -392,7 +393,7 @@ def test_a_look_that_breaks_is_an_outcome(bench: Bench, caplog: pytest.LogCaptur
     (ended,) = run(bench, broker, [batch("x")], [None])
     assert isinstance(ended.outcome, UnprovedError)
     assert "looking up what is stored failed: ZeroDivisionError: a bug" in ended.outcome.message
-    assert "could not check which messages a has stored\nTraceback" in caplog.text
+    assert re.search(r"could not check which messages [ab] has stored\nTraceback", caplog.text)
 
 
 def test_the_close_ends_looks(bench: Bench) -> None:

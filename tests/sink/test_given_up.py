@@ -139,8 +139,7 @@ SCRIPT = """
     def sink(batches):
         from pyspark import TaskContext
 
-        from rocketmq_spark.producer.outgoing import Ended, Outgoing
-from rocketmq_spark.spark.sink import checks, given_up
+        from rocketmq_spark.spark.sink import checks, given_up
 
         over = given_up.watch()
         attempt = TaskContext.get().attemptNumber()

@@ -66,7 +66,7 @@ def test_a_task_sends_to_the_queue_that_its_driver_counted_although_a_broker_lef
         written = pool.submit(writer.write, iter([frame(body=["mine"])]))
         eventually(lambda: written.done() if spooled else tried.is_set(), 60)
         pair.restart("broker-a")
-        done = written.result(120)
+        done = written.result(120).written
     assert (done.rows, done.spooled) == ((0, 1) if spooled else (1, 0))
     assert spooled or done.brokers["broker-a"].failures > 0, "it was back before it was tried"
     (message,) = stored(pair, topic, 1)
