@@ -35,7 +35,7 @@ _FLAGS = (
     "-Xss256k",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",  # quick to start; the second compiler would cost more than it brings here
-    "-XX:MaxDirectMemorySize=256m",
+    "-XX:MaxDirectMemorySize=1g",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
