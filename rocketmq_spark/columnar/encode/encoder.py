@@ -89,12 +89,16 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The parts of every row, looked through; ``delayed`` are the rows that must not travel in a batch."""
+    """The parts of every row, looked through; ``delayed`` are the rows that must not travel in a batch.
+
+    ``texts`` are their properties without delays where ids are made of them.
+    """
 
     body: pa.Array
     pieces: Pieces
     flags: Ints | None
     delayed: Flags | None
+    texts: pa.Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +129,18 @@ class Encoder:
         """Everything but the joining; bad rows are noted."""
         body = arrow.as_bytes(batch.column(self.columns["body"]))
         self._check_bodies(body, bad_rows)
-        pieces = properties.of_batch(batch, self.columns, bad_rows)
+        texts = None
+        by_content = isinstance(self.ids, ContentIds)
+        pieces = properties.of_batch(batch, self.columns, bad_rows, by_name=by_content)
+        if by_content and (texts := properties.encoded_texts(pieces)) is not None:
+            pieces = Pieces(len(batch))
+            pieces.column(texts)
         delayed = properties.add_delays(pieces, batch, self.columns, bad_rows)
         self._check_lengths(arrow.lengths(body), pieces.lengths + self.id_bytes, delayed, bad_rows)
         flags = None
         if "flag" in self.columns:
             flags = pc.fill_null(arrow.plain(batch.column(self.columns["flag"])).cast(pa.int64()), 0).to_numpy()
-        return Checked(body, pieces, flags, delayed)
+        return Checked(body, pieces, flags, delayed, texts)
 
     def join(self, checked: Checked, hashes: Hashes | None = None) -> Encoded:
         """The items of a batch without bad rows. Ids of content need the hash of each row."""

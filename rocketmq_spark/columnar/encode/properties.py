@@ -69,8 +69,8 @@ _SEPARATORS = b"\x01\x02"
 _MAX_CONSTANT = 16
 
 
-def add_map(pieces: Pieces, column: Any, bad_rows: BadRows, reserved: pa.Array) -> None:
-    """The user's map of every row; null values are left out, as Java does."""
+def add_map(pieces: Pieces, column: Any, bad_rows: BadRows, reserved: pa.Array, by_name: bool = False) -> None:
+    """The user's map of every row, ``by_name`` sorted by names; null values are left out, as Java does."""
     column = arrow.plain(column)
     if column.null_count:  # a null map may own entries that are not visible
         column = pc.if_else(column.is_valid(), column, pa.scalar([], column.type))
@@ -81,9 +81,9 @@ def add_map(pieces: Pieces, column: Any, bad_rows: BadRows, reserved: pa.Array) 
     names, values = arrow.as_bytes(column.keys[lo:hi]), arrow.as_bytes(column.items[lo:hi])
     width = _constant_width(names, (first - lo).astype(np.int64)) if not values.null_count else 0
     if width:
-        _add_constant(pieces, names[:width], values, bad_rows, reserved)
+        _add_constant(pieces, names[:width], values, bad_rows, reserved, by_name)
     else:
-        pieces.column(_strings(names, values, (first - lo).astype(np.int64), bad_rows, reserved))
+        pieces.column(_strings(names, values, (first - lo).astype(np.int64), bad_rows, reserved, by_name))
 
 
 def _constant_width(names: pa.Array, bounds: Ints) -> int:
@@ -99,7 +99,9 @@ def _constant_width(names: pa.Array, bounds: Ints) -> int:
     return width if same and bytes(data[start : start + size * rows]) == bytes(data[start : start + size]) * rows else 0
 
 
-def _add_constant(pieces: Pieces, names: pa.Array, values: pa.Array, bad_rows: BadRows, reserved: pa.Array) -> None:
+def _add_constant(
+    pieces: Pieces, names: pa.Array, values: pa.Array, bad_rows: BadRows, reserved: pa.Array, by_name: bool
+) -> None:
     width, rows = len(names), len(values) // len(names)
     everywhere = np.arange(rows)
     for reason in _name_faults(names, reserved).values():
@@ -108,13 +110,16 @@ def _add_constant(pieces: Pieces, names: pa.Array, values: pa.Array, bad_rows: B
     bad_rows.rows(bad // width, "a property's value contains the separator 0x01 or 0x02")
     for entry in np.flatnonzero(arrow.lengths(values) == 0):
         bad_rows.rows(np.array([entry // width]), _empty(names[int(entry) % width]))
-    for i, name in enumerate(names.to_pylist()):
+    named = list(enumerate(names.to_pylist()))
+    for i, name in sorted(named, key=lambda each: each[1]) if by_name else named:
         pieces.constant(name + b"\x01")
         pieces.column(values if width == 1 else values.take(pa.array(np.arange(i, len(values), width))))
         pieces.constant(b"\x02")
 
 
-def _strings(names: pa.Array, values: pa.Array, bounds: Ints, bad_rows: BadRows, reserved: pa.Array) -> pa.Array:
+def _strings(
+    names: pa.Array, values: pa.Array, bounds: Ints, bad_rows: BadRows, reserved: pa.Array, by_name: bool
+) -> pa.Array:
     rows = len(bounds) - 1
     if values.null_count:
         keep = arrow.flags(values.is_valid())
@@ -128,11 +133,24 @@ def _strings(names: pa.Array, values: pa.Array, bounds: Ints, bad_rows: BadRows,
     for entry, reason in faults.items():
         row = np.searchsorted(bounds, [entry], side="right") - 1
         bad_rows.rows(row, reason)
+    if by_name and (order := _order(names, bounds)) is not None:
+        names, values = names.take(order), values.take(order)
     items = arrow.joined(names, b"\x01", values, b"\x02")
     # The entries of a row lie together, so the row's string is there already: only its bounds are new.
     data, ends = arrow.content(items)
     whole = np.ascontiguousarray(ends[bounds] if len(items) else np.zeros(rows + 1), np.int32)
     return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(whole), pa.py_buffer(data)])
+
+
+def _order(names: pa.Array, bounds: Ints) -> pa.Array | None:
+    """The entries of each row by their names; None where they are in order."""
+    coded = names.dictionary_encode()
+    different = coded.dictionary.to_pylist()
+    ranks = np.empty(len(different), np.int64)
+    ranks[sorted(range(len(different)), key=different.__getitem__)] = np.arange(len(different))
+    rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    places = rows * len(different) + ranks[coded.indices.to_numpy()]
+    return None if bool((np.diff(places) >= 0).all()) else pa.array(np.argsort(places, kind="stable"))
 
 
 def _empty(name: pa.Scalar) -> str:
@@ -164,8 +182,8 @@ _PLAIN = (
 )
 
 
-def of_batch(batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows) -> Pieces:
-    """Everything but message ids and delays."""
+def of_batch(batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows, by_name: bool = False) -> Pieces:
+    """Everything but message ids and delays; ``by_name``: so that equal maps have equal strings."""
     pieces = Pieces(len(batch))
     for column, name in _PLAIN:
         if column in columns:
@@ -179,8 +197,13 @@ def of_batch(batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRow
         _add_row_ids(pieces, batch.column(columns[MESSAGE_ID]), bad_rows, columns[MESSAGE_ID])
     if "properties" in columns:
         own = (ROW_ID,) if MESSAGE_ID in columns else ()
-        add_map(pieces, batch.column(columns["properties"]), bad_rows, _reserved(own))
+        add_map(pieces, batch.column(columns["properties"]), bad_rows, _reserved(own), by_name)
     return pieces
+
+
+def encoded_texts(pieces: Pieces) -> pa.Array | None:
+    """The string of each row; None where no row has one."""
+    return pieces.joined() if pieces.lengths.any() else None
 
 
 def add_delays(pieces: Pieces, batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows) -> Flags | None:

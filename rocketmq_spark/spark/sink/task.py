@@ -213,12 +213,12 @@ class TaskWriter:
         hashes = None
         if self._once is not None:
             if self._once.repeats:
-                batch, whole = self._once.unstored(batch, self._names), batch
+                batch, whole = self._once.unstored(batch, self._names, checked.texts), batch
                 self._tally.already_stored(len(whole) - len(batch))
                 if not len(batch):
                     return
                 checked, plan = self._checked(batch)
-            hashes = self._once.hashes(batch, self._names)
+            hashes = self._once.hashes(batch, self._names, checked.texts)
         plan = self._whole.look(batch, plan)
         encoded = self._encoder.join(checked, hashes)
         delayed = checked.delayed
