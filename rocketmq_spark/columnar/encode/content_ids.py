@@ -4,8 +4,8 @@ An id has 28 bytes, as Java's has on hosts with IPv6: 7 of the batch, 3 of the p
 Java's tools look for it and a counter. The first 22 are compared, the last 6 make each id of an attempt unique.
 
 A row's hash is a sum over its parts: the body, the text of its properties sorted by name, and the columns that are none. Of a
-value the 32-bit words are multiplied by eight keys of 12 bits for each place, and added up: for all values of a column that is one
-product of matrices. It stays below 2^53, so that it is exact; different values have the same sums once in 2^96.
+value the 32-bit words are multiplied by eight keys of 12 bits for each place, and added up: for all values of a column that is
+one product of matrices. It stays below 2^53, so that it is exact; different values have the same sums once in 2^96.
 """
 
 from __future__ import annotations
