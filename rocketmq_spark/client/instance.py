@@ -54,6 +54,7 @@ _GROUP_FIELDS = {
     Request.CONSUME_MESSAGE_DIRECTLY: "consumerGroup",
 }
 
+_Addresses = Sequence[tuple[str, str]]  # with the names of brokers before them
 # Gets the broker's address and its request; gives the answer, or None to refuse. It may block.
 Asked = Callable[[str, Command], Command | None]
 
@@ -267,12 +268,18 @@ class Instance:
         To pass messages on, they note it when a group of producers is new on it. They forget it when any of the client's groups
         is unregistered, and when an older connection ends, and other heartbeats do not bring it back (ProducerManager in 5.5.0).
         """
-        with self._telling:
+        if not self._telling.acquire(timeout=deadline.remaining() / 2):  # who tells them now waits for one that hangs
+            self._forgotten = self._forgotten or again
+            self._beat_of(self._groups.addressed(), [], self._addresses(False, True), deadline)
+            return
+        try:
             if again or self._forgotten:
                 self._anew(self._groups.addressed(), deadline)
             else:
                 self._heartbeat(deadline)
             self._forgotten = False
+        finally:
+            self._telling.release()
 
     def _anew(self, groups: Sequence[str], deadline: Deadline) -> None:
         """Unregister groups of producers, with a heartbeat of what stays behind that, if something is addressed.
@@ -296,23 +303,22 @@ class Instance:
         for i in range(min(len(addresses) - 1, _AT_ONCE)):
             aside.wait(i, deadline.remaining() + TIMEOUT_S)
 
-    def _heartbeat(
-        self, deadline: Deadline, addresses: Sequence[tuple[str, str]] | None = None, gone: Sequence[str] = ()
-    ) -> None:
+    def _heartbeat(self, deadline: Deadline, addresses: _Addresses = (), gone: Sequence[str] = ()) -> None:
         each = self._groups.each()
         if not each:
             return
         lingering = [name for name in self._lingering if name not in gone]
         producers = list(dict.fromkeys((*(name for name, member in each if not member.consumes), *lingering)))
         consumers = [self._membership(on_wire, member) for on_wire, member in each if member.consumes]
-        body = bodies.heartbeat(self.client_id, producers, consumers)
-        if addresses is None:
-            addresses = self._addresses(bool(consumers), self._groups.everywhere())
-        self._tell([(address, rpc.HEART_BEAT.request(body, bname=name)) for name, address in addresses], deadline)
+        self._beat_of(
+            producers, consumers, addresses or self._addresses(bool(consumers), self._groups.everywhere()), deadline
+        )
 
-    def _unregister(
-        self, field: str, groups: Sequence[str], addresses: Sequence[tuple[str, str]], deadline: Deadline
-    ) -> None:
+    def _beat_of(self, producers: list[str], consumers: list[GroupMembership], to: _Addresses, until: Deadline) -> None:
+        body = bodies.heartbeat(self.client_id, producers, consumers)
+        self._tell([(address, rpc.HEART_BEAT.request(body, bname=name)) for name, address in to], until)
+
+    def _unregister(self, field: str, groups: Sequence[str], addresses: _Addresses, deadline: Deadline) -> None:
         each: list[dict[str, Any]] = [{field: group} for group in groups]
         self._tell(
             [

@@ -12,7 +12,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, Request, Response, SysFlag
 from rocketmq_spark.client.instance import Member
-from rocketmq_spark.errors import CallTimeout, DecodeError, MessageRefused, RocketMQError, ServerFault
+from rocketmq_spark.errors import BrokerNotFound, CallTimeout, DecodeError, MessageRefused, RocketMQError, ServerFault
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply
 from rocketmq_spark.producer.requests import RequestProducer
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -171,6 +171,12 @@ def test_a_broker_that_hangs_leaves_time_for_the_other(broker: MockBroker, parts
     assert len(two.seen(Request.SEND_REPLY_MESSAGE_V2)) == 1
     with pytest.raises(CallTimeout, match="no time to send the reply"):
         parts.replies.reply(question(), ANSWER, "g", Deadline.after(0))
+
+
+def test_a_reply_without_a_master_to_pass_it_on_says_so(broker: MockBroker, parts: Parts) -> None:
+    broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": ""}))
+    with pytest.raises(BrokerNotFound, match="no broker of the topic has a master now"):
+        parts.replies.reply(question(), ANSWER, "g", parts.soon)
 
 
 @pytest.mark.parametrize("missing", [Property.CLUSTER, Property.REPLY_TO_CLIENT, Property.CORRELATION_ID])
@@ -415,3 +421,34 @@ def test_without_threads_one_broker_is_told_after_the_other(
     parts.replies.announce(parts.soon)
     assert [unregistered(one) for one in (broker, two)] == [["askers"], ["askers"]]
     assert [one.clients for one in known] == [{parts.instance.client_id}] * 2
+
+
+def test_a_requester_waits_for_no_heartbeat_that_a_broker_holds_up(
+    broker: MockBroker, connected_clients: Connected
+) -> None:
+    parts = Parts(broker.address, request_timeout_s=600.0)
+    parts.instance.join(Member("others", 0))
+    with MockBroker() as hanging:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"a": hanging.address, "broker-a": broker.address}))
+        held = Held()
+        hanging.on(Request.HEART_BEAT, held)
+        parts.routes.get("t")
+        beating = threading.Thread(target=parts.instance.heartbeat, args=(Deadline.after(600),))
+        beating.start()
+        held.wait(1)
+        broker.wait_for(lambda: bool(connected_clients.clients))
+        connected_clients.clients.clear()  # an older connection ended
+        parts.replies.join("askers", 0)
+        parts.replies.expect("ID", lambda _: None)()
+        asking = threading.Thread(target=parts.replies.announce, args=(Deadline.after(0.5),))
+        asking.start()
+        asking.join(20)
+        assert (asking.is_alive(), beating.is_alive()) == (False, True)
+        assert connected_clients.clients == {parts.instance.client_id}
+        hanging.drop()
+        beating.join(60)
+        assert unregistered(broker) == []
+        hanging.on(Request.HEART_BEAT, ok())
+        parts.replies.announce(parts.soon)
+        assert unregistered(broker) == ["askers"], "a reply had not come, and there was no time for that"
+    parts.close()
