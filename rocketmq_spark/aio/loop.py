@@ -28,6 +28,9 @@ class EventLoop:
 
     def __init__(self, threads: int = WAITING_THREADS) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._made_in: asyncio.AbstractEventLoop | None = None  # for what threads ask before it is used
+        with contextlib.suppress(RuntimeError):
+            self._made_in = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(threads, "rocketmq-aio")
         self._ready: deque[Callable[[], object]] = deque()
         self._woken = False
@@ -100,6 +103,8 @@ class EventLoop:
 
     def soon(self, call: Callable[[], object]) -> None:
         """Schedule ``call`` in the loop. Raises ``RuntimeError`` if the loop was closed."""
+        if self._loop is None and self._made_in is not None and not self._made_in.is_closed():
+            self._loop = self._made_in
         if self._loop is None:
             raise RuntimeError("there is no event loop yet")
         self._ready.append(call)

@@ -271,7 +271,7 @@ class Producer(Asynchronous):
         """
         self._check()
         transaction = self._producer.transaction(message, timeout_s=timeout_s)
-        entering = self._loop.start(transaction.__enter__)
+        entering = self._loop.start(copy_context().run, transaction.__enter__)
         try:
             half = await asyncio.shield(entering)
         except asyncio.CancelledError as e:  # the half message may be stored, so the rollback runs in the background
