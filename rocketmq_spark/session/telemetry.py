@@ -26,6 +26,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 import rocketmq_spark
 from rocketmq_spark.base.clock import NowAndThen, epoch_ms
 from rocketmq_spark.base.codes import Property
+from rocketmq_spark.base.lifecycle import Owner
 from rocketmq_spark.base.threads import Aside, Failure, attempt, text_of
 from rocketmq_spark.consumer.result import (
     Ended,
@@ -88,7 +89,7 @@ class Instrumentation:
         if namespace:
             self._common["messaging.rocketmq.namespace"] = namespace
         histogram = self._meter.create_histogram
-        self._aside, self._complaint = Aside(MOST_ENDS), NowAndThen(LOG_S)
+        self._aside, self._complaint, self._owner = Aside(MOST_ENDS), NowAndThen(LOG_S), Owner("producer")
         self._send_cost = histogram("rocketmq_send_cost_time", "ms", "Duration of a send with all its attempts")
         self._delivery = histogram("rocketmq_delivery_latency", "ms", "From the broker's store to the consumer")
         self._process = histogram("rocketmq_process_time", "ms", "Duration of a listener's call")
@@ -113,7 +114,8 @@ class Instrumentation:
             try:
                 return code(*args, **named)
             finally:
-                self._aside.wait(_ENDS, ENDS_S)
+                if self._owner.here:  # a fork has its parent's lock, perhaps in the hands of a thread that it has not
+                    self._aside.wait(_ENDS, ENDS_S)
 
         return waiting
 
@@ -209,10 +211,9 @@ class Instrumentation:
     def begin_process(self, messages: Sequence[ReceivedMessage], common: Mapping[str, Any]) -> tuple[Span, Context]:
         """A span of a listener's call: in the trace of its one message, or linked to those of several."""
         topic = messages[0].topic
-        origins = [propagate.extract(each.properties) for each in messages]
-        parent = origins[0] if len(messages) == 1 else None
+        origins = _origins(messages)
+        parent, links = (origins[0], []) if len(messages) == 1 else (Context(), _links(origins))
         attributes = {**self._of_group("process", topic), **common, **_of_received(messages)}
-        links = () if parent is not None else _links(origins)
         span = self._tracer.start_span(f"process {topic}", parent, SpanKind.CONSUMER, attributes, links)
         _guarded(self._received, topic, messages)
         return span, trace.set_span_in_context(span, parent)
@@ -243,7 +244,7 @@ class Instrumentation:
     def _record_receive(self, messages: Sequence[ReceivedMessage], began_ns: int) -> None:
         topic = messages[0].topic
         attributes = {**self._of_group("receive", topic), **_of_received(messages)}
-        links = _links([propagate.extract(each.properties) for each in messages])
+        links = _links(_origins(messages))
         self._tracer.start_span(f"receive {topic}", None, SpanKind.CLIENT, attributes, links, began_ns).end()
         self._received(topic, messages)
 
@@ -366,34 +367,33 @@ def _outcome(future: Future[Any]) -> object:
     return future.exception() or future.result()
 
 
+def _origins(messages: Iterable[ReceivedMessage]) -> list[Context]:
+    """What messages carry, without what the caller's context has: in a task of coroutines that is of the call before."""
+    return [propagate.extract(each.properties, Context()) for each in messages]
+
+
 def _links(origins: Iterable[Context]) -> list[Link]:
     spans = [trace.get_current_span(origin).get_span_context() for origin in origins]
     return [Link(span) for span in spans if span.is_valid]
 
 
 def _of_sent(messages: Sequence[Message]) -> Attributes:
-    found: Attributes = {"messaging.message.body.size": sum(len(each.body) for each in messages)}
-    if len(messages) > 1:
-        return {**found, "messaging.batch.message_count": len(messages)}
-    (one,) = messages
-    return {**found, **_of_one(one.tags, one.keys, None)}
+    return _of_all(messages, lambda one: _of_one(one.tags, one.keys, None))
 
 
 def _of_received(messages: Sequence[ReceivedMessage]) -> Attributes:
-    found: Attributes = {"messaging.message.body.size": sum(len(each.body) for each in messages)}
-    if len(messages) > 1:
-        return {**found, "messaging.batch.message_count": len(messages)}
-    (one,) = messages
-    found["messaging.message.id"] = one.msg_id or ""
-    return {**found, **_of_one(one.tags, one.keys, one.properties.get(Property.SHARDING_KEY))}
+    def of_one(one: ReceivedMessage) -> Attributes:
+        group = one.properties.get(Property.SHARDING_KEY)
+        return {"messaging.message.id": one.msg_id or "", **_of_one(one.tags, one.keys, group)}
+
+    return _of_all(messages, of_one)
+
+
+def _of_all(messages: Sequence[Any], of_one: Callable[[Any], Attributes]) -> Attributes:
+    more = {"messaging.batch.message_count": len(messages)} if len(messages) > 1 else of_one(messages[0])
+    return {"messaging.message.body.size": sum(len(each.body) for each in messages), **more}
 
 
 def _of_one(tag: str | None, keys: Sequence[str] | None, group: str | None) -> Attributes:
-    found: Attributes = {}
-    if tag:
-        found["messaging.rocketmq.message.tag"] = tag
-    if keys:
-        found["messaging.rocketmq.message.keys"] = list(keys)
-    if group:
-        found["messaging.rocketmq.message.group"] = group
-    return found
+    found = {"tag": tag, "keys": list(keys or ()), "group": group}
+    return {f"messaging.rocketmq.message.{name}": value for name, value in found.items() if value}
