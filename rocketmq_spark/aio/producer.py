@@ -331,17 +331,23 @@ class Producer(Asynchronous):
             return []
         self._check()
         self._closed = True
-        self._begin_fresh()
+        try:
+            self._begin_fresh()
+        except BaseException:  # Ctrl-C: another call closes
+            self._closed = False
+            raise
         return await self._end(functools.partial(self._close, timeout_s))
 
     def _close(self, timeout_s: float | None) -> list[Unsent]:
         deadline = self._deadline(timeout_s)
         self._handed.none_left(deadline)  # what was given to threads before goes out
-        self._line.put(None)
+        if self._thread is not None:
+            self._line.put(None)
+            self._thread = None  # should what follows fail, later sends have another one
         return self._producer.close(deadline.remaining())
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
-        return Deadline.after(self._producer.settings.send_timeout_s if timeout_s is None else timeout_s)
+        return self._producer._deadline(timeout_s)  # which refuses what is no number
 
 
 def _sized(message: object) -> bool:

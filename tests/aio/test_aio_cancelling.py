@@ -152,6 +152,32 @@ def test_a_close_that_failed_may_be_called_again(monkeypatch: pytest.MonkeyPatch
     run(body)
 
 
+@pytest.mark.parametrize("why", ["its time is no number", "it is interrupted", "the producer fails"])
+def test_a_producer_whose_close_failed_sends_and_may_be_closed(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    monkeypatch.setattr(module, "at_once", lambda *of: False)  # all go through the line
+
+    async def body() -> None:
+        producer = aio.Producer("h:1", "g", send_timeout="60s")
+        await producer.queues("T")
+        await producer.send(Message("T", b"0"))
+        with monkeypatch.context() as failing:
+            if why == "it is interrupted":
+                failing.setattr(producer, "_begin_fresh", raising(KeyboardInterrupt()))
+            elif why == "the producer fails":
+                failing.setattr(producer._producer, "close", raising(OptionError("no")))
+            with pytest.raises((OptionError, KeyboardInterrupt)):
+                await producer.close(float("nan") if why == "its time is no number" else None)
+        await asyncio.wait_for(producer.send(Message("T", b"1")), 20)
+        assert await producer.close() == []
+        with pytest.raises(ClosedError):
+            await producer.send(Message("T", b"2"))
+        assert [request.body for request in sender.requests] == [b"0", b"1"]
+
+    run(body)
+
+
 def test_an_outcome_that_ctrl_c_interrupts_costs_those_behind_it_nothing() -> None:
     """Of a program that runs its event loop by hand, and goes on after Ctrl-C."""
     loop, event_loop = EventLoop(), asyncio.new_event_loop()
