@@ -46,9 +46,11 @@ from rocketmq_spark.wire.properties import is_reserved
 
 logger = logging.getLogger(__name__)
 
-_SCOPE = "rocketmq_spark"
+_SCOPE, _ID = "rocketmq_spark", "messaging.message.id"
 # Spans of asynchronous sends end aside, for an exporter may block: so many may wait, and a flush or close waits so long for them.
 _ENDS, MOST_ENDS, ENDS_S, LOG_S = "spans", 10_000, 1.0, 60.0
+_STATUS = {True: {"invocation_status": "success"}, False: {"invocation_status": "failure"}}
+MOST_PROPERTIES, MOST_BYTES = 128, 16_384  # of the user's in a message that a Proxy takes, by its default settings
 Attributes = dict[str, Any]
 
 
@@ -80,6 +82,8 @@ def instrumentation(group: str, client_id: str, namespace: str | None) -> Instru
 class Instrumentation:
     """Makes the spans and metrics of one producer or consumer."""
 
+    proxied = False  # whether it sends to a Proxy
+
     def __init__(self, group: str, client_id: str, namespace: str | None) -> None:
         self._tracer = trace.get_tracer(_SCOPE, rocketmq_spark.__version__)
         self._meter = metrics.get_meter(_SCOPE, rocketmq_spark.__version__)
@@ -93,8 +97,6 @@ class Instrumentation:
         self._send_cost = histogram("rocketmq_send_cost_time", "ms", "Duration of a send with all its attempts")
         self._delivery = histogram("rocketmq_delivery_latency", "ms", "From the broker's store to the consumer")
         self._process = histogram("rocketmq_process_time", "ms", "Duration of a listener's call")
-
-    # --- producers
 
     def instrument_producer(self, producer: Any) -> None:
         """Wrap the methods that send."""
@@ -155,19 +157,15 @@ class Instrumentation:
         attributes = {**self._named("send", topic), **_of_sent(messages)}
         return self._tracer.start_span(f"send {topic}", kind=SpanKind.PRODUCER, attributes=attributes)
 
-    def sent(self, topic: str, outcome: object, cost_ms: float) -> None:
+    def sent(self, topic: str, ok: bool, cost_ms: float) -> None:
         """The end of a send."""
-        ok = not isinstance(outcome, BaseException)
-        labels = {"topic": topic, "client_id": self._client_id, "invocation_status": "success" if ok else "failure"}
-        self._send_cost.record(cost_ms, labels)
+        self._send_cost.record(cost_ms, {"topic": topic, "client_id": self._client_id, **_STATUS[ok]})
 
     def end_aside(self, end: Callable[[], None]) -> None:
         """Not on this thread, which may be the one that reads answers. Where too many wait the span is lost."""
         made = attempt(self._aside.run, _ENDS, end)
         if isinstance(made, Failure) and self._complaint.due():
             logger.warning("spans of sends are lost: an exporter is slow, or no thread can be started: %s", made)
-
-    # --- consumers
 
     def instrument_consumer(self, consumer: Any) -> None:
         """Wrap the listener of a consumer that is started later, and observe its cache."""
@@ -220,8 +218,7 @@ class Instrumentation:
 
     def processed(self, topic: str, ok: bool, cost_ms: float) -> None:
         """The end of a listener's call."""
-        labels = {"topic": topic, **self._labels_of_group(), "invocation_status": "success" if ok else "failure"}
-        self._process.record(cost_ms, labels)
+        self._process.record(cost_ms, {"topic": topic, **self._labels_of_group(), **_STATUS[ok]})
 
     def instrument_receives(self, consumer: Any, name: str, take_back: Callable[[], None] = lambda: None) -> None:
         """Wrap the method that returns messages; ``take_back`` is called where Ctrl-C keeps them from its caller."""
@@ -275,7 +272,7 @@ class _Sending:
         self._messages = messages
         self._topic = messages[0].topic if messages else ""
         self._span: Span | None = _guarded(telemetry.send_span, messages) if messages else None
-        self._carrying = None if self._span is None else _guarded(_carrying, self._span, messages)
+        self._carrying = None if self._span is None else _guarded(_carrying, self._span, messages, telemetry.proxied)
 
     def begin(self, send: Callable[[Sequence[Message]], Any]) -> Any:
         """What ``send`` returns. Messages that are refused with the context in their properties, as too large, go without it:
@@ -292,7 +289,7 @@ class _Sending:
 
     def end(self, outcome: object, aside: bool = False) -> None:
         cost_ms = 1000 * (time.monotonic() - self._began)
-        _guarded(self._telemetry.sent, self._topic, outcome, cost_ms)
+        _guarded(self._telemetry.sent, self._topic, not isinstance(outcome, BaseException), cost_ms)
         if self._span is not None:
             end = functools.partial(_guarded, _end_send, self._span, outcome, time.time_ns())
             self._telemetry.end_aside(end) if aside else end()
@@ -320,12 +317,18 @@ class _Processing:
         _end(self._span, why)
 
 
-def _carrying(span: Span, messages: Sequence[Message]) -> Sequence[Message] | None:
-    """The messages with the span's context in their properties, as far as properties can carry it; None if it has none."""
+def _carrying(span: Span, messages: Sequence[Message], proxied: bool) -> Sequence[Message] | None:
+    """The messages with the span's context in their properties, as far as properties can carry it; None if they cannot."""
     carrier: dict[Any, Any] = {}
     propagate.inject(carrier, trace.set_span_in_context(span))
     fit = {name: value for name, value in carrier.items() if _fits(name) and _fits(value) and not is_reserved(name)}
-    return [replace(each, properties={**(each.properties or {}), **fit}) for each in messages] if fit else None
+    made = [replace(each, properties={**(each.properties or {}), **fit}) for each in messages]
+    return made if fit and (not proxied or all(_is_taken(each.properties or {}) for each in made)) else None
+
+
+def _is_taken(properties: Mapping[str, str]) -> bool:
+    size = sum(len(name.encode()) + len((value or "").encode()) for name, value in properties.items())
+    return len(properties) <= MOST_PROPERTIES and size <= MOST_BYTES
 
 
 def _fits(text: object) -> bool:
@@ -340,7 +343,7 @@ def _all_done(outcome: object, context: Any, count: int) -> bool:
 
 def _end_send(span: Span, outcome: object, at_ns: int) -> None:
     if isinstance(outcome, SendResult):
-        span.set_attribute("messaging.message.id", outcome.msg_id)
+        span.set_attribute(_ID, outcome.msg_id)
         if outcome.queue is not None:
             span.set_attribute("messaging.destination.partition.id", str(outcome.queue.queue_id))
     _end(span, outcome, at_ns)
@@ -382,11 +385,8 @@ def _of_sent(messages: Sequence[Message]) -> Attributes:
 
 
 def _of_received(messages: Sequence[ReceivedMessage]) -> Attributes:
-    def of_one(one: ReceivedMessage) -> Attributes:
-        group = one.properties.get(Property.SHARDING_KEY)
-        return {"messaging.message.id": one.msg_id or "", **_of_one(one.tags, one.keys, group)}
-
-    return _of_all(messages, of_one)
+    group = messages[0].properties.get(Property.SHARDING_KEY)
+    return _of_all(messages, lambda one: {_ID: one.msg_id or "", **_of_one(one.tags, one.keys, group)})
 
 
 def _of_all(messages: Sequence[Any], of_one: Callable[[Any], Attributes]) -> Attributes:

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from rocketmq_spark import LocalBroker, Message, aio
+from rocketmq_spark import LocalBroker, Message, Producer, aio
 from rocketmq_spark.consumer.result import Context, LaterListener, OutcomeLater
 from rocketmq_spark.session import consumers, telemetry
 from tests.aio.conftest import producing, run
@@ -113,6 +113,22 @@ def test_a_block_of_a_transaction_sends_in_the_trace_of_its_coroutine(seen: Seen
     send, order = seen.spans
     assert send.parent is not None
     assert send.parent.span_id == order.get_span_context().span_id
+
+
+@pytest.mark.parametrize("over", ["remoting", "grpc"])
+def test_a_context_that_a_proxy_would_refuse_stays_behind(
+    seen: Seen, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch, over: str
+) -> None:
+    """A Proxy refuses the message otherwise, which it takes without OpenTelemetry."""
+    where: Any = {"transport": "grpc", "proxy_endpoint": "h:1"} if over == "grpc" else {"name_server": "h:1"}
+    monkeypatch.setattr("rocketmq_spark.session.producers.replies", lambda options: None)
+    few = {f"p{n}": "v" for n in range(telemetry.MOST_PROPERTIES - 1)}
+    large = {"p": "é" * (telemetry.MOST_BYTES // 2 - 70)}
+    with Producer(group="g", open_telemetry=True, **where) as producer:
+        for properties in (few, {**few, "one": "more"}, {**large, "one": "x" * 70}, {**large, "one": "x" * 71}):
+            producer.send(Message("T", b"x", properties=properties))
+    carried = ["traceparent" in request.properties for request in sender.requests]
+    assert carried == ([True, False, True, False] if over == "grpc" else [True] * 4)
 
 
 def test_messages_are_received_in_the_context_of_their_coroutine(monkeypatch: pytest.MonkeyPatch) -> None:
