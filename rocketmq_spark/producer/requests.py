@@ -281,9 +281,11 @@ def at_once(producer: RequestProducer, message: Message) -> bool:
     """Whether ``send_async`` of a message without a delay would ask and wait for nothing now."""
     engine = producer._engine
     asks = producer._spool is not None or engine.confirming is not None
-    return not asks and routed(producer, message.topic) and engine.has_room(len(message.body))
+    return not asks and routed(producer, message.topic, False) and engine.has_room(len(message.body))
 
 
-def routed(producer: RequestProducer, topic: str) -> bool:
-    """Whether the route of ``topic`` is known, so that no send asks for it."""
-    return bool(producer._engine.topics.brokers_of(topic))
+def routed(producer: RequestProducer, topic: str, batched: bool) -> bool:
+    """Whether the route of ``topic`` is known, so that no send asks for it; ``batched``: and what automatic batches ask."""
+    topics = producer._engine.topics
+    asks = batched and producer._membership is not None and topics.keeps_batches(topic) is None
+    return not asks and bool(topics.brokers_of(topic))

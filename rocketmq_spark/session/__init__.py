@@ -235,7 +235,10 @@ def instrumentation(options: Options, client_id: str) -> Instrumentation | None:
         return None
     from rocketmq_spark.session import telemetry
 
-    return telemetry.instrumentation(options.group, client_id, options.namespace)
+    made = telemetry.instrumentation(options.group, client_id, options.namespace)
+    if made is not None:
+        made.proxied = options.transport == transport.GRPC
+    return made
 
 
 def trace_producer(options: Options, group: str, kind: str) -> TraceProducer | None:
