@@ -52,7 +52,7 @@ ORDER = {
     " push.ownership push.rebalancing push.answers push.running pop.in_hand pop.listening"
     " pop.running push.consumer pull.polls pull.positions pull.upkeep pull.pull_consumer pop.simple_consumer",
     "localbroker": "java guard maven distro loopback process servers site members cluster",
-    "pull": "verdict fetched missing requests replica reader puller reading",
+    "pull": "answers missing requests reader puller reading",
     "delay": "release stream envelope_records commits remade room service node",
     "spark": "checkpoints explained monitoring sink source tuning source.offsets"
     " source.pushdown source.planner source.decisions source.account source.starting_offsets"
@@ -61,25 +61,24 @@ ORDER = {
     " sink.report sink.routing sink.guarantee sink.checks sink.given_up sink.once sink.task sink.writers datasource sink.foreach"
     " monitoring.progress monitoring.metrics",
     "grpc_proxy": "facts protos answers channel outgoing proxy member transactions sender",
-    "columnar": "decode encode arrow decode.schema decode.property_columns decode.index_entries"
-    " decode.stored_messages decode.inner decode.answers decode.properties decode.rows decode.careful decode.decoder"
-    " encode.properties encode.batch encode.content_ids encode.encoder encode.proxy_request",
-    "stored": "ends ids look sends",
+    "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
+    " decode.properties decode.rows decode.careful decode.decoder encode.properties encode.batch"
+    " encode.content_ids encode.encoder encode.proxy_request",
+    "stored": "ends look",
     "base": "codes extras lifecycle process java threads clock copies timer retry",
-    "client": "credentials calls route topics questions broker instance transactions sender replies admin groups pulls member",
+    "client": "calls route topics questions broker instance transactions sender replies admin groups pulls member",
     "spool": "records schedule sends changes files database lanes recovery store folders redelivery spool",
-    "options": "kafka_names parsing transport table typed callables",
+    "options": "names parsing transport table typed",
     "cli": "output command background connection positions broker topic group cluster access produce reading tail consume copy"
     " lag_view lag offsets checkpoint dlq message spool delay environment doctor doctor.findings doctor.servers doctor.proxies"
     " doctor.command demo demo.feed demo.stage demo.view demo.play app",
-    "queues": "environment consistent_hash hash_columns selection allocation",
+    "queues": "environment selection allocation",
     "remoting": "protocol endpoint connection bulk pool",
     "session": "proxied spools looks telemetry producers consumers admin",
     "aio": "loop producer consumers",
-    "admin": "tools positions offsets topics groups messages brokers access",
-    "model": "lag membership message route pull send admin",
-    "wire": "header properties identifiers loose_json names compression rpc window messages envelope bodies"
-    " member_bodies access_bodies traces",
+    "admin": "tools groups topics brokers",
+    "model": "membership message pull send admin",
+    "wire": "header properties identifiers loose_json names compression rpc messages envelope bodies member_bodies traces",
 }
 
 # Beyond the ranks: what a room must not know.
@@ -109,7 +108,7 @@ OUTSIDE = {
     "opentelemetry": "session.telemetry",
     "py4j": "cli.demo.play spark.datasource",
     "pyarrow": "wire.compression columnar stored spark.source.tasks spark.checkpoints.entries spark.sink",
-    "numpy": "remoting.bulk pull.fetched queues.hash_columns columnar stored spark.sink",
+    "numpy": "remoting.bulk pull.answers columnar stored spark.sink",
     "grpc": "grpc_proxy.channel",
     "google": "grpc_proxy.protos",
     "click": "cli",
@@ -127,10 +126,10 @@ OUTSIDE = {
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"
     " consumer.push.rebalancing consumer.push.answers consumer.push.consumer consumer.ahead grpc_proxy.transactions"
-    " consumer.pull.polls consumer.pull.upkeep stored.sends spool.store spool.redelivery delay.service notebook",
+    " consumer.pull.polls consumer.pull.upkeep stored.look spool.store spool.redelivery delay.service notebook",
     "concurrent": "base.timer producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
     " session.telemetry",
-    "time": "base.clock base.timer base.retry remoting.endpoint remoting.connection remoting.pool client.credentials"
+    "time": "base.clock base.timer base.retry remoting.endpoint remoting.connection remoting.pool client.calls"
     " client.route client.topics delay.node delay.stream grpc_proxy.proxy grpc_proxy.sender client.instance client.sender"
     " spool.spool consumer.pull.positions session.telemetry localbroker cli spark.monitoring.metrics aio",
     "asyncio": "aio",
@@ -314,7 +313,7 @@ def test_what_spark_imports_is_light(package):
 
 # Where an OSError is a file's or a process's, not a socket's.
 _FILES = [
-    "client.credentials",
+    "client.calls",
     "consumer.push.offset_store",
     "spark.checkpoints",
     "spark.monitoring.metrics",

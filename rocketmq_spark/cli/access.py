@@ -35,9 +35,9 @@ def user() -> None:
 @click.pass_obj
 def list_users(output: Output, target: Target) -> None:
     """List the users. Passwords are not shown."""
-    from rocketmq_spark.admin import access
+    from rocketmq_spark.admin import brokers
 
-    _show_users(output, access.users(target.client()))
+    _show_users(output, brokers.users(target.client()))
 
 
 @user.command("set")
@@ -55,9 +55,9 @@ def set_user(
     output: Output, target: Target, name: str, password: str | None, is_super: bool | None, enabled: bool | None
 ) -> None:
     """Create the user NAME, or change it. What is not given stays."""
-    from rocketmq_spark.admin import access
+    from rocketmq_spark.admin import brokers
 
-    _show_users(output, access.set_user(target.client(), name, password, is_super, enabled))
+    _show_users(output, brokers.set_user(target.client(), name, password, is_super, enabled))
 
 
 @user.command("delete")
@@ -67,10 +67,10 @@ def set_user(
 @click.pass_obj
 def delete_user(output: Output, target: Target, name: str, yes: bool) -> None:
     """Delete the user NAME."""
-    from rocketmq_spark.admin import access
+    from rocketmq_spark.admin import brokers
 
     confirm(f"Delete user {name}", yes)
-    access.delete_user(target.client(), name)
+    brokers.delete_user(target.client(), name)
     output.item({"user": name, "deleted": True}, f"User {name} is deleted")
 
 
@@ -98,9 +98,9 @@ def policy() -> None:
 @click.pass_obj
 def list_policies(output: Output, target: Target, name: str | None) -> None:
     """List the policies."""
-    from rocketmq_spark.admin import access
+    from rocketmq_spark.admin import brokers
 
-    _show_policies(output, access.policies(target.client(), name))
+    _show_policies(output, brokers.policies(target.client(), name))
 
 
 @policy.command("set")
@@ -118,11 +118,11 @@ def set_policy(
 
     Replaces the user's policy for that resource. ACTIONS: All, Pub, Sub, Create, Update, Delete, Get, List.
     """
-    from rocketmq_spark.admin import access
+    from rocketmq_spark.admin import brokers
 
     sources = how["sources"]
     assert isinstance(sources, tuple)
-    _show_policies(output, access.set_policy(target.client(), name, resource, actions, not how["deny"], sources))
+    _show_policies(output, brokers.set_policy(target.client(), name, resource, actions, not how["deny"], sources))
 
 
 @policy.command("delete")
@@ -133,10 +133,10 @@ def set_policy(
 @click.pass_obj
 def delete_policy(output: Output, target: Target, name: str, resource: str, yes: bool) -> None:
     """Delete the policy of the user NAME for RESOURCE."""
-    from rocketmq_spark.admin import access
+    from rocketmq_spark.admin import brokers
 
     confirm(f"Delete the policy of user {name} for {resource}", yes)
-    access.delete_policy(target.client(), name, resource)
+    brokers.delete_policy(target.client(), name, resource)
     output.item(
         {"user": name, "resource": resource, "deleted": True}, f"The policy of {name} for {resource} is deleted"
     )

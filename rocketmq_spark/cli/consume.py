@@ -85,7 +85,7 @@ def _store_start(target: Target, topic: str, how: dict[str, Any]) -> None:
     Otherwise a command that was killed would begin elsewhere the next time, and miss what came meanwhile. A group with members
     has begun. Errors name similar topics.
     """
-    from rocketmq_spark.admin import offsets
+    from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.positions import own_group
     from rocketmq_spark.options.parsing import consume_from
     from rocketmq_spark.queues.environment import environment_of
@@ -93,10 +93,10 @@ def _store_start(target: Target, topic: str, how: dict[str, Any]) -> None:
     reads = target.only("batch source")
     client, own = reads.client(), own_group(target, how["group"])
     environment = environment_of(reads.options())
-    changes = offsets.changes(client, own, [topic], consume_from(how["begin"]), environment, "--from")
+    changes = groups.offset_changes(client, own, [topic], consume_from(how["begin"]), environment, "--from")
     fresh = {change.queue: change.after for change in changes if change.before is None}
-    if fresh and not offsets.members(client, own, [change.queue for change in changes]):
-        offsets.store(client, own, fresh)
+    if fresh and not groups.members(client, own, [change.queue for change in changes]):
+        groups.store_offsets(client, own, fresh)
 
 
 @click.command(cls=SendingCommand)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.errors import RocketMQError
     from rocketmq_spark.model import Message, OffsetRange, ReceivedMessage
     from rocketmq_spark.producer.producer import BaseProducer
-    from rocketmq_spark.pull.verdict import Cause
+    from rocketmq_spark.pull.answers import Cause
 
 
 # A letter that is sent again has this and its id as a key, which brokers index.
@@ -226,7 +226,7 @@ def _finder(output: Output, target: Target) -> Callable[[ReceivedMessage], str |
 
 def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilter) -> Iterator[ReceivedMessage]:
     """With the topics that they came from, in the user's names."""
-    from rocketmq_spark.admin.positions import near_groups
+    from rocketmq_spark.admin.groups import near_groups
     from rocketmq_spark.base.codes import Property
     from rocketmq_spark.cli import reading
     from rocketmq_spark.errors import RouteNotFound

@@ -71,7 +71,7 @@ def describe(output: Output, target: Target, name: str) -> None:
 
 
 def _document(there: GroupDescription) -> dict[str, object]:
-    from rocketmq_spark.model.lag import total
+    from rocketmq_spark.model.admin import total
 
     every = total(there.queues, time.time_ns() // 1_000_000)
     return {

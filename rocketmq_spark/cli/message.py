@@ -24,9 +24,9 @@ def message() -> None:
 @click.pass_obj
 def get(output: Output, target: Target, message_id: str, topic: str | None) -> None:
     """Show one message, by its offset message id, or with --topic also by the id that its producer gave it."""
-    from rocketmq_spark.admin import messages
+    from rocketmq_spark.admin import topics
 
-    one = messages.by_id(target.client(), message_id, topic)
+    one = topics.message_by_id(target.client(), message_id, topic)
     row = {
         **document(one),
         "offsetMsgId": one.offset_msg_id,
@@ -58,9 +58,9 @@ def find(
     output: Output, target: Target, topic: str, key: str, since: int | None, until: int | None, limit: int
 ) -> None:
     """Show the messages of a topic that have a key, oldest first."""
-    from rocketmq_spark.admin import messages
+    from rocketmq_spark.admin import topics
 
-    found = messages.by_key(target.client(), topic, key, since, until, limit)
+    found = topics.messages_by_key(target.client(), topic, key, since, until, limit)
     for one in found:
         output.item(document(one), line(one))
     output.note(f"{len(found)} messages with key {key}")

@@ -60,15 +60,14 @@ def offsets() -> None:
 @click.pass_obj
 def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) -> None:
     """Show the committed offset of GROUP in each queue: the offset that it reads next, '-' (JSON: null) without one."""
-    from rocketmq_spark.admin import offsets as admin_offsets
-    from rocketmq_spark.admin import positions
+    from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.positions import own_group
 
     client, own = target.client(), own_group(target, group)
-    found = positions.of_group(client, own, topics)
-    bounds, errors = positions.bounds_of(client, found)
+    found = groups.of_group(client, own, topics)
+    bounds, errors = groups.bounds_of(client, found)
     output.rows(_SHOWN, [{**_queue(q), **_bounds(bounds.get(q)), "offset": at} for q, at in sorted(found.items())])
-    members = admin_offsets.members(client, own, found)
+    members = groups.members(client, own, found)
     output.note(f"{len(members)} members: {', '.join(members)}" if members else "The group has no member now")
     if errors:
         raise errors[0]
@@ -100,20 +99,19 @@ def set_offsets(
     output: Output, /, target: Target, group: str, topics: tuple[str, ...], wanted: Wanted, **how: bool
 ) -> None:
     """Reset GROUP's committed offsets. Stop its members first. With --environment, only for the queues that it owns."""
-    from rocketmq_spark.admin import offsets as admin_offsets
-    from rocketmq_spark.admin.positions import near_groups
+    from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.positions import own_group
     from rocketmq_spark.queues.environment import environment_of
 
     client, own = target.client(), own_group(target, group)
-    changes = admin_offsets.changes(client, own, topics, wanted, environment_of(target.options()), "--to")
-    members = admin_offsets.members(client, own, [change.queue for change in changes])
+    changes = groups.offset_changes(client, own, topics, wanted, environment_of(target.options()), "--to")
+    members = groups.members(client, own, [change.queue for change in changes])
     if not how["force"] and how["really"]:
-        admin_offsets.check_members(own, members)
+        groups.check_members(own, members)
     new = all(change.before is None for change in changes)
-    hint = near_groups(client, own) if new else ""  # asked before offsets are stored, which makes the group
+    hint = groups.near_groups(client, own) if new else ""  # asked before offsets are stored, which makes the group
     if how["really"]:
-        admin_offsets.store(client, own, {change.queue: change.after for change in changes})
+        groups.store_offsets(client, own, {change.queue: change.after for change in changes})
     output.rows(
         _CHANGED,
         [

@@ -17,7 +17,7 @@ from rocketmq_spark.cli.output import Output, shown
 if TYPE_CHECKING:
     from rocketmq_spark.cli.reading import TopicReader
     from rocketmq_spark.model import OffsetRange, ReceivedMessage
-    from rocketmq_spark.pull.verdict import Cause
+    from rocketmq_spark.pull.answers import Cause
 
 
 # So much of a message that cannot be decoded is shown on its line; --json has all of it.

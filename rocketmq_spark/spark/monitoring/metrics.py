@@ -25,7 +25,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.pull.verdict import Cause
+from rocketmq_spark.pull.answers import Cause
 from rocketmq_spark.spark.monitoring.progress import of_progress, sink_counts
 
 if TYPE_CHECKING:

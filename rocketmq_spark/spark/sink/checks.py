@@ -14,7 +14,7 @@ from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options, transport
-from rocketmq_spark.options.callables import resolve
+from rocketmq_spark.options.names import resolve
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.encoding import check_topic as check_topic_name
 from rocketmq_spark.producer.long_delays import Timers, no_timers

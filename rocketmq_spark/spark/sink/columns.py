@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 )
 
 from rocketmq_spark.columnar.encode.properties import MESSAGE_ID
-from rocketmq_spark.options.kafka_names import of_column
+from rocketmq_spark.options.names import of_kafka_column
 
 _TEXT = (StringType,)
 _BYTES = (StringType, BinaryType)
@@ -93,7 +93,7 @@ def _known(schema: StructType, row_id: str | None) -> tuple[dict[str, str], list
         name = field.name.lower()
         if name not in _NAMES:
             if row_id is None or name != row_id.lower():
-                hint = of_column(field.name, sink=True)
+                hint = of_kafka_column(field.name, sink=True)
                 problems.append(f"column {field.name!r} is unknown; the sink takes {', '.join(TABLE)}{hint}")
         elif name in by_role or (name in ("body", "value") and "body" in by_role):
             problems.append(f"column {field.name!r} is there twice")

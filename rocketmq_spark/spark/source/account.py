@@ -13,7 +13,7 @@ from typing import Any
 
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import OffsetRange
-from rocketmq_spark.pull.verdict import Cause
+from rocketmq_spark.pull.answers import Cause
 from rocketmq_spark.spark.source.decisions import Loss, QueuesView
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets
 from rocketmq_spark.spark.source.planner import backlog

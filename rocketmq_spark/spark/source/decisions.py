@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.pull.verdict import Cause
+from rocketmq_spark.pull.answers import Cause
 from rocketmq_spark.spark.source import planner
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
 

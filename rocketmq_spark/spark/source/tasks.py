@@ -21,7 +21,7 @@ from rocketmq_spark.model import Filter, MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.pull import reading
-from rocketmq_spark.pull.verdict import Cause
+from rocketmq_spark.pull.answers import Cause
 from rocketmq_spark.spark.source import account, filters
 
 logger = logging.getLogger(__name__)
