@@ -47,13 +47,13 @@ RANKS = """
 ORDER = {
     "producer": "accumulator attempts faults outgoing settings topics spooling encoding destination in_flight confirming"
     " long_delays batching engine housekeeping resending producer tracing transactions requests",
-    "consumer": "pop pull push subscriptions process_queue rebalance result push.member_state push.offset_store"
-    " push.workers settings tracing push.concurrent pull.assigned ahead push.backlog push.pulling push.orderly"
-    " push.ownership push.rebalancing push.answers push.running pop.in_hand pop.listening"
-    " pop.running push.consumer pull.polls pull.positions pull.upkeep pull.pull_consumer pop.simple_consumer",
-    "localbroker": "java guard maven distro loopback process servers site members cluster",
+    "consumer": "pop pull push process_queue rebalance result push.member_state push.offset_store push.workers settings"
+    " tracing push.concurrent pull.assigned ahead push.pulling push.orderly push.ownership push.rebalancing"
+    " push.running pop.in_hand pop.listening pop.running push.consumer pull.polls pull.positions pull.upkeep"
+    " pull.pull_consumer pop.simple_consumer",
+    "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests reader puller reading",
-    "delay": "release stream envelope_records commits remade room service node",
+    "delay": "release stream envelope_records commits service node",
     "spark": "checkpoints explained monitoring sink source tuning source.offsets"
     " source.pushdown source.planner source.decisions source.account source.starting_offsets"
     " source.filters source.recreation source.catalog source.waiting source.commit monitoring.listener"
@@ -67,7 +67,7 @@ ORDER = {
     "stored": "ends look",
     "base": "codes extras lifecycle process java threads clock copies timer retry",
     "client": "calls route topics questions broker instance transactions sender replies admin groups pulls member",
-    "spool": "records schedule sends changes files database lanes recovery store folders redelivery spool",
+    "spool": "records schedule changes files database lanes recovery store folders redelivery spool",
     "options": "names parsing transport table typed",
     "cli": "output command background connection positions broker topic group cluster access produce reading tail consume copy"
     " lag_view lag offsets checkpoint dlq message spool delay environment doctor doctor.findings doctor.servers doctor.proxies"
@@ -114,7 +114,7 @@ OUTSIDE = {
     "click": "cli",
     "rich": "cli localbroker.distro",
     "pytest": "testing",
-    "socket": "remoting.endpoint remoting.bulk localbroker.loopback cli.lag spark.sink.given_up localbroker.maven",
+    "socket": "remoting.endpoint remoting.bulk localbroker.process cli.lag spark.sink.given_up localbroker.maven",
     "ssl": "remoting.endpoint localbroker.maven",
     "select": "remoting.endpoint spark.sink.given_up",
     "subprocess": "localbroker cli.background spark.tuning",
@@ -122,10 +122,10 @@ OUTSIDE = {
     " client.instance client.route base.copies producer.batching producer.destination base.timer producer.faults"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
     " producer.transactions producer.requests producer.tracing client.replies localbroker aio.producer"
-    " cli consumer.push.member_state consumer.push.workers consumer.subscriptions consumer.push.offset_store"
+    " cli consumer.push.member_state consumer.push.workers consumer.settings consumer.push.offset_store"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"
-    " consumer.push.rebalancing consumer.push.answers consumer.push.consumer consumer.ahead grpc_proxy.transactions"
+    " consumer.push.rebalancing consumer.push.rebalancing consumer.push.consumer consumer.ahead grpc_proxy.transactions"
     " consumer.pull.polls consumer.pull.upkeep stored.look spool.store spool.redelivery delay.service notebook",
     "concurrent": "base.timer producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
     " session.telemetry",

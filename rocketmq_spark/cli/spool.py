@@ -223,7 +223,7 @@ def _paths(folder: Path) -> list[Path]:
 def _row_of(path: Path, entry: SpoolEntry) -> dict[str, object]:
     """What is known of a record, with null for what is not."""
     from rocketmq_spark.errors import DecodeError
-    from rocketmq_spark.spool import sends
+    from rocketmq_spark.spool.spool import SEND_KIND, send_of
 
     record, state = entry.record, entry.state
     row: dict[str, object] = {
@@ -238,9 +238,9 @@ def _row_of(path: Path, entry: SpoolEntry) -> dict[str, object]:
     if isinstance(record, DecodeError):
         return {**row, "error": record.message}
     row |= {"kind": record.kind, "stored": utc_text(record.stored_ms)}
-    if record.kind == sends.KIND:
+    if record.kind == SEND_KIND:
         try:
-            send = sends.send_of(record)
+            send = send_of(record)
         except DecodeError as e:
             return {**row, "error": e.message}
         row |= {
@@ -253,14 +253,14 @@ def _row_of(path: Path, entry: SpoolEntry) -> dict[str, object]:
 
 def _content(entry: SpoolEntry) -> dict[str, object]:
     from rocketmq_spark.errors import DecodeError
-    from rocketmq_spark.spool import sends
+    from rocketmq_spark.spool.spool import send_of
     from rocketmq_spark.wire.properties import decode_properties
 
     record = entry.record
     if isinstance(record, DecodeError):
         return {}
     try:
-        request = sends.send_of(record).request
+        request = send_of(record).request
     except DecodeError:
         return {"payload": base64.b64encode(record.payload).decode()}
     return {

@@ -24,7 +24,7 @@ from rocketmq_spark.model import NO_FILTER, MessageQueue, SendRequest, SpooledSe
 from rocketmq_spark.pull.answers import Fetched, Piece
 from rocketmq_spark.session.proxied import unpack
 from rocketmq_spark.spool.records import Record, RecordState, SpoolOwner, Totals
-from rocketmq_spark.spool.sends import record_of, send_of
+from rocketmq_spark.spool.spool import record_of, send_of
 from rocketmq_spark.wire import envelope, identifiers, messages
 from rocketmq_spark.wire.compression import compress
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
