@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from rocketmq_spark.columnar.decode.schema import BASIC, chosen, columns_of
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import TABLE, names, parse
-from rocketmq_spark.spark.sink import columns
+from rocketmq_spark.spark.sink import checks
 
 OPTIONS = {row.name for row in TABLE}
 PAGE = (Path(__file__).parents[1] / "docs" / "coming-from-kafka.md").read_text("utf-8")
@@ -24,7 +24,7 @@ def test_an_option_of_kafka_names_options_that_there_are(name):
     assert f"option {name!r} is unknown: {names.KAFKA_OPTIONS[name]}" in str(caught.value)
     named = set(re.findall(r"'(\w+)'", names.KAFKA_OPTIONS[name]))
     assert named & OPTIONS
-    assert named - OPTIONS <= {column.name for column in BASIC} | columns.TABLE.keys()
+    assert named - OPTIONS <= {column.name for column in BASIC} | checks.COLUMNS.keys()
 
 
 def test_other_settings_of_its_clients_lead_to_the_page():
@@ -52,10 +52,10 @@ def test_a_column_of_its_source(name):
 
 @pytest.mark.parametrize("name", names.KAFKA_SINK_COLUMNS)
 def test_a_column_of_its_sink(name):
-    assert set(re.findall(r"'(\w+)'", names.KAFKA_SINK_COLUMNS[name])) <= columns.TABLE.keys() | OPTIONS
-    _, problems = columns.look(StructType().add("body", "string").add(name, "string"), "t")
+    assert set(re.findall(r"'(\w+)'", names.KAFKA_SINK_COLUMNS[name])) <= checks.COLUMNS.keys() | OPTIONS
+    _, problems = checks.check_columns(StructType().add("body", "string").add(name, "string"), "t")
     assert problems == [
-        f"column {name!r} is unknown; the sink takes {', '.join(columns.TABLE)}; "
+        f"column {name!r} is unknown; the sink takes {', '.join(checks.COLUMNS)}; "
         f"for Kafka's {name!r} there is {names.KAFKA_SINK_COLUMNS[name]}"
     ]
 
@@ -70,7 +70,7 @@ def test_the_page_names_options_that_there_are_and_agrees_with_the_hints():
     source, sink = rows("Options of the source"), rows("Options and columns of the sink")
     assert len(source) >= 25
     assert {here for _, here in source} <= OPTIONS
-    assert {here for _, here in sink} <= OPTIONS | columns.TABLE.keys()
+    assert {here for _, here in sink} <= OPTIONS | checks.COLUMNS.keys()
     for name, here in source:
         if name != here:
             assert f"'{here}'" in names.KAFKA_OPTIONS[name.lower()], name
