@@ -16,16 +16,17 @@ import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, NamedTuple
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.codes import OFFSET_RESET, UNREADABLE, Response, SysFlag
 from rocketmq_spark.errors import AccessDenied, BrokerError, error_for
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.remoting.bulk import Answer, BulkStream
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _BATCH, _UNWRAP = int(codes.SysFlag.INNER_BATCH), int(codes.SysFlag.NEED_UNWRAP)
 # With what stands before the value.

@@ -34,13 +34,10 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
 from rocketmq_spark.pull.answers import Cause
 from rocketmq_spark.spark.monitoring.queries import of_progress, sink_counts
-from rocketmq_spark.spark.source import filters
-from rocketmq_spark.spark.source.commit import GroupOffsets
 from rocketmq_spark.spark.source.offsets import Offsets
 
 if TYPE_CHECKING:
     from rocketmq_spark.spark.sink.foreach import ForeachBatchWriter
-
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +59,8 @@ class GroupOffsetListener(StreamingQueryListener):
     """
 
     def __init__(self, **options: object) -> None:
+        from rocketmq_spark.spark.source.commit import GroupOffsets  # figures need no client
+
         parsed = options_table.parse(options).for_role("stream source")
         if "group" not in parsed.given:
             raise OptionError("option 'group' is required: name the group whose offsets are committed")
@@ -84,6 +83,8 @@ class GroupOffsetListener(StreamingQueryListener):
         self._commit(event.runId)
 
     def _mine(self, logged: str) -> Offsets:
+        from rocketmq_spark.spark.source import filters
+
         try:
             end = Offsets.from_json(logged)
         except OffsetError:
