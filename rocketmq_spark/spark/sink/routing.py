@@ -16,14 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.arrow import Ints
+from rocketmq_spark.columnar.arrow import Ints, hash_codes
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import MessageRefused, SelectorError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.options import Options, transport
-from rocketmq_spark.options.callables import resolve
+from rocketmq_spark.options.names import resolve
 from rocketmq_spark.producer.encoding import check_topic
-from rocketmq_spark.queues.hash_columns import hash_codes
 from rocketmq_spark.queues.selection import Select, custom, in_rooms
 
 UNKNOWN, AMBIGUOUS = -1, -2
