@@ -63,7 +63,7 @@ ORDER = {
     "grpc_proxy": "facts protos answers channel outgoing proxy member transactions sender",
     "columnar": "decode encode arrow decode.schema decode.property_columns decode.index_entries"
     " decode.stored_messages decode.inner decode.answers decode.properties decode.rows decode.careful decode.decoder"
-    " encode.properties encode.batch encode.content_ids encode.encoder encode.proxy_request",
+    " encode.properties encode.batch encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends ids look sends",
     "base": "codes extras lifecycle process java threads clock copies timer retry",
     "client": "credentials calls route topics questions broker instance transactions sender replies admin groups pulls member",

@@ -29,7 +29,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import MessageQueue, QueueEnd, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.attempts import OutOfTime
 from rocketmq_spark.producer.in_flight import Sending
-from rocketmq_spark.producer.outgoing import Outcome
+from rocketmq_spark.producer.outgoing import Outcome, at_rest
 from rocketmq_spark.wire.messages import decode_batch, encode_item
 from rocketmq_spark.wire.properties import decode_properties
 
@@ -298,7 +298,7 @@ def unproved(error: RocketMQError, cause: RocketMQError) -> UnprovedError:
 
 def without(request: SendRequest, stored: set[str]) -> Confirmed:
     """The request without the messages that are stored."""
-    items = _items(request)
+    items = _items(request := at_rest(request))
     rest = [(each, item) for each, item in items if each not in stored]
     count = len(items) - len(rest)
     if not rest:
@@ -310,9 +310,10 @@ def without(request: SendRequest, stored: set[str]) -> Confirmed:
 
 def _items(request: SendRequest) -> list[tuple[str, bytes]]:
     """The id of each message, and of a batch its item."""
+    request = at_rest(request)
     if not request.batch:
         return [(decode_properties(request.properties)[Property.UNIQ_KEY], b"")]
     return [
         (decode_properties(item.properties)[Property.UNIQ_KEY], encode_item(item.body, item.properties, item.flag))
-        for item in decode_batch(request.body)
+        for item in decode_batch(request.data)
     ]

@@ -14,7 +14,9 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
-from rocketmq_spark.wire.properties import decode_properties
+from rocketmq_spark.model.send import SentMessage
+from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
+from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 _SEPARATOR = ","
 
@@ -142,6 +144,26 @@ class Outgoing(NamedTuple):
     def deadline(self) -> Deadline:
         """When all attempts must be over if the first one is made now."""
         return self.timeout if isinstance(self.timeout, Deadline) else Deadline.after(self.timeout)
+
+
+def messages_of(request: SendRequest) -> Sequence[SentMessage]:
+    """The messages of a batch, whatever encoded them."""
+    if not isinstance(request.body, bytes | memoryview):
+        return request.body.messages()
+    return [
+        SentMessage(item.body, decode_properties(item.properties), item.flag) for item in decode_batch(request.body)
+    ]
+
+
+def at_rest(request: SendRequest) -> SendRequest:
+    """The send with a body of bytes, as spools keep it."""
+    if isinstance(request.body, bytes | memoryview):
+        return request
+    items = [BatchItem(each.body, encode_properties(each.properties), each.flag) for each in request.body.messages()]
+    if len(items) == 1:
+        body, properties, flag = items[0]
+        return request._replace(body=bytes(body), properties=properties, flag=flag, batch=False)
+    return request._replace(body=encode_batch(items))
 
 
 def in_turn(outgoing: Outgoing, by_queue: bool) -> Outgoing:

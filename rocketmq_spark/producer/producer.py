@@ -79,7 +79,9 @@ class BaseProducer(Closing):
             self._engine.timer.begin()  # batches are sent without waiting
             self._shared_as = shared_as or name
             batcher = batching.share(self._shared_as, settings, lambda: make_timer(f"{name}-batch"))
-            self._membership = AccumulatorMember(batcher, self, self._pending, self._engine.topics, settings)
+            self._membership = AccumulatorMember(
+                batcher, self, self._pending, self._engine.topics, settings, sender.encoder
+            )
         housekeeping.watch(self)
         Housekeeping(sender, self._engine, settings).start(self._housekeeping_timer)
         self._leave = sender.join(settings.group, settings.heartbeat_s, settings.transaction_check)
@@ -235,7 +237,7 @@ class BaseProducer(Closing):
             encoding.prepare(message, msg_id, self.settings, How(queue))
             for message, msg_id in zip(messages, ids, strict=False)
         ]
-        request = encoding.explicit_batch(prepared, None, self.settings, now_ms)
+        request = encoding.explicit_batch(prepared, None, self.settings, now_ms, self._sender.encoder)
         topic = prepared[0].message.topic
         self._destinations.check(topic, queue, deadline)
         if self._engine.topics.ask_kind(topic, deadline):
@@ -343,7 +345,7 @@ class BaseProducer(Closing):
         ids, whole = [entry.msg_id for entry in batch.entries], self._engine.topics.keeps_batches(batch.key.topic)
         outgoing = Outgoing(
             batch.key.topic,
-            encoding.accumulated_batch(batch, batch_id if whole else None, self.settings, now_ms),
+            encoding.accumulated_batch(batch, batch_id if whole else None, self.settings, now_ms, self._sender.encoder),
             self._deadline(None),
             batch.key.queue,
             ordered=True,

@@ -27,7 +27,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.columnar.encode.batch import About, Rows, UniqueIds
-from rocketmq_spark.columnar.encode.encoder import Checked, Chunk, Encoded, Encoder, Growth
+from rocketmq_spark.columnar.encode.encoder import Checked, Encoded, Encoder, Growth
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import Message, MessageQueue, SendStatus
@@ -159,7 +159,8 @@ class TaskWriter:
         )
         self._grown = Growth(self._settings.features.adds_bytes, options.max_message_size)
         ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms) if once is None else once.ids
-        self._encoder = Encoder(self._names, options.max_message_size, ids, self._batch_bytes)
+        encoder = session.row_encoder(options)
+        self._encoder: Encoder = encoder(self._names, options.max_message_size, ids, self._batch_bytes)
         self._whole = BatchTopicPlan(options, self._names, self._sender, self._engine.timer.wall_ms)
         self._router = routing.Router(options, self._names, self._queues)
         self._candidates = routing.candidates(options)
@@ -220,7 +221,7 @@ class TaskWriter:
                 checked, plan = self._checked(batch)
             hashes = self._once.hashes(batch, self._names)
         plan = self._whole.look(batch, plan)
-        encoded = self._encoder.join(checked, hashes)
+        encoded = self._encoder.join(checked, hashes, plan.topics(len(batch)))
         delayed = checked.delayed
         if plan.order is not None:
             encoded = encoded.take(plan.order)
@@ -273,11 +274,11 @@ class TaskWriter:
         max_bytes, at = 0 if delayed else self._batch_bytes, 0
         for chunk in encoded.chunks(max_bytes, self._batch_rows, self._grown):
             now_ms, place = self._engine.timer.wall_ms(), Destination(share.queue)
-            if len(chunk.body) <= max_bytes:
+            if len(chunk.body) <= max_bytes or not isinstance(chunk.body, memoryview):
                 topic, said = share.topic, self._whole.properties(share.topic, rows[at : at + chunk.rows])
                 request = encoding.batch_request(chunk.body, said, self._settings, now_ms)
             else:  # a row that does not fit into a batch or must not travel in one
-                prepared = _alone(share.topic, chunk)
+                prepared = _alone(share.topic, chunk.body)
                 if delayed and self._options.long_delay == "dmq":
                     prepared, place = self._long_delay(prepared, place)
                 topic, request = prepared.message.topic, encoding.single_request(prepared, self._settings, now_ms)
@@ -360,9 +361,9 @@ class TaskWriter:
         self._tally.acknowledged(outcome.queue.broker_name, rows, ended.outgoing.size, ended.attempts - 1, failed)
 
 
-def _alone(topic: str, chunk: Chunk) -> Prepared:
+def _alone(topic: str, body: memoryview) -> Prepared:
     """A row as a message of its own."""
-    (item,) = decode_batch(chunk.body)
+    (item,) = decode_batch(body)
     return Prepared(Message(topic, bytes(item.body), flag=item.flag), "", item.properties, False)
 
 
