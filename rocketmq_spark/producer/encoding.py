@@ -12,7 +12,7 @@ import functools
 import re
 from collections.abc import Sequence, Sized
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.codes import LONGEST_DELAY_MS, Property, SysFlag
@@ -32,7 +32,10 @@ _SINGLE_MAX_PROPERTIES = codes.MAX_PROPERTIES_BYTES - codes.BROKER_PROPERTIES_RE
 
 
 class How(NamedTuple):
-    """How one message is sent: what ``Producer.send`` takes beside it, and says what it means."""
+    """How one message is sent: what ``Producer.send`` takes beside it, and says what it means.
+
+    When its place is found, a ``selector`` is left only if it chooses when there is a route: by its name, and its ``arg``.
+    """
 
     queue: MessageQueue | None = None
     selector: str | Select | None = None
@@ -41,6 +44,11 @@ class How(NamedTuple):
     delay: float | timedelta | None = None
     deliver_at: int | datetime | None = None
     timeout_s: float | None = None
+
+    @property
+    def selection(self) -> tuple[str, Any] | None:
+        """What is left to choose by a selector that has a name."""
+        return (self.selector, self.arg) if isinstance(self.selector, str) else None
 
 
 ANYHOW = How()

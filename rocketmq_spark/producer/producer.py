@@ -25,7 +25,7 @@ from rocketmq_spark.producer import batching, encoding, housekeeping
 from rocketmq_spark.producer.accumulator import MessageBatch
 from rocketmq_spark.producer.batching import AccumulatorMember
 from rocketmq_spark.producer.confirming import Confirming, StoredIds
-from rocketmq_spark.producer.destination import Destination, Destinations, Later
+from rocketmq_spark.producer.destination import Destinations, Later
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine, Unsent
 from rocketmq_spark.producer.faults import FaultTable
@@ -154,7 +154,7 @@ class BaseProducer(Closing):
         """
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         prepared, place, deadline = self._admitted(message, how)
-        if self._membership is not None and place.known and self._membership.takes(prepared, how):
+        if self._membership is not None and place.selector is None and self._membership.takes(prepared, how):
             result, batch = self._membership.add(prepared, place.queue, waits=True)
             if batch is not None:
                 return self._membership.result(batch, result)
@@ -184,7 +184,7 @@ class BaseProducer(Closing):
         """
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         prepared, place, deadline = self._admitted(message, how)
-        if self._membership is not None and place.known and self._membership.takes(prepared, how):
+        if self._membership is not None and place.selector is None and self._membership.takes(prepared, how):
             result, batch = self._membership.add(prepared, place.queue, waits=False, callback=callback)
             if batch is not None:
                 return result
@@ -364,7 +364,7 @@ class BaseProducer(Closing):
             raise OptionError(f"timeout_s is {timeout_s!r}; expected seconds, such as 3.0")
         return Deadline.after(wait_s)
 
-    def _admitted(self, message: Message, how: How) -> tuple[Prepared, Destination, Deadline]:
+    def _admitted(self, message: Message, how: How) -> tuple[Prepared, How, Deadline]:
         """The checks in Java's order: state, message, route; then the queue if one was chosen."""
         self._owner.check(self._closing.locked())
         deadline = self._deadline(how.timeout_s)
@@ -377,7 +377,7 @@ class BaseProducer(Closing):
         return prepared, place, deadline
 
     def _outgoing(
-        self, prepared: Prepared, place: Destination, deadline: Deadline, done: Callable[[Ended], None] = ignore
+        self, prepared: Prepared, place: How, deadline: Deadline, done: Callable[[Ended], None] = ignore
     ) -> Outgoing:
         message, selection = prepared.message, place.selection
         request = encoding.single_request(prepared, self.settings, self._engine.timer.wall_ms())

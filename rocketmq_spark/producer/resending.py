@@ -23,8 +23,7 @@ from rocketmq_spark.errors import ClosedError, DecodeError, MessageRefused, Opti
 from rocketmq_spark.model import Message, MessageQueue, Resent, SendStatus, SpooledSend
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
-from rocketmq_spark.producer.destination import Destination
-from rocketmq_spark.producer.encoding import Prepared, single_request
+from rocketmq_spark.producer.encoding import How, Prepared, single_request
 from rocketmq_spark.producer.engine import Engine, Together
 from rocketmq_spark.producer.long_delays import LongDelays, Timers
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
@@ -153,7 +152,7 @@ class EngineResender:
         body = decompress(request.data, request.sys_flag) if request.sys_flag & SysFlag.COMPRESSED else request.data
         message = Message(send.topic, bytes(body), flag=request.flag)
         prepared = Prepared(message, ",".join(send.msg_ids), request.properties, True)
-        place = Destination(send.queue, None if send.selector is None else (send.selector, send.arg))
+        place = How(send.queue, send.selector, send.arg)
         queues = functools.partial(self._engine.topics.queues, send.topic, deadline)
         prepared, _ = self._long_delays.placed(prepared, place, queues, deadline, insist=True)
         if prepared.waiting is None:

@@ -36,8 +36,7 @@ from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
 from rocketmq_spark.producer.confirming import Confirming
-from rocketmq_spark.producer.destination import Destination
-from rocketmq_spark.producer.encoding import Prepared
+from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.long_delays import LongDelays
@@ -273,7 +272,7 @@ class TaskWriter:
         """Brokers ignore delays inside a batch. There is no order among delayed rows."""
         max_bytes, at = 0 if delayed else self._batch_bytes, 0
         for chunk in encoded.chunks(max_bytes, self._batch_rows, self._grown):
-            now_ms, place = self._engine.timer.wall_ms(), Destination(share.queue)
+            now_ms, place = self._engine.timer.wall_ms(), How(share.queue)
             if len(chunk.body) <= max_bytes or not isinstance(chunk.body, memoryview):
                 topic, said = share.topic, self._whole.properties(share.topic, rows[at : at + chunk.rows])
                 request = encoding.batch_request(chunk.body, said, self._settings, now_ms)
@@ -295,7 +294,7 @@ class TaskWriter:
                 )
             )
 
-    def _long_delay(self, prepared: Prepared, place: Destination) -> tuple[Prepared, Destination]:
+    def _long_delay(self, prepared: Prepared, place: How) -> tuple[Prepared, How]:
         topic, deadline = prepared.message.topic, Deadline.after(self._options.send_timeout)
 
         def at_hand() -> Sequence[MessageQueue]:
