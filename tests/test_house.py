@@ -62,7 +62,7 @@ ORDER = {
     "grpc_proxy": "facts protos answers channel outgoing proxy member transactions sender",
     "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
     " decode.properties decode.rows decode.careful decode.decoder encode.properties encode.batch"
-    " encode.content_ids encode.encoder encode.proxy_request",
+    " encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends look",
     "base": "codes extras lifecycle process java threads clock copies timer retry",
     "client": "calls route topics questions broker instance transactions sender replies admin groups pulls member",

@@ -121,8 +121,12 @@ def test_the_remoting_client_has_each_verb_with_the_same_arguments(port: type) -
 @pytest.mark.parametrize(("port", "kind"), [(ports.Sender, ProxySender), (ports.PopMember, ProxyMember)])
 def test_the_client_of_a_proxy_has_each_verb_with_the_same_arguments(port: type, kind: type) -> None:
     assert isinstance(vars(kind)["client_id"], property)
-    for name in verbs(port) - {"client_id"}:
-        assert arguments(getattr(port, name)) == arguments(getattr(kind, name)), name
+    for name in verbs(port):
+        asked, given = getattr(port, name), getattr(kind, name)
+        if isinstance(asked, property):
+            assert isinstance(given, property)
+        else:
+            assert arguments(asked) == arguments(given), name
 
 
 @pytest.mark.parametrize(

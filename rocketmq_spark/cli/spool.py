@@ -277,7 +277,7 @@ def _content(entry: SpoolEntry) -> dict[str, object]:
         "sysFlag": request.sys_flag,
         "bornTimestamp": request.born_timestamp_ms,
         "properties": decode_properties(request.properties),
-        "body": base64.b64encode(request.body).decode(),
+        "body": base64.b64encode(request.data).decode(),
     }
 
 

@@ -151,6 +151,13 @@ def joined(*parts: pa.Array | bytes) -> pa.Array:
     )
 
 
+def regrouped(parts: pa.Array, bounds: npt.NDArray[np.integer]) -> pa.Array:
+    """The parts from one of the ``bounds`` to the next as one value: they lie together, so only bounds are new."""
+    data, ends = content(parts)
+    whole = np.ascontiguousarray(ends[bounds] if len(parts) else np.zeros(len(bounds)), np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(whole), pa.py_buffer(data)])
+
+
 Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 

@@ -58,7 +58,7 @@ _REQUEST = (
 def record_of(send: SpooledSend, now_ms: int) -> Record:
     """The send with all that it takes to send it once more."""
     text = _head(send).encode()
-    payload = b"".join((_HEAD.pack(SEND_VERSION, len(text)), text, send.request.body))
+    payload = b"".join((_HEAD.pack(SEND_VERSION, len(text)), text, send.request.data))
     return Record(SEND_KIND, payload, now_ms, target_of(send), lane_of(send))
 
 
