@@ -173,6 +173,18 @@ def test_a_spool_gets_the_items_of_brokers():
             "row 1: a is",
         ),
         ({"properties": pa.array([[], [(b"\xff", b"x")]], pa.map_(pa.binary(), pa.binary()))}, "row 1: a property is"),
+        (
+            {"properties": pa.array([[(b"\xff", b"x")], [(b"\xff", b"y")]], pa.map_(pa.binary(), pa.binary()))},
+            "2 rows .* row 0: a property is not UTF-8",
+        ),
+        ({"tags": pa.array([b"a", b"\xff"]), "delayMs": [5, None]}, "row 1: TAGS is not UTF-8"),
+        (
+            {
+                "properties": pa.array([[], [(b"a", b"\xff")]], pa.map_(pa.binary(), pa.binary())),
+                "delayMs": [5, None],
+            },
+            "row 1: a property is",
+        ),
     ],
 )
 def test_what_grpc_cannot_carry_is_a_fault_of_its_row(columns, said):

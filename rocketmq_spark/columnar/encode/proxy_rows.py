@@ -23,7 +23,7 @@ from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import NOTHING, Flags, Ints, Pieces
 from rocketmq_spark.columnar.encode import properties
 from rocketmq_spark.columnar.encode.encoder import OVERHEAD, Checked, Encoded, Encoder, Hashes, RowTopics
-from rocketmq_spark.columnar.encode.properties import BadRows, PropertyPieces
+from rocketmq_spark.columnar.encode.properties import BadRows, PropertyPieces, TextPieces
 from rocketmq_spark.grpc_proxy import outgoing
 from rocketmq_spark.grpc_proxy.facts import MessageType
 from rocketmq_spark.grpc_proxy.outgoing import ProxyBatch, ProxyEncoder, ProxyItem, ProxySendRequest
@@ -34,7 +34,42 @@ _TEXTS = {name.encode(): first for name, first in outgoing.TEXTS.items()}
 _FIFO = number("SystemProperties", "message_type", MessageType.FIFO) + start("SystemProperties", "message_group")
 _FIRST = number("SystemProperties", "message_type", MessageType.PRIORITY) + start("SystemProperties", "priority")
 _COMMA = b","[0]
+_NO_TEXT = "a property is not UTF-8, and gRPC carries no other text"
 _NULL = pa.nulls(1, pa.binary())[0]
+
+
+class _TextCheck:
+    """Finds what is not UTF-8: protobuf refuses it, and the way over items would put other characters there."""
+
+    def __init__(self, bad_rows: BadRows) -> None:
+        self._bad_rows = bad_rows
+
+    def value(self, name: bytes, values: pa.Array) -> None:
+        if not _is_text(name):
+            self._bad_rows.rows(np.arange(len(values)), _NO_TEXT)
+        for row in _no_texts(values):
+            said = name.decode("utf-8", "replace")
+            self._bad_rows.rows(np.array([row]), f"{said} is not UTF-8, and gRPC carries no other text")
+
+    def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
+        for entry in (*_no_texts(names), *_no_texts(values)):
+            self._bad_rows.rows(np.searchsorted(bounds, [entry], side="right") - 1, _NO_TEXT)
+
+
+class _CheckedPieces(TextPieces):
+    """Those of a batch with delays: its items are read as text when they become messages."""
+
+    def __init__(self, rows: int, bad_rows: BadRows) -> None:
+        super().__init__(rows)
+        self._check = _TextCheck(bad_rows)
+
+    def value(self, name: bytes, values: pa.Array, filled: Flags | None = None) -> None:
+        self._check.value(name, values)
+        super().value(name, values, filled)
+
+    def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
+        self._check.entries(names, values, bounds)
+        super().entries(names, values, bounds)
 
 
 class ProxyPieces:
@@ -45,10 +80,10 @@ class ProxyPieces:
         self.fields, self.system = Pieces(rows), Pieces(rows)
         self.groups: pa.Array | None = None
         self.priorities = False
-        self._bad_rows = bad_rows
+        self._check = _TextCheck(bad_rows)
 
     def value(self, name: bytes, values: pa.Array, filled: Flags | None = None) -> None:
-        self._check_text(name.decode("utf-8", "replace"), values)
+        self._check.value(name, values)
         lengths = arrow.lengths(values) + len(name) + 2
         self.lengths += lengths if filled is None else np.where(filled, lengths, 0)
         if name in _TEXTS:
@@ -88,17 +123,8 @@ class ProxyPieces:
             value_sizes,
             values,
         )
-        self._check_entries(names, values, bounds)
+        self._check.entries(names, values, bounds)
         self.fields.column(arrow.regrouped(made, bounds))
-
-    def _check_text(self, name: str, values: pa.Array) -> None:
-        for row in _no_texts(values):
-            self._bad_rows.rows(np.array([row]), f"{name} is not UTF-8, and gRPC carries no other text")
-
-    def _check_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
-        for entry in (*_no_texts(names), *_no_texts(values)):
-            row = np.searchsorted(bounds, [entry], side="right") - 1
-            self._bad_rows.rows(row, "a property is not UTF-8, and gRPC carries no other text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +172,7 @@ class ProxyRowEncoder(Encoder):
 
     def _pieces(self, batch: pa.RecordBatch, bad_rows: BadRows) -> PropertyPieces:
         if properties.any_delay(batch, self.columns):
-            return Encoder._pieces(self, batch, bad_rows)
+            return _CheckedPieces(len(batch), bad_rows)
         return ProxyPieces(len(batch), bad_rows)
 
     def check(self, batch: pa.RecordBatch, bad_rows: BadRows) -> Checked:
