@@ -211,9 +211,12 @@ class AccumulatorMember:
         self._mixed = settings.features.chooses_queues is not None
 
     def takes(self, prepared: Prepared, how: How) -> bool:
-        """Whether the message may wait for company (the gate of ``DefaultMQProducer.canBatch``)."""
-        topic = prepared.message.topic
-        return how.timeout_s is None and not prepared.delayed and not topic.startswith(codes.RETRY_PREFIX)
+        """Whether the message may wait for company (the gate of ``DefaultMQProducer.canBatch``). One with a priority would be a
+        request of its own there, too, and without its own time.
+        """
+        message = prepared.message
+        alone = prepared.delayed or message.priority is not None or message.topic.startswith(codes.RETRY_PREFIX)
+        return how.timeout_s is None and not alone
 
     def add(
         self, prepared: Prepared, queue: MessageQueue | None, waits: bool, callback: Callback | None = None

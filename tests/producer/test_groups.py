@@ -92,3 +92,11 @@ def test_what_was_not_sent_behind_one_that_is_refused_is_not_told_that_it_was(be
     assert isinstance(failed := results[2].exception(0), SendFailed)
     assert "one before it in its group was refused: too long" in str(failed)
     assert failed.__cause__ is error
+
+
+def test_what_has_a_priority_is_a_request_of_its_own_and_has_time_of_its_own(bench: Bench) -> None:
+    """As one send, thousands of small ones would have to end within one attempt."""
+    producer = bench.producer(features=FEATURES[GRPC], auto_batch=True)
+    results = [producer.send_async(Message("T", f"{i}".encode(), priority=1)) for i in range(40)]
+    assert sent(bench) == [[f"{i}"] for i in range(40)]
+    assert all(result.result(0) for result in results)
