@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
+import shutil
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -229,9 +232,16 @@ def _tell(output: Output, made: Stage, result: _Result, started_s: float, all_s:
         f"Data, checkpoint and Spark's log: {made.folder}",
         "Try next:",
         *("  " + command for command in commands),
+        *_where(),
         "",
     ]
     output.item(document, "\n".join(lines))
+
+
+def _where() -> list[str]:
+    """``make demo`` runs in an environment that is not activated."""
+    folder = os.path.dirname(sys.executable)
+    return [] if shutil.which("rocketmq-spark") else [f"(rocketmq-spark is in {folder}: . {folder}/activate first)"]
 
 
 def _next_commands(made: Stage) -> list[str]:
