@@ -22,7 +22,7 @@ import click
 import pytest
 
 from rocketmq_spark import options
-from rocketmq_spark.cli.app import app
+from rocketmq_spark.cli.command import app
 from tests.test_house import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

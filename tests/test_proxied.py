@@ -14,6 +14,7 @@ import pytest
 
 from rocketmq_spark import options, session
 from rocketmq_spark.base.codes import SysFlag
+from rocketmq_spark.client.sender import ItemEncoder
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import Message, SendRequest
 from rocketmq_spark.options.transport import FEATURES, GRPC
@@ -55,10 +56,10 @@ def test_each_consumer_is_a_client_of_its_own():
     assert len({member.client_id for member in made}) == 2
 
 
-def test_a_batch_is_taken_apart():
+def test_a_batch_that_was_spooled_is_read():
     prepared = [encoding.prepare(Message("t", f"{n}".encode(), tags="a"), f"ID{n}", SETTINGS) for n in range(3)]
-    request = encoding.explicit_batch(prepared, "B", SETTINGS, 5)
-    parts = proxied.take_apart(request)
+    request = encoding.explicit_batch(prepared, "B", SETTINGS, 5, ItemEncoder())
+    parts = proxied.messages_of(request)
     assert [(part.body, part.properties["TAGS"], part.properties["UNIQ_KEY"]) for part in parts] == [
         (f"{n}".encode(), "a", f"ID{n}") for n in range(3)
     ]
@@ -68,7 +69,7 @@ def test_a_batch_is_taken_apart():
 def test_what_was_compressed_is_opened(kind):
     """A spool may have kept it so, and other producers send it so."""
     packed = compress(b"body" * 100, kind)
-    (part,) = proxied.take_apart(
+    (part,) = proxied.messages_of(
         SendRequest("g", packed, "a\x01b\x02", sys_flag=int(SysFlag.COMPRESSED | kind), flag=4)
     )
     assert (part.body, part.properties, part.flag) == (b"body" * 100, {"a": "b"}, 4)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import signal
 import threading
 import time
 import weakref
@@ -173,6 +175,16 @@ def test_an_exporter_that_blocks_holds_up_no_answer(
     producer.flush()
     assert len(seen.spans) == 2, "one ends, one waits, and two are lost"
     assert all(before_ns <= (span.end_time or 0) <= after_ns for span in seen.spans)
+
+
+def test_a_child_that_is_forked_while_a_span_is_handed_over_closes(bench: Bench, seen: Seen) -> None:
+    producer, made = instrumented(bench), Instrumentation("g", "me", "ns")
+    made.instrument_producer(producer)
+    with made._aside._lock:
+        if not (child := os.fork()):
+            signal.alarm(20)
+            os._exit(producer.close() != [])
+    assert os.waitpid(child, 0)[1] == 0
 
 
 class Slow(SpanExporter):

@@ -9,6 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -17,6 +18,7 @@ from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.consumer.pull.pull_consumer import POLL_S, checked_timeout, next_answer
 from rocketmq_spark.consumer.result import LaterListener, Listener, OutcomeLater, TakesOutcome
 from rocketmq_spark.consumer.settings import MAX_MESSAGES
+from rocketmq_spark.errors import ClosedError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats
 from rocketmq_spark.model.message import PoppedMessage
@@ -281,7 +283,11 @@ class PullConsumer(Asynchronous):
         while not self._closed:
             for message in self._answer:
                 yield message
-            await self._more(POLL_S)
+            try:
+                await self._more(POLL_S)
+            except ClosedError:
+                if not self._closed:
+                    raise
 
     async def _more(self, wait_s: float) -> None:
         """Wait for the next answer. The answer of a cancelled poll comes first, because no caller got its messages.
@@ -344,7 +350,7 @@ class SimpleConsumer(Asynchronous):
         if self._unclaimed:
             found, self._unclaimed = self._unclaimed[:max_messages], self._unclaimed[max_messages:]
             return found
-        received = self._receiving.start(self._consumer.receive, max_messages, invisible, wait)
+        received = self._receiving.start(copy_context().run, self._consumer.receive, max_messages, invisible, wait)
         try:
             await self._ended(received)
         except asyncio.CancelledError:

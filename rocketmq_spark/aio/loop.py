@@ -28,6 +28,9 @@ class EventLoop:
 
     def __init__(self, threads: int = WAITING_THREADS) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._made_in: asyncio.AbstractEventLoop | None = None  # for what threads ask before it is used
+        with contextlib.suppress(RuntimeError):
+            self._made_in = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(threads, "rocketmq-aio")
         self._ready: deque[Callable[[], object]] = deque()
         self._woken = False
@@ -66,25 +69,20 @@ class EventLoop:
             raise
         return await begun
 
-    def last(self, code: Callable[[], T]) -> asyncio.Future[T]:
-        """Run ``code``, and then ``close``, on a new thread: a close must not wait for busy threads, nor be cancelled before it
-        begins. Raises ``RuntimeError`` if the system has no more threads; then ``code`` has not begun.
-        """
-        future = self._apart(code)
-        future.add_done_callback(lambda _: self.close())
-        return future
-
     def finish(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """As ``start``, for what was begun before ``close`` and ends behind it."""
         if self.closed:
-            return self._apart(functools.partial(code, *args, **kwargs))
+            return self.apart(functools.partial(code, *args, **kwargs))
         return self.start(code, *args, **kwargs)
 
     async def finished(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """As ``call``, for what was begun before ``close`` and ends behind it; it begins also if the caller is cancelled."""
         return await asyncio.shield(self.finish(copy_context().run, functools.partial(code, *args, **kwargs)))
 
-    def _apart(self, code: Callable[[], T]) -> asyncio.Future[T]:
+    def apart(self, code: Callable[[], T]) -> asyncio.Future[T]:
+        """Run ``code`` on a new thread: a close must not wait for busy threads, nor be cancelled before it begins. Raises
+        ``RuntimeError`` if the system has no more threads; then ``code`` has not begun.
+        """
         threads = ThreadPoolExecutor(1, "rocketmq-aio-close")
         future = self.here().run_in_executor(threads, code)
         future.add_done_callback(_retrieve)
@@ -100,6 +98,8 @@ class EventLoop:
 
     def soon(self, call: Callable[[], object]) -> None:
         """Schedule ``call`` in the loop. Raises ``RuntimeError`` if the loop was closed."""
+        if self._loop is None and self._made_in is not None and not self._made_in.is_closed():
+            self._loop = self._made_in
         if self._loop is None:
             raise RuntimeError("there is no event loop yet")
         self._ready.append(call)
@@ -118,8 +118,12 @@ class EventLoop:
 
     def _drain(self) -> None:
         self._woken = False  # before the loop below: later calls of ``soon`` schedule a new drain
-        while self._ready:
-            self._ready.popleft()()
+        try:
+            while self._ready:
+                self._ready.popleft()()
+        except BaseException:  # Ctrl-C is for the user, and costs those behind it nothing
+            self.here().call_soon(self._drain)
+            raise
 
     def put(self, future: asyncio.Future[Any], outcome: object) -> None:
         """Set the outcome of ``future``; does nothing if the loop was closed."""
@@ -220,14 +224,23 @@ class Asynchronous:
         return await self._loop.call(code, *args, **kwargs)
 
     async def _end(self, code: Callable[[], T]) -> T:
-        """Closed from now on, and ``code`` goes on if its caller is cancelled. Where no thread can do it another call may."""
+        """Closed from now on, and ``code`` goes on if its caller is cancelled. Where it fails, or there is no thread for it,
+        another call may close.
+        """
         self._closed = True
         try:
-            ending = self._loop.last(code)
+            ending = self._loop.apart(code)
         except BaseException:
             self._closed = False
             raise
+        ending.add_done_callback(self._settled)
         return await asyncio.shield(ending)
+
+    def _settled(self, ending: asyncio.Future[Any]) -> None:
+        if ending.cancelled() or ending.exception() is None:
+            self._loop.close()
+        else:
+            self._closed = False
 
     async def close(self) -> object:
         """Give back what is held; nothing is done the second time."""

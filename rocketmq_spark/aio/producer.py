@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Larger bodies are handed to a thread, because to compress 256 KiB takes up to 50 ms.
+MOST_IN_LOOP = 64 * 1024
 # Why a send that is handed to a thread did not begin in its time, and what to do.
 _NO_ROOM = "too many messages are under way", "Send more slowly, or await earlier sends first"
 _NO_ROUTE = "too many sends wait for routes of topics", "Check that a name server answers"
@@ -186,13 +188,18 @@ class Producer(Asynchronous):
         message, how = waiting.message, waiting.how
         if not _sized(message):  # which is refused before anything is asked or waited for
             self._begin(waiting)
-        elif not routed(self._producer, message.topic):  # a slow route must not hold up other topics
+        elif not routed(self._producer, message.topic, how.timeout_s is how.delay_level is None):
+            # A slow route must not hold up other topics.
             self._hand_over(waiting, lambda: self._loop.start(self._begin_in_turn, waiting, _NO_ROUTE))
-        elif how.delay is how.deliver_at is None and self._line.empty() and at_once(self._producer, message):
+        elif self._is_quick(message, how) and self._line.empty() and at_once(self._producer, message):
             self._begin(waiting)
         else:
             self._thread = self._thread or start_thread("rocketmq-aio-send", self._send_each)
             self._hand_over(waiting, lambda: self._line.put(waiting))
+
+    def _is_quick(self, message: Message, how: How) -> bool:
+        """Whether nothing is asked of a broker for its delay, and no large body is compressed."""
+        return how.delay is how.deliver_at is None and len(message.body) <= MOST_IN_LOOP
 
     def _hand_over(self, waiting: _Waiting, start: Callable[[], object]) -> None:
         self._handed.add(waiting)
@@ -271,7 +278,7 @@ class Producer(Asynchronous):
         """
         self._check()
         transaction = self._producer.transaction(message, timeout_s=timeout_s)
-        entering = self._loop.start(transaction.__enter__)
+        entering = self._loop.start(copy_context().run, transaction.__enter__)
         try:
             half = await asyncio.shield(entering)
         except asyncio.CancelledError as e:  # the half message may be stored, so the rollback runs in the background
@@ -324,17 +331,23 @@ class Producer(Asynchronous):
             return []
         self._check()
         self._closed = True
-        self._begin_fresh()
+        try:
+            self._begin_fresh()
+        except BaseException:  # Ctrl-C: another call closes
+            self._closed = False
+            raise
         return await self._end(functools.partial(self._close, timeout_s))
 
     def _close(self, timeout_s: float | None) -> list[Unsent]:
         deadline = self._deadline(timeout_s)
         self._handed.none_left(deadline)  # what was given to threads before goes out
-        self._line.put(None)
+        if self._thread is not None:
+            self._line.put(None)
+            self._thread = None  # should what follows fail, later sends have another one
         return self._producer.close(deadline.remaining())
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
-        return Deadline.after(self._producer.settings.send_timeout_s if timeout_s is None else timeout_s)
+        return self._producer._deadline(timeout_s)  # which refuses what is no number
 
 
 def _sized(message: object) -> bool:

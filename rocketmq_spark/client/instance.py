@@ -41,6 +41,7 @@ TIMEOUT_S = 3.0
 # More than one name server takes that hangs, and with it far less than the 120 s after which brokers forget.
 LOOK_S = 10.0
 _MOST_LINGERING = 50
+_AT_ONCE = 64  # brokers of which none waits for another one
 SAID_S = 10.0  # how often the log says that a request is refused
 _MAX_ASKED = 1000  # requests of servers that wait for one group: more are refused
 
@@ -53,6 +54,7 @@ _GROUP_FIELDS = {
     Request.CONSUME_MESSAGE_DIRECTLY: "consumerGroup",
 }
 
+_Addresses = Sequence[tuple[str, str]]  # with the names of brokers before them
 # Gets the broker's address and its request; gives the answer, or None to refuse. It may block.
 Asked = Callable[[str, Command], Command | None]
 
@@ -205,6 +207,7 @@ class Instance:
         self._all: Mapping[str, BrokerData] = {}
         self._telling = threading.Lock()  # so that no heartbeat brings back a group that has just left
         self._lingering: dict[str, None] = {}  # groups that producers left, which brokers still have
+        self._asked: set[str] = set()  # groups of producers that brokers ask as long as they have them
         self._forgotten = False  # brokers forgot the connection when the last group was unregistered
         self._timer: Timer | None = None
         self._due_ms = math.inf
@@ -214,6 +217,8 @@ class Instance:
         on_wire = self._calls.on_wire(member.group)
         try:
             self._groups.add(on_wire, member)
+            if member.asked is not None and not member.consumes:
+                self._asked.add(on_wire)
             if member.heartbeat_s:
                 with self._lock:
                     self._timer = self._timer or self._make_timer("rocketmq-instance")
@@ -236,22 +241,21 @@ class Instance:
             if member.consumes:
                 self._unregister("consumerGroup", [on_wire], self._addresses(True, False), deadline)
             else:
-                self._leave_producers(on_wire, member, deadline)
+                self._leave_producers(on_wire, deadline)
 
-    def _leave_producers(self, on_wire: str, member: Member, deadline: Deadline) -> None:
+    def _leave_producers(self, on_wire: str, deadline: Deadline) -> None:
         """A group that no broker asks anything lingers while replies may be under way, which an unregistration loses."""
         addressed = self._groups.addressed()
-        if addressed and member.asked is None and len(self._lingering) < _MOST_LINGERING:
+        if addressed and on_wire not in self._asked and len(self._lingering) < _MOST_LINGERING:
             self._lingering[on_wire] = None
             return
         others = {name for name, other in self._groups.each() if not other.consumes}
         gone = [name for name in {on_wire: None, **self._lingering} if name not in others]
         self._forgotten = True
-        self._unregister("producerGroup", [*gone, *addressed], self._addresses(False, True), deadline)
+        self._anew([*gone, *addressed], deadline)
         self._lingering.clear()  # not before: of an interrupted one heartbeats go on, or brokers would end the connection
-        if addressed:  # see ``connect``
-            self._heartbeat(deadline)
-            self._forgotten = False
+        self._asked.difference_update(gone)
+        self._forgotten = not addressed  # see ``connect``
 
     def heartbeat(self, deadline: Deadline) -> None:
         """Tell brokers of all groups now: masters, and slaves too if any group consumes."""
@@ -264,30 +268,57 @@ class Instance:
         To pass messages on, they note it when a group of producers is new on it. They forget it when any of the client's groups
         is unregistered, and when an older connection ends, and other heartbeats do not bring it back (ProducerManager in 5.5.0).
         """
-        with self._telling:
+        if not self._telling.acquire(timeout=deadline.remaining() / 2):  # who tells them now waits for one that hangs
+            self._forgotten = self._forgotten or again
+            self._beat_of(self._groups.addressed(), [], self._addresses(False, True), deadline)
+            return
+        try:
             if again or self._forgotten:
-                self._unregister("producerGroup", self._groups.addressed(), self._addresses(False, True), deadline)
-            self._heartbeat(deadline)
+                self._anew(self._groups.addressed(), deadline)
+            else:
+                self._heartbeat(deadline)
             self._forgotten = False
+        finally:
+            self._telling.release()
 
-    def _heartbeat(self, deadline: Deadline) -> None:
+    def _anew(self, groups: Sequence[str], deadline: Deadline) -> None:
+        """Unregister groups of producers, with a heartbeat of what stays behind that, if something is addressed.
+
+        Between the two a broker passes no replies on: so none waits for what another one answers.
+        """
+
+        def tell(one: tuple[str, str]) -> None:
+            self._unregister("producerGroup", groups, [one], deadline)
+            if self._groups.addressed():
+                self._heartbeat(deadline, [one], groups)
+
+        aside, addresses = Aside(), self._addresses(False, True)
+        for i, one in enumerate(addresses[1:]):
+            try:
+                aside.run(i % _AT_ONCE, functools.partial(tell, one))
+            except RuntimeError:  # no more threads: then one waits for the other
+                tell(one)
+        for one in addresses[:1]:
+            tell(one)
+        for i in range(min(len(addresses) - 1, _AT_ONCE)):
+            aside.wait(i, deadline.remaining() + TIMEOUT_S)
+
+    def _heartbeat(self, deadline: Deadline, addresses: _Addresses = (), gone: Sequence[str] = ()) -> None:
         each = self._groups.each()
         if not each:
             return
-        producers = list(dict.fromkeys((*(name for name, member in each if not member.consumes), *self._lingering)))
+        lingering = [name for name in self._lingering if name not in gone]
+        producers = list(dict.fromkeys((*(name for name, member in each if not member.consumes), *lingering)))
         consumers = [self._membership(on_wire, member) for on_wire, member in each if member.consumes]
-        body = bodies.heartbeat(self.client_id, producers, consumers)
-        self._tell(
-            [
-                (address, rpc.HEART_BEAT.request(body, bname=name))
-                for name, address in self._addresses(bool(consumers), self._groups.everywhere())
-            ],
-            deadline,
+        self._beat_of(
+            producers, consumers, addresses or self._addresses(bool(consumers), self._groups.everywhere()), deadline
         )
 
-    def _unregister(
-        self, field: str, groups: Sequence[str], addresses: Sequence[tuple[str, str]], deadline: Deadline
-    ) -> None:
+    def _beat_of(self, producers: list[str], consumers: list[GroupMembership], to: _Addresses, until: Deadline) -> None:
+        body = bodies.heartbeat(self.client_id, producers, consumers)
+        self._tell([(address, rpc.HEART_BEAT.request(body, bname=name)) for name, address in to], until)
+
+    def _unregister(self, field: str, groups: Sequence[str], addresses: _Addresses, deadline: Deadline) -> None:
         each: list[dict[str, Any]] = [{field: group} for group in groups]
         self._tell(
             [

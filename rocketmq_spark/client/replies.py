@@ -25,7 +25,14 @@ from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.instance import Instance, Member
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.client.sender import COMPRESS_ABOVE
-from rocketmq_spark.errors import CallTimeout, DecodeError, LocalProtocolError, MessageRefused, RocketMQError
+from rocketmq_spark.errors import (
+    BrokerNotFound,
+    CallTimeout,
+    DecodeError,
+    LocalProtocolError,
+    MessageRefused,
+    RocketMQError,
+)
 from rocketmq_spark.model import Message, ReceivedMessage, Reply
 from rocketmq_spark.remoting.connection import ServerRequest
 from rocketmq_spark.wire import compression, rpc
@@ -146,6 +153,8 @@ class RemotingReplies:
         """The request's broker first: its sender spoke with it."""
         brokers = self._routes.recent(to.topic, deadline).brokers.values()
         masters = [(data.broker_name, data.master) for data in brokers if data.master]
+        if not masters:
+            raise BrokerNotFound("no broker of the topic has a master now", topic=to.topic)
         return sorted(masters, key=lambda master: master[0] != to.broker_name)
 
     def _command(self, to: ReceivedMessage, reply: Message, group: str) -> Callable[[str], Command]:

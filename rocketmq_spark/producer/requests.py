@@ -107,6 +107,7 @@ class RequestProducer(TransactionProducer):
         self._replies = replies
         self._deadlines = make_timer(f"rocketmq-{settings.group}-request")
         self._changed = threading.Condition()
+        self._announcing = threading.Lock()
         self._requests: dict[str, _Request] = {}
         self._announced = self._refusing = self._gone = False
         self._leave_replies: Callable[[Deadline], None] | None = None
@@ -226,6 +227,9 @@ class RequestProducer(TransactionProducer):
                 self._refusing = True
                 while self._requests and not deadline.expired:
                     self._deadlines.hold(self._changed, deadline.remaining())
+        except BaseException:
+            deadline = Deadline.after(0)
+            raise
         finally:
             unsent = super().close(deadline.remaining())
             for request in list(self._requests.values()):
@@ -252,8 +256,14 @@ class RequestProducer(TransactionProducer):
                 raise closed()
             if self._leave_replies is None:
                 self._leave_replies = replies.join(self.settings.group, self.settings.heartbeat_s)
-        replies.announce(deadline)
-        self._announced = True
+        if not self._announcing.acquire(timeout=deadline.remaining()):
+            return  # another request tells them, and waits for one that hangs: the others know it by now
+        try:
+            if not self._announced:
+                replies.announce(deadline)
+                self._announced = True
+        finally:
+            self._announcing.release()
 
     def _late(self, correlation_id: str) -> None:
         """By the id: what has its reply need not be kept until its time is over."""
@@ -271,9 +281,11 @@ def at_once(producer: RequestProducer, message: Message) -> bool:
     """Whether ``send_async`` of a message without a delay would ask and wait for nothing now."""
     engine = producer._engine
     asks = producer._spool is not None or engine.confirming is not None
-    return not asks and routed(producer, message.topic) and engine.has_room(len(message.body))
+    return not asks and routed(producer, message.topic, False) and engine.has_room(len(message.body))
 
 
-def routed(producer: RequestProducer, topic: str) -> bool:
-    """Whether the route of ``topic`` is known, so that no send asks for it."""
-    return bool(producer._engine.topics.brokers_of(topic))
+def routed(producer: RequestProducer, topic: str, batched: bool) -> bool:
+    """Whether the route of ``topic`` is known, so that no send asks for it; ``batched``: and what automatic batches ask."""
+    topics = producer._engine.topics
+    asks = batched and producer._membership is not None and topics.keeps_batches(topic) is None
+    return not asks and bool(topics.brokers_of(topic))

@@ -26,6 +26,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 import rocketmq_spark
 from rocketmq_spark.base.clock import NowAndThen, epoch_ms
 from rocketmq_spark.base.codes import Property
+from rocketmq_spark.base.lifecycle import Owner
 from rocketmq_spark.base.threads import Aside, Failure, attempt, text_of
 from rocketmq_spark.consumer.result import (
     Ended,
@@ -45,9 +46,11 @@ from rocketmq_spark.wire.properties import is_reserved
 
 logger = logging.getLogger(__name__)
 
-_SCOPE = "rocketmq_spark"
+_SCOPE, _ID = "rocketmq_spark", "messaging.message.id"
 # Spans of asynchronous sends end aside, for an exporter may block: so many may wait, and a flush or close waits so long for them.
 _ENDS, MOST_ENDS, ENDS_S, LOG_S = "spans", 10_000, 1.0, 60.0
+_STATUS = {True: {"invocation_status": "success"}, False: {"invocation_status": "failure"}}
+MOST_PROPERTIES, MOST_BYTES = 128, 16_384  # of the user's in a message that a Proxy takes, by its default settings
 Attributes = dict[str, Any]
 
 
@@ -79,6 +82,8 @@ def instrumentation(group: str, client_id: str, namespace: str | None) -> Instru
 class Instrumentation:
     """Makes the spans and metrics of one producer or consumer."""
 
+    proxied = False  # whether it sends to a Proxy
+
     def __init__(self, group: str, client_id: str, namespace: str | None) -> None:
         self._tracer = trace.get_tracer(_SCOPE, rocketmq_spark.__version__)
         self._meter = metrics.get_meter(_SCOPE, rocketmq_spark.__version__)
@@ -88,12 +93,10 @@ class Instrumentation:
         if namespace:
             self._common["messaging.rocketmq.namespace"] = namespace
         histogram = self._meter.create_histogram
-        self._aside, self._complaint = Aside(MOST_ENDS), NowAndThen(LOG_S)
+        self._aside, self._complaint, self._owner = Aside(MOST_ENDS), NowAndThen(LOG_S), Owner("producer")
         self._send_cost = histogram("rocketmq_send_cost_time", "ms", "Duration of a send with all its attempts")
         self._delivery = histogram("rocketmq_delivery_latency", "ms", "From the broker's store to the consumer")
         self._process = histogram("rocketmq_process_time", "ms", "Duration of a listener's call")
-
-    # --- producers
 
     def instrument_producer(self, producer: Any) -> None:
         """Wrap the methods that send."""
@@ -113,7 +116,8 @@ class Instrumentation:
             try:
                 return code(*args, **named)
             finally:
-                self._aside.wait(_ENDS, ENDS_S)
+                if self._owner.here:  # a fork has its parent's lock, perhaps in the hands of a thread that it has not
+                    self._aside.wait(_ENDS, ENDS_S)
 
         return waiting
 
@@ -153,19 +157,15 @@ class Instrumentation:
         attributes = {**self._named("send", topic), **_of_sent(messages)}
         return self._tracer.start_span(f"send {topic}", kind=SpanKind.PRODUCER, attributes=attributes)
 
-    def sent(self, topic: str, outcome: object, cost_ms: float) -> None:
+    def sent(self, topic: str, ok: bool, cost_ms: float) -> None:
         """The end of a send."""
-        ok = not isinstance(outcome, BaseException)
-        labels = {"topic": topic, "client_id": self._client_id, "invocation_status": "success" if ok else "failure"}
-        self._send_cost.record(cost_ms, labels)
+        self._send_cost.record(cost_ms, {"topic": topic, "client_id": self._client_id, **_STATUS[ok]})
 
     def end_aside(self, end: Callable[[], None]) -> None:
         """Not on this thread, which may be the one that reads answers. Where too many wait the span is lost."""
         made = attempt(self._aside.run, _ENDS, end)
         if isinstance(made, Failure) and self._complaint.due():
             logger.warning("spans of sends are lost: an exporter is slow, or no thread can be started: %s", made)
-
-    # --- consumers
 
     def instrument_consumer(self, consumer: Any) -> None:
         """Wrap the listener of a consumer that is started later, and observe its cache."""
@@ -209,18 +209,16 @@ class Instrumentation:
     def begin_process(self, messages: Sequence[ReceivedMessage], common: Mapping[str, Any]) -> tuple[Span, Context]:
         """A span of a listener's call: in the trace of its one message, or linked to those of several."""
         topic = messages[0].topic
-        origins = [propagate.extract(each.properties) for each in messages]
-        parent = origins[0] if len(messages) == 1 else None
+        origins = _origins(messages)
+        parent, links = (origins[0], []) if len(messages) == 1 else (Context(), _links(origins))
         attributes = {**self._of_group("process", topic), **common, **_of_received(messages)}
-        links = () if parent is not None else _links(origins)
         span = self._tracer.start_span(f"process {topic}", parent, SpanKind.CONSUMER, attributes, links)
         _guarded(self._received, topic, messages)
         return span, trace.set_span_in_context(span, parent)
 
     def processed(self, topic: str, ok: bool, cost_ms: float) -> None:
         """The end of a listener's call."""
-        labels = {"topic": topic, **self._labels_of_group(), "invocation_status": "success" if ok else "failure"}
-        self._process.record(cost_ms, labels)
+        self._process.record(cost_ms, {"topic": topic, **self._labels_of_group(), **_STATUS[ok]})
 
     def instrument_receives(self, consumer: Any, name: str, take_back: Callable[[], None] = lambda: None) -> None:
         """Wrap the method that returns messages; ``take_back`` is called where Ctrl-C keeps them from its caller."""
@@ -243,7 +241,7 @@ class Instrumentation:
     def _record_receive(self, messages: Sequence[ReceivedMessage], began_ns: int) -> None:
         topic = messages[0].topic
         attributes = {**self._of_group("receive", topic), **_of_received(messages)}
-        links = _links([propagate.extract(each.properties) for each in messages])
+        links = _links(_origins(messages))
         self._tracer.start_span(f"receive {topic}", None, SpanKind.CLIENT, attributes, links, began_ns).end()
         self._received(topic, messages)
 
@@ -274,7 +272,7 @@ class _Sending:
         self._messages = messages
         self._topic = messages[0].topic if messages else ""
         self._span: Span | None = _guarded(telemetry.send_span, messages) if messages else None
-        self._carrying = None if self._span is None else _guarded(_carrying, self._span, messages)
+        self._carrying = None if self._span is None else _guarded(_carrying, self._span, messages, telemetry.proxied)
 
     def begin(self, send: Callable[[Sequence[Message]], Any]) -> Any:
         """What ``send`` returns. Messages that are refused with the context in their properties, as too large, go without it:
@@ -291,7 +289,7 @@ class _Sending:
 
     def end(self, outcome: object, aside: bool = False) -> None:
         cost_ms = 1000 * (time.monotonic() - self._began)
-        _guarded(self._telemetry.sent, self._topic, outcome, cost_ms)
+        _guarded(self._telemetry.sent, self._topic, not isinstance(outcome, BaseException), cost_ms)
         if self._span is not None:
             end = functools.partial(_guarded, _end_send, self._span, outcome, time.time_ns())
             self._telemetry.end_aside(end) if aside else end()
@@ -319,12 +317,18 @@ class _Processing:
         _end(self._span, why)
 
 
-def _carrying(span: Span, messages: Sequence[Message]) -> Sequence[Message] | None:
-    """The messages with the span's context in their properties, as far as properties can carry it; None if it has none."""
+def _carrying(span: Span, messages: Sequence[Message], proxied: bool) -> Sequence[Message] | None:
+    """The messages with the span's context in their properties, as far as properties can carry it; None if they cannot."""
     carrier: dict[Any, Any] = {}
     propagate.inject(carrier, trace.set_span_in_context(span))
     fit = {name: value for name, value in carrier.items() if _fits(name) and _fits(value) and not is_reserved(name)}
-    return [replace(each, properties={**(each.properties or {}), **fit}) for each in messages] if fit else None
+    made = [replace(each, properties={**(each.properties or {}), **fit}) for each in messages]
+    return made if fit and (not proxied or all(_is_taken(each.properties or {}) for each in made)) else None
+
+
+def _is_taken(properties: Mapping[str, str]) -> bool:
+    size = sum(len(name.encode()) + len((value or "").encode()) for name, value in properties.items())
+    return len(properties) <= MOST_PROPERTIES and size <= MOST_BYTES
 
 
 def _fits(text: object) -> bool:
@@ -339,7 +343,7 @@ def _all_done(outcome: object, context: Any, count: int) -> bool:
 
 def _end_send(span: Span, outcome: object, at_ns: int) -> None:
     if isinstance(outcome, SendResult):
-        span.set_attribute("messaging.message.id", outcome.msg_id)
+        span.set_attribute(_ID, outcome.msg_id)
         if outcome.queue is not None:
             span.set_attribute("messaging.destination.partition.id", str(outcome.queue.queue_id))
     _end(span, outcome, at_ns)
@@ -366,34 +370,30 @@ def _outcome(future: Future[Any]) -> object:
     return future.exception() or future.result()
 
 
+def _origins(messages: Iterable[ReceivedMessage]) -> list[Context]:
+    """What messages carry, without what the caller's context has: in a task of coroutines that is of the call before."""
+    return [propagate.extract(each.properties, Context()) for each in messages]
+
+
 def _links(origins: Iterable[Context]) -> list[Link]:
     spans = [trace.get_current_span(origin).get_span_context() for origin in origins]
     return [Link(span) for span in spans if span.is_valid]
 
 
 def _of_sent(messages: Sequence[Message]) -> Attributes:
-    found: Attributes = {"messaging.message.body.size": sum(len(each.body) for each in messages)}
-    if len(messages) > 1:
-        return {**found, "messaging.batch.message_count": len(messages)}
-    (one,) = messages
-    return {**found, **_of_one(one.tags, one.keys, None)}
+    return _of_all(messages, lambda one: _of_one(one.tags, one.keys, None))
 
 
 def _of_received(messages: Sequence[ReceivedMessage]) -> Attributes:
-    found: Attributes = {"messaging.message.body.size": sum(len(each.body) for each in messages)}
-    if len(messages) > 1:
-        return {**found, "messaging.batch.message_count": len(messages)}
-    (one,) = messages
-    found["messaging.message.id"] = one.msg_id or ""
-    return {**found, **_of_one(one.tags, one.keys, one.properties.get(Property.SHARDING_KEY))}
+    group = messages[0].properties.get(Property.SHARDING_KEY)
+    return _of_all(messages, lambda one: {_ID: one.msg_id or "", **_of_one(one.tags, one.keys, group)})
+
+
+def _of_all(messages: Sequence[Any], of_one: Callable[[Any], Attributes]) -> Attributes:
+    more = {"messaging.batch.message_count": len(messages)} if len(messages) > 1 else of_one(messages[0])
+    return {"messaging.message.body.size": sum(len(each.body) for each in messages), **more}
 
 
 def _of_one(tag: str | None, keys: Sequence[str] | None, group: str | None) -> Attributes:
-    found: Attributes = {}
-    if tag:
-        found["messaging.rocketmq.message.tag"] = tag
-    if keys:
-        found["messaging.rocketmq.message.keys"] = list(keys)
-    if group:
-        found["messaging.rocketmq.message.group"] = group
-    return found
+    found = {"tag": tag, "keys": list(keys or ()), "group": group}
+    return {f"messaging.rocketmq.message.{name}": value for name, value in found.items() if value}

@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +20,13 @@ from rocketmq_spark.aio.consumers import _Coroutines
 from rocketmq_spark.aio.loop import EventLoop
 from rocketmq_spark.base.threads import Failure
 from rocketmq_spark.consumer.result import Context
-from rocketmq_spark.errors import ClosedError, SendFailed
+from rocketmq_spark.errors import ClosedError, OptionError, SendFailed
 from rocketmq_spark.session import consumers
 from tests.aio.conftest import producing, run, until
 from tests.aio.test_aio_loop import Blocking, in_a_thread
 from tests.consumer.group import GroupBench, group
 from tests.consumer.messages import QUEUE
-from tests.helpers import no_more_threads
+from tests.helpers import no_more_threads, raising
 from tests.producer.scripted import ScriptedSender
 from tests.queues import q
 
@@ -120,6 +121,105 @@ def test_a_close_for_which_there_is_no_thread_may_be_called_again(
             with pytest.raises(ClosedError):
                 one._check()
         assert closed == ["stop"]
+
+    run(body)
+
+
+@pytest.mark.parametrize("kind", ["Consumer", "PullConsumer"])
+def test_a_close_that_failed_may_be_called_again(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Of a wrong time nothing had changed, and the consumer stayed in its group for as long as the program ran."""
+    calls: list[str] = []
+
+    def stop(*given: object) -> list[object]:
+        calls.append("stop")
+        if len(calls) == 1:
+            raise OptionError("timeout_s is nan")
+        return []
+
+    monkeypatch.setattr(consumers, kind, lambda *names, **options: SimpleNamespace(stop=stop, close=stop))
+
+    async def body() -> None:
+        consumer = getattr(aio, kind)("h:1", "g")
+        with pytest.raises(OptionError, match="nan"):
+            await consumer.close()
+        assert consumer._check() is asyncio.get_running_loop()
+        assert not consumer._loop.closed
+        for _ in range(2):
+            await consumer.close()
+        assert calls == ["stop", "stop"]
+        assert consumer._loop.closed
+
+    run(body)
+
+
+@pytest.mark.parametrize("why", ["its time is no number", "it is interrupted", "the producer fails"])
+def test_a_producer_whose_close_failed_sends_and_may_be_closed(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    monkeypatch.setattr(module, "at_once", lambda *of: False)  # all go through the line
+
+    async def body() -> None:
+        producer = aio.Producer("h:1", "g", send_timeout="60s")
+        await producer.queues("T")
+        await producer.send(Message("T", b"0"))
+        with monkeypatch.context() as failing:
+            if why == "it is interrupted":
+                failing.setattr(producer, "_begin_fresh", raising(KeyboardInterrupt()))
+            elif why == "the producer fails":
+                failing.setattr(producer._producer, "close", raising(OptionError("no")))
+            with pytest.raises((OptionError, KeyboardInterrupt)):
+                await producer.close(float("nan") if why == "its time is no number" else None)
+        await asyncio.wait_for(producer.send(Message("T", b"1")), 20)
+        assert await producer.close() == []
+        with pytest.raises(ClosedError):
+            await producer.send(Message("T", b"2"))
+        assert [request.body for request in sender.requests] == [b"0", b"1"]
+
+    run(body)
+
+
+def test_an_outcome_that_ctrl_c_interrupts_costs_those_behind_it_nothing() -> None:
+    """Of a program that runs its event loop by hand, and goes on after Ctrl-C."""
+    loop, event_loop = EventLoop(), asyncio.new_event_loop()
+
+    async def begin() -> asyncio.Future[int]:
+        return loop.here().create_future()
+
+    async def end() -> int:
+        return await asyncio.wait_for(future, 10)
+
+    future = event_loop.run_until_complete(begin())
+    loop.soon(raising(KeyboardInterrupt()))
+    loop.put(future, 5)
+    with pytest.raises(KeyboardInterrupt):
+        event_loop.run_until_complete(asyncio.sleep(10))
+    assert event_loop.run_until_complete(end()) == 5
+    event_loop.close()
+
+
+def test_a_loop_over_messages_ends_with_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of threads does: also where the close comes just before the consumer is asked."""
+    asked, closed = threading.Event(), threading.Event()
+
+    def answer(consumer: object, wait_s: float) -> Any:
+        asked.set()
+        assert closed.wait(60)
+        raise ClosedError("the consumer is closed")
+
+    monkeypatch.setattr(consumers, "PullConsumer", Blocking)
+    monkeypatch.setattr("rocketmq_spark.aio.consumers.next_answer", answer)
+
+    async def body() -> None:
+        async with aio.PullConsumer("h:1", "g") as consumer:
+
+            async def read() -> list[Any]:
+                return [message async for message in consumer]
+
+            reading = asyncio.create_task(read())
+            await until(asked.is_set)
+            await consumer.close()
+            closed.set()
+            assert await reading == []
 
     run(body)
 

@@ -17,6 +17,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import ClosedError, MessageIllegal, MessageRefused, NotSupported, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult
+from rocketmq_spark.producer import encoding
 from tests.aio.conftest import WAIT_S, producing, run, until
 from tests.consumer.messages import message
 from tests.helpers import raising
@@ -125,6 +126,60 @@ def test_the_event_loop_does_not_wait_for_room_that_the_properties_lack(sender: 
             assert time.monotonic() - began < 30
             sender.answer()
             await first
+
+    run(body)
+
+
+def test_the_event_loop_does_not_wait_for_what_a_broker_says_of_batches(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that hangs held it up for a third of the send timeout."""
+    asked, go, in_time = threading.Event(), threading.Event(), list[bool]()
+
+    def kind(topic: str, deadline: Deadline) -> bool:
+        asked.set()
+        in_time.append(go.wait(20))
+        return False
+
+    monkeypatch.setattr(sender, "keeps_batches", kind)
+
+    async def body() -> None:
+        async with producing(auto_batch=True) as producer:
+            await producer.queues("T")
+            sends = [asyncio.create_task(producer.send(Message("T", b"0")))]
+            await until(asked.is_set)
+            sends.append(asyncio.create_task(producer.send(Message("T", b"1"))))
+            assert (await producer.send(Message("T", b"alone"), timeout_s=60)).msg_id
+            go.set()
+            await asyncio.gather(*sends)
+            assert all(in_time)
+            in_time.clear()
+            assert (await producer.send(Message("T", b"2"))).msg_id
+            assert in_time == [], "it is known by now"
+
+    run(body)
+
+
+@pytest.mark.parametrize("size", [module.MOST_IN_LOOP, module.MOST_IN_LOOP + 1])
+def test_large_bodies_are_compressed_on_a_thread(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """4 MB held up the event loop for a second."""
+    threads, single = list[bool](), encoding.single_request
+
+    def noted(*given: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return single(*given)
+
+    monkeypatch.setattr(encoding, "single_request", noted)
+
+    async def body() -> None:
+        async with producing(compress_above=10 << 20) as producer:
+            await producer.send(Message("T", b"0"))
+            threads.clear()
+            await producer.send(Message("T", b"1" * size))
+            await producer.send(Message("T", b"2"))
+            assert threads == [size == module.MOST_IN_LOOP, True]
 
     run(body)
 

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from rocketmq_spark import LocalBroker, Message, aio
+from rocketmq_spark import LocalBroker, Message, Producer, aio
 from rocketmq_spark.consumer.result import Context, LaterListener, OutcomeLater
-from rocketmq_spark.session import telemetry
-from tests.consumer.messages import QUEUE
+from rocketmq_spark.session import consumers, telemetry
+from tests.aio.conftest import producing, run
+from tests.aio.test_aio_transactions import stored
+from tests.consumer.messages import QUEUE, message
 from tests.helpers import raising
+from tests.producer.scripted import ScriptedSender
 from tests.test_telemetry import Seen, carried, seen, started
 
 __all__ = ["seen"]
@@ -54,6 +61,87 @@ def test_the_span_of_a_call_that_waits_begins_with_its_turn(seen: Seen, monkeypa
     copy_context().run(one_after_the_other)
     (span,) = seen.spans
     assert inside == [span.get_span_context().span_id, 0], "a call without a span does not run in that of the last one"
+
+
+def test_a_call_with_several_messages_is_not_part_of_the_call_before(seen: Seen) -> None:
+    waiting = Turns()
+    consumer = started(waiting)
+
+    def one_after_the_other() -> None:
+        for messages in ((carried(0, 1),), (carried(1, 2), carried(2, 3))):
+            consumer.listener(messages, Context(QUEUE)).begin(lambda outcome: None)
+            done = waiting.turns.pop()
+            assert done.begins()
+            done(None)
+
+    copy_context().run(one_after_the_other)
+    first, second = seen.spans
+    assert first.get_span_context().trace_id == 1
+    assert second.parent is None
+    assert [link.context.trace_id for link in second.links] == [2, 3]
+
+
+@pytest.mark.parametrize("names", [["baggage", "tracecontext"], ["baggage"]])
+def test_what_a_message_does_not_carry_is_not_taken_from_the_caller(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, names: list[str]
+) -> None:
+    """Some propagators give the context of the caller then: a link from a span to itself, and a foreign parent."""
+    known = {"baggage": W3CBaggagePropagator(), "tracecontext": TraceContextTextMapPropagator()}
+    both = CompositePropagator([known[name] for name in names])  # type: ignore[list-item]
+    monkeypatch.setattr(telemetry.propagate, "extract", both.extract)
+    poller = SimpleNamespace(poll=lambda: [message(0)])
+    telemetry.Instrumentation("g", "me", None).instrument_receives(poller, "poll")
+    consumer = started(lambda messages, context: None)
+    with seen.tracers.get_tracer("test").start_as_current_span("other"):
+        poller.poll()
+        consumer.listener((message(1),), Context(QUEUE))
+    receive, process, _ = seen.spans
+    assert list(receive.links) == []
+    assert process.parent is None
+
+
+def test_a_block_of_a_transaction_sends_in_the_trace_of_its_coroutine(seen: Seen, sender: ScriptedSender) -> None:
+    sender.script = [stored]
+
+    async def body() -> None:
+        async with producing(transaction_check=lambda message: "COMMIT", open_telemetry=True) as producer:
+            with seen.tracers.get_tracer("test").start_as_current_span("order"):
+                async with producer.transaction(Message("T", b"x")):
+                    pass
+
+    run(body)
+    send, order = seen.spans
+    assert send.parent is not None
+    assert send.parent.span_id == order.get_span_context().span_id
+
+
+@pytest.mark.parametrize("over", ["remoting", "grpc"])
+def test_a_context_that_a_proxy_would_refuse_stays_behind(
+    seen: Seen, sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch, over: str
+) -> None:
+    """A Proxy refuses the message otherwise, which it takes without OpenTelemetry."""
+    where: Any = {"transport": "grpc", "proxy_endpoint": "h:1"} if over == "grpc" else {"name_server": "h:1"}
+    monkeypatch.setattr("rocketmq_spark.session.producers.replies", lambda options: None)
+    few = {f"p{n}": "v" for n in range(telemetry.MOST_PROPERTIES - 1)}
+    large = {"p": "é" * (telemetry.MOST_BYTES // 2 - 70)}
+    with Producer(group="g", open_telemetry=True, **where) as producer:
+        for properties in (few, {**few, "one": "more"}, {**large, "one": "x" * 70}, {**large, "one": "x" * 71}):
+            producer.send(Message("T", b"x", properties=properties))
+    carried = ["traceparent" in request.properties for request in sender.requests]
+    assert carried == ([True, False, True, False] if over == "grpc" else [True] * 4)
+
+
+def test_messages_are_received_in_the_context_of_their_coroutine(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine: ContextVar[str] = ContextVar("mine")
+    stub = SimpleNamespace(receive=lambda *given: [mine.get()], close=lambda: None)
+    monkeypatch.setattr(consumers, "SimpleConsumer", lambda *names, **options: stub)
+
+    async def body() -> None:
+        mine.set("this one")
+        async with aio.SimpleConsumer(group="g") as consumer:
+            assert await consumer.receive() == ["this one"]
+
+    run(body)
 
 
 async def spans_of(found: list[int]) -> None:

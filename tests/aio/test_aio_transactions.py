@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from rocketmq_spark import Message
+from rocketmq_spark import Message, aio
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
 from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState
 from tests.aio.conftest import producing, run, until
@@ -154,3 +155,43 @@ def test_a_block_whose_end_has_no_thread_is_left_to_the_function(
     run(body)
     assert sender.seen("end") == []
     assert "is not decided, its broker will ask for it" in caplog.text
+
+
+def test_a_producer_that_was_only_made_answers_in_the_event_loop_in_which_it_was_made(sender: ScriptedSender) -> None:
+    """After a restart nothing else is done with it, and the half messages of before are asked about."""
+
+    async def was_saved(message: object) -> str:
+        await asyncio.sleep(0)
+        return "COMMIT"
+
+    async def body() -> None:
+        producer = aio.Producer("h:1", "g", transaction_check=was_saved)
+        assert sender.check is not None
+        place = HalfPlace("T", "a", "g", "o", "o")
+        question = sender.check(replace(message(0), properties={"UNIQ_KEY": "made"}), place)
+        assert callable(question)
+        assert await asyncio.to_thread(question) is COMMIT
+        await producer.close()
+
+    run(body)
+
+
+def test_a_block_begins_in_the_context_of_its_task(sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The span of the half message belongs to the trace of its task, as that of every other send."""
+    mine, send, seen = ContextVar("mine", default=0), sender.send, list[int]()
+
+    def noted(*given: Any) -> SendResult:
+        seen.append(mine.get())
+        return send(*given)
+
+    monkeypatch.setattr(sender, "send", noted)
+
+    async def body() -> None:
+        mine.set(7)
+        async with producing(transaction_check=lambda message: "COMMIT") as producer:
+            sender.script = [stored]
+            async with producer.transaction(Message("T", b"x")):
+                pass
+
+    run(body)
+    assert seen == [7]

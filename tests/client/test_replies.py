@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,15 +12,18 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, Request, Response, SysFlag
 from rocketmq_spark.client.instance import Member
-from rocketmq_spark.errors import CallTimeout, DecodeError, MessageRefused, RocketMQError, ServerFault
+from rocketmq_spark.errors import BrokerNotFound, CallTimeout, DecodeError, MessageRefused, RocketMQError, ServerFault
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply
+from rocketmq_spark.producer.requests import RequestProducer
+from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.compression import compress, decompress
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import decode_properties
 from tests.client.conftest import Parts
 from tests.consumer.messages import message
-from tests.mockbroker import Call, MockBroker, eventually, never, ok, refuse, route
+from tests.helpers import no_more_threads
+from tests.mockbroker import Call, Held, MockBroker, eventually, never, ok, refuse, route
 
 SENT = {"msgId": "0", "queueId": "0", "queueOffset": "0"}
 OWN = "CORRELATION_ID\x01ID\x02REPLY_TO_CLIENT\x01me\x02MSG_TYPE\x01reply\x02PUSH_REPLY_TIME\x017\x02"
@@ -167,6 +171,12 @@ def test_a_broker_that_hangs_leaves_time_for_the_other(broker: MockBroker, parts
     assert len(two.seen(Request.SEND_REPLY_MESSAGE_V2)) == 1
     with pytest.raises(CallTimeout, match="no time to send the reply"):
         parts.replies.reply(question(), ANSWER, "g", Deadline.after(0))
+
+
+def test_a_reply_without_a_master_to_pass_it_on_says_so(broker: MockBroker, parts: Parts) -> None:
+    broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": ""}))
+    with pytest.raises(BrokerNotFound, match="no broker of the topic has a master now"):
+        parts.replies.reply(question(), ANSWER, "g", parts.soon)
 
 
 @pytest.mark.parametrize("missing", [Property.CLUSTER, Property.REPLY_TO_CLIENT, Property.CORRELATION_ID])
@@ -348,3 +358,97 @@ def test_after_a_wait_in_vain_brokers_note_the_connection_anew_unless_replies_co
     assert connected_clients.clients == {me}
     parts.replies.announce(parts.soon)
     assert len(broker.seen(Request.UNREGISTER_CLIENT)) == 1
+
+
+def test_a_closed_producer_that_brokers_asked_is_asked_no_more(
+    broker: MockBroker, parts: Parts, connected_clients: Connected
+) -> None:
+    """Another process of its group would answer, and what is asked here is lost. Its requests had joined, too, and leave last."""
+    parts.replies.join("others", 0)
+    broker.on(Request.SEND_MESSAGE_V2, ok(**SENT))
+    settings = ProducerSettings(group="askers", heartbeat_s=0, route_refresh_s=0)
+    producer = RequestProducer(parts.sender, settings, lambda message: "COMMIT", parts.replies)
+    producer.request_async(Message("t", b"x"))
+    assert producers(broker) == ["askers", "others"]
+    producer.close(0)
+    parts.instance.heartbeat(parts.soon)
+    assert (unregistered(broker), producers(broker)) == (["askers", "others"], ["others"])
+    assert connected_clients.clients == {parts.instance.client_id}
+
+
+@pytest.mark.parametrize("event", ["a producer leaves", "a reply did not come"])
+@pytest.mark.parametrize("name", ["a", "z"], ids=["the first", "the last"])
+def test_brokers_pass_replies_on_again_at_once_while_another_one_hangs(
+    broker: MockBroker, connected_clients: Connected, event: str, name: str
+) -> None:
+    """They know the connection no more until the heartbeat behind the unregistration: replies of that time would be lost."""
+    parts = Parts(broker.address, request_timeout_s=600.0)
+    parts.replies.join("askers", 0)
+    other = Member("others", 0, asked=lambda address, command: None)
+    parts.instance.join(other)
+    with MockBroker() as hanging:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {name: hanging.address, "broker-a": broker.address}))
+        hanging.on(Request.HEART_BEAT, ok())
+        held = Held()
+        hanging.on(Request.UNREGISTER_CLIENT, held)
+        parts.routes.get("t")
+        parts.replies.announce(parts.soon)
+        if event == "a producer leaves":
+            telling = threading.Thread(target=parts.instance.leave, args=(other, Deadline.after(600)))
+        else:
+            parts.replies.expect("ID", lambda _: None)()
+            telling = threading.Thread(target=parts.replies.announce, args=(Deadline.after(600),))
+        telling.start()
+        held.wait(1)
+        broker.wait_for(lambda: len(broker.seen(Request.HEART_BEAT)) == 2)
+        assert connected_clients.clients == {parts.instance.client_id}
+        assert telling.is_alive()
+        hanging.drop()
+        telling.join(60)
+        assert not telling.is_alive()
+    parts.close()
+
+
+def test_without_threads_one_broker_is_told_after_the_other(
+    broker: MockBroker, parts: Parts, two: MockBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Connected(broker), Connected(two)
+    parts.routes.get("t")
+    parts.replies.join("askers", 0)
+    parts.replies.announce(parts.soon)
+    parts.replies.expect("ID", lambda _: None)()
+    no_more_threads(monkeypatch)
+    parts.replies.announce(parts.soon)
+    assert [unregistered(one) for one in (broker, two)] == [["askers"], ["askers"]]
+    assert [one.clients for one in known] == [{parts.instance.client_id}] * 2
+
+
+def test_a_requester_waits_for_no_heartbeat_that_a_broker_holds_up(
+    broker: MockBroker, connected_clients: Connected
+) -> None:
+    parts = Parts(broker.address, request_timeout_s=600.0)
+    parts.instance.join(Member("others", 0))
+    with MockBroker() as hanging:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"a": hanging.address, "broker-a": broker.address}))
+        held = Held()
+        hanging.on(Request.HEART_BEAT, held)
+        parts.routes.get("t")
+        beating = threading.Thread(target=parts.instance.heartbeat, args=(Deadline.after(600),))
+        beating.start()
+        held.wait(1)
+        broker.wait_for(lambda: bool(connected_clients.clients))
+        connected_clients.clients.clear()  # an older connection ended
+        parts.replies.join("askers", 0)
+        parts.replies.expect("ID", lambda _: None)()
+        asking = threading.Thread(target=parts.replies.announce, args=(Deadline.after(0.5),))
+        asking.start()
+        asking.join(20)
+        assert (asking.is_alive(), beating.is_alive()) == (False, True)
+        assert connected_clients.clients == {parts.instance.client_id}
+        hanging.drop()
+        beating.join(60)
+        assert unregistered(broker) == []
+        hanging.on(Request.HEART_BEAT, ok())
+        parts.replies.announce(parts.soon)
+        assert unregistered(broker) == ["askers"], "a reply had not come, and there was no time for that"
+    parts.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.cli import background
-from rocketmq_spark.localbroker.loopback import free_port
+from rocketmq_spark.localbroker.process import free_port
 from tests.examples.test_orders_pipeline import EXAMPLE
 from tests.fix_spark import ROOT, environment
 

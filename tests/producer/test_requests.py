@@ -7,7 +7,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -367,3 +367,39 @@ def test_a_request_is_not_spooled(bench: Bench, ends: str) -> None:
             waits.result(0)
     office.producer.close(0)
     assert [kept.request.body for kept in spool.kept] == [b"x"] * (ends == "something waits before it")
+
+
+def test_requests_that_come_while_brokers_are_told_tell_them_nothing_more(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One broker that hangs would take the same time from each of them, one after the other."""
+    begun, may_end, announce = threading.Event(), threading.Event(), office.replies.announce
+
+    def slow(deadline: Deadline) -> None:
+        begun.set()
+        assert may_end.wait(60)
+        announce(deadline)
+
+    monkeypatch.setattr(office.replies, "announce", slow)
+    with ThreadPoolExecutor(3) as threads:
+        first = threads.submit(office.ask, 600)
+        assert begun.wait(60)
+        threads.submit(office.ask, 0.03).result(20)  # it has no time to wait
+        others = [threads.submit(office.ask, 600) for _ in range(2)]
+        may_end.set()
+        for asked in (first, *others):
+            assert not asked.result(60).done()
+    assert office.replies.events == [("join", "g"), "announce"]
+
+
+def test_a_close_that_is_interrupted_waits_for_nothing_more(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = office.ask(timeout_s=60)
+    office.sender.script = [None]
+    office.producer.send_async(ASK, timeout_s=60)
+    monkeypatch.setattr(office.producer._deadlines, "hold", raising(KeyboardInterrupt()))
+    before = office.time.now
+    with pytest.raises(KeyboardInterrupt):
+        office.producer.close(30)
+    assert office.time.now == before
+    with pytest.raises(ClosedError):
+        asked.result(0)

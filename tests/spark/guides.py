@@ -13,7 +13,7 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from rocketmq_spark.cli.app import app
+from rocketmq_spark.cli.command import app
 from tests.helpers import indexed
 
 SHOWN = "127.0.0.1:9876"

@@ -3,8 +3,9 @@
 An id has 28 bytes, as Java's has on hosts with IPv6: 7 of the batch, 3 of the partition, 12 of the row, then the time where
 Java's tools look for it and a counter. The first 22 are compared, the last 6 make each id of an attempt unique.
 
-A row's hash is a sum over its columns, and that of a map a sum over its entries: the order of neither counts, and nothing is
-sorted. Words of eight bytes are mixed with the key of their place, so that a column is hashed word by word for all rows.
+A row's hash is a sum over its parts: the body, the text of its properties sorted by name, and the columns that are none. Of a
+value the 32-bit words are multiplied by eight keys of 12 bits for each place, and added up: for all values of a column that is
+one product of matrices. It stays below 2^53, so that it is exact; different values have the same sums once in 2^96.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ import pyarrow.compute as pc
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import Ints
 from rocketmq_spark.columnar.encode.batch import HEX
-from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, keys_of
+from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, BadRows, TextPieces, add_properties, encoded_texts
 from rocketmq_spark.wire.identifiers import month_of
 
 Words = npt.NDArray[np.uint64]
+Sums = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]
 
 BATCH_BYTES, PARTITION_BYTES, ROW_BYTES = 7, 3, 12
@@ -33,16 +35,17 @@ SCOPE_BYTES = BATCH_BYTES + PARTITION_BYTES
 COMPARED_DIGITS, ID_DIGITS = 2 * (SCOPE_BYTES + ROW_BYTES), 56
 MAX_PARTITION = (1 << 8 * PARTITION_BYTES) - 1
 
-_MAX_WORDS = 256
-# Larger values are few, and hashed one by one.
-_MAX_BYTES = 8 * _MAX_WORDS
+# So many words are hashed as one; of larger values each part is one, and counts with its place.
+_MAX_WORDS = 512
+_MAX_BYTES = 4 * _MAX_WORDS
+_SUMS, _KEY_BITS = 8, 12
 # So many words at a time stay in a core's cache.
-_WORDS = 1 << 15
+_WORDS, _ROWS = 1 << 16, 1 << 11
 _LOW = 1 << 16
 _MASKS = np.array([(1 << (8 * n)) - 1 for n in range(8)], np.uint64)
 _A, _B = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 _S32 = np.uint64(32)
-_COLUMNS = ("body", "tags", "shardingkey", "brokername")
+_COLUMNS = ("body", "brokername")
 _NUMBERS = ("flag", "queueid")
 
 
@@ -85,14 +88,23 @@ class RowHash:
 
     def __init__(self, key: bytes) -> None:
         self._key = hashlib.blake2b(key, digest_size=32).digest()
-        self._words = self._material("words", _MAX_WORDS + 2)
-        self._weights = self._material("weights", _MAX_WORDS + 2) | np.uint64(1)
+        keys = self._material("keys", _MAX_WORDS * _SUMS) >> np.uint64(64 - _KEY_BITS)
+        self._keys = keys.astype(np.float64).reshape(_MAX_WORDS, _SUMS)
+        self._weights = self._material("weights", 2 * _SUMS).reshape(2, _SUMS) | np.uint64(1)
+        self._places = self._material("places", _MAX_WORDS + 2)
+        self._place_weights = self._material("weights of places", _MAX_WORDS + 2) | np.uint64(1)
         self._roles: dict[str, tuple[np.uint64, np.uint64]] = {}
+        self._room = np.empty(_WORDS)
+        self._sums = np.empty((_ROWS, _SUMS))
+        self._crossed = np.empty((2, _ROWS, _SUMS), np.uint64)
 
-    def __call__(self, batch: pa.RecordBatch, columns: Mapping[str, str], topic: str | None) -> Bytes:
+    def __call__(
+        self, batch: pa.RecordBatch, columns: Mapping[str, str], topic: str | None, texts: pa.Array | None = None
+    ) -> Bytes:
         """Of every row of ``batch``, whose columns are named by ``columns`` as for the encoder.
 
-        With a column of row ids that is the content, beside the topic.
+        ``texts`` are the properties of the rows as ``encoded_texts`` makes them, which it does where they are not given. With a
+        column of row ids that is the content, beside the topic.
         """
         total = _nothing(len(batch))
 
@@ -109,10 +121,12 @@ class RowHash:
         for role in _COLUMNS:
             if role in columns:
                 total.add(self._texts(role, arrow.as_bytes(of(role))))
-        if "keys" in columns:
-            total.add(self._texts("keys", keys_of(of("keys"))))
-        if "properties" in columns:
-            total.add(self._map("properties", of("properties")))
+        if texts is None:
+            pieces = TextPieces(len(batch))
+            add_properties(pieces, batch, columns, BadRows(), by_name=True)
+            texts = encoded_texts(pieces)
+        if texts is not None:
+            total.add(self._texts("properties", texts))
         for role in _NUMBERS:
             if role in columns:
                 total.add(self._numbers(role, of(role)))
@@ -136,29 +150,11 @@ class RowHash:
 
     def _numbers(self, role: str, column: Any) -> Lanes:
         values = pc.fill_null(arrow.plain(column).cast(pa.int64()), 0).to_numpy().astype(np.uint64)
-        lanes = Lanes(_mix(values, self._words[0]), _mix(values, self._words[1]))
+        lanes = Lanes(_mix(values, self._places[0]), _mix(values, self._places[1]))
         return _of_role(lanes, self._seeds(role), values != 0)
 
-    def _map(self, role: str, column: Any) -> Lanes:
-        column = arrow.plain(column)
-        if column.null_count:  # a null map may own entries that are not visible
-            column = pc.if_else(column.is_valid(), column, pa.scalar([], column.type))
-        ends = arrow.offsets(column).astype(np.int64)
-        low, high = int(ends[0]), int(ends[-1])
-        names, values = arrow.as_bytes(column.keys[low:high]), arrow.as_bytes(column.items[low:high])
-        entries = self._texts(f"{role} name", names)
-        of_value, _ = self._lanes(values)
-        kept = np.ones(len(names), bool) if not values.null_count else ~arrow.flags(values.is_null())
-        entries.add(of_value)
-        entries = _of_role(entries, self._seeds(f"{role} entry"), kept)
-        return Lanes(*(_sums(lane, ends - low) for lane in entries))
-
     def _lanes(self, values: pa.Array) -> tuple[Lanes, Ints]:
-        """Of every value, and their lengths; a null one is empty.
-
-        A value is its whole words, each with the key of its place, its last eight bytes where some are in none of those (of a
-        shorter one all bytes and zeros), and its length.
-        """
+        """Of every value, and their lengths; a null one is empty."""
         if values.null_count:
             values = pc.fill_null(values, b"")
         content, ends = arrow.content(values)
@@ -166,55 +162,76 @@ class RowHash:
         data = np.frombuffer(content, np.uint8)
         if len(data) < 8:
             data = np.concatenate([data, np.zeros(8, np.uint8)])
-        large = np.flatnonzero(lengths > _MAX_BYTES)
-        small = lengths
-        if len(large):
-            small = lengths.copy()
-            small[large] = 0
-        lanes = _nothing(len(values))
-        if len(small):
-            self._add_words(data, starts, small, lanes)
-            self._add_rest(data, starts, small, lanes)
-        for row in large.tolist():
-            digest = hashlib.blake2b(content[ends[row] : ends[row + 1]], key=self._key, digest_size=16).digest()
-            lanes.first[row], lanes.second[row] = np.frombuffer(digest, np.uint64)
-        return lanes, lengths
+        if not len(lengths) or int(lengths.max()) <= _MAX_BYTES:
+            return self._of_parts(data, starts, lengths), lengths
+        parts = np.maximum(1, -(-lengths // _MAX_BYTES))
+        bounds = np.append(0, np.cumsum(parts))
+        place = np.arange(bounds[-1]) - np.repeat(bounds[:-1], parts)
+        skipped = place * _MAX_BYTES
+        lanes = self._of_parts(
+            data, np.repeat(starts, parts) + skipped, np.minimum(np.repeat(lengths, parts) - skipped, _MAX_BYTES)
+        )
+        weights = place.astype(np.uint64) * _A | np.uint64(1)  # 1 for the first one, and for the only one
+        return Lanes(*(np.add.reduceat(lane * weights, bounds[:-1]) for lane in lanes)), lengths
+
+    def _of_parts(self, data: Bytes, starts: Ints, lengths: Ints) -> Lanes:
+        """Of values that are not too large: their whole words, their last eight bytes where some are in none of those (of a
+        shorter one all bytes and zeros), and their length.
+        """
+        if not len(lengths):
+            return _nothing(0)
+        lanes = _nothing(len(lengths))
+        self._add_words(data, starts, lengths, lanes)
+        self._add_rest(data, starts, lengths, lanes)
+        return lanes
 
     def _add_words(self, data: Bytes, starts: Ints, lengths: Ints, lanes: Lanes) -> None:
         """The whole words: as matrices of values that have about as many."""
         least, most = int(lengths.min()), int(lengths.max())
-        room = np.empty((2, _WORDS), np.uint64)
         if least == most:  # they lie one behind the other
-            count = most >> 3
-            for part in _portions(np.full(len(starts), count)):
-                words = np.ndarray((part.stop - part.start, count), "<u8", data, int(starts[part.start]), (most, 8))
-                self._add_matrix(words, None, lanes, part, room)
+            count = most >> 2
+            for rows in _slices(len(starts) if count else 0, _ROWS):
+                for part in _slices(rows.stop - rows.start, max(1, _WORDS // count)):
+                    at = int(starts[rows.start + part.start])
+                    words = np.ndarray((part.stop - part.start, count), "<u4", data, at, (most, 4))
+                    self._sum(words, None, part)
+                self._cross(rows, rows.stop - rows.start, lanes)
             return
-        counts = (lengths >> 3).astype(np.int16)
+        counts = (lengths >> 2).astype(np.int16)
         order = np.argsort(counts, kind="stable")
-        counts = counts[order]
+        order = order[int(np.searchsorted(counts[order], 1)) :]
         padded = np.concatenate([data[max(0, len(data) - _MAX_BYTES) :], np.zeros(_MAX_BYTES, np.uint8)])
-        for part in _portions(counts):
-            rows = order[part]
-            words = _gathered(data, padded, starts[rows], int(counts[part.stop - 1]))
-            self._add_matrix(words, counts[part], lanes, rows, room)
+        for group in _slices(len(order), _ROWS):
+            mine = order[group]
+            widths = counts[mine]
+            for part in _portions(widths):
+                words = _gathered(data, padded, starts[mine[part]], int(widths[part.stop - 1]))
+                self._sum(words, widths[part], part)
+            self._cross(mine, len(mine), lanes)
 
-    def _add_matrix(
-        self, words: Words, counts: npt.NDArray[np.int16] | None, lanes: Lanes, rows: Any, room: Words
-    ) -> None:
-        """The words of ``rows``, in one row of ``words`` each, as many as ``counts``, which grow, or all."""
+    def _sum(self, words: npt.NDArray[np.uint32], counts: npt.NDArray[np.int16] | None, part: slice) -> None:
+        """The sums of values whose words are a row of ``words`` each, as many as ``counts``, which grow, or all."""
         width = words.shape[1]
-        mixed, spare = (part[: words.size].reshape(words.shape) for part in room)
-        _mixed(words, self._words[:width], mixed, spare)
+        exact = self._room[: words.size].reshape(words.shape)
+        exact[:] = words
         if counts is not None and (least := int(counts[0])) < width:
-            mixed[:, least:] *= np.arange(least, width) < counts[:, None]
-        lanes.first[rows] += np.einsum("ij->i", mixed)  # which takes half the time of sum(axis=1)
-        lanes.second[rows] += np.einsum("ij,j->i", mixed, self._weights[:width])
+            exact[:, least:] *= np.arange(least, width) < counts[:, None]
+        np.matmul(exact, self._keys[:width], out=self._sums[part])
+
+    def _cross(self, rows: Any, count: int, lanes: Lanes) -> None:
+        """The first ``count`` sums into the lanes of ``rows``."""
+        crossed, spare = self._crossed[:, :count]
+        crossed[:] = self._sums[:count]
+        np.multiply(crossed, _A, out=crossed)
+        np.right_shift(crossed, _S32, out=spare)
+        np.bitwise_xor(crossed, spare, out=crossed)
+        for lane, weights in zip(lanes, self._weights, strict=True):
+            lane[rows] += np.einsum("ij,j->i", crossed, weights)
 
     def _add_rest(self, data: Bytes, starts: Ints, lengths: Ints, lanes: Lanes) -> None:
         """The last bytes, and the length."""
         at = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
-        torn = np.flatnonzero(lengths & 7)
+        torn = np.flatnonzero(lengths & 3)
         if len(torn):
             few = len(torn) < len(lengths)
             mine, rows = (lengths[torn], torn) if few else (lengths, slice(None))
@@ -226,7 +243,7 @@ class RowHash:
                 begin, length = (starts[rows])[short], mine[short]
                 readable = np.minimum(begin, len(data) - 8)
                 tails[short] = (at[readable] >> (8 * (begin - readable)).astype(np.uint64)) & _MASKS[length]
-            self._add_one(tails, mine >> 3, lanes, rows)
+            self._add_one(tails, mine >> 2, lanes, rows)
         same = int(lengths[0]) if int(lengths.min()) == int(lengths.max()) else None
         words = lengths.astype(np.uint64) if same is None else np.array([same], np.uint64)
         self._add_one(words, np.full(1, -1), lanes, slice(None))
@@ -235,22 +252,22 @@ class RowHash:
         """One word of each of ``rows``, or one for all, with the keys of ``places``."""
         if len(places) > 1 and int(places.min()) == int(places.max()):
             places = places[:1]
-        mixed = _mixed(words, self._words[places], np.empty_like(words), np.empty_like(words))
+        mixed = _mix(words, self._places[places])
         lanes.first[rows] += mixed
-        lanes.second[rows] += mixed * self._weights[places]
+        lanes.second[rows] += mixed * self._place_weights[places]
 
 
-def _gathered(data: Bytes, padded: Bytes, starts: Ints, count: int) -> Words:
+def _gathered(data: Bytes, padded: Bytes, starts: Ints, count: int) -> npt.NDArray[np.uint32]:
     """So many words from each of ``starts`` on; behind the end of ``data``, which is that of ``padded`` too, they are 0."""
-    size = 8 * count
-    words = np.empty((len(starts), count), "<u8")
+    size = 4 * count
+    words = np.empty((len(starts), count), "<u4")
     whole = starts + size <= len(data)
     offset = len(padded) - _MAX_BYTES - len(data)
     for source, rows, at in ((data, whole, starts), (padded, ~whole, starts + offset)):
         if rows.all():
-            words[:] = _windows(source, size)[at].view("<u8").reshape(-1, count)
+            words[:] = _windows(source, size)[at].view("<u4").reshape(-1, count)
         elif rows.any():
-            words[rows] = _windows(source, size)[at[rows]].view("<u8").reshape(-1, count)
+            words[rows] = _windows(source, size)[at[rows]].view("<u4").reshape(-1, count)
     return words
 
 
@@ -259,12 +276,15 @@ def _windows(data: Bytes, size: int) -> npt.NDArray[np.void]:
     return np.ndarray((len(data) - size + 1,), f"V{size}", data, strides=(1,))
 
 
-def _portions(counts: npt.NDArray[np.integer[Any]]) -> Iterator[slice]:
-    """Rows whose words, as a matrix, stay in a core's cache; ``counts`` grow, and who has no words is left out."""
-    begin = int(np.searchsorted(counts, 1))
+def _slices(count: int, size: int) -> Iterator[slice]:
+    return (slice(begin, min(count, begin + size)) for begin in range(0, count, size))
+
+
+def _portions(counts: npt.NDArray[np.int16]) -> Iterator[slice]:
+    """Rows whose words, as a matrix, stay in a core's cache; ``counts`` grow."""
+    begin = 0
     while begin < len(counts):
-        widths = counts[begin : begin + _WORDS // int(counts[begin])].astype(np.int64)
-        sizes = widths * np.arange(1, len(widths) + 1)
+        sizes = counts[begin:].astype(np.int64) * np.arange(1, len(counts) - begin + 1)
         end = begin + int(np.searchsorted(sizes, _WORDS, side="right"))
         yield slice(begin, end)
         begin = end
@@ -274,18 +294,12 @@ def _nothing(rows: int) -> Lanes:
     return Lanes(np.zeros(rows, np.uint64), np.zeros(rows, np.uint64))
 
 
-def _mixed(words: Words, keys: Words | np.uint64, target: Words, spare: Words) -> Words:
-    """Each word with the key of its place: ``target``, whose lower bits depend on fewer bits until it is mixed once more."""
-    np.bitwise_xor(words, keys, out=target)
-    np.multiply(target, _A, out=target)
-    np.right_shift(target, _S32, out=spare)
-    np.bitwise_xor(target, spare, out=target)
-    np.multiply(target, _B, out=target)
-    return target
-
-
-def _mix(words: Words, key: np.uint64) -> Words:
-    mixed = _mixed(words, key, np.empty_like(words), np.empty_like(words))
+def _mix(words: Words, key: Words | np.uint64) -> Words:
+    """Each word with a key, or the key of its place."""
+    mixed = words ^ key
+    np.multiply(mixed, _A, out=mixed)
+    mixed ^= mixed >> _S32
+    np.multiply(mixed, _B, out=mixed)
     return mixed ^ mixed >> _S32
 
 
@@ -296,12 +310,6 @@ def _of_role(lanes: Lanes, seeds: tuple[np.uint64, np.uint64], there: npt.NDArra
     if there.all():
         return mixed
     return Lanes(np.where(there, mixed.first, np.uint64(0)), np.where(there, mixed.second, np.uint64(0)))
-
-
-def _sums(lane: Words, ends: Ints) -> Words:
-    whole = np.concatenate([np.zeros(1, np.uint64), np.cumsum(lane, dtype=np.uint64)])
-    sums: Words = whole[ends[1:]] - whole[ends[:-1]]
-    return sums
 
 
 def _rows(total: Lanes) -> Bytes:

@@ -47,8 +47,7 @@ from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
 from rocketmq_spark.spark.checkpoints.notes import BatchNote
 from rocketmq_spark.spark.sink import checks, given_up, guarantee
 from rocketmq_spark.spark.sink.report import Tally
-from rocketmq_spark.stored.ends import Enough, QueueEnds, ends_now
-from rocketmq_spark.stored.ids import ScopedHashes
+from rocketmq_spark.stored.ends import Enough, QueueEnds, ScopedHashes, ends_now
 from rocketmq_spark.stored.look import Look
 
 logger = logging.getLogger(__name__)
@@ -218,14 +217,15 @@ class TaskOnce:
             tally.unmatched = self._rows.left
         tally.found, tally.found_of_batch = self._found, self.plan.stored
 
-    def hashes(self, batch: pa.RecordBatch, columns: Mapping[str, str]) -> Bytes:
-        return self._hash(batch, columns, self._topic)
+    def hashes(self, batch: pa.RecordBatch, columns: Mapping[str, str], texts: pa.Array | None) -> Bytes:
+        """Of the rows of ``batch``, whose properties are ``texts``."""
+        return self._hash(batch, columns, self._topic, texts)
 
-    def unstored(self, batch: pa.RecordBatch, columns: Mapping[str, str]) -> pa.RecordBatch:
+    def unstored(self, batch: pa.RecordBatch, columns: Mapping[str, str], texts: pa.Array | None) -> pa.RecordBatch:
         """The rows of ``batch`` that are to be sent."""
         if self._rows is None:
             return batch
-        missing = self._rows.missing(self.hashes(batch, columns))
+        missing = self._rows.missing(self.hashes(batch, columns, texts))
         if MESSAGE_ID in columns and self._rows.exceeded:
             raise MessageRefused(
                 f"rows of one task have the same id in column {columns[MESSAGE_ID]!r}, and some of them are stored: which of "
