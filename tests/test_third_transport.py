@@ -121,9 +121,10 @@ class MemoryRowEncoder(Encoder):
         return MemoryPieces(len(batch))
 
     def join(self, checked: Checked, hashes: Hashes | None = None, topics: RowTopics | None = None) -> MemoryEncoded:
+        codes = itertools.repeat(0) if topics.codes is None else topics.codes
         messages = [
-            SentMessage(body, {**row, "of": topics.names[0]})
-            for body, row in zip(checked.body.to_pylist(), checked.pieces.rows, strict=True)
+            SentMessage(body, {**row, "of": topics.names[code]})
+            for body, row, code in zip(checked.body.to_pylist(), checked.pieces.rows, codes, strict=False)
         ]
         return MemoryEncoded(pa.array([bytes(HEAD + len(message.body)) for message in messages]), messages)
 
@@ -196,6 +197,16 @@ def test_the_sink(sender: MemorySender, monkeypatch: pytest.MonkeyPatch, given: 
     assert all(message.properties["of"] == "T" and message.properties["TAGS"] == "t" for message in sender.stored)
     assert {message.properties["p"] for message in sender.stored} == {"v", "u"}
     assert {len(batch) for batch in sender.batches} == {(1 if given else 10) * (HEAD + 6)}
+
+
+def test_rows_of_several_topics_say_theirs(sender: MemorySender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever order they are sent in."""
+    sender.routes["U"] = tuple(MessageQueue("U", "a", i) for i in range(2))
+    names = ["T", "U", "U", "T", "U"] * 4
+    write(sender, monkeypatch, frame(body=[f"{name}{n}" for n, name in enumerate(names)], topic=names))
+    assert len(sender.stored) == 20
+    assert all(message.body.decode().startswith(message.properties["of"]) for message in sender.stored)
+    assert {message.body[:1].decode() for batch in sender.batches for message in batch} == {"T", "U"}
 
 
 def test_the_sink_spools_for_it(sender: MemorySender, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ Their lag is watched by ``lag``.
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -163,9 +164,11 @@ Wanted = str | int | dict["MessageQueue", int]
 
 
 def _to(ctx: click.Context, param: click.Parameter, value: str) -> Wanted:
-    from rocketmq_spark.options.parsing import consume_from, offsets
+    from rocketmq_spark.options.parsing import consume_from, duration, offsets
 
     try:
+        if re.fullmatch(r"[\d.]+\s*[a-z]+", value.strip()):
+            return round((time.time() - duration(value)) * 1000)
         if not value.lstrip().startswith("{"):
             return consume_from(value)
         by_queue = offsets()(value)
@@ -173,8 +176,17 @@ def _to(ctx: click.Context, param: click.Parameter, value: str) -> Wanted:
         return by_queue
     except ValueError as e:
         raise click.BadParameter(
-            f'{value!r} is not {e}; JSON such as {{"orders":{{"broker-a":{{"0":17}}}}}} is one, too'
+            f'{value!r} is not {e}; 1h (so long ago) is one, and JSON such as {{"orders":{{"broker-a":{{"0":17}}}}}}'
         ) from e
+
+
+def _kafkas(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Options of Kafka's tool are not ours."""
+    if value is not None:
+        raise click.UsageError(
+            "--by-duration, --shift-by and --to-datetime are options of Kafka's tool. Here --to takes them all: "
+            '1h (so long ago), a time, or offsets as JSON ({"orders":{"broker-a":{"0":17}}}; see offsets show)'
+        )
 
 
 @click.group(cls=CliGroup)
@@ -216,8 +228,9 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
     required=True,
     callback=_to,
     metavar="WHERE",
-    help="earliest, latest, a time (ISO-8601 or ms), or JSON as for startingOffsets; JSON may omit queues.",
+    help="earliest, latest, a time (ISO-8601 or ms), 1h (so long ago), or JSON as for startingOffsets; JSON may omit queues.",
 )
+@click.option("--by-duration", "--shift-by", "--to-datetime", hidden=True, expose_value=False, callback=_kafkas)
 @click.option("--apply", "really", is_flag=True, help="Apply the change; otherwise only preview it.")
 @click.option(
     "--force", is_flag=True, help="Set them although the group has members, which soon commit their own offsets again."

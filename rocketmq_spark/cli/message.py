@@ -89,9 +89,8 @@ def show(
     """Show the dead letters of GROUP, oldest first."""
     count = 0
     for message in _letters(output, target, group, DeadLetterFilter(frozenset(keys), since, until)):
-        output.item(
-            {**document(message), "reconsumeTimes": message.reconsume_times}, f"{message.topic}  {line(message)}"
-        )
+        text = f"{message.topic}  {message.msg_id}  {line(message)}"
+        output.item({**document(message), "reconsumeTimes": message.reconsume_times}, text)
         count += 1
     output.note(f"{count} dead letters of group {group}")
 

@@ -127,8 +127,10 @@ def list_topics(output: Output, target: Target, everything: bool) -> None:
 def describe(output: Output, target: Target, name: str) -> None:
     """Show offsets and message times of each queue of a topic, with the type and the permission of the topic on its broker."""
     from rocketmq_spark.admin import topics
+    from rocketmq_spark.base.codes import BATCH_QUEUE, QUEUE_TYPE
 
     there = topics.describe(target.client(), name)
+    batch = {name for name, kept in there.brokers.items() if kept.attributes.get(QUEUE_TYPE) == BATCH_QUEUE}
     rows = [
         {
             "topic": name,
@@ -140,6 +142,7 @@ def describe(output: Output, target: Target, name: str) -> None:
             "lastUpdate": moment(b.last_update_ms),
             "type": there.brokers[queue.broker_name].message_type,
             "permission": there.brokers[queue.broker_name].permission,
+            "batch": queue.broker_name in batch,
         }
         for queue, b in there.queues.items()
     ]
@@ -154,7 +157,7 @@ def describe(output: Output, target: Target, name: str) -> None:
         "permission": "PERMISSION",
     }
     output.rows(headings, rows)
-    output.note(f"{there.messages} messages in {len(rows)} queues")
+    output.note(f"{there.messages} messages in {len(rows)} queues{' of a batch topic' if batch else ''}")
 
 
 @topic.command()

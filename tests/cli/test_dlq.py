@@ -58,7 +58,9 @@ def stored(run: Run, topic: str) -> list[dict[str, Any]]:
 def test_1_24_dead_letters_are_shown_with_the_topic_they_came_from(run: Run, dead: str, topic: str) -> None:
     done = run("dlq", "show", dead)
     assert done.exit_code == 0, done.output
-    assert all(text.startswith(f"{topic}  ") for text in done.stdout.splitlines())
+    ids = [letter["msgId"] for letter in documents(run("dlq", "show", dead, "--json").stdout)]
+    shown = [text.split("  ")[:2] for text in done.stdout.splitlines()]
+    assert shown == [[topic, msg_id] for msg_id in ids], "the id is what --key takes"
     assert f"2 dead letters of group {dead}" in done.stderr
     first, second = documents(run("dlq", "show", dead, "--json").stdout)
     assert {first["topic"], second["topic"]} == {topic}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -147,6 +149,13 @@ def test_what_brokers_count_is_bounded_as_for_their_own_items(made, item_bytes, 
     chunks = list(encoded(rows, NAMES).chunks(1 << 30, grown=Growth(item_bytes, most)))
     expected = encoder(Encoder, NAMES)(rows).chunks(1 << 30, grown=Growth(item_bytes, most))
     assert [chunk.rows for chunk in chunks] == [chunk.rows for chunk in expected]
+
+
+@given(any_rows().filter(bool))
+def test_each_row_has_the_size_of_its_item(made):
+    rows = batch_of([(*row[:4], 0) for row in made])
+    ends = encoded(rows, NAMES)._stored().tolist()
+    assert [end - begin for begin, end in itertools.pairwise(ends)] == [len(item) for item in items_of(rows, NAMES)]
 
 
 def test_a_spool_gets_the_items_of_brokers():

@@ -1,4 +1,4 @@
-"""``rocketmq-spark demo``: orders through a broker and Spark and back, watched, counted, and over in a minute.
+"""``rocketmq-spark demo``: orders through a broker and Spark and back, watched, counted, and over in two or three minutes.
 
 It shows itself in a live picture on a terminal, in one plain line a second elsewhere, or as JSON lines.
 """
@@ -6,7 +6,9 @@ It shows itself in a live picture on a terminal, in one plain line a second else
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
+import shutil
 import statistics
 import sys
 import time
@@ -340,9 +342,16 @@ def _tell(output: Output, made: Stage, result: _Result, started_s: float, all_s:
         f"Data, checkpoint and Spark's log: {made.folder}",
         "Try next:",
         *("  " + command for command in commands),
+        *_where(),
         "",
     ]
     output.item(document, "\n".join(lines))
+
+
+def _where() -> list[str]:
+    """``make demo`` runs in an environment that is not activated."""
+    folder = os.path.dirname(sys.executable)
+    return [] if shutil.which("rocketmq-spark") else [f"(rocketmq-spark is in {folder}: . {folder}/activate first)"]
 
 
 def _next_commands(made: Stage) -> list[str]:
