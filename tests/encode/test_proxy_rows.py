@@ -176,6 +176,8 @@ def test_a_spool_gets_the_items_of_brokers():
     [
         ({"flag": pa.array([0, 3], pa.int32())}, "row 1: its flag is 3, which gRPC does not carry"),
         ({"shardingKey": [None, "g"], "priority": pa.array([1, 2])}, "row 1: it is FIFO and PRIORITY"),
+        ({"shardingKey": ["f", "g"], "delayMs": [None, 5]}, "1 rows .* row 1: it is FIFO and DELAY"),
+        ({"priority": pa.array([1, 2]), "delayMs": [5, None]}, "1 rows .* row 0: it is PRIORITY and DELAY"),
         ({"tags": pa.array([b"a", b"\xff"])}, "row 1: TAGS is not UTF-8"),
         (
             {"properties": pa.array([[(b"a", b"x")], [(b"a", b"\xff")]], pa.map_(pa.binary(), pa.binary()))},

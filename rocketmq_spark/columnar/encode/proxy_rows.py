@@ -9,6 +9,7 @@ which each becomes a message by itself.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,17 +35,23 @@ _TEXTS = {name.encode(): first for name, first in outgoing.TEXTS.items()}
 _FIFO = number("SystemProperties", "message_type", MessageType.FIFO) + start("SystemProperties", "message_group")
 _FIRST = number("SystemProperties", "message_type", MessageType.PRIORITY) + start("SystemProperties", "priority")
 _COMMA = b","[0]
+_KINDS = {_GROUP: "FIFO", _PRIORITY: "PRIORITY"}
 _NO_TEXT = "a property is not UTF-8, and gRPC carries no other text"
 _NULL = pa.nulls(1, pa.binary())[0]
 
 
-class _TextCheck:
-    """Finds what is not UTF-8: protobuf refuses it, and the way over items would put other characters there."""
+class _Check:
+    """Finds what is not UTF-8: protobuf refuses it, and the way over items would put other characters there. ``kinds`` are what
+    makes messages of another type than NORMAL, with the rows that have it.
+    """
 
     def __init__(self, bad_rows: BadRows) -> None:
+        self.kinds: dict[str, Flags] = {}
         self._bad_rows = bad_rows
 
-    def value(self, name: bytes, values: pa.Array) -> None:
+    def value(self, name: bytes, values: pa.Array, filled: Flags | None) -> None:
+        if name in _KINDS:
+            self.kinds[_KINDS[name]] = np.ones(len(values), np.bool_) if filled is None else filled
         if not _is_text(name):
             self._bad_rows.rows(np.arange(len(values)), _NO_TEXT)
         for row in _no_texts(values):
@@ -61,14 +68,14 @@ class _CheckedPieces(TextPieces):
 
     def __init__(self, rows: int, bad_rows: BadRows) -> None:
         super().__init__(rows)
-        self._check = _TextCheck(bad_rows)
+        self.check = _Check(bad_rows)
 
     def value(self, name: bytes, values: pa.Array, filled: Flags | None = None) -> None:
-        self._check.value(name, values)
+        self.check.value(name, values, filled)
         super().value(name, values, filled)
 
     def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
-        self._check.entries(names, values, bounds)
+        self.check.entries(names, values, bounds)
         super().entries(names, values, bounds)
 
 
@@ -80,10 +87,10 @@ class ProxyPieces:
         self.fields, self.system = Pieces(rows), Pieces(rows)
         self.groups: pa.Array | None = None
         self.priorities = False
-        self._check = _TextCheck(bad_rows)
+        self.check = _Check(bad_rows)
 
     def value(self, name: bytes, values: pa.Array, filled: Flags | None = None) -> None:
-        self._check.value(name, values)
+        self.check.value(name, values, filled)
         lengths = arrow.lengths(values) + len(name) + 2
         self.lengths += lengths if filled is None else np.where(filled, lengths, 0)
         if name in _TEXTS:
@@ -123,7 +130,7 @@ class ProxyPieces:
             value_sizes,
             values,
         )
-        self._check.entries(names, values, bounds)
+        self.check.entries(names, values, bounds)
         self.fields.column(arrow.regrouped(made, bounds))
 
 
@@ -180,9 +187,10 @@ class ProxyRowEncoder(Encoder):
         pieces, flags = checked.pieces, checked.flags
         if flags is not None:
             bad_rows.add(flags != 0, lambda i: f"its flag is {flags[i]}, which gRPC does not carry; expected 0")
-        if isinstance(pieces, ProxyPieces) and pieces.priorities and pieces.groups is not None:
-            both = arrow.flags(pieces.groups.is_valid())
-            bad_rows.add(both, "it is FIFO and PRIORITY, and over gRPC it can be one of them only")
+        assert isinstance(pieces, ProxyPieces | _CheckedPieces)
+        kinds = pieces.check.kinds if checked.delayed is None else {**pieces.check.kinds, "DELAY": checked.delayed}
+        for (one, first), (other, second) in itertools.combinations(kinds.items(), 2):
+            bad_rows.add(first & second, f"it is {one} and {other}, and over gRPC it can be one of them only")
         return checked
 
     def join(self, checked: Checked, hashes: Hashes | None = None, topics: RowTopics | None = None) -> Encoded:
