@@ -7,7 +7,8 @@ import dataclasses
 import functools
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import (
@@ -18,8 +19,17 @@ from rocketmq_spark.base.codes import (
     SysFlag,
     timer_due_ms,
 )
+from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.errors import ClosedError, DecodeError, MessageRefused, OptionError, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import (
+    ClosedError,
+    DecodeError,
+    MessageIllegal,
+    MessageRefused,
+    OptionError,
+    RocketMQError,
+    RouteNotFound,
+)
 from rocketmq_spark.model import Message, MessageQueue, Resent, SendStatus, SpooledSend
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
@@ -33,7 +43,7 @@ from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire.compression import decompress
 from rocketmq_spark.wire.identifiers import UniqKeys
-from rocketmq_spark.wire.messages import encode_item
+from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch, encode_item
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)
@@ -168,6 +178,9 @@ class EngineResender:
         def ended(end: Ended) -> None:
             outcome = end.outcome
             if isinstance(outcome, RocketMQError):
+                if isinstance(outcome, MessageIllegal | MessageRefused) and (parts := _parts(send, outcome.stored)):
+                    self._resend_each(parts, str(outcome), done)
+                    return
                 cause = cause_of(outcome)
                 no_timers = (cause.remark or "").startswith(_NO_TIMERS)  # they were switched off since it was asked
                 if no_timers and (at_once := _at_once(send, self._timer.wall_ms())) is not None:
@@ -199,6 +212,26 @@ class EngineResender:
                 self._pumps.release()
                 raise
 
+    def _resend_each(self, parts: Sequence[SpooledSend], why: str, done: Callable[[Resent], None]) -> None:
+        """The parts of a batch that was refused, one after the other; what may pass ends that, and is tried again with all."""
+        logger.warning("a batch that was refused is sent in parts: %s", why)
+        left, refused = deque(parts), []
+
+        def ended(resent: Resent) -> None:
+            if resent.error is not None:
+                refused.append(resent)
+            if left and not resent.passing:
+                following()
+            else:
+                done(resent if resent.passing or not refused else refused[0])
+
+        def following() -> None:
+            handed = attempt(self._resend, left.popleft(), ended)
+            if isinstance(handed, Failure):  # as where the system gives no thread
+                done(Resent(None, str(handed), passing=True))
+
+        following()
+
     def _pump(self) -> None:
         self._pumps.release()
         self._engine.pump()
@@ -206,6 +239,36 @@ class EngineResender:
     def close(self, deadline: Deadline) -> None:
         self._asking.close(deadline.remaining())
         self._engine.close(deadline)
+
+
+class _Joined(SpooledSend):
+    """Several that a spool keeps one by one: when they are refused it sends each by itself."""
+
+
+def _parts(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
+    """The halves of what is left of a batch that was kept as one: none of one message, for that is what is refused."""
+    if not send.request.batch or isinstance(send, _Joined):
+        return []
+    try:
+        items = decode_batch(send.request.data)
+    except DecodeError:
+        return []
+    found = [(item, decode_properties(item.properties).get(Property.UNIQ_KEY, "")) for item in items]
+    rest = [each for each in found if each[1] not in stored]
+    middle = len(rest) // 2
+    return [_part(send, half) for half in (rest[:middle], rest[middle:])] if middle else []
+
+
+def _part(send: SpooledSend, items: Sequence[tuple[BatchItem, str]]) -> SpooledSend:
+    request, ((first, _), *more) = send.request, items
+    if more:
+        about = decode_properties(request.properties)
+        if Property.UNIQ_KEY in about:  # two batches have two
+            about[Property.UNIQ_KEY] = _ids.next(request.born_timestamp_ms)
+        request = request._replace(body=encode_batch(item for item, _ in items), properties=encode_properties(about))
+    else:
+        request = request._replace(body=bytes(first.body), properties=first.properties, flag=first.flag, batch=False)
+    return dataclasses.replace(send, request=request, msg_ids=tuple(msg_id for _, msg_id in items))
 
 
 def _at_once(send: SpooledSend, now_ms: int) -> SpooledSend | None:
@@ -273,7 +336,7 @@ class _Run:
             body=b"".join(self._items), properties=encode_properties(properties), flag=0, batch=True
         )
         ids = tuple(msg_id for send in self._sends for msg_id in send.msg_ids)
-        return dataclasses.replace(self._first, request=request, msg_ids=ids)
+        return _Joined(self._first.topic, request, self._first.queue, ids, self._first.selector, self._first.arg)
 
 
 def _place(send: SpooledSend) -> tuple[object, ...]:

@@ -29,7 +29,7 @@ from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.compression import compress, decompress
 from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, unpack
-from rocketmq_spark.wire.messages import BatchItem, decode_batch
+from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 from tests.helpers import no_more_threads, raising
 from tests.producer.scripted import Bench, ManualTimer, refused
@@ -450,3 +450,51 @@ def test_what_could_not_be_sent_for_want_of_a_thread_is_sent_with_the_next(
     resender.resend(SpooledSend("T", REQUEST, q("a:1")), found.append)
     bench.time.advance(1)
     assert found == [Resent(q("a:0")), Resent(q("a:1"))]
+
+
+def kept_batch(bodies: bytes) -> SpooledSend:
+    """As 'autoBatch' and the sink keep it: as one record."""
+    sends = [single(bytes([body])) for body in bodies]
+    items = [BatchItem(each.request.body, each.request.properties, 0) for each in sends]
+    request = SendRequest("g", encode_batch(items), "WAIT\x01true\x02UNIQ_KEY\x01B\x02", batch=True)
+    return SpooledSend("T", request, q("b:1"), tuple(each.msg_ids[0] for each in sends))
+
+
+def bodies_of(request: SendRequest) -> bytes:
+    return b"".join(item.body for item in decode_batch(request.data)) if request.batch else bytes(request.data)
+
+
+def test_of_a_batch_that_is_refused_all_are_sent_but_those_that_are(bench: Bench, resender: EngineResender) -> None:
+    """The spool has one record of it: its other messages would be dead for good."""
+    taken: list[bytes] = []
+    wrong = {b"d", b"h"}
+
+    def answer(queue: MessageQueue, request: SendRequest) -> SendResult | RocketMQError:
+        bodies = bodies_of(request)
+        if any(each in bodies for each in wrong) or len(bodies) > limit:
+            return refused(Response.MESSAGE_ILLEGAL)
+        taken.append(bodies)
+        return SendResult(SendStatus.SEND_OK, "", queue, 1)
+
+    limit = 9
+    bench.sender.by_broker = {"b": lambda: answer}
+    assert not resent(bench, resender, kept_batch(b"abcdefgh")).passing
+    assert taken == [b"ab", b"c", b"ef", b"g"]
+    ids = [decode_properties(r.properties).get(Property.UNIQ_KEY) for _, _, r in bench.sender.calls if r.batch]
+    assert len(set(ids)) == len(ids)
+    wrong, limit = set(), 3  # it was too large
+    assert resent(bench, resender, kept_batch(b"abcde")) == Resent(q("b:1"))
+    assert taken[4:] == [b"ab", b"cde"]
+    whole = resender.joined([single(b"a"), single(b"b"), single(b"c"), single(b"d")])
+    assert resent(bench, resender, whole).error is not None  # the spool sends each by itself
+    assert taken[6:] == []
+
+
+def test_what_was_stored_before_one_was_refused_is_not_sent_again_with_its_batch(
+    bench: Bench, resender: EngineResender
+) -> None:
+    error = refused(Response.MESSAGE_ILLEGAL)
+    error.stored = {f"id of {each}": None for each in "abd"}
+    bench.sender.script = [error, refused(Response.MESSAGE_ILLEGAL), ConnectionLost("down")]
+    assert resent(bench, resender, kept_batch(b"abcdef")).passing
+    assert [bodies_of(request) for _, _, request in bench.sender.calls[:3]] == [b"abcdef", b"c", b"ef"]

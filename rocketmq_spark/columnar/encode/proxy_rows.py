@@ -35,7 +35,7 @@ _TEXTS = {name.encode(): first for name, first in outgoing.TEXTS.items()}
 _FIFO = number("SystemProperties", "message_type", MessageType.FIFO) + start("SystemProperties", "message_group")
 _FIRST = number("SystemProperties", "message_type", MessageType.PRIORITY) + start("SystemProperties", "priority")
 _COMMA = b","[0]
-_KINDS = {_GROUP: "FIFO", _PRIORITY: "PRIORITY"}
+_KINDS = {_GROUP: MessageType.FIFO.name, _PRIORITY: MessageType.PRIORITY.name}
 _NO_TEXT = "a property is not UTF-8, and gRPC carries no other text"
 _NULL = pa.nulls(1, pa.binary())[0]
 
@@ -188,7 +188,11 @@ class ProxyRowEncoder(Encoder):
         if flags is not None:
             bad_rows.add(flags != 0, lambda i: f"its flag is {flags[i]}, which gRPC does not carry; expected 0")
         assert isinstance(pieces, ProxyPieces | _CheckedPieces)
-        kinds = pieces.check.kinds if checked.delayed is None else {**pieces.check.kinds, "DELAY": checked.delayed}
+        kinds = (
+            pieces.check.kinds
+            if checked.delayed is None
+            else {**pieces.check.kinds, MessageType.DELAY.name: checked.delayed}
+        )
         for (one, first), (other, second) in itertools.combinations(kinds.items(), 2):
             bad_rows.add(first & second, f"it is {one} and {other}, and over gRPC it can be one of them only")
         return checked
