@@ -168,10 +168,12 @@ class BaseAdmin(Closing):
             self._calls.ask(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(body, bname=name))
 
     def messages_of_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> list[ReceivedMessage]:
-        """Messages of a topic with a key, stored in this time, as the indexes of its masters have them: some of many."""
+        """Messages of a topic with a key, stored in this time, as the indexes of its brokers have them: some of many. Where a
+        master is away its slave is asked.
+        """
         found: list[ReceivedMessage] = []
         for name, broker in self.route(topic).brokers.items():
-            if broker.master is None:
+            if (address := broker.replica("hint")) is None:
                 continue
             command = rpc.QUERY_MESSAGE.request(
                 topic=self._calls.on_wire(topic),
@@ -182,7 +184,7 @@ class BaseAdmin(Closing):
                 bname=name,
             )
             try:
-                found += decode_messages(self._calls.ask(broker.master, command).body, name)
+                found += decode_messages(self._calls.ask(address, command).body, name)
             except NotFound:
                 continue
         return [message for message in found if key in message.keys]  # what an index finds has its hash

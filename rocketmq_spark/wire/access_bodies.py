@@ -22,13 +22,14 @@ class StoredUser(NamedTuple):
 
 
 class StoredPolicy(NamedTuple):
-    """What one broker allows or denies a subject on a resource."""
+    """What one broker allows or denies a subject on a resource. ``Default`` counts where nothing ``Custom`` does."""
 
     subject: str
     resource: str
     actions: tuple[str, ...]
     allowed: bool
     sources: tuple[str, ...]
+    kind: str = "Custom"
 
 
 def users(body: Bytes) -> list[StoredUser]:
@@ -53,6 +54,7 @@ def policies(body: Bytes) -> list[StoredPolicy]:
                 tuple(map(str, entry.get("actions") or ())),
                 str(entry.get("decision")).lower() == "allow",
                 tuple(map(str, entry.get("sourceIps") or ())),
+                str(policy.get("policyType") or "Custom"),
             )
             for item in _items(body, "subject")
             for policy in item.get("policies") or ()
