@@ -73,9 +73,10 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
     Mirrors ``DeleteSubscriptionGroupCommand``, which always deletes the topics, and offsets with ``-r true``.
     """
     check_deletable(tools, group, force)
-    on_wire = tools.calls.on_wire(group)
+    # Brokers before 5.0 have the other name for the same.
+    row, on_wire = rpc.DELETE_SUBSCRIPTIONGROUP, tools.calls.on_wire(group)
     asked = {
-        name: (address, rpc.DELETE_SUBSCRIPTIONGROUP.request(groupName=on_wire, cleanOffset=True, bname=name))
+        name: (address, row.request(groupName=on_wire, cleanOffset=True, removeOffset=True, bname=name))
         for name, address in masters_of(tools.admin.cluster()).items()
     }
     for _ in ask_each(tools, asked, (Response.SUCCESS,)):

@@ -107,7 +107,7 @@ def test_a_group_with_members_is_deleted_by_force_only(broker: MockBroker, group
     assert broker.seen(DELETE) == []
     groups.delete(group, "g", force=True)
     (asked,) = broker.seen(DELETE)
-    assert asked.ext == {"groupName": "g", "cleanOffset": "true", "bname": "broker-a"}
+    assert asked.ext == {"groupName": "g", "cleanOffset": "true", "removeOffset": "true", "bname": "broker-a"}
 
 
 def test_topics_are_deleted_on_request(broker: MockBroker, group: Parts) -> None:
