@@ -21,7 +21,7 @@ def names(tools: AdminTools) -> list[str]:
 
 def describe(tools: AdminTools, group: str) -> GroupDescription:
     """A group's settings, members and lag. Raises ``GroupNotFound``, with the nearest names, where brokers know nothing of it."""
-    masters = _masters(tools)
+    masters = _asked(tools)
     settings, online = _settings(tools, group, masters), _online(tools, group, masters)
     topics = _consumed(tools, group, bool(settings or online))
     look = positions.look(tools, positions.of_group(tools, group, topics)) if topics else positions.QueuePositions([])
@@ -97,5 +97,6 @@ def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
         offsets.check_members(group, sorted({member.client_id for there in online for member in there.members}))
 
 
-def _masters(tools: AdminTools) -> dict[str, str]:
-    return {name: data.master for name, data in sorted(tools.admin.cluster().items()) if data.master}
+def _asked(tools: AdminTools) -> dict[str, str]:
+    """Who knows of groups: all masters; where one is away its slave, which has its groups, and whose members tell it, too."""
+    return {name: at for name, data in sorted(tools.admin.cluster().items()) if (at := data.replica("hint"))}

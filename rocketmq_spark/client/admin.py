@@ -202,12 +202,12 @@ class BaseAdmin(Closing):
         return found
 
     def consumed_topics(self, group: str) -> list[str]:
-        """Topics of which brokers keep offsets of a group, its retry topic among them."""
+        """Topics of which brokers keep offsets of a group, its retry topic among them; a slave while its master is away."""
         found: set[str] = set()
         for name, broker in self.cluster().items():
-            if broker.master:
+            if address := broker.replica("hint"):
                 command = rpc.GET_CONSUME_STATS.request(consumerGroup=self._calls.on_wire(group), bname=name)
-                found |= {q.topic for q in bodies.consume_stats(self._calls.ask(broker.master, command).body)}
+                found |= {q.topic for q in bodies.consume_stats(self._calls.ask(address, command).body)}
         scope = self._calls.scope
         return sorted(scope.plain(topic) for topic in found if scope.reaches(topic))
 
