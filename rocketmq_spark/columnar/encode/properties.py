@@ -109,11 +109,14 @@ def add_map(pieces: PropertyPieces, column: Any, bad_rows: BadRows, reserved: pa
     if lo == hi:
         return
     names, values = arrow.as_bytes(column.keys[lo:hi]), arrow.as_bytes(column.items[lo:hi])
-    width = _constant_width(names, (first - lo).astype(np.int64)) if not values.null_count else 0
+    bounds = (first - lo).astype(np.int64)
+    width = _constant_width(names, bounds) if not values.null_count else 0
     if width:
         _add_constant(pieces, names[:width], values, bad_rows, reserved, by_name)
-    else:
-        _add_entries(pieces, names, values, (first - lo).astype(np.int64), bad_rows, reserved, by_name)
+        return
+    if by_name and (order := _order(names, bounds)) is not None:
+        names, values = names.take(order), values.take(order)
+    _add_entries(pieces, names, values, bounds, bad_rows, reserved)
 
 
 def _constant_width(names: pa.Array, bounds: Ints) -> int:
@@ -146,13 +149,7 @@ def _add_constant(
 
 
 def _add_entries(
-    pieces: PropertyPieces,
-    names: pa.Array,
-    values: pa.Array,
-    bounds: Ints,
-    bad_rows: BadRows,
-    reserved: pa.Array,
-    by_name: bool,
+    pieces: PropertyPieces, names: pa.Array, values: pa.Array, bounds: Ints, bad_rows: BadRows, reserved: pa.Array
 ) -> None:
     if values.null_count:
         keep = arrow.flags(values.is_valid())
@@ -166,8 +163,6 @@ def _add_entries(
     for entry, reason in faults.items():
         row = np.searchsorted(bounds, [entry], side="right") - 1
         bad_rows.rows(row, reason)
-    if by_name and (order := _order(names, bounds)) is not None:
-        names, values = names.take(order), values.take(order)
     pieces.entries(names, values, bounds)
 
 
