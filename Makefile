@@ -96,6 +96,7 @@ java:
 
 # What of it is used is compiled when it is used: pip would compile all, one after the other.
 $(READY): setup.cfg pyproject.toml
+	@echo "Installing into $(VENV), once: one to five minutes ..."
 	@python=$$(.ci/machine python $(PYTHON)) && $$python -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[test,check]'
 	@touch $@

@@ -210,7 +210,7 @@ def arguments(description: str) -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", help="where to write all figures")
     options = parser.parse_args()
     options.messages = options.messages or (18_000_000 if options.full else 2_000_000 if options.quick else 4_000_000)
-    options.repeats = options.repeats or (7 if options.full else 3)
+    options.repeats = options.repeats or (7 if options.full else 2 if options.quick else 3)
     return options
 
 

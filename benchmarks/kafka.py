@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import distro
 from rocketmq_spark.localbroker.java import find_java
-from rocketmq_spark.localbroker.loopback import free_port
+from rocketmq_spark.localbroker.process import free_port
 
 PARTITIONS = 8
 _READY_S = 60.0

@@ -26,9 +26,8 @@ from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.session import spools
-from rocketmq_spark.spool import sends
 from rocketmq_spark.spool.records import Done, Record
-from rocketmq_spark.spool.spool import SendSpool
+from rocketmq_spark.spool.spool import SendSpool, record_of
 from rocketmq_spark.spool.store import Store
 
 BODY = os.urandom(256)
@@ -41,7 +40,7 @@ SEND = SpooledSend("t", SendRequest("g", BODY, PROPERTIES), None, ("0" * 32,))
 
 def record(now_ms: int) -> Record:
     """Of a send that failed, which is there whether it is kept or not."""
-    return sends.record_of(SEND, now_ms)
+    return record_of(SEND, now_ms)
 
 
 def rate(count: int, step: Callable[[], object]) -> float:
@@ -181,9 +180,7 @@ def lane(folder: Path, count: int, alone: bool) -> float:
     queue = MessageQueue(BROKERS.topic, BROKERS.name, 0)
     store, now_ms = Store(folder / f"lane-{alone}", "batch"), time.time_ns() // 1_000_000
     kept = [
-        sends.record_of(
-            SpooledSend(queue.topic, SendRequest("g", BODY, PROPERTIES, born_timestamp_ms=now_ms), queue), now_ms
-        )
+        record_of(SpooledSend(queue.topic, SendRequest("g", BODY, PROPERTIES, born_timestamp_ms=now_ms), queue), now_ms)
         for _ in range(count)
     ]
     store.add([(each, now_ms) for each in kept])

@@ -63,6 +63,7 @@ def bodies(count: int, size: int) -> Iterator[bytes]:
     )
     for first in range(0, count, _ROWS):
         for chunk in encoder(frame(min(_ROWS, count - first), size, first)).chunks(1 << 20):
+            assert isinstance(chunk.body, memoryview)
             yield bytes(chunk.body)
 
 

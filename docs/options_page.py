@@ -8,7 +8,7 @@ import textwrap
 from rocketmq_spark import errors
 from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL
 from rocketmq_spark.options import ROLES, SOURCE_ROLES, TABLE, Option
-from rocketmq_spark.spark.sink import columns
+from rocketmq_spark.spark.sink import checks
 
 _SHOWN_ROLE = {
     "batch source": "batch",
@@ -78,7 +78,7 @@ def _sink_columns() -> str:
         "Names are matched without case; an unknown column or a wrong type is an error before the first row is sent."
     )
     lines = ["## Columns of the sink", "", about, "", "| column | type | meaning |", "| --- | --- | --- |"]
-    lines += [f"| `{name}` | {kind} | {SINK_COLUMNS[name]} |" for name, kind in columns.TABLE.items()]
+    lines += [f"| `{name}` | {kind} | {SINK_COLUMNS[name]} |" for name, kind in checks.COLUMNS.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -75,10 +75,13 @@ def main() -> None:
     parser.add_argument("--window", default="10 seconds", help="length of a window (default: %(default)s)")
     parser.add_argument("--watermark", default="10 seconds", help="how late an order may come (default: %(default)s)")
     parser.add_argument("--available-now", action="store_true", help="read what there is, then end")
+    parser.add_argument("--partitions", type=int, help="state stores, fixed by the checkpoint (default: Spark's, 200)")
     args = parser.parse_args()
 
     spark = SparkSession.builder.appName("orders pipeline").getOrCreate()
     spark.conf.set("spark.sql.session.timeZone", "UTC")
+    if args.partitions:
+        spark.conf.set("spark.sql.shuffle.partitions", args.partitions)
     totals = region_totals(read_orders(spark, args.name_server, args.input), args.window, args.watermark)
     writer = write_totals(totals, args.name_server, args.output, args.checkpoint)
     if args.available_now:

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from rocketmq_spark.session.consumers import Consumer, PullConsumer, SimpleConsumer
     from rocketmq_spark.session.producers import Producer
     from rocketmq_spark.spark.datasource import register
-    from rocketmq_spark.spark.explained import explain
-    from rocketmq_spark.spark.monitoring.listener import GroupOffsetListener
-    from rocketmq_spark.spark.monitoring.metrics import MetricsListener
-    from rocketmq_spark.spark.monitoring.progress import progress
+    from rocketmq_spark.spark.monitoring.listeners import GroupOffsetListener, MetricsListener
+    from rocketmq_spark.spark.monitoring.queries import explain, progress
     from rocketmq_spark.spark.sink.foreach import foreach_batch_writer, write_rocketmq
     from rocketmq_spark.spark.tuning import exactly_once_conf, low_latency_conf
 
@@ -37,13 +35,13 @@ _HOMES = {
     "Consumer": "session.consumers",
     "ConsumerStats": "model.membership",
     "Context": "consumer.result",
-    "GroupOffsetListener": "spark.monitoring.listener",
+    "GroupOffsetListener": "spark.monitoring.listeners",
     "HalfMessage": "producer.transactions",
     "Listener": "consumer.result",
     "LocalBroker": "localbroker",
     "Message": "model",
     "MessageQueue": "model",
-    "MetricsListener": "spark.monitoring.metrics",
+    "MetricsListener": "spark.monitoring.listeners",
     "OrderedContext": "consumer.result",
     "PoppedMessage": "model.message",
     "Producer": "session.producers",
@@ -56,10 +54,10 @@ _HOMES = {
     "SimpleConsumer": "session.consumers",
     "TransactionState": "model.send",
     "exactly_once_conf": "spark.tuning",
-    "explain": "spark.explained",
+    "explain": "spark.monitoring.queries",
     "foreach_batch_writer": "spark.sink.foreach",
     "low_latency_conf": "spark.tuning",
-    "progress": "spark.monitoring.progress",
+    "progress": "spark.monitoring.queries",
     "register": "spark.datasource",
     "write_rocketmq": "spark.sink.foreach",
 }

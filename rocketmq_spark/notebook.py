@@ -13,7 +13,7 @@ import threading
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rocketmq_spark.spark.monitoring.progress import of_progress
+from rocketmq_spark.spark.monitoring.queries import of_progress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

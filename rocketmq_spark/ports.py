@@ -22,16 +22,14 @@ from rocketmq_spark.model import (
     QueueBounds,
     ReceivedMessage,
     Reply,
-    Resent,
     SendRequest,
     SendResult,
-    SpooledSend,
     SpoolMetrics,
     TopicRoute,
 )
 from rocketmq_spark.model.membership import Asked, Membership
 from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage
-from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
+from rocketmq_spark.model.send import HalfCheck, HalfPlace, MessageEncoder, Resent, SpooledSend, TransactionState
 
 Sent = Callable[[SendResult | RocketMQError], None]
 Pulled = Callable[[PullAnswer | RocketMQError], None]
@@ -40,6 +38,10 @@ OnError = Callable[[RocketMQError, MessageQueue], None]
 
 class Sender(Protocol):
     """What a producer calls. No method takes longer than its deadline."""
+
+    @property
+    def encoder(self) -> MessageEncoder:
+        """What makes the batches that it sends."""
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         """Return the queues that accept sends, in Java's publish order. The object stays identical while the route is unchanged.

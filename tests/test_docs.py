@@ -22,10 +22,10 @@ import click
 import pytest
 
 from rocketmq_spark import options
-from rocketmq_spark.cli.app import app
+from rocketmq_spark.cli.command import app
 from tests.test_house import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OPTIONS = {name.lower() for row in options.TABLE for name in (row.name, *row.aliases)} | options.TOLERATED
 COMMAND = "rocketmq-spark"
 
@@ -110,7 +110,7 @@ def test_links_into_a_page_lead_to_a_heading() -> None:
     wrong = [
         f"{path.name}: {page}#{anchor}"
         for path in PAGES
-        for page, anchor in re.findall(r"\]\((?:docs/)?([\w.-]*)#([^)]+)\)", path.read_text("utf-8"))
+        for page, anchor in re.findall(r"\]\((?:docs/|\.\./|how-to/)?([\w.-]*)#([^)]+)\)", path.read_text("utf-8"))
         if anchor not in headings.get(page or path.name, set())
     ]
     assert not wrong

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.errors import MessageRefused, OptionError, RouteNotFound
-from rocketmq_spark.spark.explained import explain
+from rocketmq_spark.spark.monitoring.queries import explain
 
 CAUSE = RouteNotFound("no such topic", "h:1", topic="t", remedy="Create it")
 IN_A_TASK = f"""Job aborted due to stage failure: Task 0 in stage 3.0 failed 4 times: Traceback (most recent call last):

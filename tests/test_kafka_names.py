@@ -10,21 +10,21 @@ from pyspark.sql.types import StructType
 
 from rocketmq_spark.columnar.decode.schema import BASIC, chosen, columns_of
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.options import TABLE, kafka_names, parse
-from rocketmq_spark.spark.sink import columns
+from rocketmq_spark.options import TABLE, names, parse
+from rocketmq_spark.spark.sink import checks
 
 OPTIONS = {row.name for row in TABLE}
 PAGE = (Path(__file__).parents[1] / "docs" / "coming-from-kafka.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", kafka_names.OPTIONS)
+@pytest.mark.parametrize("name", names.KAFKA_OPTIONS)
 def test_an_option_of_kafka_names_options_that_there_are(name):
     with pytest.raises(OptionError) as caught:
         parse({name: "x"})
-    assert f"option {name!r} is unknown: {kafka_names.OPTIONS[name]}" in str(caught.value)
-    named = set(re.findall(r"'(\w+)'", kafka_names.OPTIONS[name]))
+    assert f"option {name!r} is unknown: {names.KAFKA_OPTIONS[name]}" in str(caught.value)
+    named = set(re.findall(r"'(\w+)'", names.KAFKA_OPTIONS[name]))
     assert named & OPTIONS
-    assert named - OPTIONS <= {column.name for column in BASIC} | columns.TABLE.keys()
+    assert named - OPTIONS <= {column.name for column in BASIC} | checks.COLUMNS.keys()
 
 
 def test_other_settings_of_its_clients_lead_to_the_page():
@@ -33,30 +33,30 @@ def test_other_settings_of_its_clients_lead_to_the_page():
 
 
 def test_names_are_matched_without_case_and_others_are_left_to_the_nearest():
-    assert "'nameServer'" in (kafka_names.of_option("Kafka.Bootstrap.Servers") or "")
+    assert "'nameServer'" in (names.of_kafka_option("Kafka.Bootstrap.Servers") or "")
     with pytest.raises(OptionError, match="did you mean 'subscribe'"):
         parse({"subscrib": "x"})
 
 
-@pytest.mark.parametrize("name", kafka_names.SOURCE_COLUMNS)
+@pytest.mark.parametrize("name", names.KAFKA_SOURCE_COLUMNS)
 def test_a_column_of_its_source(name):
     there = {column.name for column in BASIC}
     assert name not in {column.lower() for column in there}
-    assert set(re.findall(r"'(\w+)'", kafka_names.SOURCE_COLUMNS[name])) <= there
-    hint = re.escape(kafka_names.SOURCE_COLUMNS[name])
+    assert set(re.findall(r"'(\w+)'", names.KAFKA_SOURCE_COLUMNS[name])) <= there
+    hint = re.escape(names.KAFKA_SOURCE_COLUMNS[name])
     with pytest.raises(OptionError, match=hint):
         columns_of(parse({"nameServer": "h:1", "subscribe": "t", "columns": name}))
     with pytest.raises(OptionError, match=hint):
         chosen(BASIC, StructType().add(name, "string"))
 
 
-@pytest.mark.parametrize("name", kafka_names.SINK_COLUMNS)
+@pytest.mark.parametrize("name", names.KAFKA_SINK_COLUMNS)
 def test_a_column_of_its_sink(name):
-    assert set(re.findall(r"'(\w+)'", kafka_names.SINK_COLUMNS[name])) <= columns.TABLE.keys() | OPTIONS
-    _, problems = columns.look(StructType().add("body", "string").add(name, "string"), "t")
+    assert set(re.findall(r"'(\w+)'", names.KAFKA_SINK_COLUMNS[name])) <= checks.COLUMNS.keys() | OPTIONS
+    _, problems = checks.check_columns(StructType().add("body", "string").add(name, "string"), "t")
     assert problems == [
-        f"column {name!r} is unknown; the sink takes {', '.join(columns.TABLE)}; "
-        f"for Kafka's {name!r} there is {kafka_names.SINK_COLUMNS[name]}"
+        f"column {name!r} is unknown; the sink takes {', '.join(checks.COLUMNS)}; "
+        f"for Kafka's {name!r} there is {names.KAFKA_SINK_COLUMNS[name]}"
     ]
 
 
@@ -70,13 +70,13 @@ def test_the_page_names_options_that_there_are_and_agrees_with_the_hints():
     source, sink = rows("Options of the source"), rows("Options and columns of the sink")
     assert len(source) >= 25
     assert {here for _, here in source} <= OPTIONS
-    assert {here for _, here in sink} <= OPTIONS | columns.TABLE.keys()
+    assert {here for _, here in sink} <= OPTIONS | checks.COLUMNS.keys()
     for name, here in source:
         if name != here:
-            assert f"'{here}'" in kafka_names.OPTIONS[name.lower()], name
+            assert f"'{here}'" in names.KAFKA_OPTIONS[name.lower()], name
 
 
 def test_the_page_has_every_column_of_kafka():
     source = rows("Columns of the source")
-    assert {name.lower() for name, _ in source} == kafka_names.SOURCE_COLUMNS.keys() | {"topic"}
+    assert {name.lower() for name, _ in source} == names.KAFKA_SOURCE_COLUMNS.keys() | {"topic"}
     assert {here for _, here in source if here} <= {column.name for column in BASIC}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.model.lag import Pace, QueueLag, Total, pace, total
+from rocketmq_spark.model.admin import Pace, QueueLag, Total, pace, total
 
 Q = MessageQueue("t", "a", 0)
 NOW_MS = 10_000

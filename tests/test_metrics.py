@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.spark.monitoring.metrics import METRICS, MetricsListener, QueryFigures, markdown, text
+from rocketmq_spark.spark.monitoring.listeners import METRICS, MetricsListener, QueryFigures, markdown, text
 from rocketmq_spark.spark.sink.report import AtBroker, Written
 
 ROOT = Path(__file__).parents[1]

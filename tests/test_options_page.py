@@ -7,7 +7,7 @@ from docs.options_page import markdown
 from rocketmq_spark import errors
 from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL
 from rocketmq_spark.options import TABLE, Option
-from rocketmq_spark.spark.sink import columns
+from rocketmq_spark.spark.sink import checks
 from tests.test_house import ROOT
 
 
@@ -35,9 +35,9 @@ def test_every_column_of_the_source_stands_there_in_its_order_with_its_type() ->
 
 def test_every_column_of_the_sink_stands_there_with_its_types() -> None:
     assert [(name, kind) for name, kind, _ in table("Columns of the sink")] == [
-        (f"`{n}`", k) for n, k in columns.TABLE.items()
+        (f"`{n}`", k) for n, k in checks.COLUMNS.items()
     ]
-    assert options_page.SINK_COLUMNS.keys() == columns.TABLE.keys()
+    assert options_page.SINK_COLUMNS.keys() == checks.COLUMNS.keys()
 
 
 def test_every_code_of_an_error_stands_on_the_page_once() -> None:

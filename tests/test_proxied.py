@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
 import subprocess
 import sys
+import threading
 from configparser import ConfigParser
 from importlib.metadata import requires
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rocketmq_spark import options, session
+from rocketmq_spark import Producer, options, session
 from rocketmq_spark.base.codes import SysFlag
+from rocketmq_spark.client.sender import ItemEncoder
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.model import Message, SendRequest
+from rocketmq_spark.grpc_proxy.facts import Code, MessageType
+from rocketmq_spark.grpc_proxy.protos import proto
+from rocketmq_spark.model import Message, SendRequest, SendStatus
 from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.session import proxied
+from rocketmq_spark.spark.sink.task import TaskWriter
 from rocketmq_spark.wire.compression import compress
+from tests.grpc_proxy.scripted import acknowledge, route, serving, status
+from tests.live.writes import frame
 
 OVER_GRPC = {"transport": "grpc", "proxyEndpoint": "p:8081"}
 SETTINGS = ProducerSettings(group="g", features=FEATURES[GRPC])
@@ -55,10 +64,10 @@ def test_each_consumer_is_a_client_of_its_own():
     assert len({member.client_id for member in made}) == 2
 
 
-def test_a_batch_is_taken_apart():
+def test_a_batch_that_was_spooled_is_read():
     prepared = [encoding.prepare(Message("t", f"{n}".encode(), tags="a"), f"ID{n}", SETTINGS) for n in range(3)]
-    request = encoding.explicit_batch(prepared, "B", SETTINGS, 5)
-    parts = proxied.take_apart(request)
+    request = encoding.explicit_batch(prepared, "B", SETTINGS, 5, ItemEncoder())
+    parts = proxied.messages_of(request)
     assert [(part.body, part.properties["TAGS"], part.properties["UNIQ_KEY"]) for part in parts] == [
         (f"{n}".encode(), "a", f"ID{n}") for n in range(3)
     ]
@@ -68,11 +77,50 @@ def test_a_batch_is_taken_apart():
 def test_what_was_compressed_is_opened(kind):
     """A spool may have kept it so, and other producers send it so."""
     packed = compress(b"body" * 100, kind)
-    (part,) = proxied.take_apart(
+    (part,) = proxied.messages_of(
         SendRequest("g", packed, "a\x01b\x02", sys_flag=int(SysFlag.COMPRESSED | kind), flag=4)
     )
     assert (part.body, part.properties, part.flag) == (b"body" * 100, {"a": "b"}, 4)
     assert proxied.unpack(packed) == b"body" * 100
+
+
+def test_a_batch_that_was_spooled_arrives_as_it_was_sent(tmp_path: Path) -> None:
+    """Whether a producer put it together or the sink: in the layout that spools keep, and back."""
+    refused, arrived = threading.Event(), queue.SimpleQueue[Any]()
+
+    def store(request: Any, context: Any) -> Any:
+        if not refused.is_set():
+            return proto("SendMessageResponse")(status=status(Code.TOO_MANY_REQUESTS, "busy"))
+        for message in request.messages:
+            arrived.put(message)
+        return acknowledge(request, context)
+
+    given = {"onSendFailure": "spool", "spoolDir": str(tmp_path), "sendTimeout": "1s", "autoBatch": "true"}
+    with serving({"SendMessage": store, "QueryRoute": route(MessageType.NORMAL)}) as address:
+        over = {"transport": "grpc", "proxyEndpoint": address, "topic": "t"}
+        rows = frame(body=["0", "1"], tags=["a", "a"], keys=[["k"], ["k", "l"]], properties=[[("größe", "ß")]] * 2)
+        names = {name: name for name in rows.schema.names}
+        done = TaskWriter(options.parse({**given, **over}).for_role("sink"), names).write([rows])
+        assert done.spooled == 2
+        with Producer(
+            group="g", transport="grpc", proxy_endpoint=address, **snake(given, tmp_path / "of a producer")
+        ) as producer:
+            sent = [producer.send_async(Message("t", f"{n}".encode(), tags="a", keys=["k"])) for n in (2, 3)]
+            assert {each.result(60).status for each in sent} == {SendStatus.SPOOLED}
+            refused.set()
+            found = sorted((arrived.get(timeout=60) for _ in range(4)), key=lambda message: message.body)
+    assert [message.body for message in found] == [b"0", b"1", b"2", b"3"]
+    assert [list(message.system_properties.keys) for message in found] == [["k"], ["k", "l"], ["k"], ["k"]]
+    assert {message.system_properties.tag for message in found} == {"a"}
+    assert [dict(message.user_properties) for message in found] == [{"größe": "ß"}] * 2 + [{}] * 2
+    ids = [message.system_properties.message_id for message in found]
+    assert ids[2:] == [each.result().msg_id for each in sent]
+    assert len(set(ids)) == 4
+
+
+def snake(given: dict[str, str], folder: Path) -> dict[str, str]:
+    named = {re.sub("[A-Z]", lambda found: "_" + found[0].lower(), name): value for name, value in given.items()}
+    return {**named, "spool_dir": str(folder)}
 
 
 def test_over_grpc_nothing_is_compressed_and_no_topic_is_made():

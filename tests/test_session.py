@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark import Producer, options, session
 from rocketmq_spark.base.codes import Request
-from rocketmq_spark.client.credentials import Credentials
+from rocketmq_spark.client.calls import Credentials
 from rocketmq_spark.consumer.result import Context, replying
 from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError, ServerFault
 from rocketmq_spark.model import Message, MessageQueue

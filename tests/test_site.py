@@ -21,7 +21,9 @@ def pages(nav):
 
 
 def test_every_page_is_reached_once():
-    assert sorted(pages(SITE["nav"])) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    assert sorted(pages(SITE["nav"])) == sorted(
+        path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")
+    )
 
 
 def test_nothing_comes_from_elsewhere():
@@ -47,9 +49,11 @@ def test_the_reference_has_every_exported_name_once():
 
 def test_pages_link_to_pages_so_that_the_site_has_them_all():
     """What lies outside of docs/ is named, not linked: the site does not have it."""
-    outside = {
-        path.name: found
-        for path in (ROOT / "docs").glob("*.md")
-        if (found := re.findall(r"\]\((\.\./[^)]+)\)", path.read_text("utf-8")))
-    }
+    docs = ROOT / "docs"
+    outside = [
+        f"{path.name}: {link}"
+        for path in docs.rglob("*.md")
+        for link in re.findall(r"\]\((\.\./[^)#]+)[^)]*\)", path.read_text("utf-8"))
+        if not (path.parent / link).resolve().is_relative_to(docs)
+    ]
     assert not outside

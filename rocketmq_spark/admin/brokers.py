@@ -1,18 +1,108 @@
-"""Brokers: which there are, what they report of themselves, and their settings."""
+"""Brokers: which there are, what they report of themselves, their settings, and their users and policies (ACL 2.0).
+
+Users and policies are those of RocketMQ 5.3 and newer. Each broker keeps its own: all masters are asked, or changed. Their JSON
+bodies are as ``UserInfo`` and ``AclInfo`` of RocketMQ have them.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from rocketmq_spark.admin.tools import AdminTools, deadline
+from rocketmq_spark.admin.tools import AdminTools, ask_each, deadline
 from rocketmq_spark.base.codes import Response
+from rocketmq_spark.client.admin import masters_of
 from rocketmq_spark.client.calls import refused
-from rocketmq_spark.errors import OptionError, RocketMQError
+from rocketmq_spark.errors import OptionError, RemoteProtocolError, RocketMQError
 from rocketmq_spark.model import BrokerData
-from rocketmq_spark.model.admin import BrokerState
+from rocketmq_spark.model.admin import AccessPolicy, BrokerState, UserAccount
 from rocketmq_spark.wire import bodies, rpc
-from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.header import Bytes, Command
+from rocketmq_spark.wire.loose_json import read_json
+
+_SUPER, _ENABLED = "super", "enable"
+
+
+class StoredUser(NamedTuple):
+    """A user as one broker keeps it, without the password, which brokers tell."""
+
+    name: str
+    is_super: bool
+    enabled: bool
+
+
+class StoredPolicy(NamedTuple):
+    """What one broker allows or denies a subject on a resource. ``Default`` counts where nothing ``Custom`` does."""
+
+    subject: str
+    resource: str
+    actions: tuple[str, ...]
+    allowed: bool
+    sources: tuple[str, ...]
+    kind: str = "Custom"
+
+
+def users_in(body: Bytes) -> list[StoredUser]:
+    """Answer to AUTH_LIST_USER; an empty body for none."""
+    return [
+        StoredUser(
+            str(item["username"]),
+            str(item.get("userType") or "").lower() == _SUPER,
+            str(item.get("userStatus") or _ENABLED).lower() == _ENABLED,
+        )
+        for item in _items(body, "username")
+    ]
+
+
+def policies_in(body: Bytes) -> list[StoredPolicy]:
+    """Answer to AUTH_LIST_ACL; an empty body for none."""
+    try:
+        return [
+            StoredPolicy(
+                str(item["subject"]),
+                str(entry["resource"]),
+                tuple(map(str, entry.get("actions") or ())),
+                str(entry.get("decision")).lower() == "allow",
+                tuple(map(str, entry.get("sourceIps") or ())),
+                str(policy.get("policyType") or "Custom"),
+            )
+            for item in _items(body, "subject")
+            for policy in item.get("policies") or ()
+            for entry in policy.get("entries") or ()
+        ]
+    except (KeyError, TypeError, AttributeError) as e:
+        raise RemoteProtocolError(f"Unexpected policies: {type(e).__name__} {e}") from e
+
+
+def _items(body: Bytes, key: str) -> list[dict[str, Any]]:
+    found = read_json(body) if len(body) else []
+    if not isinstance(found, list) or not all(isinstance(item, dict) and key in item for item in found):
+        raise RemoteProtocolError(f"Unexpected list: expected objects with {key!r}")
+    return found
+
+
+def user_body(name: str, password: str | None, is_super: bool | None, enabled: bool | None) -> bytes:
+    """Body of AUTH_CREATE_USER and AUTH_UPDATE_USER; None leaves a broker's default, or what it has."""
+    values = {
+        "username": name,
+        "password": password,
+        "userType": None if is_super is None else "Super" if is_super else "Normal",
+        "userStatus": None if enabled is None else "enable" if enabled else "disable",
+    }
+    return json.dumps({key: value for key, value in values.items() if value is not None}).encode()
+
+
+def policy_body(subject: str, resource: str, actions: Sequence[str], allowed: bool, sources: Sequence[str]) -> bytes:
+    """Body of AUTH_UPDATE_ACL: one entry, which takes the place of the subject's entry for that resource."""
+    entry = {
+        "resource": resource,
+        "actions": list(actions),
+        "sourceIps": list(sources),
+        "decision": "Allow" if allowed else "Deny",
+    }
+    return json.dumps({"subject": subject, "policies": [{"policyType": "Custom", "entries": [entry]}]}).encode()
 
 
 def cluster(tools: AdminTools) -> list[BrokerData]:
@@ -97,3 +187,111 @@ def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> 
 
 def _same(one: str, other: str) -> bool:
     return one.strip().lower() == other.strip().lower()
+
+
+Kept = TypeVar("Kept")
+
+
+def users(tools: AdminTools, name: str | None = None) -> list[UserAccount]:
+    """All users by name, or the one of that name. Where brokers differ a user is there more than once."""
+    answers = _all(tools, lambda broker: rpc.AUTH_LIST_USER.request(filter=name, bname=broker))
+    kept = ((broker, user) for broker, body in answers for user in users_in(body))
+    found = _merged((broker, user) for broker, user in kept if name is None or user.name == name)
+    return [UserAccount(user.name, user.is_super, user.enabled, brokers) for user, brokers in found]
+
+
+def set_user(
+    tools: AdminTools,
+    name: str,
+    password: str | None = None,
+    is_super: bool | None = None,
+    enabled: bool | None = None,
+) -> list[UserAccount]:
+    """Create a user on the masters that do not have it, which needs a ``password``, and change it on the others."""
+    there = {broker for account in users(tools, name) for broker in account.brokers}
+    lacking = sorted(_masters(tools).keys() - there)
+    if lacking and not password:
+        raise OptionError(f"user {name} is not on {', '.join(lacking)}; expected a password to create it")
+    body = user_body(name, password, is_super, enabled)
+
+    def put(broker: str) -> Command:
+        row = rpc.AUTH_UPDATE_USER if broker in there else rpc.AUTH_CREATE_USER
+        return row.request(body, username=name, bname=broker)
+
+    _all(tools, put)
+    return users(tools, name)
+
+
+def delete_user(tools: AdminTools, name: str) -> None:
+    """Delete a user, and with it all of its policies."""
+    if not users(tools, name):
+        raise OptionError(f"there is no user {name}")
+    _all(tools, lambda broker: rpc.AUTH_DELETE_USER.request(username=name, bname=broker))
+
+
+def policies(tools: AdminTools, user: str | None = None) -> list[AccessPolicy]:
+    """All policies, or those of one user. Where brokers differ a policy is there more than once."""
+    return [
+        AccessPolicy(p.subject.removeprefix("User:"), p.resource, p.actions, p.allowed, p.sources, brokers)
+        for p, brokers in _merged(_kept(tools, user))
+    ]
+
+
+def _kept(tools: AdminTools, user: str | None) -> list[tuple[str, StoredPolicy]]:
+    """Policies by broker."""
+    subject = None if user is None else _subject(user)
+    answers = _all(tools, lambda broker: rpc.AUTH_LIST_ACL.request(subjectFilter=subject, bname=broker))
+    kept = [(broker, policy) for broker, body in answers for policy in policies_in(body)]
+    return [(broker, policy) for broker, policy in kept if subject is None or policy.subject == subject]
+
+
+def set_policy(
+    tools: AdminTools,
+    user: str,
+    resource: str,
+    actions: Sequence[str],
+    allowed: bool = True,
+    sources: Sequence[str] = (),
+) -> list[AccessPolicy]:
+    """Allow or deny a user these actions on a resource, instead of what was said of that resource before."""
+    body = policy_body(_subject(user), resource, actions, allowed, sources)
+    _all(tools, lambda broker: rpc.AUTH_UPDATE_ACL.request(body, subject=_subject(user), bname=broker))
+    return policies(tools, user)
+
+
+def delete_policy(tools: AdminTools, user: str, resource: str) -> None:
+    """Forget what was said of a user and a resource, where it was, custom and default alike."""
+    kept = {(policy.kind, broker) for broker, policy in _kept(tools, user) if policy.resource == resource}
+    if not kept:
+        raise OptionError(f"user {user} has no policy for {resource}")
+    masters, row = _masters(tools), rpc.AUTH_DELETE_ACL
+    for kind in sorted({kind for kind, _ in kept}):
+        asked = {
+            broker: (at, row.request(subject=_subject(user), policyType=kind, resource=resource, bname=broker))
+            for broker, at in masters.items()
+            if (kind, broker) in kept
+        }
+        for _ in ask_each(tools, asked, (Response.SUCCESS,)):
+            pass
+
+
+def _subject(user: str) -> str:
+    return f"User:{user}"
+
+
+def _masters(tools: AdminTools) -> dict[str, str]:
+    """All of them: where only a slave is registered its master is not known, and what it keeps would stay."""
+    return masters_of(tools.admin.cluster())
+
+
+def _all(tools: AdminTools, make: Callable[[str], Command]) -> list[tuple[str, bytes]]:
+    asked = {name: (address, make(name)) for name, address in _masters(tools).items()}
+    return [(name, bytes(answer.body)) for name, answer in ask_each(tools, asked, (Response.SUCCESS,))]
+
+
+def _merged(kept: Iterable[tuple[str, Kept]]) -> list[tuple[Kept, tuple[str, ...]]]:
+    """Equal ones of several brokers as one, sorted."""
+    brokers: dict[Kept, list[str]] = {}
+    for broker, one in kept:
+        brokers.setdefault(one, []).append(broker)
+    return [(one, tuple(names)) for one, names in sorted(brokers.items())]

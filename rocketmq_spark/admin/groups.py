@@ -1,17 +1,199 @@
-"""Consumer groups: list, describe, delete."""
+"""Consumer groups: list, describe, delete; where they go on in each queue and what brokers have there; setting their offsets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from rocketmq_spark.admin import offsets, positions
-from rocketmq_spark.admin.tools import AdminTools, ask_each
+from rocketmq_spark.admin.tools import AdminTools, ask_each, deadline
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX, Response
 from rocketmq_spark.client import groups
 from rocketmq_spark.client.admin import masters_of
-from rocketmq_spark.errors import GroupNotFound, RouteNotFound
-from rocketmq_spark.model.admin import GroupDescription, GroupOnline
+from rocketmq_spark.errors import GroupNotFound, OffsetError, RocketMQError, RouteNotFound
+from rocketmq_spark.model import MessageQueue, QueueBounds
+from rocketmq_spark.model.admin import GROUP, GroupDescription, GroupOnline, OffsetChange, QueueLag
+from rocketmq_spark.options.parsing import EARLIEST, LATEST
+from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire import bodies, rpc
+
+Positions = dict[MessageQueue, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePositions:
+    """Queues as they were at one moment, and what brokers did not tell: an error of each that did not answer."""
+
+    rows: list[QueueLag]
+    errors: list[RocketMQError] = field(default_factory=list)
+
+
+def of_group(tools: AdminTools, group: str, topics: Sequence[str]) -> Positions:
+    """All queues of the topics that the group has an offset of, None for those where it has none.
+
+    Raises ``OffsetError`` where it has none at all.
+    """
+    found: Positions = {}
+    for topic in topics or tools.admin.consumed_topics(group):
+        queues = tools.routes.existing(topic).readable()
+        found |= tools.brokers.committed(group, queues, deadline(tools))
+    if all(position is None for position in found.values()):
+        where = f" in {', '.join(topics)}" if topics else ""
+        remedy = near_groups(tools, group) or "Was something consumed and committed?"
+        raise OffsetError(f"group {group} has no offsets{where}", remedy=remedy)
+    return found
+
+
+def near_groups(tools: AdminTools, group: str) -> str:
+    """A question for who may have misspelt a group, with the nearest names; empty if brokers know it, or none that is near."""
+    try:
+        known = groups.groups(tools.calls, tools.admin)
+    except RocketMQError:  # it is a hint only
+        return ""
+    near = difflib.get_close_matches(group, known, n=3, cutoff=0.6) if group not in known else []
+    return f"Did you mean {', '.join(near)}?" if near else ""
+
+
+def look_at(tools: AdminTools, positions: Mapping[MessageQueue, int | None]) -> QueuePositions:
+    """What brokers have in these queues, and when the next message of each was stored."""
+    bounds, errors = bounds_of(tools, positions)
+    within = deadline(tools)
+    rows = []
+    for queue in sorted(positions):
+        if queue not in bounds:
+            rows.append(QueueLag(queue, None, positions[queue], None))
+            continue
+        row = QueueLag(queue, bounds[queue].min_offset, positions[queue], bounds[queue].max_offset)
+        if row.lag and row.next_offset is not None and not errors:
+            try:
+                stored_ms = tools.brokers.store_time_ms(GROUP, queue, row.next_offset, within)
+                row = row._replace(next_stored_ms=stored_ms)
+            except RocketMQError as e:
+                errors.append(e)
+        rows.append(row)
+    return QueuePositions(rows, errors)
+
+
+def bounds_of(
+    tools: AdminTools, queues: Mapping[MessageQueue, object]
+) -> tuple[dict[MessageQueue, QueueBounds], list[RocketMQError]]:
+    """Bounds as far as brokers tell them, and an error of each that does not, and of each topic without any broker."""
+    errors: list[RocketMQError] = []
+    routed = set()
+    for topic in sorted({queue.topic for queue in queues}):
+        try:
+            tools.routes.existing(topic)
+            routed.add(topic)
+        except RouteNotFound as e:
+            errors.append(e)
+    asked = sorted(queue for queue in queues if queue.topic in routed)
+    bounds = tools.brokers.bounds(asked, deadline(tools), lambda error, queue: errors.append(error))
+    return bounds, errors
+
+
+# ``earliest``, ``latest``, a time in ms since 1970, or an offset for each queue (-2 the first, -1 the end).
+Wanted = str | int | Mapping[MessageQueue, int]
+
+
+def offset_changes(
+    tools: AdminTools,
+    group: str,
+    topics: Sequence[str],
+    wanted: Wanted,
+    environment: Environment | None = None,
+    named: str = "to",
+) -> list[OffsetChange]:
+    """What setting a group's offsets would change. Without ``topics`` in all in which it has offsets, but for retries.
+
+    ``named`` is what errors call ``wanted``. Raises ``OffsetError`` for offsets that a queue does not have.
+    """
+    if isinstance(wanted, Mapping):
+        mentioned = sorted({queue.topic for queue in wanted})
+        if topics and (others := [topic for topic in mentioned if topic not in topics]):
+            raise OffsetError(
+                f"{named} names {', '.join(others)}, which --topic leaves out", remedy="Leave --topic out"
+            )
+        topics = mentioned
+    elif not topics:
+        topics = [topic for topic in tools.admin.consumed_topics(group) if not topic.startswith(RETRY_PREFIX)]
+    if not topics:
+        hint = near_groups(tools, group)
+        raise OffsetError(
+            f"group {group} has no offsets", remedy=f"{hint} Name what it is to read with --topic".lstrip()
+        )
+    queues = [queue for topic in topics for queue in tools.routes.existing(topic, 0.0).readable()]
+    queues = environment.owned(queues) if environment is not None else queues
+    before = tools.brokers.committed(group, queues, deadline(tools))
+    bounds = tools.brokers.bounds(queues, deadline(tools))
+    after = _resolved(tools, wanted, bounds, named)
+    return [OffsetChange(queue, before[queue], after[queue]) for queue in sorted(after)]
+
+
+def _resolved(
+    tools: AdminTools, wanted: Wanted, bounds: Mapping[MessageQueue, QueueBounds], named: str
+) -> dict[MessageQueue, int]:
+    if isinstance(wanted, int):
+        times = dict.fromkeys(bounds, wanted)
+        answered = tools.brokers.search_offsets(times, deadline(tools), group=GROUP)
+        return {queue: bounds[queue].clamp(offset) for queue, offset in answered.items()}
+    if isinstance(wanted, str):
+        if wanted not in ("earliest", "latest"):
+            raise OffsetError(f"{named} is {wanted!r}; expected earliest, latest, a time in ms, or offsets by queue")
+        return {queue: b.min_offset if wanted == "earliest" else b.max_offset for queue, b in bounds.items()}
+    unknown = sorted(wanted.keys() - bounds.keys())
+    if unknown:
+        raise OffsetError(f"{named} names queues that there are not: {', '.join(map(str, unknown[:10]))}")
+    marked = {q: {EARLIEST: bounds[q].min_offset, LATEST: bounds[q].max_offset}.get(at, at) for q, at in wanted.items()}
+    wrong = [q for q, at in marked.items() if bounds[q].clamp(at) != at]
+    if wrong:
+        first, bound = wrong[0], bounds[wrong[0]]
+        raise OffsetError(
+            f"{named}: {first} is {marked[first]}, but the queue has {bound.min_offset} to {bound.max_offset}",
+            topic=first.topic,
+            remedy="Give an offset in between; -2 is the first, -1 the end",
+        )
+    return marked
+
+
+def members(tools: AdminTools, group: str, queues: Iterable[MessageQueue]) -> list[str]:
+    """Ids of the group's members, as the brokers of these queues know them."""
+    found: set[str] = set()
+    for broker in sorted({queue.broker_name for queue in queues}):
+        found.update(tools.committer.members(group, broker, deadline(tools)))
+    return sorted(found)
+
+
+def check_members(group: str, online: Sequence[str]) -> None:
+    """Raises ``OffsetError`` if a group has members, whose own offsets would overwrite what is set."""
+    if online:
+        raise OffsetError(
+            f"group {group} has {len(online)} members, which would overwrite what is set: {', '.join(online[:3])}",
+            remedy="Stop them first, or use --force",
+        )
+
+
+def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, int]) -> None:
+    """Set them, and read them back: what a broker did not take is an error that names the queue."""
+    failed = tools.committer.commit_each(group, offsets, deadline(tools))
+    if lack := sorted({queue.broker_name for queue, error in failed.items() if isinstance(error, GroupNotFound)}):
+        tools.committer.create_group(group, lack)  # one that is to begin somewhere
+        failed = tools.committer.commit_each(group, offsets, deadline(tools))
+    if failed:
+        queue, error = next(iter(failed.items()))
+        raise OffsetError(
+            f"{len(failed)} of {len(offsets)} offsets of group {group} were not set, of {queue} among them",
+            error.addr,
+            error.broker_code,
+            remark=error.message if not error.remark else error.remark,
+            remedy="The others are set. Look at that broker, and say it again",
+        ) from error
+    stored = tools.brokers.committed(group, sorted(offsets), deadline(tools))
+    other = sorted(queue for queue, at in offsets.items() if stored[queue] != at)
+    if other:
+        raise OffsetError(
+            f"the offset of {other[0]} was set to {offsets[other[0]]} and is {stored[other[0]]}",
+            remedy="Another process commits offsets of the group: stop its members and queries",
+        )
 
 
 def names(tools: AdminTools) -> list[str]:
@@ -24,7 +206,7 @@ def describe(tools: AdminTools, group: str) -> GroupDescription:
     masters = _asked(tools)
     settings, online = _settings(tools, group, masters), _online(tools, group, masters)
     topics = _consumed(tools, group, bool(settings or online))
-    look = positions.look(tools, positions.of_group(tools, group, topics)) if topics else positions.QueuePositions([])
+    look = look_at(tools, of_group(tools, group, topics)) if topics else QueuePositions([])
     if look.errors:
         raise look.errors[0]
     scope = tools.calls.scope
@@ -62,7 +244,7 @@ def _consumed(tools: AdminTools, group: str, known: bool) -> list[str]:
     """Topics in which the group has offsets. Raises ``GroupNotFound`` for one that has none and is not ``known`` otherwise."""
     topics = tools.admin.consumed_topics(group)
     if not topics and not known:
-        raise GroupNotFound(f"brokers know no group {group}", remedy=positions.near_groups(tools, group) or None)
+        raise GroupNotFound(f"brokers know no group {group}", remedy=near_groups(tools, group) or None)
     return topics
 
 
@@ -94,7 +276,7 @@ def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
     online = _online(tools, group, masters)
     _consumed(tools, group, bool(online or _settings(tools, group, masters)))
     if not force:
-        offsets.check_members(group, sorted({member.client_id for there in online for member in there.members}))
+        check_members(group, sorted({member.client_id for there in online for member in there.members}))
 
 
 def _asked(tools: AdminTools) -> dict[str, str]:

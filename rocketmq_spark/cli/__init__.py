@@ -1,6 +1,6 @@
 """The command ``rocketmq-spark``: one file per group of commands, one interface for what they print.
 
-Nothing heavy is imported before a command runs, so that ``--help`` is quick; see ``app``.
+Nothing heavy is imported before a command runs, so that ``--help`` is quick; see ``command``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,6 @@ def main() -> None:
     missing = [name for name in ("click", "rich") if not extras.installed(name)]
     if missing:
         sys.exit(f"Error: the command needs {' and '.join(missing)}: {extras.command(extras.CLI)}")
-    from rocketmq_spark.cli.app import app
+    from rocketmq_spark.cli.command import app
 
     app(prog_name="rocketmq-spark")

@@ -24,7 +24,7 @@ from typing import IO
 import rocketmq_spark
 from rocketmq_spark.base.clock import Deadline, wait_until
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import LocalBroker, distro, loopback
+from rocketmq_spark.localbroker import LocalBroker, distro, process
 from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.localbroker.servers import NAME_SERVER
 
@@ -44,7 +44,7 @@ class RunningBroker:
 
     def up(self, server: str) -> bool:
         """Whether the server takes connections now; it may have died since."""
-        return loopback.accepts(int(self.servers[server][0].rpartition(":")[2]))
+        return process.accepts(int(self.servers[server][0].rpartition(":")[2]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def start(wish: Wish) -> RunningBroker:
     """Start it and return when it is ready. The first start of a user downloads RocketMQ, and shows that here."""
     _refuse_second()
     find_java()
-    loopback.refuse_taken(_ports(wish))
+    process.refuse_taken(_ports(wish))
     distro.fetch()
     _refuse_second()  # another command has waited for the same download, perhaps
     with distro.writing_to(_folder()):

@@ -310,7 +310,7 @@ def _will_be_read(planned: RewindPlan) -> Iterator[str]:
         count = sum(part.size for part in planned.ranges)
         yield f"What {batches} read is read again, {count} offsets, in new batches from number {planned.batch.number + 1} on:"
     for part in planned.ranges:
-        yield f"  {part.queue}  {part.start} to {part.end - 1}  ({part.size})"
+        yield f"  {part.queue}  from {part.start}, before {part.end}  ({part.size})"  # the end as in 'show' and 'lag'
 
 
 def _refuse_restless(folder: Folder, quiet_s: float) -> None:

@@ -1,19 +1,23 @@
-"""Options and exit codes that all commands share: ``--json``, ``--debug``.
+"""The tree of commands, and the options and exit codes that all share: ``--json``, ``--debug``.
 
 Exit codes: 0 done; 1 failure, with one line that gives the reason and the remedy; 2 wrong usage (click's own); 130 Ctrl-C.
 If the pipe closes early (``| head -1``), read-only commands exit 0 and sending commands exit 1.
+
+Each group's file is imported only when one of its commands is asked for.
 """
 
 from __future__ import annotations
 
 import difflib
 import errno
+import importlib
 import os
 import sys
 from typing import Any
 
 import click
 
+import rocketmq_spark
 from rocketmq_spark.cli.output import Json, Output, Text
 from rocketmq_spark.errors import RocketMQError
 
@@ -99,3 +103,53 @@ def _unexpected(error: Exception) -> RocketMQError:
     return RocketMQError(
         f"{type(error).__name__}: {error}", remedy="This was not foreseen: --debug shows where it happened"
     )
+
+
+# What the first page of help says, and where the command is.
+_COMMANDS = {
+    "demo": ("Run a stream from a broker to Spark and back: a few minutes.", "demo.play:demo"),
+    "broker": ("Start and stop a real RocketMQ on this machine.", "broker:broker"),
+    "topic": ("Create, list, describe, widen, shrink and delete topics.", "topic:topic"),
+    "group": ("List, describe and delete consumer groups.", "group:group"),
+    "cluster": ("Show the brokers of a cluster.", "cluster:cluster"),
+    "message": ("Show stored messages by id and by key.", "message:message"),
+    "user": ("List, set and delete users (ACL 2.0).", "cluster:user"),
+    "policy": ("List, set and delete what users may do (ACL 2.0).", "cluster:policy"),
+    "produce": ("Send lines of text, or generated orders, to a topic.", "produce:produce"),
+    "tail": ("Show the messages of a topic as they arrive.", "tail:tail"),
+    "consume": ("Consume messages of a topic as a group, as lines of JSON.", "tail:consume"),
+    "copy": ("Copy messages to another topic or cluster.", "copy:copy"),
+    "doctor": ("Diagnose problems and suggest fixes.", "doctor.command:doctor"),
+    "lag": ("Show how far a consumer group or a query is behind.", "lag:lag"),
+    "offsets": ("Show or reset the offsets of a consumer group.", "group:offsets"),
+    "checkpoint": ("Inspect and rewind the checkpoint of a query.", "checkpoint:checkpoint"),
+    "spool": ("Inspect, send or export messages that producers could not send.", "spool:spool"),
+    "delay": ("Deliver messages after delays of any length.", "spool:delay"),
+    "environment": ("Show which environments write and read each queue of a topic.", "topic:environment"),
+    "dlq": ("Inspect and resend the dead letters of a consumer group.", "message:dlq"),
+}
+
+
+class _Lazy(Suggesting):
+    """A group whose commands are imported when they are used; its help needs none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name][1].partition(":")
+        command = getattr(importlib.import_module(f"rocketmq_spark.cli.{module}"), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (text, _) in _COMMANDS.items()])
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(rocketmq_spark.__version__, prog_name="rocketmq-spark")
+def app() -> None:
+    """Apache RocketMQ for PySpark: a demo, a local broker, and tools for topics, messages, groups and queries."""

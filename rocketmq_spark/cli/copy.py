@@ -20,9 +20,9 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.lifecycle import on_signals
 from rocketmq_spark.cli.command import SendingCommand
 from rocketmq_spark.cli.connection import Target, connected, pairs
-from rocketmq_spark.cli.consume import consuming, subscribed
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.produce import rate_option
+from rocketmq_spark.cli.tail import consuming, subscribed
 from rocketmq_spark.errors import DecodeError, MessageIllegal, MessageRefused, OptionError
 
 if TYPE_CHECKING:

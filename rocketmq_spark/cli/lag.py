@@ -27,7 +27,7 @@ from rocketmq_spark.cli.output import Output, one_line, safe
 from rocketmq_spark.errors import OptionError, RocketMQError
 
 if TYPE_CHECKING:
-    from rocketmq_spark.admin.positions import QueuePositions
+    from rocketmq_spark.admin.groups import QueuePositions
     from rocketmq_spark.cli.lag_view import LagSnapshot
 
 PATH = "/metrics"
@@ -208,15 +208,15 @@ Ask = Callable[[], tuple[dict[str, object], "QueuePositions"]]
 
 
 def _of_group(target: Target, group: str, topics: tuple[str, ...]) -> Ask:
-    from rocketmq_spark.admin import positions
+    from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.positions import own_group
 
     client, own = target.client(), own_group(target, group)
-    return lambda: ({"group": own}, positions.look(client, positions.of_group(client, own, topics)))
+    return lambda: ({"group": own}, groups.look_at(client, groups.of_group(client, own, topics)))
 
 
 def _of_checkpoint(target: Target, name: str, topics: tuple[str, ...]) -> Ask:
-    from rocketmq_spark.admin.positions import look
+    from rocketmq_spark.admin.groups import look_at
     from rocketmq_spark.cli import positions
     from rocketmq_spark.cli.lag_view import under_way
 
@@ -226,7 +226,7 @@ def _of_checkpoint(target: Target, name: str, topics: tuple[str, ...]) -> Ask:
         about["otherClusters"] = list(reached.elsewhere)
         if (read := reached.under_way) is not None:
             about["underWay"] = under_way(read, positions.waited_for(client, read), _now_ms())
-        return about, look(client, reached.positions)
+        return about, look_at(client, reached.positions)
 
     return ask
 
@@ -243,7 +243,7 @@ def _complete(about: dict[str, object], look: QueuePositions) -> LagSnapshot:
 def _show(output: Output, sight: LagSnapshot) -> None:
     from rocketmq_spark.cli.lag_view import document, screen, summary, table
     from rocketmq_spark.cli.positions import left_out
-    from rocketmq_spark.model.lag import total
+    from rocketmq_spark.model.admin import total
 
     if output.machine:
         output.item(document(sight), "")

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocketmq_spark.cli.output import aligned
-from rocketmq_spark.model.lag import Pace, QueueLag, pace, total
+from rocketmq_spark.model.admin import Pace, QueueLag, pace, total
 
 if TYPE_CHECKING:
     from rocketmq_spark.spark.checkpoints.entries import Read

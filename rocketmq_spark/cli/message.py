@@ -1,15 +1,258 @@
-"""``rocketmq-spark message``: stored messages by id and by key."""
+"""``rocketmq-spark message`` and ``dlq``: stored messages by id and by key; what a consumer group could not consume, and back to
+its topic with it.
+"""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import click
 
 from rocketmq_spark.base.clock import utc_text
-from rocketmq_spark.cli.command import CliGroup
+from rocketmq_spark.cli.command import CliGroup, SendingCommand
 from rocketmq_spark.cli.connection import Target, connected
-from rocketmq_spark.cli.dlq import time_option
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.tail import document, line
+
+if TYPE_CHECKING:
+    from rocketmq_spark.errors import RocketMQError
+    from rocketmq_spark.model import Message, OffsetRange, ReceivedMessage
+    from rocketmq_spark.producer.producer import BaseProducer
+    from rocketmq_spark.pull.answers import Cause
+
+
+# A letter that is sent again has this and its id as a key, which brokers index.
+_MARK = "dlq:"
+# How far clocks of brokers and ours may be apart.
+_CLOCKS_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFilter:
+    """Which dead letters: those with one of these keys or message ids, that died in this time (ms since 1970)."""
+
+    keys: frozenset[str]
+    since_ms: int | None
+    until_ms: int | None
+
+    def __call__(self, message: ReceivedMessage) -> bool:
+        if self.keys and not self.keys & {message.msg_id, *message.keys}:
+            return False
+        return (self.since_ms or 0) <= message.store_timestamp and (
+            self.until_ms is None or message.store_timestamp < self.until_ms
+        )
+
+
+def _time(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    from rocketmq_spark.options.parsing import timestamp
+
+    try:
+        return None if value is None else timestamp(value)
+    except ValueError as e:
+        raise click.BadParameter(f"{value!r} is not {e}") from e
+
+
+def time_option(name: str, help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """An option whose value is a time, in ms since 1970."""
+    return click.option(name, callback=_time, metavar="TIME", help=help)
+
+
+def _chosen(function: Callable[..., None]) -> Callable[..., None]:
+    """The options that choose letters."""
+    for add in (
+        time_option("--until", "Only dead letters before this time: ISO-8601 or ms."),
+        time_option("--since", "Only dead letters at or after this time: ISO-8601 or ms."),
+        click.option(
+            "--key", "keys", multiple=True, help="Only dead letters with this key or message id (may be repeated)."
+        ),
+    ):
+        function = add(function)
+    return function
+
+
+@click.group(cls=CliGroup)
+def dlq() -> None:
+    """Inspect the dead letters of a consumer group and resend them to their topics."""
+
+
+@dlq.command()
+@click.argument("group")
+@_chosen
+@connected
+@click.pass_obj
+def show(
+    output: Output, target: Target, group: str, keys: tuple[str, ...], since: int | None, until: int | None
+) -> None:
+    """Show the dead letters of GROUP, oldest first."""
+    count = 0
+    for message in _letters(output, target, group, DeadLetterFilter(frozenset(keys), since, until)):
+        text = f"{message.topic}  {message.msg_id}  {line(message)}"
+        output.item({**document(message), "reconsumeTimes": message.reconsume_times}, text)
+        count += 1
+    output.note(f"{count} dead letters of group {group}")
+
+
+@dlq.command(cls=SendingCommand)
+@click.argument("group")
+@_chosen
+@click.option("--send", "really", is_flag=True, help="Send the messages; otherwise only preview them.")
+@click.option("--again", is_flag=True, help="Include dead letters that were resent before.")
+@click.option(
+    "--any-queue",
+    is_flag=True,
+    help="Also resend for a group of an environment; the messages may go to queues of any environment.",
+)
+@connected
+@click.pass_obj
+def resend(
+    output: Output,
+    target: Target,
+    group: str,
+    keys: tuple[str, ...],
+    since: int | None,
+    until: int | None,
+    really: bool,
+    again: bool,
+    any_queue: bool,
+) -> None:
+    """Resend dead letters of GROUP to their topics. Every group that reads these topics receives them.
+
+    The dead letters are kept. Each is sent as a new message with its tags, keys and properties, and with one more key: "dlq:" and
+    the id of the dead letter. If brokers find that key in the topic, the dead letter was resent before and is skipped, unless
+    --again is given. Dead letters that cannot be decoded or sent, or whose topic is unknown, are reported and skipped.
+    """
+    from rocketmq_spark.base.codes import DLQ_PREFIX
+    from rocketmq_spark.errors import RocketMQError
+
+    if not any_queue:
+        _check_environment(target, group)
+    counts = {"sent": 0, "before": 0}
+    refused: list[RocketMQError] = []
+    find = _finder(output, target)
+    with target.producer() as producer:
+        for message in _letters(output, target, group, DeadLetterFilter(frozenset(keys), since, until)):
+            if message.decode_error is not None or message.topic.startswith(DLQ_PREFIX):
+                why = message.decode_error or "it has no topic of its own"
+                output.note(f"{message.queue} offset {message.queue_offset} is left out: {why}")
+                continue
+            row: dict[str, object] = {"topic": message.topic, "msgId": message.msg_id, "sent": really}
+            text = f"{message.msg_id} to {message.topic}"
+            before = None if again else find(message)
+            if before is not None:
+                row |= {"sent": False, "sentBefore": before}
+                text += f" is left out: it was sent again before, as {before}"
+            elif really:
+                new_id = _sent(producer, message)
+                if isinstance(new_id, RocketMQError):  # of this letter alone
+                    refused.append(new_id)
+                    output.note(f"{text} is left out: {new_id}")
+                    continue
+                row["newMsgId"] = new_id
+                text += f" as {new_id}"
+            output.item(row, text)
+            counts["sent" if before is None else "before"] += 1
+    _say(output, counts["sent"], counts["before"], really)
+    if refused:
+        raise refused[0]
+
+
+def _say(output: Output, sent: int, before: int, really: bool) -> None:
+    output.note(f"{sent} sent" if really else f"{sent} would be sent; --send does it")
+    if before:
+        output.note(f"{before} were sent again before and are left out: --again sends them once more")
+
+
+def _check_environment(target: Target, group: str) -> None:
+    """Letters of an environment's group go to its queues only where the command knows which those are."""
+    from rocketmq_spark.errors import OptionError
+    from rocketmq_spark.queues.environment import environment_of, environment_of_group
+
+    name = environment_of_group(group)
+    if name is not None and environment_of(target.options()) is None:
+        raise OptionError(
+            f"group {group!r} is that of environment {name!r}, and option 'environment' is not given; expected it, or "
+            "other environments would get the letters",
+            remedy=f"Give the group without that ending, with --environment {name} -o environments=...; to send to queues of "
+            "all environments, or where it is a name like any other, --any-queue",
+        )
+
+
+def _sent(producer: BaseProducer, letter: ReceivedMessage) -> str | RocketMQError:
+    """Sends a letter again, to the queue of its sharding key if it has one; its new id, or why it is refused for good."""
+    from rocketmq_spark.base.codes import Property
+    from rocketmq_spark.errors import RocketMQError
+
+    key = letter.properties.get(Property.SHARDING_KEY)
+    try:
+        return producer.send(_copy(letter), selector="hash" if key else None, arg=key or None).msg_id
+    except RocketMQError as e:
+        if e.retriable:
+            raise
+        return e
+
+
+def _copy(letter: ReceivedMessage) -> Message:
+    """What is sent, with a key by which it is found; those of letters that it was before are left out."""
+    from rocketmq_spark.model import Message
+    from rocketmq_spark.wire.properties import is_reserved
+
+    own = {name: value for name, value in letter.properties.items() if not is_reserved(name)}
+    keys = [*(key for key in letter.keys if not key.startswith(_MARK)), _MARK + letter.msg_id]
+    return Message(letter.topic, letter.body, letter.tags, keys, own, letter.flag)
+
+
+def _finder(output: Output, target: Target) -> Callable[[ReceivedMessage], str | None]:
+    """Finds the id of the message as which a letter was sent again, also since the command began."""
+    from rocketmq_spark.errors import RocketMQError
+
+    seen: set[tuple[str, str]] = set()
+    admin = target.client().admin
+
+    def find(letter: ReceivedMessage) -> str | None:
+        if (letter.topic, letter.msg_id) in seen:
+            return "another letter of this id"
+        seen.add((letter.topic, letter.msg_id))
+        begin_ms, end_ms = letter.store_timestamp - _CLOCKS_MS, time.time_ns() // 1_000_000 + _CLOCKS_MS
+        try:
+            found = admin.messages_of_key(letter.topic, _MARK + letter.msg_id, begin_ms, end_ms)
+        except RocketMQError as e:
+            output.note(f"Whether {letter.msg_id} was sent again before cannot be looked up: {e}")
+            return None
+        return found[-1].msg_id if found else None
+
+    return find
+
+
+def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilter) -> Iterator[ReceivedMessage]:
+    """With the topics that they came from, in the user's names."""
+    from rocketmq_spark.admin.groups import near_groups
+    from rocketmq_spark.base.codes import Property
+    from rocketmq_spark.cli import reading
+    from rocketmq_spark.errors import RouteNotFound
+    from rocketmq_spark.queues.environment import environment_of, scope_of
+    from rocketmq_spark.wire.names import dlq_topic, normal_topic
+
+    def lost(part: OffsetRange, cause: Cause) -> None:
+        output.note(f"{part.size} messages of {part.queue} from offset {part.start} are gone: {cause.value}")
+
+    options = target.options()
+    environment, scope = environment_of(options), scope_of(options)
+    own = environment.group(group) if environment is not None else group
+    topic = dlq_topic(own)
+    reader = reading.TopicReader(options, topic, lost)
+    try:
+        reader.seek(reading.earliest)
+    except RouteNotFound:
+        hint = near_groups(target.client(), group)
+        output.note(f"Group {group} has no dead letters: there is no topic {scope.on_wire(topic)}. {hint}".rstrip(". "))
+        return
+    for message in filter(wanted, reader.messages()):
+        properties = message.properties
+        origin = properties.get(Property.RETRY_TOPIC) or properties.get(Property.DLQ_ORIGIN_TOPIC)
+        yield replace(message, topic=scope.plain(normal_topic(origin, scope.on_wire(own)))) if origin else message
 
 
 @click.group(cls=CliGroup)
@@ -24,9 +267,9 @@ def message() -> None:
 @click.pass_obj
 def get(output: Output, target: Target, message_id: str, topic: str | None) -> None:
     """Show one message, by its offset message id, or with --topic also by the id that its producer gave it."""
-    from rocketmq_spark.admin import messages
+    from rocketmq_spark.admin import topics
 
-    one = messages.by_id(target.client(), message_id, topic)
+    one = topics.message_by_id(target.client(), message_id, topic)
     row = {
         **document(one),
         "offsetMsgId": one.offset_msg_id,
@@ -58,9 +301,9 @@ def find(
     output: Output, target: Target, topic: str, key: str, since: int | None, until: int | None, limit: int
 ) -> None:
     """Show the messages of a topic that have a key, oldest first."""
-    from rocketmq_spark.admin import messages
+    from rocketmq_spark.admin import topics
 
-    found = messages.by_key(target.client(), topic, key, since, until, limit)
+    found = topics.messages_by_key(target.client(), topic, key, since, until, limit)
     for one in found:
         output.item(document(one), line(one))
     output.note(f"{len(found)} messages with key {key}")

@@ -14,18 +14,17 @@ from itertools import groupby
 
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.columnar.decode import answers
-from rocketmq_spark.columnar.decode.answers import placed
+from rocketmq_spark.columnar.decode import careful
+from rocketmq_spark.columnar.decode.careful import placed
 from rocketmq_spark.model import Filter, MessageQueue, OffsetRange, QueueBounds, ReceivedMessage
 from rocketmq_spark.model.admin import GROUP
+from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.options import Options
 from rocketmq_spark.pull import reading
-from rocketmq_spark.pull.fetched import Fetched, Piece
-from rocketmq_spark.pull.verdict import OnLoss
+from rocketmq_spark.pull.answers import Fetched, OnLoss, Piece
 from rocketmq_spark.queues.environment import Own, environment_of
 from rocketmq_spark.wire.messages import decode_leniently
 from rocketmq_spark.wire.properties import ALL, parse_subscription
-from rocketmq_spark.wire.window import OffsetWindow
 
 # How far one queue is read ahead, its messages held to be merged with the others'; further when a filter drops most.
 _CHUNK, _FILTERED_CHUNK = 256, 8192
@@ -126,7 +125,7 @@ class TopicReader:
             pulls = reading.read(self._puller, part, self._on_loss, at_brokers)
             held = [HeldAnswers(room) for _ in part]
             for fetched in pulls.fetch():
-                for piece in answers.usable(fetched, pulls.usable, pulls.bounded):
+                for piece in careful.usable(fetched, pulls.usable, pulls.bounded):
                     held[piece.number].take(fetched, piece)
             for r, mine in zip(part, held, strict=True):
                 self._next[r.queue], self._ahead[r.queue] = mine.went(r, self._chunk)

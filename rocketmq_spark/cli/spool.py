@@ -1,9 +1,13 @@
-"""``rocketmq-spark spool``: what producers and sinks could not send, in the folders where they keep it."""
+"""``rocketmq-spark spool`` and ``delay``: what producers and sinks could not send, in the folders where they keep it; a node of
+the service for delays of any length (docs/delay.md).
+"""
 
 from __future__ import annotations
 
 import base64
 import json
+import signal
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +16,11 @@ from typing import TYPE_CHECKING
 import click
 
 from rocketmq_spark.base.clock import utc_text
+from rocketmq_spark.base.lifecycle import on_signals
 from rocketmq_spark.cli.command import CliGroup, SendingCommand
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output
+from rocketmq_spark.delay import DEAD_TOPIC, INNER_TOPIC
 from rocketmq_spark.errors import OptionError, SpoolError
 from rocketmq_spark.model.admin import GROUP
 
@@ -22,6 +28,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.options import Options
     from rocketmq_spark.spool.records import SpoolOwner
     from rocketmq_spark.spool.spool import SpoolEntry, SpoolReading
+
 
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path))
 _SUMMARY = {
@@ -223,7 +230,7 @@ def _paths(folder: Path) -> list[Path]:
 def _row_of(path: Path, entry: SpoolEntry) -> dict[str, object]:
     """What is known of a record, with null for what is not."""
     from rocketmq_spark.errors import DecodeError
-    from rocketmq_spark.spool import sends
+    from rocketmq_spark.spool.spool import SEND_KIND, send_of
 
     record, state = entry.record, entry.state
     row: dict[str, object] = {
@@ -238,9 +245,9 @@ def _row_of(path: Path, entry: SpoolEntry) -> dict[str, object]:
     if isinstance(record, DecodeError):
         return {**row, "error": record.message}
     row |= {"kind": record.kind, "stored": utc_text(record.stored_ms)}
-    if record.kind == sends.KIND:
+    if record.kind == SEND_KIND:
         try:
-            send = sends.send_of(record)
+            send = send_of(record)
         except DecodeError as e:
             return {**row, "error": e.message}
         row |= {
@@ -253,14 +260,14 @@ def _row_of(path: Path, entry: SpoolEntry) -> dict[str, object]:
 
 def _content(entry: SpoolEntry) -> dict[str, object]:
     from rocketmq_spark.errors import DecodeError
-    from rocketmq_spark.spool import sends
+    from rocketmq_spark.spool.spool import send_of
     from rocketmq_spark.wire.properties import decode_properties
 
     record = entry.record
     if isinstance(record, DecodeError):
         return {}
     try:
-        request = sends.send_of(record).request
+        request = send_of(record).request
     except DecodeError:
         return {"payload": base64.b64encode(record.payload).decode()}
     return {
@@ -270,7 +277,7 @@ def _content(entry: SpoolEntry) -> dict[str, object]:
         "sysFlag": request.sys_flag,
         "bornTimestamp": request.born_timestamp_ms,
         "properties": decode_properties(request.properties),
-        "body": base64.b64encode(request.body).decode(),
+        "body": base64.b64encode(request.data).decode(),
     }
 
 
@@ -279,3 +286,53 @@ def _line(row: dict[str, object]) -> str:
     parts += [f"{name} {row[name]}" for name in ("due", "tries", "topic", "queue", "reason", "error") if row.get(name)]
     ids = row.get("msgIds")
     return "  ".join([*parts, *(ids if isinstance(ids, list) else [])])
+
+
+@click.group(cls=CliGroup)
+def delay() -> None:
+    """Deliver messages after delays that the timers of brokers do not support."""
+
+
+@delay.command()
+@click.option(
+    "--data", type=click.Path(path_type=Path), required=True, help="Folder of this node alone; created if missing."
+)
+@click.option(
+    "--group", default="rocketmq_delay", show_default=True, help="Consumer group; nodes of one group share the load."
+)
+@click.option(
+    "--topic",
+    "topics",
+    metavar="PATTERN",
+    multiple=True,
+    required=True,
+    help="A topic that messages may be delivered to, or a pattern such as 'orders-*' (may be repeated). '*' means all but"
+    " system topics.",
+)
+@click.option("--inner-topic", default=INNER_TOPIC, show_default=True, help="Topic in which messages wait.")
+@click.option("--dead-topic", default=DEAD_TOPIC, show_default=True, help="Topic for messages that cannot be read.")
+@click.option("--dead", is_flag=True, help="Also send messages that were given up.")
+@connected
+@click.pass_obj
+def serve(
+    output: Output,
+    target: Target,
+    data: Path,
+    group: str,
+    topics: tuple[str, ...],
+    inner_topic: str,
+    dead_topic: str,
+    dead: bool,
+) -> None:
+    """Hold messages of dmq_inner_topic in DATA and send them when they are due, until Ctrl-C or SIGTERM."""
+    from rocketmq_spark.delay.node import NodeSettings, open_node
+
+    over = threading.Event()
+    with on_signals(over.set, signal.SIGINT, signal.SIGTERM):
+        place = NodeSettings(data, inner_topic, dead_topic, topics=topics, dead=dead)
+        node = open_node(place, **{**target.settings(), "group": group})
+        begun = {"group": group, "topic": inner_topic, "data": str(data), "waiting": node.waiting}
+        output.item(begun, f"group {group} holds messages of {inner_topic} in {data}; {node.waiting} wait now")
+        node.run(over)
+    row = {"stored": node.stored, "sent": node.sent, "waiting": node.waiting}
+    output.item(row, f"{node.stored} messages stored, {node.sent} sent, {node.waiting} wait")

@@ -1,23 +1,33 @@
-"""``rocketmq-spark tail``: the messages of a topic, in the order in which they were stored."""
+"""``rocketmq-spark tail`` and ``consume``: the messages of a topic, in the order in which they were stored, or as a member of a
+consumer group, as lines of JSON.
+"""
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rocketmq_spark.base.clock import utc_text
-from rocketmq_spark.cli.command import CliCommand
+from rocketmq_spark.base.lifecycle import on_signals
+from rocketmq_spark.cli.command import CliCommand, SendingCommand
 from rocketmq_spark.cli.connection import Target, connected
-from rocketmq_spark.cli.output import Output, shown
+from rocketmq_spark.cli.output import Json, Output, shown
+from rocketmq_spark.errors import OffsetError
 
 if TYPE_CHECKING:
     from rocketmq_spark.cli.reading import TopicReader
     from rocketmq_spark.model import OffsetRange, ReceivedMessage
-    from rocketmq_spark.pull.verdict import Cause
+    from rocketmq_spark.pull.answers import Cause
+    from rocketmq_spark.session.consumers import PullConsumer
 
 
 # So much of a message that cannot be decoded is shown on its line; --json has all of it.
@@ -146,3 +156,125 @@ def _text(body: bytes) -> str | None:
         return body.decode()
     except UnicodeDecodeError:
         return None
+
+
+# How long one poll waits: what was printed is committed before each.
+_POLL_S = 0.5
+
+
+def start(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Callback of ``--from``: ``earliest``, ``latest`` or a time, as the consumers' option has it."""
+    from rocketmq_spark.options.parsing import consume_from
+
+    try:
+        consume_from(value)
+    except ValueError as e:
+        raise click.BadParameter(f"{value!r} is not {e}") from e
+    return value
+
+
+def consuming(begin: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The options of commands that consume as a group, which begin at ``begin`` unless they are asked for another place."""
+
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        for option in (
+            click.option("--count", type=click.IntRange(1), help="Stop after this many messages."),
+            click.option(
+                "--from",
+                "begin",
+                default=begin,
+                show_default=True,
+                callback=start,
+                metavar="WHERE",
+                help="Where to begin in a queue without an offset of the group: earliest, latest, or a time (ISO-8601 or ms).",
+            ),
+            click.option("--sql", help="Only messages for which this SQL92 expression is true."),
+            click.option("--tags", help="Only messages with one of these tags: 'a || b'."),
+            click.option(
+                "--group", required=True, help="The consumer group. Reading continues at its committed offsets."
+            ),
+        ):
+            function = option(function)
+        return function
+
+    return add
+
+
+def subscribed(target: Target, topic: str, how: dict[str, Any]) -> PullConsumer:
+    """A member of the group that reads the topic. It commits nothing by itself."""
+    from rocketmq_spark.session.consumers import PullConsumer
+
+    _store_start(target, topic, how)
+    given = {"consume_from_where": how["begin"], **target.settings(), "group": how["group"], "auto_commit": False}
+    consumer = PullConsumer(**given)
+    try:
+        consumer.subscribe(topic, how["tags"], how["sql"])
+    except BaseException:
+        consumer.close()
+        raise
+    return consumer
+
+
+def _store_start(target: Target, topic: str, how: dict[str, Any]) -> None:
+    """Where the group begins in queues in which it has no offset: stored before anything is read.
+
+    Otherwise a command that was killed would begin elsewhere the next time, and miss what came meanwhile. A group with members
+    has begun. Errors name similar topics.
+    """
+    from rocketmq_spark.admin import groups
+    from rocketmq_spark.cli.positions import own_group
+    from rocketmq_spark.options.parsing import consume_from
+    from rocketmq_spark.queues.environment import environment_of
+
+    reads = target.only("batch source")
+    client, own = reads.client(), own_group(target, how["group"])
+    environment = environment_of(reads.options())
+    changes = groups.offset_changes(client, own, [topic], consume_from(how["begin"]), environment, "--from")
+    fresh = {change.queue: change.after for change in changes if change.before is None}
+    if fresh and not groups.members(client, own, [change.queue for change in changes]):
+        groups.store_offsets(client, own, fresh)
+
+
+@click.command(cls=SendingCommand)
+@click.argument("topic")
+@consuming("latest")
+@click.option("--idle", "idle_s", type=click.FloatRange(0), help="Stop after so many seconds without a message.")
+@connected
+@click.pass_obj
+def consume(output: Output, /, target: Target, topic: str, idle_s: float | None, **how: Any) -> None:
+    """Consume messages of TOPIC as a member of a group, until --count, --idle or Ctrl-C. Prints JSON, one object per line.
+
+    The group shares the queues among its members. Offsets are committed when lines are written, so a message is printed at
+    least once: if the command is killed, up to one poll is printed again. Lines that the reader of a pipe did not read are not
+    printed again; use --count instead of `| head`.
+    """
+    lines, left, stop = Json(), how["count"], threading.Event()
+    with subscribed(target, topic, how) as consumer, on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
+        last_s = time.monotonic()
+        while not stop.is_set() and (left is None or left > 0):
+            messages = consumer.poll(_POLL_S if idle_s is None else min(_POLL_S, idle_s))
+            now_s = time.monotonic()
+            _print(lines, consumer, messages, left)
+            left = None if left is None else left - len(messages)
+            if not messages and idle_s is not None and now_s - last_s >= idle_s:
+                return
+            last_s = now_s if messages else last_s
+    if stop.is_set():
+        raise KeyboardInterrupt
+
+
+def _print(lines: Json, consumer: PullConsumer, messages: list[ReceivedMessage], most: int | None) -> None:
+    """Print ``most`` messages of one queue, and commit how far all queues are: one in which nothing came has an offset, too.
+
+    Also what was written before the pipe closed is committed.
+    """
+    written = 0
+    try:
+        for message in messages[:most]:
+            lines.item({**document(message), "reconsumeTimes": message.reconsume_times}, "")
+            written += 1
+    finally:
+        if written < len(messages):
+            with contextlib.suppress(OffsetError):  # another member has the queue meanwhile
+                consumer.seek(messages[written].queue, messages[written].queue_offset)
+        consumer.commit()

@@ -33,12 +33,12 @@ from rocketmq_spark.model import (
     ReceivedMessage,
     TopicRoute,
 )
+from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Bytes, Command
 from rocketmq_spark.wire.messages import DecodeSettings, Stored, decode_one, portion, stored_in
 from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import parse_subscription
-from rocketmq_spark.wire.window import OffsetWindow
 
 T = TypeVar("T")
 

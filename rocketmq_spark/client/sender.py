@@ -41,7 +41,8 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 from rocketmq_spark.wire import compression, rpc
-from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.header import Bytes, Command
+from rocketmq_spark.wire.messages import encode_item
 from rocketmq_spark.wire.properties import encode_properties
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,16 @@ _DELAYING = tuple(
     f"\x02{name}\x01"
     for name in (Property.DELAY, Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
 )
+
+
+class ItemEncoder:
+    """Implements ``model.send.MessageEncoder``: a batch is bytes in the layout that brokers read."""
+
+    def item(self, topic: str, body: Bytes, properties: str, flag: int, born_ms: int) -> bytes:
+        return encode_item(body, properties, flag)
+
+    def batch(self, items: Iterable[bytes]) -> bytes:
+        return b"".join(items)
 
 
 class RemotingSender:
@@ -130,7 +141,7 @@ class RemotingSender:
         try:
             command = _command(self._calls, queue, request)
             send = functools.partial(self._send_async, queue, request, command, deadline, done)
-            if self._at_hand(queue.broker_name):
+            if _is_connected(self._calls, self._routes, queue) and not self._aside.busy(queue.broker_name):
                 send()
             else:  # the queues of other brokers must not wait while one is looked for and connected to
                 self._aside.run(queue.broker_name, send)
@@ -138,12 +149,6 @@ class RemotingSender:
             done(e)
         except RuntimeError as e:
             done(_no_thread(e, queue))
-
-    def _at_hand(self, broker_name: str) -> bool:
-        try:
-            return self._calls.pool.live(self._routes.address(broker_name)) and not self._aside.busy(broker_name)
-        except BrokerNotFound:
-            return False
 
     def _send_async(
         self, queue: MessageQueue, request: SendRequest, command: Command, deadline: Deadline, done: Done
@@ -194,6 +199,10 @@ class RemotingSender:
         return True
 
     @property
+    def encoder(self) -> ItemEncoder:
+        return ItemEncoder()
+
+    @property
     def client_id(self) -> str:
         return self._instance.client_id
 
@@ -232,6 +241,13 @@ class RemotingSender:
                 logger.info("the route of %s cannot be refreshed: %s", topic, e)
 
 
+def _is_connected(calls: Calls, routes: Routes, queue: MessageQueue) -> bool:
+    try:
+        return calls.pool.live(routes.address(queue.broker_name))
+    except BrokerNotFound:
+        return False
+
+
 def _address(routes: Routes, queue: MessageQueue, deadline: Deadline) -> str:
     """Where to send. Who names a queue may do so before anybody asked for its route: then it is asked for once."""
     try:
@@ -254,7 +270,7 @@ def _command(calls: Calls, queue: MessageQueue, request: SendRequest, oneway: bo
     row = rpc.SEND_BATCH_MESSAGE if request.batch else rpc.SEND_MESSAGE_V2
     make = row.oneway if oneway else row.request
     return make(
-        request.body,
+        request.data,
         producerGroup=group,
         topic=calls.on_wire(queue.topic),
         defaultTopic=AUTO_CREATE_TOPIC,
@@ -296,8 +312,7 @@ def _result(queue: MessageQueue, request: SendRequest, answer: Command, address:
 
 
 INNER_GROUP = "CLIENT_INNER_PRODUCER"
-ATTEMPTS = 3
-COMPRESS_ABOVE = 4096
+ATTEMPTS, COMPRESS_ABOVE = 3, 4096
 
 # What the broker that stores the copy writes itself, or what holds for the original only.
 _OF_THE_STORED = (Property.MIN_OFFSET, Property.MAX_OFFSET, Property.TRANSACTION_PREPARED)

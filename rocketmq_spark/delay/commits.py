@@ -1,16 +1,25 @@
-"""What the nodes of a group say of a queue: numbers that they commit as offsets of consumer groups, of which a node has four."""
+"""What a node of a group knows of its queues and its disk, beside what it stores.
+
+``Commits``: what the nodes of a group say of a queue, numbers that they commit as offsets of consumer groups, of which a node has
+four. ``Remade``: whether the messages of a queue are those that were read: its topic may have been made again, or its broker may
+have come back without its last messages; a broker is asked from where on it has younger ones than the youngest that was read.
+``Room``: a node whose disk has no room reads nothing for a while, and says so again and again.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.delay.release import Progress
-from rocketmq_spark.errors import GroupNotFound
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.delay.release import Progress, Seen, newest_before
+from rocketmq_spark.errors import GroupNotFound, OffsetError, SpoolFull
+from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
 
 logger = logging.getLogger(__name__)
@@ -87,3 +96,97 @@ class Commits:
                 )
         self._told_all = len(news) == count
         return self._told_all
+
+
+# Of a queue without a message before its beginning: any that lies there later is another one.
+LONG_AGO_MS = 1
+
+
+class Remade:
+    """Asks brokers as a group. Its methods raise what questions raise."""
+
+    def __init__(self, member: GroupMember, group: str) -> None:
+        self._member = member
+        self._group = group
+
+    def is_same(self, queue: MessageQueue, seen: Seen) -> bool:
+        """Whether it seems so. The next message does not show it: a pull goes on behind what was read as if nothing were, or
+        at the new end.
+        """
+        if not seen.newest_ms or self._since(queue, seen.newest_ms + 1) >= seen.stored:
+            return True
+        return self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset >= seen.stored
+
+    def other_from(self, queue: MessageQueue, stored: int, newest_ms: int, bounds: QueueBounds) -> int | None:
+        """From where on the messages are others than those that were read, None if they are the same."""
+        at = stored if stored <= bounds.max_offset else 0
+        if newest_ms:
+            at = self._since(queue, newest_ms + 1)
+        at = max(at, bounds.min_offset)
+        if at >= stored:
+            return None
+        logger.warning(
+            "%s was read up to %d, and has younger messages from %d on: its topic was made again, or its broker lost its "
+            "last messages. It is read from there on; what was stored of the old ones is sent", queue, stored, at,
+        )  # fmt: skip
+        return at
+
+    def newest_of(self, queue: MessageQueue, stored: int, now_ms: int) -> int:
+        """When the last message before ``stored`` was stored."""
+        return newest_before(stored, now_ms, partial(self._since, queue)) or LONG_AGO_MS
+
+    def _since(self, queue: MessageQueue, epoch_ms: int) -> int:
+        return self._member.search_offset(queue, epoch_ms, Deadline.after(REQUEST_S), self._group)
+
+
+# So long nothing is read after the disk had no room, and as often that is said.
+FULL_S, ALARM_S = 5.0, 60.0
+
+
+class EnvelopeReader(Protocol):
+    """What the node needs of a pull consumer that is subscribed to the inner topic."""
+
+    def poll(self, timeout_s: float = 5.0) -> list[ReceivedMessage]: ...
+    def assignment(self) -> list[MessageQueue]: ...
+    def seek(self, queue: MessageQueue, offset: int) -> None: ...
+    def pause(self, *queues: MessageQueue) -> None: ...
+    def resume(self, *queues: MessageQueue) -> None: ...
+    def close(self) -> None: ...
+
+
+class Room:
+    """Whether there is room on the disk of a folder, as far as is known, and a reader that pauses if not. Not thread-safe."""
+
+    def __init__(self, folder: Path, reader: EnvelopeReader) -> None:
+        self._folder = folder
+        self._reader = reader
+        self._paused = False
+        self._again = Deadline(0.0)
+        self._alarm = Deadline(0.0)
+        self._full = False
+
+    def keep(self) -> None:
+        """Before each poll: nothing comes of any queue, of new ones neither, until it is tried again. All else goes on."""
+        before, self._paused = self._paused, not self._again.expired
+        if not (self._paused or before):
+            return
+        for queue in self._reader.assignment():
+            with contextlib.suppress(OffsetError):  # it has gone since
+                (self._reader.pause if self._paused else self._reader.resume)(queue)
+
+    def refused(self, error: SpoolFull, waiting: int) -> None:
+        """There was none; ``waiting`` messages are held."""
+        self._again = Deadline.after(FULL_S)
+        if self._full and not self._alarm.expired:
+            return
+        self._full, self._alarm = True, Deadline.after(ALARM_S)
+        logger.error(
+            "no room for more delayed messages: until there is, this node reads none, nor what takes one back; the %d that it "
+            "holds are sent when they are due, if it can write at all: %s", waiting, error,
+        )  # fmt: skip
+
+    def found(self) -> None:
+        """Something was stored."""
+        if self._full:
+            self._full = False
+            logger.warning("there is room again in %s: reading delayed messages continues", self._folder)

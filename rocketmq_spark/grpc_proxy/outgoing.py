@@ -8,18 +8,19 @@ is nothing else than a queue.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rocketmq_spark.base.codes import DELAY_LEVELS, KEY_SEPARATOR, RESERVED_PROPERTIES, Property, timer_due_ms
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.grpc_proxy.facts import Encoding, MessageType
-from rocketmq_spark.grpc_proxy.protos import MAP_KEY, MAP_VALUE, VARINTS, content, number, proto, set_ms, start
+from rocketmq_spark.grpc_proxy.protos import MAP_KEY, MAP_VALUE, VARINTS, content, get_ms, number, proto, set_ms, start
+from rocketmq_spark.model.send import SendRequest, SentMessage
 from rocketmq_spark.options.parsing import positive_duration
 
 # What the Proxy sets itself.
 LEFT_OUT = frozenset((Property.WAIT, Property.INSTANCE_ID))
-_TIMING = (Property.DELAY, Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
+_TIMING = frozenset((Property.DELAY, Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS))
 # What makes a message one of another type than NORMAL, which has it travel in a request of its own.
 _TYPES = frozenset((Property.SHARDING_KEY, Property.PRIORITY, Property.TRANSACTION_PREPARED, *_TIMING))
 KEY_SEPARATOR_BYTES = KEY_SEPARATOR.encode()
@@ -34,14 +35,6 @@ TEXTS = {
 NORMAL = number("SystemProperties", "message_type", MessageType.NORMAL)
 
 
-class RequestMessage(NamedTuple):
-    """One message of a request, with its properties as they are stored."""
-
-    body: bytes | memoryview
-    properties: Mapping[str, str]
-    flag: int = 0
-
-
 class Topic(NamedTuple):
     """Its name for users, and on the wire."""
 
@@ -49,31 +42,113 @@ class Topic(NamedTuple):
     on_wire: str
 
 
-def chains(parts: Sequence[RequestMessage]) -> list[list[list[RequestMessage]]]:
-    """The parts of each request, in chains: the requests of a chain go one after the other, chains at once."""
-    normal: list[RequestMessage] = []
-    groups: dict[str, list[list[RequestMessage]]] = {}
-    alone: list[list[list[RequestMessage]]] = []
-    for part in parts:
-        if _TYPES.isdisjoint(part.properties):
-            normal.append(part)
-        elif (group := part.properties.get(Property.SHARDING_KEY)) is not None:
-            groups.setdefault(group, []).append([part])
-        else:
-            alone.append([[part]])
-    return [*([[normal]] if normal else []), *groups.values(), *alone]
-
-
 class ProxySendRequest(NamedTuple):
     """A ``SendMessageRequest`` as it is sent, and what its answer is compared with: the messages' ids, joined by commas."""
 
     data: bytes
     ids: str
-    delayed: bool
+    delayed: bool = False
+
+
+class ProxyItem:
+    """A message as a field of a request. Those of one ``line`` travel alone, one after the other; those without one together."""
+
+    __slots__ = ("data", "delayed", "line", "msg_id")
+
+    def __init__(self, data: bytes, msg_id: str, line: Hashable = None, delayed: bool = False) -> None:
+        self.data = data
+        self.msg_id = msg_id
+        self.line = line
+        self.delayed = delayed
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+class ProxyBatch:
+    """Implements ``model.send.Batch``: requests in chains. Those of a chain go one after the other, chains at once."""
+
+    __slots__ = ("_size", "chains")
+
+    def __init__(self, chains: Sequence[Sequence[ProxySendRequest]]) -> None:
+        self.chains = chains
+        self._size = sum(len(request.data) for chain in chains for request in chain)
+
+    @classmethod
+    def of(cls, items: Iterable[ProxyItem]) -> ProxyBatch:
+        normal: list[ProxyItem] = []
+        lines: dict[Hashable, list[ProxySendRequest]] = {}
+        for item in items:
+            if item.line is None:
+                normal.append(item)
+            else:
+                lines.setdefault(item.line, []).append(ProxySendRequest(item.data, item.msg_id, item.delayed))
+        if not normal:
+            return cls(list(lines.values()))
+        data, ids = b"".join([item.data for item in normal]), ",".join([item.msg_id for item in normal])
+        return cls([[ProxySendRequest(data, ids)], *lines.values()])
+
+    def __len__(self) -> int:
+        return self._size
+
+    def messages(self) -> list[SentMessage]:
+        read = proto("SendMessageRequest").FromString
+        return [_sent(one) for chain in self.chains for request in chain for one in read(request.data).messages]
+
+
+def _sent(message: Any) -> SentMessage:
+    """A message as it was before it was encoded, but for what the Proxy sets itself."""
+    system, properties = message.system_properties, dict(message.user_properties)
+    if system.HasField("tag"):
+        properties[Property.TAGS] = system.tag
+    if system.keys:
+        properties[Property.KEYS] = KEY_SEPARATOR.join(system.keys)
+    if system.message_id:
+        properties[Property.UNIQ_KEY] = system.message_id
+    if system.HasField("message_group"):
+        properties[Property.SHARDING_KEY] = system.message_group
+    if system.HasField("priority"):
+        properties[Property.PRIORITY] = str(system.priority)
+    if system.HasField("delivery_timestamp"):
+        properties[Property.TIMER_DELIVER_MS] = str(get_ms(system.delivery_timestamp))
+    return SentMessage(message.body, properties)
+
+
+class ProxyEncoder:
+    """Implements ``model.send.MessageEncoder``. ``messages_of`` gives the messages of a send whose body is bytes."""
+
+    def __init__(
+        self, on_wire: Callable[[str], str], host: str, messages_of: Callable[[SendRequest], Sequence[SentMessage]]
+    ) -> None:
+        self._on_wire = on_wire
+        self._host = host
+        self._messages_of = messages_of
+        self._last = "", 0, RequestEncoder(Topic("", ""), 0, host)
+
+    def of(self, topic: str, born_ms: int) -> RequestEncoder:
+        """What encodes messages for a topic that were born in this millisecond."""
+        known, at_ms, made = self._last
+        if (known, at_ms) != (topic, born_ms):
+            made = RequestEncoder(Topic(topic, self._on_wire(topic)), born_ms, self._host)
+            self._last = topic, born_ms, made
+        return made
+
+    def item(self, topic: str, body: bytes | memoryview, properties: str, flag: int, born_ms: int) -> ProxyItem:
+        (message,) = self._messages_of(SendRequest("", body, properties, flag=flag))
+        return self.of(topic, born_ms)(message)
+
+    def batch(self, items: Iterable[ProxyItem]) -> ProxyBatch:
+        return ProxyBatch.of(items)
+
+    def encoded(self, topic: str, request: SendRequest) -> ProxyBatch:
+        """The requests of a send; they are made here unless it is a batch of this encoder."""
+        if isinstance(request.body, ProxyBatch):
+            return request.body
+        return ProxyBatch.of(map(self.of(topic, request.born_timestamp_ms), self._messages_of(request)))
 
 
 class RequestEncoder:
-    """Makes the requests of one send. What its messages have in common is made once; their bodies are copied once.
+    """Makes the messages of one topic and birth. What they have in common is made once; their bodies are copied once.
 
     ``first`` are the fields of each message, and ``system`` those of its system properties, that are the same in all.
     """
@@ -91,18 +166,21 @@ class RequestEncoder:
         )
         self._named: dict[str, bytes] = {}
 
-    def __call__(self, parts: Sequence[RequestMessage]) -> ProxySendRequest:
+    def __call__(self, part: SentMessage) -> ProxyItem:
         """Raises ``MessageRefused`` for what the Proxy has no field for."""
-        pieces: list[bytes | memoryview] = []
-        for part in parts:
-            head = self._head(part)
-            size = len(part.body)
-            head += BODY + VARINTS[size]
-            pieces += (MESSAGE + VARINTS[len(head) + size] + head, part.body)
-        ids = ",".join([part.properties.get(Property.UNIQ_KEY, "") for part in parts])
-        return ProxySendRequest(b"".join(pieces), ids, any(name in parts[0].properties for name in _TIMING))
+        size, properties = len(part.body), part.properties
+        head = self._head(part) + BODY + VARINTS[size]
+        data, msg_id = (
+            b"".join((MESSAGE, VARINTS[len(head) + size], head, part.body)),
+            properties.get(Property.UNIQ_KEY, ""),
+        )
+        if _TYPES.isdisjoint(properties):
+            return ProxyItem(data, msg_id)
+        line: Hashable = properties.get(Property.SHARDING_KEY)
+        delayed = not _TIMING.isdisjoint(properties)
+        return ProxyItem(data, msg_id, object() if line is None else line, delayed)
 
-    def _head(self, part: RequestMessage) -> bytes:
+    def _head(self, part: SentMessage) -> bytes:
         """All fields of a message but its body."""
         if part.flag:
             raise MessageRefused(

@@ -20,18 +20,16 @@ from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.errors import MessageIllegal, RemoteProtocolError, RocketMQError, RouteNotFound
 from rocketmq_spark.grpc_proxy.answers import STORED, refused
 from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECALL_MESSAGE, SEND_MESSAGE, Code, MessageType, Permission
-from rocketmq_spark.grpc_proxy.outgoing import ProxySendRequest, RequestEncoder, RequestMessage, Topic, chains
+from rocketmq_spark.grpc_proxy.outgoing import ProxyEncoder, ProxySendRequest
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.proxy import Proxy
 from rocketmq_spark.grpc_proxy.transactions import ProxyTransactions
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
-from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
+from rocketmq_spark.model.send import HalfCheck, HalfPlace, SentMessage, TransactionState
 
 logger = logging.getLogger(__name__)
 
 Done = Callable[[SendResult | RocketMQError], None]
-TakeApart = Callable[[SendRequest], list[RequestMessage]]
-ByColumns = Callable[[SendRequest, RequestEncoder], ProxySendRequest | None]
 # Messages of one group go one request after the other: so many groups may be on their way at once, for each endpoint.
 LANES = 16
 UNKNOWN_QUEUE = -1
@@ -50,23 +48,22 @@ class _Route(NamedTuple):
 
 
 class ProxySender:
-    """Implements ``ports.Sender``. ``take_apart`` gives the messages of a request as producers encode it.
+    """Implements ``ports.Sender``. ``messages_of`` gives the messages of a send whose body is bytes.
 
-    ``by_columns`` makes of a large batch one request at once, or None where messages have to be looked at one by one.
     ``unpack`` opens the body of a half message that the Proxy asks about.
     """
 
     def __init__(
         self,
         proxy: Proxy,
-        take_apart: TakeApart,
-        by_columns: ByColumns = lambda request, encode: None,
+        messages_of: Callable[[SendRequest], Sequence[SentMessage]],
         unpack: Callable[[bytes], bytes] = bytes,
     ) -> None:
         self._transactions = ProxyTransactions(proxy, unpack)
         self._proxy = proxy
-        self._made = functools.partial(_made, proxy, take_apart, by_columns)
+        self._encoder = ProxyEncoder(proxy.on_wire, proxy.host, messages_of)
         self._routes: dict[str, _Route] = {}
+        self._route = functools.partial(_route, proxy, self._routes)
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         return self._route(topic, deadline, refresh).lanes
@@ -76,20 +73,6 @@ class ProxySender:
 
     def message_types(self, topic: str, deadline: Deadline) -> frozenset[str] | None:
         return frozenset(kind.name for kind in self._route(topic, deadline).types)
-
-    def _route(self, topic: str, deadline: Deadline, refresh: bool = False) -> _Route:
-        known = self._routes.get(topic)
-        if known is not None and not refresh and known.until > time.monotonic():
-            return known
-        request = proto("QueryRouteRequest")(topic=self._proxy.resource(topic), endpoints=self._proxy.endpoints())
-        answer = self._proxy.ask(QUERY_ROUTE, request, deadline, topic)
-        queues = [queue for queue in answer.message_queues if queue.permission in _WRITABLE]
-        if not queues:
-            raise RouteNotFound("no queue of the topic may be written to: no write permission", topic=topic)
-        types = frozenset(MessageType(n) for q in queues for n in q.accept_message_types if n in list(MessageType))
-        lanes = known.lanes if known else _lanes(topic, self._proxy.addresses)
-        self._routes[topic] = _Route(types, lanes, time.monotonic() + ROUTE_S)
-        return self._routes[topic]
 
     def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
         return error
@@ -113,7 +96,7 @@ class ProxySender:
         if request.sys_flag & SysFlag.TRANSACTION_PREPARED:
             address = self._proxy.channel(queue.broker_name).address
             self._transactions.publish(queue.topic, request.group, address, deadline)
-        made = self._made(queue.topic, request)
+        made = self._encoder.encoded(queue.topic, request).chains
         if len(made) == len(made[0]) == 1:
             return _ask(self._proxy, queue, made[0][0], deadline)
         landed: list[SendResult | RocketMQError] = []
@@ -132,7 +115,7 @@ class ProxySender:
 
     def send_async(self, queue: MessageQueue, request: SendRequest, deadline: Deadline, done: Done) -> None:
         try:
-            made = self._made(queue.topic, request)
+            made = self._encoder.encoded(queue.topic, request).chains
         except RocketMQError as e:
             done(e)
             return
@@ -158,6 +141,10 @@ class ProxySender:
         return True
 
     @property
+    def encoder(self) -> ProxyEncoder:
+        return self._encoder
+
+    @property
     def client_id(self) -> str:
         return self._proxy.client_id
 
@@ -177,19 +164,24 @@ class ProxySender:
                 logger.info("the route of %s cannot be refreshed: %s", topic, e)
 
 
+def _route(proxy: Proxy, routes: dict[str, _Route], topic: str, deadline: Deadline, refresh: bool = False) -> _Route:
+    """The route of a topic, which is asked for when it is not known, or too old."""
+    known = routes.get(topic)
+    if known is not None and not refresh and known.until > time.monotonic():
+        return known
+    request = proto("QueryRouteRequest")(topic=proxy.resource(topic), endpoints=proxy.endpoints())
+    answer = proxy.ask(QUERY_ROUTE, request, deadline, topic)
+    queues = [queue for queue in answer.message_queues if queue.permission in _WRITABLE]
+    if not queues:
+        raise RouteNotFound("no queue of the topic may be written to: no write permission", topic=topic)
+    types = frozenset(MessageType(n) for q in queues for n in q.accept_message_types if n in list(MessageType))
+    lanes = known.lanes if known else _lanes(topic, proxy.addresses)
+    routes[topic] = _Route(types, lanes, time.monotonic() + ROUTE_S)
+    return routes[topic]
+
+
 def _lanes(topic: str, addresses: Sequence[str]) -> tuple[MessageQueue, ...]:
     return tuple(MessageQueue(topic, one, lane) for lane in range(LANES) for one in addresses)
-
-
-def _made(
-    proxy: Proxy, take_apart: TakeApart, by_columns: ByColumns, topic: str, request: SendRequest
-) -> list[deque[ProxySendRequest]]:
-    """The requests of one send, in chains."""
-    names = Topic(topic, proxy.on_wire(topic))
-    encode = RequestEncoder(names, request.born_timestamp_ms, proxy.host)
-    if (whole := by_columns(request, encode)) is not None:
-        return [deque([whole])]
-    return [deque(map(encode, chain)) for chain in chains(take_apart(request))]
 
 
 def _ask(proxy: Proxy, queue: MessageQueue, request: ProxySendRequest, deadline: Deadline) -> SendResult:
@@ -224,12 +216,12 @@ class _Requests:
         self._behind: list[str] = []
         self._left = 0
 
-    def send(self, chains: Sequence[deque[ProxySendRequest]]) -> None:
-        first = chains[:_AT_ONCE]
+    def send(self, chains: Sequence[Sequence[ProxySendRequest]]) -> None:
+        first, later = chains[:_AT_ONCE], chains[_AT_ONCE:]
         self._left = len(first)
-        self._waiting.extend(chains[_AT_ONCE:])
+        self._waiting.extend(map(deque, later))
         for chain in first:
-            self._send(chain)
+            self._send(deque(chain))
 
     def _send(self, chain: deque[ProxySendRequest]) -> None:
         """The next request of a chain."""

@@ -19,7 +19,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.lifecycle import Closing
 from rocketmq_spark.client.admin import BaseAdmin, batch_attributes, shown_queues
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import distro, loopback, servers
+from rocketmq_spark.localbroker import distro, process, servers
 from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.localbroker.members import Members, ServerParts
 from rocketmq_spark.localbroker.servers import PROXY, BrokerSpec
@@ -117,7 +117,7 @@ class LocalBroker(Closing):
             if self._members is not None:
                 raise LocalBrokerError("This LocalBroker is running already")
             java = find_java()
-            loopback.refuse_taken(self._ports)
+            process.refuse_taken(self._ports)
             core = tuple(distro.fetch(["core"], self._quiet))
             more = distro.fetch(["tls-test", "proxy"], self._quiet) if self._with_proxy else []
             cache = distro.cache_folder()
@@ -172,7 +172,7 @@ class LocalBroker(Closing):
     @property
     def proxy_grpc(self) -> str:
         """``host:port`` of the proxy's gRPC port."""
-        return f"{loopback.HOST}:{_running(self).server(PROXY).program.ports[1]}"
+        return f"{process.HOST}:{_running(self).server(PROXY).program.ports[1]}"
 
     @property
     def brokers(self) -> list[str]:

@@ -18,7 +18,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client.admin import BaseAdmin, put_topic
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.errors import LocalBrokerError, RocketMQError
-from rocketmq_spark.localbroker import loopback, servers
+from rocketmq_spark.localbroker import process, servers
 from rocketmq_spark.localbroker.process import Program, Server
 from rocketmq_spark.localbroker.servers import PROXY, BrokerSpec
 from rocketmq_spark.localbroker.site import Site
@@ -153,7 +153,7 @@ class Members:
         if with_proxy:
             site.bring_up(
                 PROXY,
-                loopback.PROXY_PORTS,
+                process.PROXY_PORTS,
                 lambda port: self._with_flags(
                     servers.proxy(site.data, self._make.proxy_jars, port, self.name_server, self._make.proxy_conf)
                 ),
@@ -169,7 +169,7 @@ class Members:
             program = servers.broker(self.site.data, self._make.jars, spec, port, self.name_server, lines)
             return self._with_flags(program)
 
-        self.site.bring_up(spec.name, loopback.BROKER_PORTS, make, self._readiness(spec), deadline)
+        self.site.bring_up(spec.name, process.BROKER_PORTS, make, self._readiness(spec), deadline)
 
     def _with_flags(self, program: Program) -> Program:
         return dataclasses.replace(program, heap_mb=self._make.heap_mb, flags=(*program.flags, *self._make.jvm))
@@ -196,7 +196,7 @@ class Members:
     def _readiness(self, spec: BrokerSpec | None) -> Callable[[Server], bool]:
         """How to see that a server is up: a broker registers only after its store and its ports are open."""
         if spec is None or self._running_name_server() is None:
-            return lambda server: "success" in server.printed() and all(map(loopback.accepts, server.program.ports))
+            return lambda server: "success" in server.printed() and all(map(process.accepts, server.program.ports))
         return functools.partial(self.registration.shows_or_nudges, spec)
 
     def _running_name_server(self) -> Server | None:

@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import loopback
+from rocketmq_spark.localbroker import process
 from rocketmq_spark.localbroker.process import Program
 
 # Lines of broker.conf, and fields of rmq-proxy.json, that the cluster itself decides; another value would break what it promises.
@@ -141,7 +141,7 @@ def name_server_names(count: int) -> list[str]:
 def name_server(data: Path, jars: tuple[Path, ...], name: str, port: int) -> Program:
     home = _home(data, name)
     conf = home / "namesrv.conf"
-    conf.write_text(render(conf.name, {"port": port, "bind": loopback.HOST}), encoding="utf-8")
+    conf.write_text(render(conf.name, {"port": port, "bind": process.HOST}), encoding="utf-8")
     main, arguments = "org.apache.rocketmq.namesrv.NamesrvStartup", ("-c", str(conf))
     return Program(name, home, (port,), main, arguments, jars, _NAME_SERVER_HEAP_MB, _flags(home))
 
@@ -161,13 +161,13 @@ def broker(
         "broker_id": spec.broker_id,
         "role": "SLAVE" if spec.broker_id else "ASYNC_MASTER",
         "port": port,
-        "bind": loopback.HOST,
+        "bind": process.HOST,
         "name_server": name_server,
         "store": home / "store",
     }
     path.write_text(with_lines(render(path.name, values), conf), encoding="utf-8")
     _read_timers_from_now(home / "store")
-    ports = tuple(port + distance for distance in loopback.BROKER_PORTS)
+    ports = tuple(port + distance for distance in process.BROKER_PORTS)
     main, arguments = "org.apache.rocketmq.broker.BrokerStartup", ("-c", str(path))
     return Program(spec.name, home, ports, main, arguments, jars, _BROKER_HEAP_MB, _flags(home))
 

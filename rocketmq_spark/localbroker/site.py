@@ -27,7 +27,7 @@ from typing import IO
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import loopback
+from rocketmq_spark.localbroker import process
 from rocketmq_spark.localbroker.distro import exclusive
 from rocketmq_spark.localbroker.java import Archive, Java
 from rocketmq_spark.localbroker.process import MARK, Program, Server, port_in_use, spawn
@@ -140,7 +140,7 @@ class Site:
         self._java = java
         self._archives = archives
         self._by_jars: dict[tuple[Path, ...], Archive] = {}
-        self._ports = loopback.PortBook(claim.data / "ports.json", wished_ports)
+        self._ports = process.PortBook(claim.data / "ports.json", wished_ports)
 
     def bring_up(
         self,
@@ -169,7 +169,7 @@ class Site:
         self, name: str, port: int, around: tuple[int, ...], program: Program, failure: LocalBrokerError
     ) -> bool:
         """Whether another try can end otherwise: on other ports, or without the archive if nothing else is to blame."""
-        if not loopback.all_free(port, around):
+        if not process.all_free(port, around):
             return self._ports.may_change(name)
         return failure.remark is not None and self._archive(program.jars).discard()
 
@@ -178,7 +178,7 @@ class Site:
         self._start(server, ready, deadline)
 
     def _start(self, server: Server, ready: Callable[[Server], bool], deadline: Deadline) -> None:
-        if not all(map(loopback.is_free, server.program.ports)):
+        if not all(map(process.is_free, server.program.ports)):
             raise port_in_use(server.program)
         server.start()
         try:

@@ -2,7 +2,9 @@
 
 from rocketmq_spark.model.message import Message, MessageQueue, ReceivedMessage
 from rocketmq_spark.model.pull import (
+    MASTER_ID,
     NO_FILTER,
+    BrokerData,
     Filter,
     LogState,
     OffsetRange,
@@ -10,9 +12,10 @@ from rocketmq_spark.model.pull import (
     PullRequest,
     PullStatus,
     QueueBounds,
+    QueueData,
     QueueEnd,
+    TopicRoute,
 )
-from rocketmq_spark.model.route import MASTER_ID, BrokerData, QueueData, TopicRoute
 from rocketmq_spark.model.send import Reply, Resent, SendRequest, SendResult, SendStatus, SpooledSend, SpoolMetrics
 
 __all__ = [

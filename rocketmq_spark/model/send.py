@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.model.message import MessageQueue, PoppedMessage, ReceivedMessage
@@ -122,15 +122,47 @@ class HalfPlace(NamedTuple):
 HalfCheck = Callable[[ReceivedMessage | PoppedMessage, HalfPlace], TransactionState | Callable[[], TransactionState]]
 
 
-class SendRequest(NamedTuple):
-    """One send as the transport needs it: an encoded body with what goes into the request header. A tuple, as results are.
+class SentMessage(NamedTuple):
+    """One message that is sent, with its properties as they are stored."""
 
-    ``body`` is a single message's (possibly compressed) body, or the encoded items when ``batch`` is true;
-    ``properties`` is the encoded property string.
+    body: bytes | memoryview
+    properties: Mapping[str, str]
+    flag: int = 0
+
+
+class Batch(Protocol):
+    """The messages of one send as a ``MessageEncoder`` made them, which nobody else looks into."""
+
+    def __len__(self) -> int:
+        """Return their bytes on the wire."""
+
+    def messages(self) -> Sequence[SentMessage]:
+        """Read the messages back, for a spool and for traces: whoever sends them needs none of that."""
+
+
+class MessageEncoder(Protocol):
+    """Makes the batches of a transport of messages, one by one. Pure. Of columns ``session.row_encoder`` makes them."""
+
+    def item(self, topic: str, body: bytes | memoryview, properties: str, flag: int, born_ms: int) -> Sized:
+        """Return a message as a part of batches; its length is what it adds to them. ``properties`` is the encoded string.
+
+        Raises ``MessageRefused`` for what has no place in a message of this transport.
+        """
+
+    def batch(self, items: Iterable[Any]) -> bytes | Batch:
+        """Return the body of a batch of these items."""
+
+
+class SendRequest(NamedTuple):
+    """One send as it is handed to a transport: a message or a batch, and what holds for the whole. A tuple, as results are.
+
+    ``body`` is a single message's (possibly compressed) body, or a ``batch``: what the transport's own encoder made, or bytes in
+    the layout of ``wire.messages.encode_batch``, which spools keep and every transport reads. ``properties`` is the encoded
+    property string, of the message or of the batch itself.
     """
 
     group: str
-    body: bytes | memoryview
+    body: bytes | memoryview | Batch
     properties: str = ""
     sys_flag: int = 0
     flag: int = 0
@@ -140,11 +172,17 @@ class SendRequest(NamedTuple):
     max_reconsume_times: int | None = None
     default_topic_queues: int = 4
 
+    @property
+    def data(self) -> bytes | memoryview:
+        """The body as bytes, of any send but a batch of a transport's encoder."""
+        assert isinstance(self.body, bytes | memoryview), "a batch that only its transport can read"
+        return self.body
+
 
 @dataclass(frozen=True, slots=True)
 class SpooledSend:
-    """A send that a spool keeps. Without a ``queue`` one is chosen when it is sent: by the ``selector``, which has a name,
-    and its ``arg``, which JSON knows, or any.
+    """A send that a spool keeps, with a body of bytes. Without a ``queue`` one is chosen when it is sent: by the ``selector``,
+    which has a name, and its ``arg``, which JSON knows, or any.
     """
 
     topic: str

@@ -18,7 +18,7 @@ from typing import Any
 from rocketmq_spark.base.codes import TRACE_TOPIC
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.options import kafka_names, transport
+from rocketmq_spark.options import names, transport
 from rocketmq_spark.options import parsing as p
 
 logger = logging.getLogger(__name__)
@@ -753,7 +753,7 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
 
 
 def _unknown(name: str, keywords: bool) -> str:
-    of_kafka = kafka_names.of_option(name)
+    of_kafka = names.of_kafka_option(name)
     if of_kafka:
         return f"option {name!r} is unknown: {of_kafka}"
     known = {row.name.lower(): row.field if keywords else row.name for row in TABLE}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -64,7 +64,7 @@ class Key(NamedTuple):
 class BatchEntry(NamedTuple):
     """One message: its encoded batch item and what its sender needs of the result. ``promise`` is the caller's."""
 
-    item: bytes
+    item: Sized
     body_bytes: int
     msg_id: str
     keys: Sequence[str]
@@ -102,8 +102,8 @@ class MessageBatch:
         self.encoded_bytes = encoded_bytes
         return True
 
-    def body(self) -> bytes:
-        return b"".join([entry.item for entry in self.entries])
+    def items(self) -> list[Sized]:
+        return [entry.item for entry in self.entries]
 
     def _add_keywords(self, keys: Sequence[str]) -> bool:
         known = self.keywords

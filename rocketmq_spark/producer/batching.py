@@ -23,6 +23,7 @@ from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import CallTimeout, ClosedError, MessageIllegal, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult
+from rocketmq_spark.model.send import MessageEncoder
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import Accumulator, BatchEntry, Key, MessageBatch
 from rocketmq_spark.producer.encoding import How, Prepared
@@ -85,6 +86,9 @@ class Batcher:
         if ready:
             self.flush()
         return batch
+
+    def wall_ms(self) -> int:
+        return self._timer.wall_ms()
 
     def flush(self) -> None:
         """Send the batches that are due."""
@@ -189,12 +193,19 @@ class AccumulatorMember:
     """What one producer adds to an accumulator. ``owner`` sends the batches that it starts, also when others add to them."""
 
     def __init__(
-        self, batcher: Batcher, owner: BatchOwner, pending: Pending, topics: Topics, settings: ProducerSettings
+        self,
+        batcher: Batcher,
+        owner: BatchOwner,
+        pending: Pending,
+        topics: Topics,
+        settings: ProducerSettings,
+        encoder: MessageEncoder,
     ) -> None:
         self.batcher = batcher
         self._topics = topics
         self._owner = owner
         self._pending = pending
+        self._encoder = encoder
         self._send_timeout_s = settings.send_timeout_s
         # Then each message goes with its own tag, and one of another tag must not be overtaken by its group.
         self._mixed = settings.features.chooses_queues is not None
@@ -213,7 +224,7 @@ class AccumulatorMember:
             self._topics.ask_kind(message.topic, Deadline.after(self._send_timeout_s))
         alike = (True, None) if self._mixed else (message.wait_store_ok, message.tags or None)
         key = Key(message.topic, queue, *alike, waits)
-        item = encoding.batch_item(prepared)
+        item = encoding.batch_item(prepared, self._encoder, self.batcher.wall_ms())
         result = self._pending.expect(callback, prepared.msg_id)
         entry = BatchEntry(item, len(message.body), prepared.msg_id, message.keys, result)
         return result, self.batcher.add(key, entry, self._owner)

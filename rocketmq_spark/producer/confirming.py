@@ -28,8 +28,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import MessageQueue, QueueEnd, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.attempts import OutOfTime
-from rocketmq_spark.producer.in_flight import Sending
-from rocketmq_spark.producer.outgoing import Outcome
+from rocketmq_spark.producer.outgoing import Outcome, Outgoing, at_rest
 from rocketmq_spark.wire.messages import decode_batch, encode_item
 from rocketmq_spark.wire.properties import decode_properties
 
@@ -141,7 +140,7 @@ class Confirming:
         self._waiting: dict[str, deque[Doubt]] = {}
         self._closed = False
 
-    def begin(self, sending: Sending, queue: MessageQueue) -> None:
+    def begin(self, outgoing: Outgoing, queue: MessageQueue) -> None:
         """An attempt begins: note an offset before all that it sends. Raises ``RocketMQError`` where none is known."""
         try:
             end = self._stored.end(queue)
@@ -153,49 +152,49 @@ class Confirming:
             noted, seen = self._ends.get(key, (-1, -1))
             if noted != end.offset:  # asked anew: what was seen before may be of a topic that was made again
                 self._ends[key] = end.offset, (seen := end.offset)
-        sending.since = QueueEnd(max(end.offset, seen), end.master)
+        outgoing.since = QueueEnd(max(end.offset, seen), end.master)
 
     def knows(
         self,
-        sending: Sending,
+        outgoing: Outgoing,
         queue: MessageQueue | None,
         outcome: Outcome,
         again: Callable[[MessageQueue | None, Outcome], None],
     ) -> bool:
         """Whether the end of an attempt is known. If not it is looked up, and ``again`` gets it, once, on any thread."""
         if isinstance(outcome, SendResult):
-            self._landed(sending, outcome)
+            self._landed(outgoing, outcome)
             return True
-        number = sending.attempts.count
-        if queue is None or sending.since is None or sending.looked == number or _is_definite(outcome):
+        number = outgoing.attempts.count
+        if queue is None or outgoing.since is None or outgoing.looked == number or _is_definite(outcome):
             return True
 
         def done(found: Found) -> None:
-            sending.looked = number
-            again(queue, _settled(sending, queue, outcome, found))
+            outgoing.looked = number
+            again(queue, _settled(outgoing, queue, outcome, found))
 
-        return not self._later(Doubt(sending.request, queue, sending.since, sending.deadline, done))
+        return not self._later(Doubt(outgoing.remaining, queue, outgoing.since, outgoing.until, done))
 
-    def known(self, sending: Sending, queue: MessageQueue | None, outcome: Outcome) -> Outcome:
+    def known(self, outgoing: Outgoing, queue: MessageQueue | None, outcome: Outcome) -> Outcome:
         """The end of an attempt on the calling thread, which looks it up where it is not known."""
         if isinstance(outcome, SendResult):
-            self._landed(sending, outcome)
+            self._landed(outgoing, outcome)
             return outcome
-        if queue is None or sending.since is None or _is_definite(outcome):
+        if queue is None or outgoing.since is None or _is_definite(outcome):
             return outcome
-        ids = frozenset(each for each, _ in _items(sending.request))
+        ids = frozenset(each for each, _ in _items(outgoing.remaining))
         logger.info("checking on %s which of %d messages are stored", queue.broker_name, len(ids))
-        offset, master = sending.since
-        return _settled(sending, queue, outcome, self._found({queue: offset}, master, ids, sending.deadline))
+        offset, master = outgoing.since
+        return _settled(outgoing, queue, outcome, self._found({queue: offset}, master, ids, outgoing.until))
 
-    def _landed(self, sending: Sending, result: SendResult) -> None:
+    def _landed(self, outgoing: Outgoing, result: SendResult) -> None:
         """What is sent later lies behind it. One before the offset that was noted for it is in a queue that was made again."""
-        if sending.since is None or result.queue is None or result.queue_offset is None:
+        if outgoing.since is None or result.queue is None or result.queue_offset is None:
             return
-        key = result.queue, sending.since.master
+        key = result.queue, outgoing.since.master
         with self._lock:
             noted, seen = self._ends.get(key, (-1, -1))
-            if result.queue_offset > seen or result.queue_offset < sending.since.offset:
+            if result.queue_offset > seen or result.queue_offset < outgoing.since.offset:
                 self._ends[key] = noted, result.queue_offset
 
     def _later(self, doubt: Doubt) -> bool:
@@ -267,14 +266,14 @@ def _is_definite(outcome: Outcome) -> bool:
     return end_of(outcome) is not EndKind.AMBIGUOUS
 
 
-def _settled(sending: Sending, queue: MessageQueue, outcome: RocketMQError, found: Found) -> Outcome:
+def _settled(outgoing: Outgoing, queue: MessageQueue, outcome: RocketMQError, found: Found) -> Outcome:
     """What a look makes of the outcome of an attempt, and what is left to send of its request."""
     if isinstance(found, RocketMQError):
         return unproved(outcome, found)
-    request = sending.request
-    stored, sending.rest = without(request, found)
-    sending.confirmed += stored
-    if sending.rest is None:
+    request = outgoing.remaining
+    stored, outgoing.rest = without(request, found)
+    outgoing.confirmed += stored
+    if outgoing.rest is None:
         return SendResult(SendStatus.SEND_OK, "", queue, None)
     if not request.batch and not decode_properties(request.properties).keys().isdisjoint(_DELAYS):
         return unproved(outcome, SendFailed("a delayed message is not in its topic before it is due"))
@@ -298,7 +297,7 @@ def unproved(error: RocketMQError, cause: RocketMQError) -> UnprovedError:
 
 def without(request: SendRequest, stored: set[str]) -> Confirmed:
     """The request without the messages that are stored."""
-    items = _items(request)
+    items = _items(request := at_rest(request))
     rest = [(each, item) for each, item in items if each not in stored]
     count = len(items) - len(rest)
     if not rest:
@@ -310,9 +309,10 @@ def without(request: SendRequest, stored: set[str]) -> Confirmed:
 
 def _items(request: SendRequest) -> list[tuple[str, bytes]]:
     """The id of each message, and of a batch its item."""
+    request = at_rest(request)
     if not request.batch:
         return [(decode_properties(request.properties)[Property.UNIQ_KEY], b"")]
     return [
         (decode_properties(item.properties)[Property.UNIQ_KEY], encode_item(item.body, item.properties, item.flag))
-        for item in decode_batch(request.body)
+        for item in decode_batch(request.data)
     ]

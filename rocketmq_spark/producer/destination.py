@@ -20,7 +20,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Hashable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.timer import Timer
@@ -29,7 +29,7 @@ from rocketmq_spark.model import Message, MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.attempts import Attempts, OutOfTime
-from rocketmq_spark.producer.encoding import How
+from rocketmq_spark.producer.encoding import ANYHOW, How
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.outgoing import Outgoing, Queues
 from rocketmq_spark.producer.spooling import passing, storable
@@ -159,21 +159,6 @@ class QueueChoice:
         return known[1]
 
 
-class Destination(NamedTuple):
-    """Where a message goes: a queue, any, or what a selector, by its name and argument, chooses when there is a route."""
-
-    queue: MessageQueue | None = None
-    selection: tuple[str, Any] | None = None
-
-    @property
-    def known(self) -> bool:
-        """Whether there is nothing left to choose by a selector."""
-        return self.selection is None
-
-
-_ANYWHERE = Destination()
-
-
 class Later(NamedTuple):
     """A spool takes what has no route yet; ``sender`` knows whether one may come."""
 
@@ -215,17 +200,17 @@ class Destinations:
                 raise
             return ()
 
-    def of(self, message: Message, how: How, deadline: Deadline) -> Destination:
-        """The place of ``message``."""
+    def of(self, message: Message, how: How, deadline: Deadline) -> How:
+        """The place of ``message``: a queue, any, or what a selector, by its name and argument, chooses when there is a route."""
         queue, selector = how.queue, how.selector
         if queue is not None and selector is not None:
             raise MessageRefused("a message goes to a queue or through a selector, not both", topic=message.topic)
         if selector is not None:
             return self._select(message, selector, how.arg, deadline)
         if queue is None:
-            return _ANYWHERE
+            return ANYHOW
         self.check(message.topic, queue, deadline)
-        return Destination(queue)
+        return How(queue)
 
     def check(self, topic: str, queue: MessageQueue | None, deadline: Deadline) -> None:
         """That ``queue``, if one is named, is of the topic and of the producer's environment."""
@@ -244,24 +229,24 @@ class Destinations:
         if environment is not None and queue not in self.queues(topic, deadline):
             raise MessageRefused(f"{queue} does not belong to environment {environment.name!r}", topic=topic)
 
-    def _select(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> Destination:
+    def _select(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> How:
         name = selector.lower() if isinstance(selector, str) else ""
         if name == "roundrobin" or (name == "environment" and self._environment is not None and arg is None):
-            return Destination()  # the default: avoids bad brokers, may be retried elsewhere, stays in the environment
+            return ANYHOW  # the default: avoids bad brokers, may be retried elsewhere, stays in the environment
         later = self._later
         if later is None or not isinstance(selector, str) or not storable(selector, arg):
             if later is not None and isinstance(selector, str):
                 check_arg(selector, arg)  # as of what is kept: before anybody waits for a route
-            return Destination(self._selected(message, selector, arg, deadline))
+            return How(self._selected(message, selector, arg, deadline))
         if later.waits(message.topic, selector, arg):
-            return Destination(None, (selector, arg))
+            return How(None, selector, arg)
         try:
-            return Destination(self._selected(message, selector, arg, deadline))
+            return How(self._selected(message, selector, arg, deadline))
         except RocketMQError as e:
             if isinstance(e, SelectorError) or not later.may_pass(e):
                 raise
             check_arg(selector, arg)  # what fails whatever queues there are is not kept
-            return Destination(None, (selector, arg))
+            return How(None, selector, arg)
 
     def _selected(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> MessageQueue:
         queues = self.queues(message.topic, deadline)

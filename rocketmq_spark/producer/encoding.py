@@ -10,20 +10,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.codes import LONGEST_DELAY_MS, Property, SysFlag
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message, MessageQueue, SendRequest
+from rocketmq_spark.model.send import Batch, MessageEncoder
 from rocketmq_spark.options.transport import SELECTORS
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, MessageBatch, key_words
 from rocketmq_spark.producer.settings import COMPRESSIONS, ProducerSettings
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.wire.compression import smaller
-from rocketmq_spark.wire.messages import BatchItem, encode_batch, encode_item
 from rocketmq_spark.wire.names import is_send_forbidden, topic_problem
 from rocketmq_spark.wire.properties import encode_properties, message_properties
 
@@ -32,7 +32,10 @@ _SINGLE_MAX_PROPERTIES = codes.MAX_PROPERTIES_BYTES - codes.BROKER_PROPERTIES_RE
 
 
 class How(NamedTuple):
-    """How one message is sent: what ``Producer.send`` takes beside it, and says what it means."""
+    """How one message is sent: what ``Producer.send`` takes beside it, and says what it means.
+
+    When its place is found, a ``selector`` is left only if it chooses when there is a route: by its name, and its ``arg``.
+    """
 
     queue: MessageQueue | None = None
     selector: str | Select | None = None
@@ -41,6 +44,11 @@ class How(NamedTuple):
     delay: float | timedelta | None = None
     deliver_at: int | datetime | None = None
     timeout_s: float | None = None
+
+    @property
+    def selection(self) -> tuple[str, Any] | None:
+        """What is left to choose by a selector that has a name."""
+        return (self.selector, self.arg) if isinstance(self.selector, str) else None
 
 
 ANYHOW = How()
@@ -258,14 +266,14 @@ def single_request(prepared: Prepared, settings: ProducerSettings, now_ms: int) 
     )
 
 
-def batch_item(prepared: Prepared) -> bytes:
+def batch_item(prepared: Prepared, encoder: MessageEncoder, now_ms: int) -> Sized:
     """The message as an item of a batch: with all its properties, since the broker adds none."""
     message = prepared.message
-    return encode_item(message.body, prepared.properties, message.flag)
+    return encoder.item(message.topic, message.body, prepared.properties, message.flag, now_ms)
 
 
 def explicit_batch(
-    prepared: Sequence[Prepared], batch_id: str | None, settings: ProducerSettings, now_ms: int
+    prepared: Sequence[Prepared], batch_id: str | None, settings: ProducerSettings, now_ms: int, encoder: MessageEncoder
 ) -> SendRequest:
     """A batch that the caller put together; Java's rules for it (``MessageBatch.generateFromList``).
 
@@ -286,7 +294,15 @@ def explicit_batch(
             raise MessageRefused(
                 "The waitStoreMsgOK of the messages in one batch should be the same", topic=first.topic
             )
-    body = encode_batch(BatchItem(each.message.body, each.properties, each.message.flag) for each in prepared)
+    items: list[Sized] = []
+    for each in prepared:
+        try:
+            items.append(batch_item(each, encoder, now_ms))
+        except MessageRefused as e:
+            raise MessageRefused(
+                f"Message {len(items)} of a batch: {e.message}", topic=e.topic, remedy=e.remedy
+            ) from e.__cause__
+    body = encoder.batch(items)
     if len(body) > settings.max_message_size:
         raise MessageRefused(
             f"the encoded batch has {len(body)} bytes, more than the {settings.max_message_size} allowed",
@@ -314,24 +330,24 @@ def described(request: SendRequest, prepared: Sequence[Prepared], batch_id: str)
 
 
 def accumulated_batch(
-    batch: MessageBatch, batch_id: str | None, settings: ProducerSettings, now_ms: int
+    batch: MessageBatch, batch_id: str | None, settings: ProducerSettings, now_ms: int, encoder: MessageEncoder
 ) -> SendRequest:
     """A batch of the accumulator. Its own tag, keys and id are for topics that store a batch as one message: no other may have
     them (``explicit_batch``).
     """
-    properties = {Property.WAIT: str(batch.key.wait_store_ok).lower()}
+    properties, body = {Property.WAIT: str(batch.key.wait_store_ok).lower()}, encoder.batch(batch.items())
     if batch_id is None:
-        return batch_request(batch.body(), properties, settings, now_ms)
+        return batch_request(body, properties, settings, now_ms)
     properties[Property.UNIQ_KEY] = batch_id
     if batch.key.tag:
         properties[Property.TAGS] = batch.key.tag
     if batch.keywords:
         properties[Property.KEYS] = codes.KEY_SEPARATOR.join(batch.keywords)
-    return batch_request(batch.body(), properties, settings, now_ms)
+    return batch_request(body, properties, settings, now_ms)
 
 
 def batch_request(
-    body: bytes | memoryview, properties: dict[str, str], settings: ProducerSettings, now_ms: int
+    body: bytes | memoryview | Batch, properties: dict[str, str], settings: ProducerSettings, now_ms: int
 ) -> SendRequest:
     """An encoded batch as the transport sends it; batches are never compressed."""
     return SendRequest(

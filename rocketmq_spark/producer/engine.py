@@ -2,7 +2,7 @@
 
 Mirrors ``DefaultMQProducerImpl.sendDefaultImpl`` and ``MQClientAPIImpl.sendMessageAsync``. The engine owns what sending
 needs (topics, faults, hooks, the timer) and bounds what is under way. A driver: decisions are in ``attempts``, ``faults``,
-``destination`` and ``in_flight``, which has the lock; the engine sends and waits. Every request begins in ``_sending``,
+``destination`` and ``in_flight``, which has the lock; the engine sends and waits. Every request begins in ``_start``,
 every attempt with an answer ends in ``_judge``, and every request that has an outcome ends in ``_end``, whatever the mode:
 attach transactions or metrics there. A spool takes what ``_judge`` gave up, before ``_end``.
 """
@@ -22,11 +22,11 @@ from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.ports import Sender, Spool
-from rocketmq_spark.producer.attempts import Attempts, RetryAttempt, report_of
+from rocketmq_spark.producer.attempts import RetryAttempt, report_of
 from rocketmq_spark.producer.confirming import Confirming, EndKind, end_of, unproved
 from rocketmq_spark.producer.destination import QueueChoice
 from rocketmq_spark.producer.faults import FaultTable
-from rocketmq_spark.producer.in_flight import Sending, UnderWay, closed
+from rocketmq_spark.producer.in_flight import UnderWay, closed
 from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing
 from rocketmq_spark.producer.settings import Hooks, ProducerSettings, SendContext
 from rocketmq_spark.producer.spooling import Spooling
@@ -43,14 +43,6 @@ class Unsent(NamedTuple):
     topic: str
     queue: MessageQueue | None
     msg_ids: Sequence[str]
-
-
-class _Attempt(NamedTuple):
-    """An attempt that has begun. ``context`` is set if there are hooks."""
-
-    queue: MessageQueue
-    start_ms: int
-    context: SendContext | None
 
 
 class Engine:
@@ -89,13 +81,13 @@ class Engine:
 
     def send(self, outgoing: Outgoing) -> SendResult:
         """All attempts on the calling thread; returns the result or raises the error."""
-        sending = self._sending(outgoing)
-        self._under_way.block(sending)
+        self._start(outgoing)
+        self._under_way.block(outgoing)
         try:
-            outcome = self._attempt_all(sending)
+            outcome = self._attempt_all(outgoing)
         finally:
-            self._under_way.unblock(sending)
-        self._end(sending, outcome)
+            self._under_way.unblock(outgoing)
+        self._end(outgoing, outcome)
         if isinstance(outcome, RocketMQError):
             raise outcome
         return outcome
@@ -127,14 +119,14 @@ class Engine:
 
         ``pump`` sends what may go out now.
         """
-        sending = self._sending(outgoing)
+        self._start(outgoing)
         brokers = len(self.topics.brokers()) if self.in_flight.counts_brokers else 1
         try:
-            cause = self._under_way.put(sending, brokers)
+            cause = self._under_way.put(outgoing, brokers)
         except ClosedError:
             return False
         if cause is not None:
-            self._end(sending, _behind(outgoing, cause))
+            self._end(outgoing, _behind(outgoing, cause))
         return True
 
     def pump(self) -> None:
@@ -143,22 +135,23 @@ class Engine:
             taken = deque(self._under_way.take())
             try:
                 while taken:
-                    sending = taken.popleft()
-                    if sending.refresh:  # a name server that hangs must not hold up the others
-                        self._aside.soon(functools.partial(self._launch, sending))
+                    outgoing = taken.popleft()
+                    if outgoing.refresh:  # a name server that hangs must not hold up the others
+                        self._aside.soon(functools.partial(self._launch, outgoing))
                     else:
-                        self._launch(sending)
+                        self._launch(outgoing)
             finally:
-                for sending in taken:  # what interrupts one must not cost the others their turn
-                    self._over(sending, RetryAttempt(0.0, sending.refresh))
+                for outgoing in taken:  # what interrupts one must not cost the others their turn
+                    self._over(outgoing, RetryAttempt(0.0, outgoing.refresh))
 
     def oneway(self, outgoing: Outgoing) -> None:
         """One attempt without an answer; only what fails before the socket is raised."""
-        sending = self._sending(outgoing)
-        attempt = self._begin(sending, self._choose(sending), "oneway")
-        self._sender.send_oneway(attempt.queue, outgoing.request, sending.deadline)
-        if attempt.context is not None:
-            self.hooks.after(attempt.context, None, 0)
+        self._start(outgoing)
+        queue = self._choose(outgoing)
+        context = self._context(outgoing, queue, "oneway")
+        self._sender.send_oneway(queue, outgoing.request, outgoing.until)
+        if context is not None:
+            self.hooks.after(context, None, 0)
 
     def idle(self, deadline: Deadline) -> bool:
         """Whether everything under way has its answer by then."""
@@ -179,115 +172,115 @@ class Engine:
             self.confirming.close()
         outcomes: list[Outcome] = [closed() for _ in left]
         if self._spooling is not None:
-            kept = [i for i, sending in enumerate(left) if keep and sending.outgoing.spoolable]
-            found = self._spooling.keep([(left[i].outgoing, None) for i in kept])
+            kept = [i for i, outgoing in enumerate(left) if keep and outgoing.spoolable]
+            found = self._spooling.keep([(left[i], None) for i in kept])
             for i, outcome in zip(kept, found, strict=True):
                 outcomes[i] = outcome
             self._spooling.close()
         lost = list(blocking)
-        for sending, outcome in zip(left, outcomes, strict=True):
-            self._end(sending, outcome)
+        for outgoing, outcome in zip(left, outcomes, strict=True):
+            self._end(outgoing, outcome)
             if isinstance(outcome, RocketMQError):
-                lost.append(sending)
+                lost.append(outgoing)
         self.timer.close(wait_s)
-        return [Unsent(each.outgoing.topic, each.outgoing.queue, each.outgoing.msg_ids) for each in lost]
+        return [Unsent(each.topic, each.queue, each.msg_ids) for each in lost]
 
-    def _sending(self, outgoing: Outgoing) -> Sending:
+    def _start(self, outgoing: Outgoing) -> None:
         """Every request begins here."""
-        return Sending(outgoing, outgoing.deadline, Attempts(self._policy, outgoing.queue is not None, self._rng))
+        outgoing.begin(self._policy, self._rng)
 
-    def _end(self, sending: Sending, outcome: Outcome) -> None:
+    def _end(self, outgoing: Outgoing, outcome: Outcome) -> None:
         """Every request ends here, once."""
-        attempts = sending.attempts
-        ended = Ended(sending.outgoing, outcome, attempts.count, attempts.brokers, sending.confirmed)
-        sending.outgoing.done(ended)
+        attempts = outgoing.attempts
+        ended = Ended(outgoing, outcome, attempts.count, attempts.brokers, outgoing.confirmed)
+        outgoing.done(ended)
 
-    def _attempt_all(self, sending: Sending) -> Outcome:
-        spooling = _spool_of(self._spooling, sending)
+    def _attempt_all(self, outgoing: Outgoing) -> Outcome:
+        spooling = _spool_of(self._spooling, outgoing)
         # What is sent once is not looked up either: a half message does not lie in its topic.
-        confirming = None if sending.outgoing.once else self.confirming
-        if spooling is not None and spooling.overtakes(sending.outgoing):
-            return spooling.keep([(sending.outgoing, None)])[0]
+        confirming = None if outgoing.once else self.confirming
+        if spooling is not None and spooling.overtakes(outgoing):
+            return spooling.keep([(outgoing, None)])[0]
         while True:
             queue: MessageQueue | None = None
             try:
-                queue = self._choose(sending)
-                attempt = self._begin(sending, queue, "sync")
-                outcome = _sent(self._sender, confirming, sending, queue, self._share(sending))
-                self._report(attempt, outcome)
+                queue = self._choose(outgoing)
+                context, start_ms = self._context(outgoing, queue, "sync"), self.timer.now_ms()
+                outcome = _sent(self._sender, confirming, outgoing, queue, self._share(outgoing))
+                self._report(queue, context, outcome, start_ms)
             except RocketMQError as e:
                 outcome = e
             if confirming is not None:
-                outcome = confirming.known(sending, queue, outcome)
-            verdict = self._judge(sending, queue, outcome)
+                outcome = confirming.known(outgoing, queue, outcome)
+            verdict = self._judge(outgoing, queue, outcome)
             if not isinstance(verdict, RetryAttempt):
-                return verdict if spooling is None else spooling.settled(sending.outgoing, verdict)
-            sending.refresh = verdict.refresh
+                return verdict if spooling is None else spooling.settled(outgoing, verdict)
+            outgoing.refresh = verdict.refresh
             if verdict.pause_s:
                 self.timer.pause(verdict.pause_s)
 
-    def _launch(self, sending: Sending) -> None:
+    def _launch(self, outgoing: Outgoing) -> None:
         """An attempt whose answer comes later."""
-        number = sending.attempts.count
+        number = outgoing.attempts.count
         if not number:
-            sending.deadline = sending.outgoing.deadline
-            spooling = _spool_of(self._spooling, sending)
-            if spooling is not None and spooling.overtakes(sending.outgoing):
-                spooling.later(sending.outgoing, None, functools.partial(self._over, sending))
+            outgoing.until = outgoing.deadline
+            spooling = _spool_of(self._spooling, outgoing)
+            if spooling is not None and spooling.overtakes(outgoing):
+                spooling.later(outgoing, None, functools.partial(self._over, outgoing))
                 return
         queue: MessageQueue | None = None
         try:
-            queue = chosen = self._choose(sending)
-            if sending.finished:  # closed while a route was asked for
+            queue = chosen = self._choose(outgoing)
+            if outgoing.finished:  # closed while a route was asked for
                 return
-            attempt = self._begin(sending, chosen, "async")
+            context, start_ms = self._context(outgoing, chosen, "async"), self.timer.now_ms()
 
             def done(outcome: Outcome) -> None:
                 try:
-                    self._report(attempt, outcome)
+                    self._report(chosen, context, outcome, start_ms)
                 except Exception:  # the request must not be stranded because the caller could not be notified
                     logger.exception("the outcome of an attempt could not be reported")
-                self._landed(sending, number, chosen, outcome)
+                self._landed(outgoing, number, chosen, outcome)
 
             try:
                 if self.confirming is not None:
-                    self.confirming.begin(sending, chosen)
+                    self.confirming.begin(outgoing, chosen)
             except RocketMQError as e:
                 done(e)
                 return
-            self._sender.send_async(chosen, sending.request, self._share(sending), done)
+            self._sender.send_async(chosen, outgoing.remaining, self._share(outgoing), done)
         except RocketMQError as e:
-            self._landed(sending, number, None, e)
+            self._landed(outgoing, number, None, e)
         except Exception as e:  # whatever it is, it must become an outcome
-            logger.exception("sending to %s failed", sending.outgoing.topic)
-            self._landed(sending, number, queue, _unexpected(e, sending.outgoing))
+            logger.exception("sending to %s failed", outgoing.topic)
+            self._landed(outgoing, number, queue, _unexpected(e, outgoing))
         except BaseException:  # Ctrl-C is for the user, and the request has an outcome all the same
-            self._landed(sending, number, queue, _interrupted(sending.outgoing))
+            self._landed(outgoing, number, queue, _interrupted(outgoing))
             raise
 
-    def _landed(self, sending: Sending, number: int, queue: MessageQueue | None, outcome: Outcome) -> None:
-        if number != sending.attempts.count:  # a second outcome of one attempt
+    def _landed(self, outgoing: Outgoing, number: int, queue: MessageQueue | None, outcome: Outcome) -> None:
+        if number != outgoing.attempts.count:  # a second outcome of one attempt
             return
         if self.confirming is not None:
-            again = functools.partial(self._landed, sending, number)
-            if not self.confirming.knows(sending, queue, outcome, again):
+            again = functools.partial(self._landed, outgoing, number)
+            if not self.confirming.knows(outgoing, queue, outcome, again):
                 return
         try:
-            verdict = self._judge(sending, queue, outcome)
+            verdict = self._judge(outgoing, queue, outcome)
         except Exception as e:
             logger.exception("the outcome of an attempt could not be judged")
-            verdict = _unexpected(e, sending.outgoing)
-        spooling = _spool_of(self._spooling, sending)
+            verdict = _unexpected(e, outgoing)
+        spooling = _spool_of(self._spooling, outgoing)
         if spooling is not None and isinstance(verdict, RocketMQError):
-            spooling.later(sending.outgoing, verdict, functools.partial(self._over, sending))
+            spooling.later(outgoing, verdict, functools.partial(self._over, outgoing))
             return
         if self._spooling is not None and isinstance(verdict, SendResult):
             self._spooling.answered(verdict)
-        self._over(sending, verdict)
+        self._over(outgoing, verdict)
 
-    def _over(self, sending: Sending, verdict: Outcome | RetryAttempt) -> None:
+    def _over(self, outgoing: Outgoing, verdict: Outcome | RetryAttempt) -> None:
         """An attempt is over, and so is its request unless there is another one."""
-        landing = self._under_way.landed(sending, verdict)
+        landing = self._under_way.landed(outgoing, verdict)
         if landing is None:
             return
         if landing.more:  # not from here: this may be the thread that reads answers
@@ -295,72 +288,72 @@ class Engine:
         if isinstance(verdict, RetryAttempt):
             self.timer.later(verdict.pause_s, self.pump)
             return
-        self._end(sending, verdict)
+        self._end(outgoing, verdict)
         for each in landing.behind:
             assert isinstance(verdict, RocketMQError)
-            self._end(each, _behind(each.outgoing, verdict))
+            self._end(each, _behind(each, verdict))
 
-    def _choose(self, sending: Sending) -> MessageQueue:
-        return self._choice.queue(sending.outgoing, sending.attempts, sending.deadline, sending.refresh)
+    def _choose(self, outgoing: Outgoing) -> MessageQueue:
+        return self._choice.queue(outgoing, outgoing.attempts, outgoing.until, outgoing.refresh)
 
-    def _share(self, sending: Sending) -> Deadline:
+    def _share(self, outgoing: Outgoing) -> Deadline:
         """The deadline of one attempt: the whole one for the last, unless a look follows it."""
         max_s = self._settings.attempt_timeout_s
-        if max_s is not None and (sending.attempts.more_possible or self.confirming is not None):
-            return sending.deadline.within(max_s)
-        return sending.deadline
+        if max_s is not None and (outgoing.attempts.more_possible or self.confirming is not None):
+            return outgoing.until.within(max_s)
+        return outgoing.until
 
-    def _begin(self, sending: Sending, queue: MessageQueue, mode: str) -> _Attempt:
-        context = None
-        if self.hooks:
-            outgoing, number = sending.outgoing, sending.attempts.count + 1
-            context = SendContext(
-                self._settings.group, queue, outgoing.request, mode, number, outgoing.message, outgoing.msg_ids
-            )
-            self.hooks.before(context)
-        return _Attempt(queue, self.timer.now_ms(), context)
+    def _context(self, outgoing: Outgoing, queue: MessageQueue, mode: str) -> SendContext | None:
+        """An attempt begins: what the hooks have seen before it; None if there are none."""
+        if not self.hooks:
+            return None
+        group, number = self._settings.group, outgoing.attempts.count + 1
+        context = SendContext(group, queue, outgoing.request, mode, number, outgoing.message, outgoing.msg_ids)
+        self.hooks.before(context)
+        return context
 
-    def _report(self, attempt: _Attempt, outcome: Outcome) -> None:
+    def _report(self, queue: MessageQueue, context: SendContext | None, outcome: Outcome, start_ms: int) -> None:
         """Tell the fault table and the hooks the outcome of an attempt."""
         now_ms = self.timer.now_ms()
-        latency_ms = now_ms - attempt.start_ms
+        latency_ms = now_ms - start_ms
         report = report_of(outcome)
         if report is not None:
-            self.faults.report(attempt.queue.broker_name, latency_ms, now_ms, report.isolated, report.reachable)
-        if attempt.context is not None:
-            self.hooks.after(attempt.context, outcome, latency_ms)
+            self.faults.report(queue.broker_name, latency_ms, now_ms, report.isolated, report.reachable)
+        if context is not None:
+            self.hooks.after(context, outcome, latency_ms)
 
-    def _judge(self, sending: Sending, queue: MessageQueue | None, outcome: Outcome) -> Outcome | RetryAttempt:
+    def _judge(self, outgoing: Outgoing, queue: MessageQueue | None, outcome: Outcome) -> Outcome | RetryAttempt:
         """Every attempt ends here: the final outcome, or another attempt."""
-        if sending.confirmed and isinstance(outcome, SendResult):  # of a part of it: where the other is, is not known
+        if outgoing.confirmed and isinstance(outcome, SendResult):  # of a part of it: where the other is, is not known
             outcome = outcome._replace(queue_offset=None, offset_msg_id=None)
         brokers: Collection[str] = ()
-        outgoing = sending.outgoing
         if outgoing.once and end_of(outcome, queue is not None) is not EndKind.REFUSED:  # stored badly is stored, too
-            sending.attempts.judge(queue, outcome, brokers, 0.0)
+            outgoing.attempts.judge(queue, outcome, brokers, 0.0)
             return outcome
         anywhere = outgoing.queue is None and outgoing.candidates is None
         if anywhere and queue is not None and isinstance(outcome, RocketMQError):
             brokers = self.topics.brokers_of(outgoing.topic)
-        verdict = sending.attempts.judge(queue, outcome, brokers, sending.deadline.remaining())
-        if sending.confirmed and isinstance(verdict, RocketMQError):  # who sends all of it again stores that part twice
-            return unproved(verdict, SendFailed(f"{sending.confirmed} of its messages are stored"))
+        verdict = outgoing.attempts.judge(queue, outcome, brokers, outgoing.until.remaining())
+        if outgoing.confirmed and isinstance(
+            verdict, RocketMQError
+        ):  # who sends all of it again stores that part twice
+            return unproved(verdict, SendFailed(f"{outgoing.confirmed} of its messages are stored"))
         return verdict
 
 
-def _spool_of(spooling: Spooling | None, sending: Sending) -> Spooling | None:
+def _spool_of(spooling: Spooling | None, outgoing: Outgoing) -> Spooling | None:
     """What keeps it if it fails."""
-    return spooling if sending.outgoing.spoolable else None
+    return spooling if outgoing.spoolable else None
 
 
 def _sent(
-    sender: Sender, confirming: Confirming | None, sending: Sending, queue: MessageQueue, deadline: Deadline
+    sender: Sender, confirming: Confirming | None, outgoing: Outgoing, queue: MessageQueue, deadline: Deadline
 ) -> Outcome:
     """One attempt on the calling thread."""
     try:
         if confirming is not None:
-            confirming.begin(sending, queue)
-        return sender.send(queue, sending.request, deadline)
+            confirming.begin(outgoing, queue)
+        return sender.send(queue, outgoing.remaining, deadline)
     except RocketMQError as e:
         return e
 

@@ -19,15 +19,14 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, RUNNING
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt, may_wait
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import ClosedError, MessageIllegal, RocketMQError, SendFailed
-from rocketmq_spark.model import QueueEnd, SendRequest, SendResult, SendStatus
-from rocketmq_spark.producer.attempts import Attempts, RetryAttempt
+from rocketmq_spark.model import SendResult, SendStatus
+from rocketmq_spark.producer.attempts import RetryAttempt
 from rocketmq_spark.producer.destination import OrderedQueues
 from rocketmq_spark.producer.outgoing import Callback, Outcome, Outgoing, PromptCallback
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -230,33 +229,10 @@ def _call_each(called: Sequence[tuple[Callback, Outcome]]) -> None:
             failed.log(logger, "a callback failed")
 
 
-@dataclass(slots=True, eq=False)
-class Sending:
-    """A request under way. ``refresh`` when the route is to be asked for before the next attempt.
-
-    ``rest`` is what is left to send after ``confirmed`` messages of it were found stored; an attempt stores behind ``since``,
-    which is noted where its end may be looked up, and ``looked`` is the number of the last one whose end was looked up.
-    """
-
-    outgoing: Outgoing
-    deadline: Deadline
-    attempts: Attempts
-    refresh: bool = False
-    finished: bool = False
-    rest: SendRequest | None = None
-    confirmed: int = 0
-    since: QueueEnd | None = None
-    looked: int = -1
-
-    @property
-    def request(self) -> SendRequest:
-        return self.rest or self.outgoing.request
-
-
 class Landing(NamedTuple):
     """What follows an outcome: the requests that fail ``behind`` it; ``more`` when something could go out at once."""
 
-    behind: list[Sending]
+    behind: list[Outgoing]
     more: bool
 
 
@@ -268,11 +244,11 @@ class UnderWay:
         self._stay_shut = settings.queues_stay_shut
         self._lanes = bool(settings.features.chooses_queues) and not self._stay_shut
         self._timer = timer
-        self._queues: OrderedQueues[Sending] = OrderedQueues(self.in_flight.max_out)
+        self._queues: OrderedQueues[Outgoing] = OrderedQueues(self.in_flight.max_out)
         self._shut: dict[Hashable, RocketMQError] = {}
         self._lock = threading.RLock()  # to enter and leave it costs less than its condition
         self._changed = threading.Condition(self._lock)
-        self._blocking: set[Sending] = set()
+        self._blocking: set[Outgoing] = set()
         self._closed = False
 
     def has_room(self, size: int, ordered: bool) -> bool:
@@ -300,9 +276,9 @@ class UnderWay:
                     )
                 self._timer.hold(self._changed, deadline.remaining())
 
-    def put(self, sending: Sending, brokers: int) -> RocketMQError | None:
+    def put(self, outgoing: Outgoing, brokers: int) -> RocketMQError | None:
         """Add it at the end of its queue's order, or say why what was before it failed. ``ClosedError`` when closed."""
-        queue = sending.outgoing.ordered_queue
+        queue = outgoing.ordered_queue
         with self._lock:
             if self._closed:
                 raise closed()
@@ -310,37 +286,37 @@ class UnderWay:
             self._queues.max_out = self.in_flight.max_out
             if queue in self._shut:
                 return self._shut[queue]
-            self._queues.put(sending, queue)
-            self.in_flight.add(sending.outgoing.size)
+            self._queues.put(outgoing, queue)
+            self.in_flight.add(outgoing.size)
             return None
 
-    def take(self) -> list[Sending]:
+    def take(self) -> list[Outgoing]:
         """What may go out now."""
         with self._lock:
             return self._queues.take(self._timer.now_ms())
 
-    def landed(self, sending: Sending, verdict: Outcome | RetryAttempt) -> Landing | None:
+    def landed(self, outgoing: Outgoing, verdict: Outcome | RetryAttempt) -> Landing | None:
         """It ended, or is to be sent again; None when it was given up before that."""
         with self._lock:
-            if sending.finished:
+            if outgoing.finished:
                 return None
-            behind: list[Sending] = []
+            behind: list[Outgoing] = []
             if isinstance(verdict, RetryAttempt):
-                sending.refresh = verdict.refresh
-                self._queues.again(sending, self._timer.now_ms() + int(verdict.pause_s * 1000))
+                outgoing.refresh = verdict.refresh
+                self._queues.again(outgoing, self._timer.now_ms() + int(verdict.pause_s * 1000))
             else:
-                behind = self._finish(sending, verdict)
+                behind = self._finish(outgoing, verdict)
             return Landing(behind, self._queues.blocked)
 
-    def block(self, sending: Sending) -> None:
+    def block(self, outgoing: Outgoing) -> None:
         """A thread sends it by itself from now on."""
         with self._lock:
-            self._blocking.add(sending)
+            self._blocking.add(outgoing)
 
-    def unblock(self, sending: Sending) -> None:
+    def unblock(self, outgoing: Outgoing) -> None:
         """The thread has its outcome."""
         with self._lock:
-            self._blocking.discard(sending)
+            self._blocking.discard(outgoing)
             self._changed.notify_all()
 
     def idle(self, deadline: Deadline) -> bool:
@@ -350,13 +326,13 @@ class UnderWay:
                 self._timer.hold(self._changed, deadline.remaining())
             return not self.in_flight.requests and not self._blocking
 
-    def close(self) -> tuple[list[Sending], list[Sending]]:
+    def close(self) -> tuple[list[Outgoing], list[Outgoing]]:
         """Give up everything and take nothing more; what is given up, and what threads still wait for."""
         with self._lock:
             self._closed = True
             left = self._queues.drop()
-            for sending in left:
-                sending.finished = True
+            for outgoing in left:
+                outgoing.finished = True
             self.in_flight.clear()
             self._changed.notify_all()
             return left, list(self._blocking)
@@ -364,24 +340,24 @@ class UnderWay:
     def _has_room(self, size: int, ordered: bool) -> bool:
         return self._closed or self.in_flight.has_room(size, ordered)
 
-    def _finish(self, sending: Sending, outcome: Outcome) -> list[Sending]:
+    def _finish(self, outgoing: Outgoing, outcome: Outcome) -> list[Outgoing]:
         """What fails with it: the requests that wait for the same queue, since none may overtake another."""
-        behind: list[Sending] = []
-        queue = sending.outgoing.ordered_queue
+        behind: list[Outgoing] = []
+        queue = outgoing.ordered_queue
         # Of a lane with many groups: one message is refused, and what waits behind it is of others.
-        one = self._lanes and isinstance(outcome, MessageIllegal) and sending.outgoing.line is None
+        one = self._lanes and isinstance(outcome, MessageIllegal) and outgoing.line is None
         if queue is not None and isinstance(outcome, RocketMQError) and not one:
-            behind = self._queues.shut(sending)
+            behind = self._queues.shut(outgoing)
             if self._stay_shut:
                 self._shut[queue] = outcome
         else:
-            self._queues.done(sending)
-        for each in (sending, *behind):
+            self._queues.done(outgoing)
+        for each in (outgoing, *behind):
             each.finished = True
-            self.in_flight.remove(each.outgoing.size)
+            self.in_flight.remove(each.size)
         if isinstance(outcome, SendResult):
-            clean = sending.attempts.count == 1 and outcome.status is not SendStatus.SPOOLED
-            self.in_flight.answered(sending.outgoing.size, clean)
+            clean = outgoing.attempts.count == 1 and outcome.status is not SendStatus.SPOOLED
+            self.in_flight.answered(outgoing.size, clean)
             self._queues.max_out = self.in_flight.max_out
         self._changed.notify_all()
         return behind

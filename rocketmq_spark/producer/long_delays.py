@@ -15,8 +15,7 @@ from rocketmq_spark.base.codes import TIMER_MAX_DELAY_S, Property
 from rocketmq_spark.errors import AccessDenied, CallTimeout, MessageRefused, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
 from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer.destination import Destination
-from rocketmq_spark.producer.encoding import EnvelopedMessage, Prepared, single_request
+from rocketmq_spark.producer.encoding import ANYHOW, EnvelopedMessage, How, Prepared, single_request
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spooling import chooser
 from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, DelayHandle, Envelope, cancelling
@@ -83,11 +82,11 @@ class LongDelays:
     def placed(
         self,
         prepared: Prepared,
-        place: Destination,
+        place: How,
         queues: Callable[[], Sequence[MessageQueue]],
         deadline: Deadline,
         insist: bool = False,
-    ) -> tuple[Prepared, Destination]:
+    ) -> tuple[Prepared, How]:
         """What is sent for a message with a timer, and where to: itself, or its envelope. ``queues`` are those of its topic.
 
         With ``insist`` all brokers must have said what their timers do: raises ``CallTimeout`` while one has not.
@@ -102,9 +101,9 @@ class LongDelays:
             chosen = self._choose(
                 prepared.message.topic, place, known
             )  # the service knows no environments and no selectors
-        return self.enveloped(prepared, due_ms, chosen, deadline), Destination()
+        return self.enveloped(prepared, due_ms, chosen, deadline), ANYHOW
 
-    def _choose(self, topic: str, place: Destination, known: Sequence[MessageQueue]) -> MessageQueue:
+    def _choose(self, topic: str, place: How, known: Sequence[MessageQueue]) -> MessageQueue:
         if not known:
             raise MessageRefused(
                 "a message with a delay of this length is given its queue when it is sent, and no name server says now which "

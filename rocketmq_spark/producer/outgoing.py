@@ -7,14 +7,18 @@ long. ``split`` makes one result per message of a broker's answer to a batch (``
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.errors import RocketMQError, SendFailed
-from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
-from rocketmq_spark.wire.properties import decode_properties
+from rocketmq_spark.model import Message, MessageQueue, QueueEnd, SendRequest, SendResult, SendStatus
+from rocketmq_spark.model.send import SentMessage
+from rocketmq_spark.producer.attempts import Attempts, RetryPolicy
+from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
+from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 _SEPARATOR = ","
 
@@ -102,18 +106,7 @@ def ignore(ended: Ended) -> None:
     """For callers that ignore the outcome."""
 
 
-class Outgoing(NamedTuple):
-    """One request that is to be sent: a message or a batch.
-
-    ``queue`` is the one that the caller or a selector chose; without it each attempt chooses, at random among the
-    ``candidates`` of the topic's queues if that is given. Those that are ``ordered`` go one after the other to their
-    queue, or those of a ``line``. ``selection``, a selector's name and argument, is what a spool keeps of a choice that could
-    not be made yet; what is not ``spoolable`` is of use now or never, and what is sent ``once`` is not sent again while it may
-    be stored. ``timeout`` is a deadline, or seconds from the first attempt on, so that the time in which earlier ones of its
-    queue are sent does not count. ``done`` is called once, on any thread, and must not block. Hooks are shown ``message`` and
-    ``msg_ids``.
-    """
-
+class _Handed(NamedTuple):
     topic: str
     request: SendRequest
     timeout: Deadline | float
@@ -128,6 +121,45 @@ class Outgoing(NamedTuple):
     once: bool = False
     line: Hashable = None
 
+
+class Outgoing(_Handed):
+    """One request on its way: a message or a batch. Nobody changes what it is made with; the engine notes the rest.
+
+    ``queue`` is the one that the caller or a selector chose; without it each attempt chooses, at random among the
+    ``candidates`` of the topic's queues if that is given. Those that are ``ordered`` go one after the other to their
+    queue, or those of a ``line``. ``selection``, a selector's name and argument, is what a spool keeps of a choice that could
+    not be made yet; what is not ``spoolable`` is of use now or never, and what is sent ``once`` is not sent again while it may
+    be stored. ``timeout`` is a deadline, or seconds from the first attempt on, so that the time in which earlier ones of its
+    queue are sent does not count. ``done`` is called once, on any thread, and must not block. Hooks are shown ``message`` and
+    ``msg_ids``.
+
+    Its ``attempts`` are over ``until`` then. ``refresh`` when the route is to be asked for before the next one. ``rest`` is what
+    is left to send after ``confirmed`` messages of it were found stored; an attempt stores behind ``since``, which is noted
+    where its end may be looked up, and ``looked`` is the number of the last one whose end was looked up.
+    """
+
+    until: Deadline
+    attempts: Attempts
+    refresh = False
+    finished = False
+    rest: SendRequest | None = None
+    confirmed = 0
+    since: QueueEnd | None = None
+    looked = -1
+
+    __eq__ = object.__eq__  # two of the same message are two
+    __hash__ = object.__hash__
+
+    def begin(self, policy: RetryPolicy, rng: random.Random | None = None) -> None:
+        """Its attempts are made from now on, none so far."""
+        self.until = self.deadline
+        self.attempts = Attempts(policy, self.queue is not None, rng)
+
+    @property
+    def deadline(self) -> Deadline:
+        """When all attempts must be over if the first one is made now."""
+        return self.timeout if isinstance(self.timeout, Deadline) else Deadline.after(self.timeout)
+
     @property
     def ordered_queue(self) -> Hashable:
         """The queue, or line, whose order it must keep."""
@@ -139,9 +171,29 @@ class Outgoing(NamedTuple):
         return len(self.request.body) + len(self.request.properties)
 
     @property
-    def deadline(self) -> Deadline:
-        """When all attempts must be over if the first one is made now."""
-        return self.timeout if isinstance(self.timeout, Deadline) else Deadline.after(self.timeout)
+    def remaining(self) -> SendRequest:
+        """What of it an attempt sends."""
+        return self.rest or self.request
+
+
+def messages_of(request: SendRequest) -> Sequence[SentMessage]:
+    """The messages of a batch, whatever encoded them."""
+    if not isinstance(request.body, bytes | memoryview):
+        return request.body.messages()
+    return [
+        SentMessage(item.body, decode_properties(item.properties), item.flag) for item in decode_batch(request.body)
+    ]
+
+
+def at_rest(request: SendRequest) -> SendRequest:
+    """The send with a body of bytes, as spools keep it."""
+    if isinstance(request.body, bytes | memoryview):
+        return request
+    items = [BatchItem(each.body, encode_properties(each.properties), each.flag) for each in request.body.messages()]
+    if len(items) == 1:
+        body, properties, flag = items[0]
+        return request._replace(body=bytes(body), properties=properties, flag=flag, batch=False)
+    return request._replace(body=encode_batch(items))
 
 
 def in_turn(outgoing: Outgoing, by_queue: bool) -> Outgoing:

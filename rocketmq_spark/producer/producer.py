@@ -25,7 +25,7 @@ from rocketmq_spark.producer import batching, encoding, housekeeping
 from rocketmq_spark.producer.accumulator import MessageBatch
 from rocketmq_spark.producer.batching import AccumulatorMember
 from rocketmq_spark.producer.confirming import Confirming, StoredIds
-from rocketmq_spark.producer.destination import Destination, Destinations, Later
+from rocketmq_spark.producer.destination import Destinations, Later
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine, Unsent
 from rocketmq_spark.producer.faults import FaultTable
@@ -79,7 +79,9 @@ class BaseProducer(Closing):
             self._engine.timer.begin()  # batches are sent without waiting
             self._shared_as = shared_as or name
             batcher = batching.share(self._shared_as, settings, lambda: make_timer(f"{name}-batch"))
-            self._membership = AccumulatorMember(batcher, self, self._pending, self._engine.topics, settings)
+            self._membership = AccumulatorMember(
+                batcher, self, self._pending, self._engine.topics, settings, sender.encoder
+            )
         housekeeping.watch(self)
         Housekeeping(sender, self._engine, settings).start(self._housekeeping_timer)
         self._leave = sender.join(settings.group, settings.heartbeat_s, settings.transaction_check)
@@ -152,7 +154,7 @@ class BaseProducer(Closing):
         """
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         prepared, place, deadline = self._admitted(message, how)
-        if self._membership is not None and place.known and self._membership.takes(prepared, how):
+        if self._membership is not None and place.selector is None and self._membership.takes(prepared, how):
             result, batch = self._membership.add(prepared, place.queue, waits=True)
             if batch is not None:
                 return self._membership.result(batch, result)
@@ -182,7 +184,7 @@ class BaseProducer(Closing):
         """
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         prepared, place, deadline = self._admitted(message, how)
-        if self._membership is not None and place.known and self._membership.takes(prepared, how):
+        if self._membership is not None and place.selector is None and self._membership.takes(prepared, how):
             result, batch = self._membership.add(prepared, place.queue, waits=False, callback=callback)
             if batch is not None:
                 return result
@@ -235,7 +237,7 @@ class BaseProducer(Closing):
             encoding.prepare(message, msg_id, self.settings, How(queue))
             for message, msg_id in zip(messages, ids, strict=False)
         ]
-        request = encoding.explicit_batch(prepared, None, self.settings, now_ms)
+        request = encoding.explicit_batch(prepared, None, self.settings, now_ms, self._sender.encoder)
         topic = prepared[0].message.topic
         self._destinations.check(topic, queue, deadline)
         if self._engine.topics.ask_kind(topic, deadline):
@@ -343,7 +345,7 @@ class BaseProducer(Closing):
         ids, whole = [entry.msg_id for entry in batch.entries], self._engine.topics.keeps_batches(batch.key.topic)
         outgoing = Outgoing(
             batch.key.topic,
-            encoding.accumulated_batch(batch, batch_id if whole else None, self.settings, now_ms),
+            encoding.accumulated_batch(batch, batch_id if whole else None, self.settings, now_ms, self._sender.encoder),
             self._deadline(None),
             batch.key.queue,
             ordered=True,
@@ -362,7 +364,7 @@ class BaseProducer(Closing):
             raise OptionError(f"timeout_s is {timeout_s!r}; expected seconds, such as 3.0")
         return Deadline.after(wait_s)
 
-    def _admitted(self, message: Message, how: How) -> tuple[Prepared, Destination, Deadline]:
+    def _admitted(self, message: Message, how: How) -> tuple[Prepared, How, Deadline]:
         """The checks in Java's order: state, message, route; then the queue if one was chosen."""
         self._owner.check(self._closing.locked())
         deadline = self._deadline(how.timeout_s)
@@ -375,7 +377,7 @@ class BaseProducer(Closing):
         return prepared, place, deadline
 
     def _outgoing(
-        self, prepared: Prepared, place: Destination, deadline: Deadline, done: Callable[[Ended], None] = ignore
+        self, prepared: Prepared, place: How, deadline: Deadline, done: Callable[[Ended], None] = ignore
     ) -> Outgoing:
         message, selection = prepared.message, place.selection
         request = encoding.single_request(prepared, self.settings, self._engine.timer.wall_ms())

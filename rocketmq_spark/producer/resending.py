@@ -23,8 +23,7 @@ from rocketmq_spark.errors import ClosedError, DecodeError, MessageRefused, Opti
 from rocketmq_spark.model import Message, MessageQueue, Resent, SendStatus, SpooledSend
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
-from rocketmq_spark.producer.destination import Destination
-from rocketmq_spark.producer.encoding import Prepared, single_request
+from rocketmq_spark.producer.encoding import How, Prepared, single_request
 from rocketmq_spark.producer.engine import Engine, Together
 from rocketmq_spark.producer.long_delays import LongDelays, Timers
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
@@ -150,10 +149,10 @@ class EngineResender:
     def _served(self, send: SpooledSend, deadline: Deadline) -> SpooledSend:
         """Itself, or its envelope if brokers of its topic do not serve its delay."""
         request = send.request
-        body = decompress(request.body, request.sys_flag) if request.sys_flag & SysFlag.COMPRESSED else request.body
+        body = decompress(request.data, request.sys_flag) if request.sys_flag & SysFlag.COMPRESSED else request.data
         message = Message(send.topic, bytes(body), flag=request.flag)
         prepared = Prepared(message, ",".join(send.msg_ids), request.properties, True)
-        place = Destination(send.queue, None if send.selector is None else (send.selector, send.arg))
+        place = How(send.queue, send.selector, send.arg)
         queues = functools.partial(self._engine.topics.queues, send.topic, deadline)
         prepared, _ = self._long_delays.placed(prepared, place, queues, deadline, insist=True)
         if prepared.waiting is None:
@@ -250,7 +249,7 @@ class _Run:
         return same and self._add(send, about)
 
     def _add(self, send: SpooledSend, about: Mapping[str, str]) -> bool:
-        item = encode_item(send.request.body, send.request.properties, send.request.flag)
+        item = encode_item(send.request.data, send.request.properties, send.request.flag)
         words = [word for word in about.get(Property.KEYS, "").split(KEY_SEPARATOR) if word and word not in self._words]
         word_bytes = sum(len(word.encode()) + 1 for word in words)
         if self._sends and (len(item) > self._room or self._word_bytes + word_bytes > MAX_KEYWORD_BYTES):

@@ -7,6 +7,7 @@ answers, which must not wait for a disk. All that wait there are kept by one cal
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import threading
@@ -33,7 +34,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.ports import Sender, Spool
-from rocketmq_spark.producer.outgoing import Outcome, Outgoing, Queues
+from rocketmq_spark.producer.outgoing import Outcome, Outgoing, Queues, at_rest
 from rocketmq_spark.queues.selection import Select, is_built_in, select
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
@@ -106,7 +107,7 @@ class Spooling:
         """Whether something waits for its queue that it must not overtake."""
         if outgoing.queue is None and outgoing.selection is None:
             return False
-        return self._spool.holds(_send(outgoing))
+        return self._spool.holds(_choice(outgoing))
 
     def settled(self, outgoing: Outgoing, outcome: Outcome) -> Outcome:
         """What the outcome of the last attempt is to the caller; waits for the disk."""
@@ -170,8 +171,13 @@ class Spooling:
 
 
 def _send(outgoing: Outgoing) -> SpooledSend:
+    return dataclasses.replace(_choice(outgoing), request=_dated(at_rest(outgoing.request)))
+
+
+def _choice(outgoing: Outgoing) -> SpooledSend:
+    """The send as far as its lane is concerned: its body may be one that no spool reads."""
     selector, arg = outgoing.selection or (None, None)
-    return SpooledSend(outgoing.topic, _dated(outgoing.request), outgoing.queue, outgoing.msg_ids, selector, arg)
+    return SpooledSend(outgoing.topic, outgoing.request, outgoing.queue, outgoing.msg_ids, selector, arg)
 
 
 def _dated(request: SendRequest) -> SendRequest:

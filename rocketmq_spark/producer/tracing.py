@@ -24,12 +24,11 @@ from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import housekeeping
 from rocketmq_spark.producer.engine import Unsent
-from rocketmq_spark.producer.outgoing import Outcome, PromptCallback
+from rocketmq_spark.producer.outgoing import Outcome, PromptCallback, messages_of
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire import traces
 from rocketmq_spark.wire.identifiers import OffsetMessageId
-from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
 from rocketmq_spark.wire.traces import Acknowledged, MessageKind, TracedMessage, TraceRecord
 
@@ -297,7 +296,6 @@ def _messages_of(request: SendRequest) -> Iterable[tuple[Mapping[str, str], int]
     if not request.batch:
         yield decode_properties(request.properties), len(request.body)
         return
-    for item in decode_batch(request.body):
-        properties = decode_properties(item.properties)
-        if Property.UNIQ_KEY in properties:
-            yield properties, len(item.body)
+    for message in messages_of(request):
+        if Property.UNIQ_KEY in message.properties:
+            yield message.properties, len(message.body)

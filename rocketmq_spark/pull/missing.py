@@ -17,7 +17,7 @@ from itertools import chain, repeat
 from typing import NamedTuple
 
 from rocketmq_spark.model import OffsetRange
-from rocketmq_spark.pull.fetched import Hole, Piece
+from rocketmq_spark.pull.answers import Hole, Piece
 
 # Range number and offset.
 Place = tuple[int, int]

@@ -2,9 +2,9 @@
 
 The offsets of a range are known, so many pulls are under way at once. Answers may be short (a broker sends 32 messages or
 256 KiB, 8 when the data is cold), empty (filters, compaction), late or out of order: what an answer did not cover is asked
-for again, and answers are handed out up to the first offset that is still missing. ``verdict`` decides what an answer means,
-so also whether the pull is repeated; ``missing`` has when, and which offsets are still to be read; ``fetched`` has what was
-received, ``requests`` how much to ask for, and ``replica`` from which replica and how long to wait.
+for again, and answers are handed out up to the first offset that is still missing. ``answers`` decides what an answer means,
+so also whether the pull is repeated, and has what was received; ``missing`` has when, and which offsets are still to be read;
+``requests`` how much to ask for, from which replica, and how long to wait.
 """
 
 from __future__ import annotations
@@ -15,21 +15,25 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import AccessDenied, BrokerError, ConnectionLost, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.fetched import Collected, Fetched, Hole, Piece, covered, is_inner_batch
-from rocketmq_spark.pull.missing import Doubts, Missing, Slot, Trials, lasting, undoubted
-from rocketmq_spark.pull.replica import SILENCE_S, Hints, OnHint, Patience
-from rocketmq_spark.pull.requests import Pacing, PullSettings, Requests
-from rocketmq_spark.pull.verdict import (
+from rocketmq_spark.pull.answers import (
     Cause,
+    Collected,
     Continue,
+    Fetched,
+    Hole,
     Lost,
     OnLoss,
+    Piece,
     Reconnect,
     RepeatPull,
     Reset,
     Suspect,
+    covered,
+    is_inner_batch,
     judge,
 )
+from rocketmq_spark.pull.missing import Doubts, Missing, Slot, Trials, lasting, undoubted
+from rocketmq_spark.pull.requests import SILENCE_S, Hints, OnHint, Pacing, Patience, PullSettings, Requests
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer, BulkStream, Found, PullTemplate
 
 logger = logging.getLogger(__name__)

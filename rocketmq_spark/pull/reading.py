@@ -27,11 +27,10 @@ from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
-from rocketmq_spark.pull.fetched import Fetched, Hole, Piece, first_offset
+from rocketmq_spark.pull.answers import Cause, Fetched, Hole, OnLoss, Piece, first_offset
 from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.requests import DEPTH
-from rocketmq_spark.pull.verdict import Cause, OnLoss
 
 # How often a read that goes on is looked after: what retention removes in between looks as if it had been missed.
 _EVERY_S = 1.0

@@ -14,7 +14,10 @@ one of these.
 
 from __future__ import annotations
 
+import hashlib
 import json
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,12 +25,9 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.base.java import string_order
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.options.callables import nearest, resolve
-from rocketmq_spark.queues.consistent_hash import Ring, md5_hash, queue_key
+from rocketmq_spark.options.names import nearest, resolve
 from rocketmq_spark.queues.environment import Environment, queue_order
 from rocketmq_spark.queues.selection import ROOM_SEPARATOR, room_of
-
-_SHAPES = 'a list of queues, {"topic": {"broker": [0, 1]}}, or {"consumer": one of these}'
 
 
 def fixed_queues(config: Any) -> Callable[[str], list[MessageQueue]]:
@@ -90,7 +90,8 @@ def _list(value: Any, config: Any) -> Sequence[Any]:
 
 
 def _bad(config: Any) -> OptionError:
-    return OptionError(f"option 'allocationConfig' is {config!r}; expected {_SHAPES}")
+    shapes = 'a list of queues, {"topic": {"broker": [0, 1]}}, or {"consumer": one of these}'
+    return OptionError(f"option 'allocationConfig' is {config!r}; expected {shapes}")
 
 
 Queues = list[MessageQueue]
@@ -214,6 +215,37 @@ def _positions(consumers: list[str]) -> dict[str, int]:
     return {consumer: i for i, consumer in reversed(list(enumerate(consumers)))}
 
 
+def md5_hash(key: str) -> int:
+    """The first four bytes of the key's MD5 as an unsigned number."""
+    digest = hashlib.md5(key.encode("utf-8", "surrogatepass"), usedforsecurity=False).digest()
+    return int.from_bytes(digest[:4], "big")
+
+
+class Ring:
+    """Consumers on a ring, each at several places; a key belongs to the first place at or after its hash."""
+
+    def __init__(self, consumers: Sequence[str], virtual_nodes: int, hash_of: Callable[[str], int]) -> None:
+        self.hash_of = hash_of
+        ring: dict[int, str] = {}
+        times = Counter(consumers)
+        for consumer in consumers:
+            # A consumer that is listed twice continues its numbering, and a later place takes over an equal hash.
+            placed = sum(owner == consumer for owner in ring.values()) if times[consumer] > 1 else 0
+            for k in range(placed, placed + virtual_nodes):
+                ring[hash_of(f"{consumer}-{k}")] = consumer
+        self.places = sorted(ring)
+        self.owners = [ring[place] for place in self.places]
+
+    def owner(self, key: str) -> str | None:
+        """The consumer of ``key``; None on an empty ring."""
+        return self.owners[bisect_left(self.places, self.hash_of(key)) % len(self.places)] if self.places else None
+
+
+def queue_key(queue: MessageQueue) -> str:
+    """The text of a queue that is hashed: what ``MessageQueue.toString`` prints in Java."""
+    return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
+
+
 def _consistent_hash(queues: Queues, consumers: list[str], config: Config) -> Share:
     """``AllocateMessageQueueConsistentHash`` with ``virtualNodes`` (10) places a consumer and an optional ``hash``.
 
@@ -296,10 +328,9 @@ def _room_resolver(config: Config) -> Callable[[str], str]:
 
 
 def _room(room: Callable[[str], str], name: str, what: str) -> str:
-    name_of_room = room(name)
-    if not name_of_room:
+    if not (found := room(name)):
         raise OptionError(f"Machine room is null for {what}: expected every broker and consumer to have a room")
-    return name_of_room
+    return found
 
 
 def _environment(queues: Queues, consumers: list[str], config: Config) -> Share:

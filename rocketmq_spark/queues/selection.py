@@ -16,7 +16,7 @@ from rocketmq_spark.base.java import java_hash
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.errors import OptionError, RocketMQError, SelectorError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.options.callables import nearest, resolve
+from rocketmq_spark.options.names import nearest, resolve
 from rocketmq_spark.queues.environment import Environment
 
 Select = Callable[[list[MessageQueue], Any, Any], MessageQueue | None]

@@ -7,7 +7,7 @@ Clients are shared by all readers, writers and tasks of a process that have the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.client.broker import Brokers
-from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.credentials import credentials_of
+from rocketmq_spark.client.calls import Calls, credentials_of
 from rocketmq_spark.client.groups import RemotingCommitter
 from rocketmq_spark.client.instance import Groups, Instance
 from rocketmq_spark.client.member import RemotingMember
@@ -46,6 +45,7 @@ from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.session import proxied
 
 if TYPE_CHECKING:
+    from rocketmq_spark.columnar.encode.encoder import Encoder
     from rocketmq_spark.producer.tracing import TraceProducer
     from rocketmq_spark.pull.puller import Puller
     from rocketmq_spark.session.telemetry import Instrumentation
@@ -127,6 +127,15 @@ def _wire(options: Options) -> Client:
 
 def sender(options: Options) -> Sender:
     return proxied.sender(options) if options.transport == transport.GRPC else client(options).sender
+
+
+def row_encoder(options: Options) -> Callable[..., Encoder]:
+    """What makes the sink's encoder of columns for a transport; its arguments are those of ``encoder.Encoder``."""
+    if options.transport == transport.GRPC:
+        return proxied.row_encoder(options)
+    from rocketmq_spark.columnar.encode.encoder import Encoder
+
+    return Encoder
 
 
 def replies(options: Options) -> Replies | None:

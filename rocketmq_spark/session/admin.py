@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rocketmq_spark import options as options_table
-from rocketmq_spark.admin import access, brokers, groups, messages, offsets, positions, topics
-from rocketmq_spark.admin.offsets import Wanted
+from rocketmq_spark.admin import brokers, groups, topics
+from rocketmq_spark.admin.groups import Wanted
 from rocketmq_spark.admin.tools import AdminTools
 from rocketmq_spark.base.lifecycle import Closing, Owner
 from rocketmq_spark.errors import OptionError
@@ -198,7 +198,7 @@ class GroupAdmin(AdminBase):
         Raises:
             OffsetError: The group has no offsets in these topics.
         """
-        return positions.of_group(self._tools, self._own(group), topics)
+        return groups.of_group(self._tools, self._own(group), topics)
 
     def set_offsets(
         self, group: str, offsets: Mapping[MessageQueue, int], *, preview: bool = False, force: bool = False
@@ -249,11 +249,11 @@ class GroupAdmin(AdminBase):
         self, group: str, of_topics: Sequence[str], wanted: Wanted, preview: bool, force: bool
     ) -> list[OffsetChange]:
         tools, group = self._tools, self._own(group)
-        changes = offsets.changes(tools, group, of_topics, wanted, environment_of(self._options))
+        changes = groups.offset_changes(tools, group, of_topics, wanted, environment_of(self._options))
         if not preview:
             if not force:
-                offsets.check_members(group, offsets.members(tools, group, [change.queue for change in changes]))
-            offsets.store(tools, group, {change.queue: change.after for change in changes})
+                groups.check_members(group, groups.members(tools, group, [change.queue for change in changes]))
+            groups.store_offsets(tools, group, {change.queue: change.after for change in changes})
         return changes
 
 
@@ -271,7 +271,7 @@ class BrokerAdmin(AdminBase):
         Raises:
             NotFound: There is no such message, or brokers have deleted it.
         """
-        return messages.by_id(self._tools, message_id, topic)
+        return topics.message_by_id(self._tools, message_id, topic)
 
     def find_messages(
         self, topic: str, key: str, *, begin_ms: int | None = None, end_ms: int | None = None, limit: int = 32
@@ -285,7 +285,7 @@ class BrokerAdmin(AdminBase):
             end_ms: Only messages stored until this time, in ms since 1970.
             limit: At most this many messages of each broker, the newest ones; 1 to 64, the limit of brokers.
         """
-        return messages.by_key(self._tools, topic, key, begin_ms, end_ms, limit)
+        return topics.messages_by_key(self._tools, topic, key, begin_ms, end_ms, limit)
 
     def cluster(self) -> list[BrokerData]:
         """Return the brokers that the name server knows: names, clusters and addresses by broker id (0: the master)."""
@@ -329,7 +329,7 @@ class AccessAdmin(AdminBase):
 
     def users(self) -> list[UserAccount]:
         """Return all users, without their passwords (``mqadmin listUser``)."""
-        return access.users(self._tools)
+        return brokers.users(self._tools)
 
     def set_user(
         self, name: str, password: str | None = None, *, is_super: bool | None = None, enabled: bool | None = None
@@ -345,15 +345,15 @@ class AccessAdmin(AdminBase):
         Raises:
             OptionError: The user does not exist on a broker, and ``password`` is None.
         """
-        return access.set_user(self._tools, name, password, is_super, enabled)
+        return brokers.set_user(self._tools, name, password, is_super, enabled)
 
     def delete_user(self, name: str) -> None:
         """Delete a user by its ``name``, and its policies (``mqadmin deleteUser``). Raises ``OptionError`` if there is none."""
-        access.delete_user(self._tools, name)
+        brokers.delete_user(self._tools, name)
 
     def policies(self, user: str | None = None) -> list[AccessPolicy]:
         """Return all policies, or those of one ``user`` (``mqadmin listAcl``)."""
-        return access.policies(self._tools, user)
+        return brokers.policies(self._tools, user)
 
     def set_policy(
         self, user: str, resource: str, actions: Sequence[str], *, allowed: bool = True, sources: Sequence[str] = ()
@@ -370,11 +370,11 @@ class AccessAdmin(AdminBase):
         Returns:
             All policies of the user.
         """
-        return access.set_policy(self._tools, user, resource, actions, allowed, sources)
+        return brokers.set_policy(self._tools, user, resource, actions, allowed, sources)
 
     def delete_policy(self, user: str, resource: str) -> None:
         """Delete the policy of a ``user`` for a ``resource`` (``mqadmin deleteAcl``). Raises ``OptionError`` if there is none."""
-        access.delete_policy(self._tools, user, resource)
+        brokers.delete_policy(self._tools, user, resource)
 
 
 class Admin(TopicAdmin, GroupAdmin, BrokerAdmin, AccessAdmin):

@@ -9,10 +9,8 @@ from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.session import client, offsets, puller, routes
-from rocketmq_spark.stored.ends import QueueEnds
-from rocketmq_spark.stored.ids import ids_of
-from rocketmq_spark.stored.look import GAP_S, LookTools
-from rocketmq_spark.stored.sends import AskedStoredIds, NotedStoredIds
+from rocketmq_spark.stored.ends import QueueEnds, ids_of
+from rocketmq_spark.stored.look import GAP_S, AskedStoredIds, LookTools, NotedStoredIds
 
 _PULL_BATCH = 1024
 

@@ -5,23 +5,25 @@ gRPC is imported when the first client is made, in the process that uses it, so 
 
 from __future__ import annotations
 
-import sys
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rocketmq_spark.base import extras, process
 from rocketmq_spark.base.codes import SysFlag
-from rocketmq_spark.client.credentials import credentials_of
+from rocketmq_spark.client.calls import credentials_of
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import SendRequest
+from rocketmq_spark.model.send import SentMessage
 from rocketmq_spark.options import Options
+from rocketmq_spark.producer import outgoing
 from rocketmq_spark.queues.environment import scope_of
 from rocketmq_spark.wire.compression import decompress
-from rocketmq_spark.wire.messages import BatchItem, decode_batch
 from rocketmq_spark.wire.properties import decode_properties
 
 if TYPE_CHECKING:
+    from rocketmq_spark.columnar.encode.encoder import Encoder
     from rocketmq_spark.grpc_proxy.member import ProxyMember
-    from rocketmq_spark.grpc_proxy.outgoing import ProxySendRequest, RequestEncoder, RequestMessage
     from rocketmq_spark.grpc_proxy.proxy import Proxy
     from rocketmq_spark.grpc_proxy.sender import ProxySender
 
@@ -76,7 +78,7 @@ def sender(options: Options) -> ProxySender:
     proxy = process.once(_PROXIES, key, lambda: _proxy(options))
     from rocketmq_spark.grpc_proxy.sender import ProxySender
 
-    return process.once(_SENDERS, key, lambda: ProxySender(proxy, take_apart, by_columns, unpack))
+    return process.once(_SENDERS, key, lambda: ProxySender(proxy, messages_of, unpack))
 
 
 def pop_member(options: Options) -> ProxyMember:
@@ -93,25 +95,21 @@ def unpack(body: bytes) -> bytes:
     return decompress(body, int(SysFlag.COMPRESSED | kind))
 
 
-def take_apart(request: SendRequest) -> list[RequestMessage]:
-    """The messages of a request as producers encode it; what is compressed is opened, for gRPC's readers need not know how."""
-    from rocketmq_spark.grpc_proxy.outgoing import RequestMessage
-
+def messages_of(request: SendRequest) -> Sequence[SentMessage]:
+    """The message of a send, or those of a batch that a spool kept. A spool keeps compressed bodies, too: they are opened, for
+    gRPC's readers need not know how.
+    """
     if request.batch:
-        items = decode_batch(request.body)
-    else:
-        body = decompress(request.body, request.sys_flag) if request.sys_flag & SysFlag.COMPRESSED else request.body
-        items = [BatchItem(body, request.properties, request.flag)]
-    return [RequestMessage(item.body, decode_properties(item.properties), item.flag) for item in items]
+        return outgoing.messages_of(request)
+    body = decompress(request.data, request.sys_flag) if request.sys_flag & SysFlag.COMPRESSED else request.data
+    return [SentMessage(body, decode_properties(request.properties), request.flag)]
 
 
-def by_columns(request: SendRequest, encode: RequestEncoder) -> ProxySendRequest | None:
-    """A batch as one request, where Arrow is loaded anyway, as in Spark's tasks: who sends a few messages need not have it."""
-    if not request.batch or "pyarrow" not in sys.modules:
-        return None
-    from rocketmq_spark.columnar.encode import proxy_request
+def row_encoder(options: Options) -> Callable[..., Encoder]:
+    """What makes the sink's encoder of columns."""
+    from rocketmq_spark.columnar.encode.proxy_rows import ProxyRowEncoder
 
-    return proxy_request.by_columns(request.body, encode)
+    return functools.partial(ProxyRowEncoder, proxy=sender(options).encoder)
 
 
 def close(kept: dict[str, dict[Any, Any]]) -> None:

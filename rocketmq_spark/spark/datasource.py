@@ -68,10 +68,9 @@ class RocketMQDataSource(DataSource):
 
     def reader(self, schema: StructType) -> RocketMQReader:
         with _needing("4.2"):
-            from rocketmq_spark.spark.source import pushdown
-            from rocketmq_spark.spark.source.readers import PrunedReader, RocketMQReader
+            from rocketmq_spark.spark.source.readers import PrunedReader, RocketMQReader, pushdown_enabled
 
-        kind = PrunedReader if self._parsed.predicate_pushdown and pushdown.enabled() else RocketMQReader
+        kind = PrunedReader if self._parsed.predicate_pushdown and pushdown_enabled() else RocketMQReader
         return kind(*self._source("batch source", schema))
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:
@@ -104,7 +103,8 @@ class RocketMQDataSource(DataSource):
         """The options of a source, checked as far as no broker is needed, and the columns to build."""
         from rocketmq_spark.columnar.decode.schema import chosen, columns_of
         from rocketmq_spark.queues.environment import check_chosen, environment_of
-        from rocketmq_spark.spark.source import filters, starting_offsets
+        from rocketmq_spark.spark.source import filters
+        from rocketmq_spark.spark.source.offsets import check_starting
 
         options = self._parsed.for_role(role)
         ways = [name for name in ("subscribe", "subscribe_pattern", "assign") if name in options.given]
@@ -114,7 +114,7 @@ class RocketMQDataSource(DataSource):
                 f"{'none is' if not ways else 'several are'} given"
             )
         filters.check(options)
-        starting_offsets.check(options, role)
+        check_starting(options, role)
         environment_of(options)
         if options.allocation_strategy == "environment":
             check_chosen(options, "allocationStrategy")

@@ -18,11 +18,11 @@ from typing import NamedTuple
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2, Property, SysFlag
 from rocketmq_spark.errors import DecodeError, MessageRefused
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.wire.compression import MAX_DECOMPRESSED_BYTES, decompress
 from rocketmq_spark.wire.header import Bytes
 from rocketmq_spark.wire.identifiers import host_text, offset_msg_id
 from rocketmq_spark.wire.properties import StoredProperties, decode_properties
-from rocketmq_spark.wire.window import OffsetWindow
 
 _HEAD = struct.Struct(">iIIiiqqiq")  # size, magic, body CRC, queue id, flag, queue offset, commit log offset, sys, born
 _OFFSET_AT, _OFFSET, _SYS_FLAG_AT = 20, struct.Struct(">q"), 39  # the flags' last byte

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rocketmq_spark.admin import access
+from rocketmq_spark.admin import brokers
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import BrokerNotFound, OptionError, RemoteProtocolError
 from rocketmq_spark.model.admin import AccessPolicy, UserAccount
@@ -41,15 +41,15 @@ def second(broker: MockBroker, tools: Parts) -> Iterator[MockBroker]:
 def test_users_of_all_brokers(broker: MockBroker, second: MockBroker, tools: Parts) -> None:
     broker.on(USERS, listed(ANN, {"username": "root", "userType": "Super", "userStatus": "enable"}))
     second.on(USERS, listed(ANN, {"username": "root", "userType": "Super", "userStatus": "disable"}))
-    assert access.users(tools) == [
+    assert brokers.users(tools) == [
         UserAccount("ann", False, True, ("broker-a", "broker-b")),
         UserAccount("root", True, False, ("broker-b",)),
         UserAccount("root", True, True, ("broker-a",)),
     ]
-    assert "secret" not in repr(access.users(tools))
-    assert [account.name for account in access.users(tools, "ann")] == ["ann"]
+    assert "secret" not in repr(brokers.users(tools))
+    assert [account.name for account in brokers.users(tools, "ann")] == ["ann"]
     second.on(USERS, ok())
-    assert access.users(tools, "ann") == [UserAccount("ann", False, True, ("broker-a",))]
+    assert brokers.users(tools, "ann") == [UserAccount("ann", False, True, ("broker-a",))]
 
 
 def test_a_user_is_created_where_it_lacks_and_changed_where_it_is(
@@ -58,15 +58,15 @@ def test_a_user_is_created_where_it_lacks_and_changed_where_it_is(
     broker.on(USERS, listed(ANN))
     second.on(USERS, ok())
     with pytest.raises(OptionError, match="user ann is not on broker-b; expected a password"):
-        access.set_user(tools, "ann", enabled=False)
+        brokers.set_user(tools, "ann", enabled=False)
     assert (broker.seen(UPDATE), second.seen(CREATE)) == ([], [])
-    access.set_user(tools, "ann", "new", enabled=False)
+    brokers.set_user(tools, "ann", "new", enabled=False)
     (changed,), (made,) = broker.seen(UPDATE), second.seen(CREATE)
     for command in (changed, made):
         assert command.ext["username"] == "ann"
         assert json.loads(command.body) == {"username": "ann", "password": "new", "userStatus": "disable"}
     second.on(USERS, listed(ANN))
-    access.set_user(tools, "ann", is_super=True)
+    brokers.set_user(tools, "ann", is_super=True)
     assert json.loads(second.seen(UPDATE)[0].body) == {"username": "ann", "userType": "Super"}
 
 
@@ -76,7 +76,7 @@ def test_policies(broker: MockBroker, second: MockBroker, tools: Parts) -> None:
     broker.on(POLICIES, listed(there))
     second.on(POLICIES, listed(there))
     both = ("broker-a", "broker-b")
-    assert access.set_policy(tools, "ann", "Topic:t", ["Sub", "Get"]) == [
+    assert brokers.set_policy(tools, "ann", "Topic:t", ["Sub", "Get"]) == [
         AccessPolicy("ann", "Topic:t", ("Sub", "Get"), True, (), both)
     ]
     for server in (broker, second):
@@ -85,8 +85,8 @@ def test_policies(broker: MockBroker, second: MockBroker, tools: Parts) -> None:
         assert command.ext["subject"] == "User:ann"
         assert json.loads(command.body) == {**there, "policies": [{"policyType": "Custom", "entries": [sent]}]}
     with pytest.raises(OptionError, match="user ann has no policy for Topic:other"):
-        access.delete_policy(tools, "ann", "Topic:other")
-    access.delete_policy(tools, "ann", "Topic:t")
+        brokers.delete_policy(tools, "ann", "Topic:other")
+    brokers.delete_policy(tools, "ann", "Topic:t")
     assert second.seen(Request.AUTH_DELETE_ACL)[0].ext["resource"] == "Topic:t"
 
 
@@ -96,11 +96,11 @@ def test_a_policy_is_deleted_of_its_kind_and_where_it_is(broker: MockBroker, sec
     custom, default = ({"policyType": kind, "entries": entries} for kind in ("Custom", "Default"))
     broker.on(POLICIES, listed({"subject": "User:ann", "policies": [custom, default]}))
     second.on(POLICIES, listed({"subject": "User:ann", "policies": [default]}))
-    access.delete_policy(tools, "ann", "Topic:*")
+    brokers.delete_policy(tools, "ann", "Topic:*")
     assert [c.ext["policyType"] for c in broker.seen(Request.AUTH_DELETE_ACL)] == ["Custom", "Default"]
     assert [c.ext["policyType"] for c in second.seen(Request.AUTH_DELETE_ACL)] == ["Default"]
     second.on(POLICIES, ok())
-    access.delete_policy(tools, "ann", "Topic:*")
+    brokers.delete_policy(tools, "ann", "Topic:*")
     assert len(second.seen(Request.AUTH_DELETE_ACL)) == 1
 
 
@@ -112,7 +112,7 @@ def test_nothing_is_said_to_be_done_where_only_a_slave_is_registered(
     broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": there}).encode()))
     broker.on(USERS, listed(ANN))
     with pytest.raises(BrokerNotFound, match="no master of broker-b is registered"):
-        access.delete_user(tools, "ann")
+        brokers.delete_user(tools, "ann")
     assert broker.seen(Request.AUTH_DELETE_USER) == []
 
 
@@ -120,7 +120,7 @@ def test_who_is_not_there_is_not_deleted(broker: MockBroker, second: MockBroker,
     for server in (broker, second):
         server.on(USERS, ok())
     with pytest.raises(OptionError, match="there is no user ann"):
-        access.delete_user(tools, "ann")
+        brokers.delete_user(tools, "ann")
     assert broker.seen(Request.AUTH_DELETE_USER) == []
 
 
@@ -128,4 +128,4 @@ def test_who_is_not_there_is_not_deleted(broker: MockBroker, second: MockBroker,
 def test_odd_answers(odd: bytes, broker: MockBroker, tools: Parts) -> None:
     broker.on(POLICIES, ok(odd))
     with pytest.raises(RemoteProtocolError):
-        access.policies(tools)
+        brokers.policies(tools)

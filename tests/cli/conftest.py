@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from rocketmq_spark.cli.app import app
+from rocketmq_spark.cli.command import app
 from rocketmq_spark.localbroker import LocalBroker, distro
 
 COMMAND = (sys.executable, "-m", "rocketmq_spark")

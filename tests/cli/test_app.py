@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rocketmq_spark.cli.app import _COMMANDS, app
+from rocketmq_spark.cli.command import _COMMANDS, app
 
 OPERATING = Path(__file__).parents[2] / "docs" / "operating.md"
 HELP = "\n".join(
     (
         "import sys",
-        "from rocketmq_spark.cli.app import app",
+        "from rocketmq_spark.cli.command import app",
         "app(sys.argv[1:], standalone_mode=False)",
         "heavy = {'pyspark', 'pyarrow', 'numpy', 'rich', 'rocketmq_spark.session', 'rocketmq_spark.localbroker'}",
         "print('HEAVY', sorted(heavy & set(sys.modules)))",

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from rocketmq_spark.cli import background
-from rocketmq_spark.cli.app import app
+from rocketmq_spark.cli.command import app
 from tests.cli.conftest import documents
 from tests.helpers import awaited
 

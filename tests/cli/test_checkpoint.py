@@ -89,8 +89,8 @@ def test_rewound_with_a_backup(run: Run, query: Path) -> None:
     dry = run("checkpoint", "rewind", str(query), "--to-time", "2027-01-15T08:00:30Z")
     assert dry.stdout.splitlines() == [
         "What batches 1 to 2 read is read again, 11 offsets, in new batches from number 1 on:",
-        "  orders/broker-a/0  5 to 11  (7)",
-        "  orders/broker-a/1  5 to 8  (4)",
+        "  orders/broker-a/0  from 5, before 12  (7)",
+        "  orders/broker-a/1  from 5, before 9  (4)",
         "Nothing was changed: --apply does it",
     ]
     assert "Not to be seen from here: whether the query runs" in dry.stderr

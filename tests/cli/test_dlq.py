@@ -14,8 +14,8 @@ from click.testing import Result
 
 from rocketmq_spark import Producer, PullConsumer, session
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.cli import dlq
-from rocketmq_spark.cli.dlq import DeadLetterFilter, _copy
+from rocketmq_spark.cli import message
+from rocketmq_spark.cli.message import DeadLetterFilter, _copy
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.errors import AccessDenied
 from rocketmq_spark.localbroker import LocalBroker
@@ -58,7 +58,9 @@ def stored(run: Run, topic: str) -> list[dict[str, Any]]:
 def test_1_24_dead_letters_are_shown_with_the_topic_they_came_from(run: Run, dead: str, topic: str) -> None:
     done = run("dlq", "show", dead)
     assert done.exit_code == 0, done.output
-    assert all(text.startswith(f"{topic}  ") for text in done.stdout.splitlines())
+    ids = [letter["msgId"] for letter in documents(run("dlq", "show", dead, "--json").stdout)]
+    shown = [text.split("  ")[:2] for text in done.stdout.splitlines()]
+    assert shown == [[topic, msg_id] for msg_id in ids], "the id is what --key takes"
     assert f"2 dead letters of group {dead}" in done.stderr
     first, second = documents(run("dlq", "show", dead, "--json").stdout)
     assert {first["topic"], second["topic"]} == {topic}
@@ -112,9 +114,9 @@ def test_what_was_sent_again_and_died_again_has_the_key_of_the_last_time_only() 
 def test_what_cannot_be_sent_leaves_the_others_to_be_sent(
     run: Run, dead: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = dlq._copy
+    whole = message._copy
     monkeypatch.setattr(
-        dlq, "_copy", lambda letter: replace(whole(letter), tags="a\x01b" if letter.body == b"a" else "t")
+        message, "_copy", lambda letter: replace(whole(letter), tags="a\x01b" if letter.body == b"a" else "t")
     )
     done = run("dlq", "resend", dead, "--send")
     assert (done.exit_code, "1 sent" in done.stderr) == (1, True), done.stderr
@@ -126,7 +128,7 @@ def test_a_letter_goes_to_the_queue_of_its_sharding_key(rocketmq: LocalBroker, t
     letter = replace(MESSAGE, topic=topic, properties={"UNIQ_KEY": "02", "__SHARDINGKEY": "k", "mine": "1"})
     with Producer(name_server=rocketmq.name_server, group="p") as producer:
         first = producer.send(Message(topic, b"x"), selector="hash", arg="k")
-        assert dlq._sent(producer, letter)
+        assert message._sent(producer, letter)
     awaited(lambda: total(rocketmq, topic), lambda found: found == 2)
     assert first.queue is not None
     (again,) = (one for one in stored_now(rocketmq, topic) if one.body == MESSAGE.body)
@@ -135,7 +137,7 @@ def test_a_letter_goes_to_the_queue_of_its_sharding_key(rocketmq: LocalBroker, t
 
 def test_two_letters_of_one_id_and_other_topics_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
     admin = SimpleNamespace(messages_of_key=lambda *asked: [])
-    find = dlq._finder(None, SimpleNamespace(client=lambda: SimpleNamespace(admin=admin)))  # type: ignore[arg-type]
+    find = message._finder(None, SimpleNamespace(client=lambda: SimpleNamespace(admin=admin)))  # type: ignore[arg-type]
     assert [find(replace(MESSAGE, topic=name)) for name in "aab"] == [None, "another letter of this id", None]
 
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 from rocketmq_spark import Consumer, Producer, PullConsumer
-from rocketmq_spark.cli.environment import _shown
+from rocketmq_spark.cli.topic import _shown
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, ReceivedMessage
 from tests.cli.conftest import documents

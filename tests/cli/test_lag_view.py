@@ -18,7 +18,7 @@ from rocketmq_spark.cli.lag_view import (
     waiting,
 )
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.model.lag import QueueLag
+from rocketmq_spark.model.admin import QueueLag
 from rocketmq_spark.spark.checkpoints.entries import LoggedBatch, Read
 
 NOW_MS = 1_800_000_000_000

@@ -79,6 +79,14 @@ def test_set_is_a_dry_run_first(group: Group, run: Run) -> None:
 def test_by_time(group: Group, run: Run) -> None:
     assert told(run("offsets", "set", group.name, "--to", "2020-01-01", "--json"))[1] == (1, 6, 0)
     assert told(run("offsets", "set", group.name, "--to", "4102444800000", "--json"))[1] == (1, 6, 10)
+    assert told(run("offsets", "set", group.name, "--to", "1h", "--json"))[1] == (1, 6, 0)
+    assert told(run("offsets", "set", group.name, "--to", "0s", "--json"))[1] == (1, 6, 10)
+
+
+def test_options_of_kafkas_tool_are_answered_with_ours(run: Run) -> None:
+    for option, value in (("--shift-by", "-10"), ("--by-duration", "PT1H"), ("--to-datetime", "2026-01-01T00:00:00")):
+        done = run("offsets", "set", "g", option, value)
+        assert (done.exit_code, "Here --to takes them all: 1h (so long ago)" in done.stderr) == (2, True), done.stderr
 
 
 def test_by_json_of_some_queues(group: Group, run: Run) -> None:

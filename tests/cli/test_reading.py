@@ -10,7 +10,7 @@ from rocketmq_spark.cli import reading
 from rocketmq_spark.cli.reading import TopicReader, at_offset, earliest, latest
 from rocketmq_spark.errors import RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.pull.fetched import Fetched, Piece
+from rocketmq_spark.pull.answers import Fetched, Piece
 from rocketmq_spark.wire.messages import decode_leniently
 from tests.helpers import total
 

@@ -14,7 +14,7 @@ from rocketmq_spark import Producer
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.spool.records import LOST_OWNER, Dead, Record
-from rocketmq_spark.spool.sends import record_of
+from rocketmq_spark.spool.spool import record_of
 from rocketmq_spark.spool.store import Store
 from tests.cli.conftest import documents
 from tests.helpers import stored

@@ -25,6 +25,13 @@ def test_create_list_describe_delete(run, name):
     assert name not in run("topic", "list").stdout.splitlines()
 
 
+def test_a_batch_topic_is_described_as_one(run, name):
+    assert run("topic", "create", name, "--batch", "--queues", "1").exit_code == 0
+    assert run("topic", "describe", name).stderr == "0 messages in 1 queues of a batch topic\n"
+    (queue,) = documents(run("topic", "describe", name, "--json").stdout)
+    assert (queue["batch"], queue["type"]) == (True, "NORMAL")
+
+
 def test_a_topic_that_is_there_is_not_created_over(run, rocketmq, name):
     """Eight queues became two once, and sixty of eighty messages went out of sight without a word."""
     rocketmq.create_topic(name, 8)

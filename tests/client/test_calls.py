@@ -12,8 +12,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.client import calls
-from rocketmq_spark.client.calls import Calls, refused
-from rocketmq_spark.client.credentials import Credentials
+from rocketmq_spark.client.calls import Calls, Credentials, refused
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.base.codes import BATCH_QUEUE, COMPACTION, Request, Response
-from rocketmq_spark.client.credentials import Credentials
+from rocketmq_spark.client.calls import Credentials
 from rocketmq_spark.errors import AccessDenied
 from rocketmq_spark.model import MessageQueue
 from tests.client.conftest import Parts

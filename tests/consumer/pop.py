@@ -46,7 +46,7 @@ class FakeProxy:
         self.lent: dict[str, tuple[int, PoppedMessage]] = {}  # by receipt: where each lies again when the time is over
         self.until: dict[str, float] = {}  # of every receipt, also of those that others replaced
         self.takes: Callable[[], None] = lambda: None  # while an answer comes
-        self.waiting = 0
+        self.waiting = self.asked = self.answered = 0
         self.changed = threading.Condition()
         self.closed, self.goodbye_s = False, 0.0
 
@@ -54,6 +54,12 @@ class FakeProxy:
         with self.changed:
             for message in messages:
                 self.lying[message.topic, place].append(message)
+            self.changed.notify_all()
+
+    def answer(self) -> None:
+        """The questions that wait have waited for long enough."""
+        with self.changed:
+            self.answered += 1
             self.changed.notify_all()
 
     def subscribe(self, filters: Mapping[str, Filter], deadline: Deadline) -> None:
@@ -83,9 +89,10 @@ class FakeProxy:
             if "receive" in self.failing:
                 raise self.failing.pop("receive")
             self.waiting += 1
+            self.asked += 1
             self.changed.notify_all()
-            end = Deadline.after(wait_s)
-            while not (self.closed or self._there(*place) or end.expired):
+            end, answered = Deadline.after(wait_s), self.answered
+            while not (self.closed or self._there(*place) or end.expired or self.answered > answered):
                 self.changed.wait(_LOOK_S)  # nobody tells when a lease ends
             self.waiting -= 1
             if self.closed:

@@ -16,10 +16,10 @@ from rocketmq_spark.consumer import ahead
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
 from rocketmq_spark.consumer.pull.assigned import Ask
-from rocketmq_spark.consumer.push import backlog
-from rocketmq_spark.consumer.push.backlog import Backlog
+from rocketmq_spark.consumer.push import pulling
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.member_state import MemberState
+from rocketmq_spark.consumer.push.pulling import Backlog
 from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import MASTER_ID, MessageQueue, ReceivedMessage
@@ -166,8 +166,8 @@ def test_a_listener_that_hangs_holds_back_its_queue_and_no_other(bench: Bench) -
 
 def test_where_listeners_are_slow_pulls_go_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "CALM_S", 600.0)
-    monkeypatch.setattr(backlog, "PATIENCE_S", 0.01)
-    monkeypatch.setattr(backlog, "RECHECK_S", 0.001)
+    monkeypatch.setattr(pulling, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(pulling, "RECHECK_S", 0.001)
     free = threading.Semaphore(0)
     bench.fill(A, 1000)
     bench.start(one_by_one(free))
@@ -181,7 +181,7 @@ def test_where_listeners_are_slow_pulls_go_on(bench: Bench, monkeypatch: pytest.
 
 
 def test_no_more_waits_than_may(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "PATIENCE_S", 600.0)  # else pulls, which fill more, take over on a busy machine
+    monkeypatch.setattr(pulling, "PATIENCE_S", 600.0)  # else pulls, which fill more, take over on a busy machine
     free = threading.Semaphore(0)
     bench.fill(A, 1000)
     consumer = bench.start(one_by_one(free))
@@ -195,8 +195,8 @@ def test_no_more_waits_than_may(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_was_pulled_counts_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read that is tried again does not add to what pulls have filled."""
-    monkeypatch.setattr(backlog, "PATIENCE_S", 0.01)
-    monkeypatch.setattr(backlog, "RECHECK_S", 0.001)
+    monkeypatch.setattr(pulling, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(pulling, "RECHECK_S", 0.001)
     monkeypatch.setattr(ahead, "CALM_S", 0.0)
     free = threading.Semaphore(0)
     bench.fill(A, 1000)

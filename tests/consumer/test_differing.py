@@ -4,7 +4,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.push.running import SubscriptionConflicts, differences
-from rocketmq_spark.consumer.subscriptions import Subscriptions
+from rocketmq_spark.consumer.settings import Subscriptions
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import NO_FILTER, Filter
 from tests.consumer.group import FakeMember, GroupBench

@@ -11,8 +11,7 @@ import pytest
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.rebalance import Start
-from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.consumer.subscriptions import Subscriptions
+from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import ConnectionLost, OffsetError
 from rocketmq_spark.model import MessageQueue
 from tests.consumer.fake_member import A, B, FakeMember, Hand, made

@@ -9,7 +9,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.pop.in_hand import InvisibleMessage
 from rocketmq_spark.consumer.pop.running import Popping
-from rocketmq_spark.consumer.subscriptions import Subscriptions
+from rocketmq_spark.consumer.settings import Subscriptions
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import NO_FILTER
 from tests.consumer.pop import SETTINGS, PopBench, of

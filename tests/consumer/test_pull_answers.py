@@ -10,8 +10,7 @@ from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.pull.positions import PullAnswers
 from rocketmq_spark.consumer.rebalance import Start
-from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.consumer.subscriptions import Subscriptions
+from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.model import NO_FILTER, MessageQueue
 from rocketmq_spark.model.membership import (
     ConsumeDirectly,

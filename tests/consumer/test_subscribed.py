@@ -8,8 +8,7 @@ from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.consumer.pull.positions import Positions
 from rocketmq_spark.consumer.pull.upkeep import Subscribed
 from rocketmq_spark.consumer.rebalance import Start
-from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.consumer.subscriptions import Subscriptions
+from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import RocketMQError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, MessageQueue
 from tests.consumer.fake_member import FakeMember

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.consumer.subscriptions import Subscriptions, TopicFilter, filter_of
+from rocketmq_spark.consumer.settings import Subscriptions, TopicFilter, filter_of
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import NO_FILTER, Filter
 

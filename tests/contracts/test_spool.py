@@ -11,8 +11,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import SpoolFull
 from rocketmq_spark.model import SpooledSend
 from rocketmq_spark.ports import Spool
-from rocketmq_spark.spool.sends import record_of
-from rocketmq_spark.spool.spool import SendSpool
+from rocketmq_spark.spool.spool import SendSpool, record_of
 from rocketmq_spark.spool.store import Store
 from tests.producer.scripted import ManualTimer, Time
 from tests.producer.test_spooling import FakeSpool

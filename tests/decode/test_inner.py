@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode import careful, inner, stored_messages
-from rocketmq_spark.columnar.decode.answers import apart
+from rocketmq_spark.columnar.decode.careful import apart
 from rocketmq_spark.columnar.decode.decoder import Decoder
 from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, Bad
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter
-from rocketmq_spark.pull.fetched import Hole, Piece
+from rocketmq_spark.pull.answers import Hole, Piece
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.decode.fetching import QUEUES, Answer, fetch, one, stored, text

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.encode.properties import BadRows, add_map
+from rocketmq_spark.columnar.encode.properties import BadRows, TextPieces, add_map
 
 MAPS = pa.map_(pa.string(), pa.string())
 RESERVED = pa.array([b"TAGS", b"KEYS"])
 
 
 def strings(column):
-    pieces, bad_rows = arrow.Pieces(len(column)), BadRows()
+    pieces, bad_rows = TextPieces(len(column)), BadRows()
     add_map(pieces, column, bad_rows, RESERVED)
     start, rest = pieces.split()
     joined = arrow.joined(pa.array([start] * len(column), pa.binary()), *rest).to_pylist()

@@ -7,7 +7,7 @@ import pytest
 
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode import properties
-from rocketmq_spark.columnar.encode.properties import BadRows
+from rocketmq_spark.columnar.encode.properties import BadRows, TextPieces
 from rocketmq_spark.wire.properties import decode_properties
 from tests.live.writes import frame
 
@@ -15,12 +15,12 @@ from tests.live.writes import frame
 def made(batch, delays=False, **columns):
     """Properties of every row, its bad_rows, and the delayed rows."""
     names = {name.lower(): name for name in batch.schema.names} | columns
-    pieces, bad_rows = arrow.Pieces(len(batch)), BadRows()
+    pieces, bad_rows = TextPieces(len(batch)), BadRows()
     delayed = None
     if delays:
         delayed = properties.add_delays(pieces, batch, names, bad_rows)
     else:
-        pieces = properties.of_batch(batch, names, bad_rows)
+        properties.add_properties(pieces, batch, names, bad_rows)
     start, rest = pieces.split()
     joined = arrow.joined(pa.array([start] * len(batch), pa.binary()), *rest).to_pylist()
     assert pieces.lengths.tolist() == [len(item) for item in joined]

@@ -1,4 +1,5 @@
-"""README.md says only what works: its links lead somewhere, its programs run; its commands are read by ``tests/test_docs.py``."""
+"""README.md and the site's first page say only what works: their links lead somewhere, and each runs in one shell, from top to
+bottom; commands are read by ``tests/test_docs.py`` as well."""
 
 from __future__ import annotations
 
@@ -12,13 +13,17 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.cli import background
-from rocketmq_spark.localbroker.loopback import free_port
+from rocketmq_spark.localbroker.process import free_port
 from tests.examples.test_orders_pipeline import EXAMPLE
 from tests.fix_spark import ROOT, environment
 
 TEXT = (ROOT / "README.md").read_text("utf-8")
-BLOCKS = re.findall(r"^```\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+INSTALLATION = "python3 -m venv .venv && . .venv/bin/activate && pip install '.[spark,cli]'"
+
+
+def test_it_is_short() -> None:
+    assert len(TEXT.splitlines()) <= 120
 
 
 def test_links_lead_somewhere() -> None:
@@ -35,18 +40,9 @@ def test_make_targets_exist() -> None:
 
 
 def test_the_job_takes_the_arguments_that_are_shown() -> None:
-    shown = re.findall(r"--[a-z-]+", TEXT.partition("spark-submit examples/orders_pipeline.py")[2].partition("```")[0])
-    assert set(shown) == {"--name-server", "--input", "--output", "--checkpoint"}
+    shown = re.findall(r"--[a-z-]+", TEXT.partition("python examples/orders_pipeline.py")[2].partition("\n")[0])
+    assert set(shown) >= {"--name-server", "--input", "--output", "--checkpoint"}
     assert all(f'"{name}"' in EXAMPLE.read_text() for name in shown)
-
-
-def execute(program: str, folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment(), cwd=folder, capture_output=True, text=True, timeout=900,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
 
 
 def test_the_job_is_the_example() -> None:
@@ -54,30 +50,44 @@ def test_the_job_is_the_example() -> None:
     assert PROGRAMS[0] == code
 
 
+def script(page: str) -> list[str]:
+    """Shell lines and programs of a page, in their order. It is installed here; a program that is an example runs once."""
+    text = (ROOT / page).read_text("utf-8")
+    parts = []
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        if language == "python" and block != PROGRAMS[0]:
+            parts.append(f"python - <<'END'\n{block}END\n")
+        elif not language and not block.startswith("make "):
+            parts.append(block.removeprefix(INSTALLATION + "\n"))
+    return parts
+
+
 @pytest.mark.timeout(1200)
-def test_the_quick_start_runs_line_by_line_in_one_shell(own_cache: Path, tmp_path: Path) -> None:
-    """But for the installation. The broker has a free port, and the job's checkpoint a folder of the test."""
-    lines = BLOCKS[1].strip().splitlines()
-    assert lines[0].startswith("python3 -m venv .venv && . .venv/bin/activate && pip install '.[spark,cli]'")
-    assert lines[-1] == "rocketmq-spark broker stop"
-    port, job = str(free_port()), tmp_path / "upper.py"
-    text = (ROOT / "examples" / "upper.py").read_text("utf-8")
-    job.write_text(text.replace("9876", port).replace("/tmp/orders-upper", str(tmp_path / "checkpoint")), "utf-8")
-    script = "\n".join(["set -e", *lines[1:]]).replace("9876", port).replace("examples/upper.py", str(job))
+@pytest.mark.parametrize(
+    ("page", "seen"), [("README.md", ('"ORDER_ID"', '"window_start"')), ("docs/index.md", ('"ORDER_ID"',))]
+)
+def test_a_page_runs_in_one_shell(page: str, seen: tuple[str, ...], own_cache: Path, tmp_path: Path) -> None:
+    """The broker has a free port, and checkpoints have a folder of the test."""
+    assert INSTALLATION in (ROOT / page).read_text("utf-8")
+    port = str(free_port())
+
+    def here(text: str) -> str:
+        return text.replace("9876", port).replace("/tmp/", f"{tmp_path}/")
+
+    (tmp_path / "examples").mkdir()
+    for name in ("upper.py", "orders_pipeline.py"):
+        (tmp_path / "examples" / name).write_text(here((ROOT / "examples" / name).read_text("utf-8")), "utf-8")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     shell = subprocess.run(
-        ["bash", "-c", script], env=environment(PATH=path), cwd=tmp_path, capture_output=True, text=True, timeout=900,
-        check=False,
+        ["bash", "-c", here("\n".join(["set -e", *script(page)]))],
+        env=environment(PATH=path), cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     try:
         assert shell.returncode == 0, shell.stderr[-4000:]
-        assert shell.stdout.count('"ORDER_ID"') == 3, shell.stdout
+        assert [shell.stdout.count(text) for text in seen] == [3] * len(seen), shell.stdout
         assert "RocketMQ has stopped" in shell.stdout
+        assert ("SEND_OK\norders b'one'\n" in shell.stdout) == (page == "README.md")
     finally:
         left = background.running()
         if left is not None:
             os.kill(left.pid, signal.SIGKILL)
-
-
-def test_the_client_alone_runs(tmp_path: Path) -> None:
-    assert execute(PROGRAMS[1], tmp_path) == "SEND_OK\norders b'one'\n"

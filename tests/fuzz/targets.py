@@ -21,10 +21,10 @@ from rocketmq_spark.grpc_proxy.outgoing import ProxySendRequest
 from rocketmq_spark.grpc_proxy.protos import proto, set_seconds
 from rocketmq_spark.grpc_proxy.sender import _outcome
 from rocketmq_spark.model import NO_FILTER, MessageQueue, SendRequest, SpooledSend
-from rocketmq_spark.pull.fetched import Fetched, Piece
+from rocketmq_spark.pull.answers import Fetched, Piece
 from rocketmq_spark.session.proxied import unpack
 from rocketmq_spark.spool.records import Record, RecordState, SpoolOwner, Totals
-from rocketmq_spark.spool.sends import record_of, send_of
+from rocketmq_spark.spool.spool import record_of, send_of
 from rocketmq_spark.wire import envelope, identifiers, messages
 from rocketmq_spark.wire.compression import compress
 from rocketmq_spark.wire.messages import BatchItem, encode_batch

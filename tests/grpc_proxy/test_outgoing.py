@@ -7,21 +7,22 @@ import pytest
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.grpc_proxy.facts import MessageType
-from rocketmq_spark.grpc_proxy.outgoing import RequestEncoder, RequestMessage, Topic, chains
+from rocketmq_spark.grpc_proxy.outgoing import ProxyBatch, RequestEncoder, Topic
 from rocketmq_spark.grpc_proxy.protos import get_ms, proto
+from rocketmq_spark.model.send import SentMessage
 
 TOPIC = Topic("t", "ns%t")
 BORN = 1_767_225_600_123
 
 
-def read(*parts: RequestMessage):
+def read(*parts: SentMessage):
     """The messages of a request of these parts, as protobuf itself reads them."""
-    request = RequestEncoder(TOPIC, BORN, "host")(parts)
+    ((request,),) = ProxyBatch.of(map(RequestEncoder(TOPIC, BORN, "host"), parts)).chains
     return proto("SendMessageRequest").FromString(request.data).messages
 
 
 def made(flag: int = 0, **properties: str):
-    (message,) = read(RequestMessage(b"body", properties, flag))
+    (message,) = read(SentMessage(b"body", properties, flag))
     return message
 
 
@@ -38,15 +39,15 @@ def test_what_has_a_field_goes_there_and_the_users_own_stay():
 def test_several_messages_of_any_size_make_one_request():
     """What protobuf itself would write, but for the order of fields; lengths of one, two and three bytes."""
     bodies = [b"", b"x" * 127, memoryview(b"y" * 128), b"z" * (1 << 14), b"w" * ((1 << 21) + 3)]
-    parts = [
-        RequestMessage(body, {"UNIQ_KEY": f"ID{n}", "größe": "ß" * 130 * n or "0"}) for n, body in enumerate(bodies)
-    ]
+    parts = [SentMessage(body, {"UNIQ_KEY": f"ID{n}", "größe": "ß" * 130 * n or "0"}) for n, body in enumerate(bodies)]
     found = read(*parts)
     assert [message.body for message in found] == bodies
     assert [dict(message.user_properties) for message in found] == [
         {"größe": part.properties["größe"]} for part in parts
     ]
-    assert RequestEncoder(TOPIC, BORN, "host")(parts).ids == "ID0,ID1,ID2,ID3,ID4"
+    made = ProxyBatch.of(items := [RequestEncoder(TOPIC, BORN, "host")(part) for part in parts])
+    assert [request.ids for (request,) in made.chains] == ["ID0,ID1,ID2,ID3,ID4"]
+    assert len(made) == sum(map(len, items)) == len(made.chains[0][0].data)
 
 
 def test_what_is_absent_is_not_set():
@@ -98,8 +99,24 @@ def test_what_grpc_cannot_carry_is_refused(flag, properties, said):
 def test_a_message_of_a_group_a_delayed_one_and_one_with_a_priority_travel_alone_the_group_one_after_the_other():
     """A real Proxy spreads requests of several messages over queues, though they are of one group."""
     groups = {Property.SHARDING_KEY: "g"}, {Property.SHARDING_KEY: "h"}, {Property.DELAY: "1"}, {}
-    parts = [RequestMessage(bytes([n]), groups[n % 4]) for n in range(8)] + [
-        RequestMessage(b"\x08", {Property.PRIORITY: "1"})
+    parts = [SentMessage(bytes([n]), groups[n % 4]) for n in range(8)] + [
+        SentMessage(b"\x08", {Property.PRIORITY: "1"})
     ]
-    found = [[[part.body[0] for part in request] for request in chain] for chain in chains(parts)]
+    made = ProxyBatch.of(map(RequestEncoder(TOPIC, BORN, "host"), parts))
+    read = proto("SendMessageRequest").FromString
+    found = [[[each.body[0] for each in read(request.data).messages] for request in chain] for chain in made.chains]
     assert sorted(found) == [[[0], [4]], [[1], [5]], [[2]], [[3, 7]], [[6]], [[8]]]
+
+
+def test_a_batch_reads_its_messages_back():
+    """For a spool: all but what the Proxy sets itself, a delay as the moment."""
+    own = {Property.UNIQ_KEY: "ID", "color": "red", "größe": "ß"}
+    groups: list[dict[str, str]] = [
+        {Property.TAGS: "a", Property.KEYS: "k1 k2"},
+        {Property.SHARDING_KEY: "g"},
+        {Property.PRIORITY: "0"},
+        {Property.TIMER_DELIVER_MS: str(BORN + 5)},
+    ]
+    parts = [SentMessage(b"body", {**own, **more}) for more in groups]
+    made = ProxyBatch.of(map(RequestEncoder(TOPIC, BORN, "host"), parts))
+    assert made.messages() == parts

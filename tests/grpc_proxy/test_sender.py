@@ -16,11 +16,10 @@ from rocketmq_spark import errors
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, Response, SysFlag
 from rocketmq_spark.grpc_proxy.facts import Code, MessageType, Permission
-from rocketmq_spark.grpc_proxy.outgoing import RequestMessage
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import LANES, UNKNOWN_QUEUE, ProxySender, _Requests
 from rocketmq_spark.model import MessageQueue, SendRequest, SendStatus
-from rocketmq_spark.model.send import TransactionState
+from rocketmq_spark.model.send import SentMessage, TransactionState
 from tests.grpc_proxy.scripted import THREADS, acknowledge, client, route, serving, serving_bytes, status
 from tests.helpers import raising
 
@@ -28,7 +27,7 @@ REQUEST = SendRequest("g", b"", born_timestamp_ms=5)
 
 
 @contextmanager
-def sending(*parts: RequestMessage, **answers: Any) -> Iterator[tuple[ProxySender, MessageQueue]]:
+def sending(*parts: SentMessage, **answers: Any) -> Iterator[tuple[ProxySender, MessageQueue]]:
     """A sender of requests of these parts."""
     with serving({"QueryRoute": route(MessageType.NORMAL), "SendMessage": acknowledge, **answers}) as address:
         proxy = client(address)
@@ -36,8 +35,8 @@ def sending(*parts: RequestMessage, **answers: Any) -> Iterator[tuple[ProxySende
         proxy.close()
 
 
-def part(msg_id: str, **properties: str) -> RequestMessage:
-    return RequestMessage(b"x", {Property.UNIQ_KEY: msg_id, **properties})
+def part(msg_id: str, **properties: str) -> SentMessage:
+    return SentMessage(b"x", {Property.UNIQ_KEY: msg_id, **properties})
 
 
 def soon() -> Deadline:
@@ -253,7 +252,7 @@ def test_after_a_failure_nothing_more_of_its_group_is_sent():
 
 def test_what_cannot_be_sent_is_an_outcome_too():
     outcomes: SimpleQueue[Any] = SimpleQueue()
-    with sending(RequestMessage(b"x", {}, flag=1)) as (sender, queue):
+    with sending(SentMessage(b"x", {}, flag=1)) as (sender, queue):
         sender.send_async(queue, REQUEST, soon(), outcomes.put)
     assert isinstance(outcomes.get(timeout=60), errors.MessageRefused)
 
@@ -360,7 +359,7 @@ def test_a_route_ages(monkeypatch):
 def test_a_producer_whose_leaving_is_interrupted_is_asked_no_more(monkeypatch):
     with serving({"Telemetry": lambda commands, context: commands, "SendMessage": acknowledge}) as address:
         proxy = client(address)
-        sender = ProxySender(proxy, lambda request: [RequestMessage(b"x", {Property.UNIQ_KEY: "ID"})])
+        sender = ProxySender(proxy, lambda request: [SentMessage(b"x", {Property.UNIQ_KEY: "ID"})])
         leave = sender.join("g", 0, lambda message, place: TransactionState.COMMIT)
         half = SendRequest("g", b"", sys_flag=int(SysFlag.TRANSACTION_PREPARED))
         sender.send(MessageQueue("t", address, 0), half, Deadline.after(30))

@@ -26,12 +26,12 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.grpc_proxy.channel import Endpoints
 from rocketmq_spark.grpc_proxy.facts import ClientType, Code, MessageType, TransactionResolution, TransactionSource
-from rocketmq_spark.grpc_proxy.outgoing import RequestEncoder, RequestMessage, Topic
+from rocketmq_spark.grpc_proxy.outgoing import RequestEncoder, Topic
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import ProxySender
 from rocketmq_spark.model import Message, MessageQueue, SendRequest
 from rocketmq_spark.model.message import PoppedMessage
-from rocketmq_spark.model.send import HalfCheck, HalfPlace, HalfState, TransactionState
+from rocketmq_spark.model.send import HalfCheck, HalfPlace, HalfState, SentMessage, TransactionState
 from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import TransactionProducer
@@ -42,7 +42,7 @@ from tests.mockbroker import eventually
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 HALF = SendRequest("g", b"", sys_flag=int(SysFlag.TRANSACTION_PREPARED), born_timestamp_ms=5)
 PLACE = HalfPlace("t", "", "g", "ID", "")
-PART = RequestMessage(b"x", {Property.UNIQ_KEY: "ID", Property.TRANSACTION_PREPARED: "true"})
+PART = SentMessage(b"x", {Property.UNIQ_KEY: "ID", Property.TRANSACTION_PREPARED: "true"})
 
 
 class Scripted:
@@ -494,6 +494,6 @@ def test_a_half_message_goes_to_another_endpoint_while_one_is_away() -> None:
 
 
 def test_a_half_message_is_of_no_other_type() -> None:
-    both = RequestMessage(b"x", {**PART.properties, Property.SHARDING_KEY: "a"})
+    both = SentMessage(b"x", {**PART.properties, Property.SHARDING_KEY: "a"})
     with pytest.raises(MessageRefused, match="FIFO and TRANSACTION"):
-        RequestEncoder(Topic("t", "t"), 5, "h")([both])
+        RequestEncoder(Topic("t", "t"), 5, "h")(both)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.errors import BrokerNotFound, LocalBrokerError
-from rocketmq_spark.localbroker import LocalBroker, loopback
+from rocketmq_spark.localbroker import LocalBroker, process
 from tests.helpers import awaited
 from tests.localbroker.messages import read, send
 from tests.localbroker.processes import alive
@@ -152,7 +152,7 @@ def test_a_restart_on_a_port_that_was_taken(cluster: LocalBroker) -> None:
     cluster.kill("broker-a")
     port = int(cluster.address("broker-a").split(":")[1])
     in_use = pytest.raises(LocalBrokerError, match=rf"broker-a cannot listen: port {port} or \d+ or \d+ is in use")
-    with socket.create_server((loopback.HOST, port)), in_use:
+    with socket.create_server((process.HOST, port)), in_use:
         cluster.restart("broker-a")
     cluster.restart("broker-a")
     assert cluster.pid("broker-a") is not None
@@ -205,9 +205,9 @@ def test_starting_twice(cluster: LocalBroker) -> None:
 
 
 def test_fixed_ports() -> None:
-    broker = loopback.free_port(loopback.BROKER_PORTS)
-    taken = [broker + distance for distance in loopback.BROKER_PORTS]
-    ports = {"namesrv": loopback.free_port(taken=taken), "broker-a": broker}
+    broker = process.free_port(process.BROKER_PORTS)
+    taken = [broker + distance for distance in process.BROKER_PORTS]
+    ports = {"namesrv": process.free_port(taken=taken), "broker-a": broker}
     with LocalBroker(ports=ports, queues=3) as mq:
         assert mq.name_server == f"127.0.0.1:{ports['namesrv']}"
         assert mq.address("broker-a") == f"127.0.0.1:{ports['broker-a']}"
@@ -225,7 +225,7 @@ def test_data_is_taken_up_again_with_the_same_ports(tmp_path: Path) -> None:
         assert read(mq.admin, "t") == BODIES
         mq.kill("broker-a")  # it would take its ten seconds to end, which one block has shown
     with (
-        socket.create_server((loopback.HOST, int(before[0].split(":")[1]))),
+        socket.create_server((process.HOST, int(before[0].split(":")[1]))),
         LocalBroker(data=tmp_path / "mine") as mq,
     ):
         assert mq.name_server != before[0]

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import distro, loopback, maven
+from rocketmq_spark.localbroker import distro, maven, process
 
 SMALL = ("commons-cli:commons-cli:1.5.0", "io.netty:netty-codec-haproxy:4.1.130.Final")
 
@@ -55,9 +55,9 @@ class Mirror:
         self.failing: set[str] = set()
         handler = type("Handler", (Repository,), {"asked": self.asked, "failing": self.failing})
         self.server = http.server.ThreadingHTTPServer(
-            (loopback.HOST, 0), functools.partial(handler, directory=str(folder))
+            (process.HOST, 0), functools.partial(handler, directory=str(folder))
         )
-        self.root = f"http://{loopback.HOST}:{self.server.server_port}/"
+        self.root = f"http://{process.HOST}:{self.server.server_port}/"
 
     def file_of(self, coordinate: str) -> Path:
         group, artifact, version = coordinate.split(":")
@@ -257,7 +257,7 @@ def test_a_jar_that_the_repository_lacks(small: Path, mirror: Mirror) -> None:
 
 
 def test_no_network_and_an_empty_cache(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = f"http://{loopback.HOST}:{loopback.free_port()}/"
+    closed = f"http://{process.HOST}:{process.free_port()}/"
     monkeypatch.setenv(maven.SETTINGS_VARIABLE, str(_ivy_settings(tmp_path / "closed.xml", closed)))
     with pytest.raises(LocalBrokerError) as e:
         distro.fetch(["small"])

@@ -10,7 +10,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import distro, loopback, servers
+from rocketmq_spark.localbroker import distro, process, servers
 from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.localbroker.process import Program, Server
 from rocketmq_spark.localbroker.site import Site, claim
@@ -31,7 +31,7 @@ def make_site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
 
 
 def _ready(server: Server) -> bool:
-    return "success" in server.printed() and loopback.accepts(server.program.ports[0])
+    return "success" in server.printed() and process.accepts(server.program.ports[0])
 
 
 def _bring_up(site: Site, make: Callable[[int], Program] | None = None) -> Server:
@@ -44,7 +44,7 @@ def test_up_and_away(make_site: Callable[..., Site]) -> None:
     site = make_site()
     server = _bring_up(site)
     assert site.servers == {"namesrv": server}
-    assert loopback.accepts(server.program.ports[0])
+    assert process.accepts(server.program.ports[0])
     site.close(keep=False)
     assert server.pid is None
     assert not site.data.exists()
@@ -59,18 +59,18 @@ def test_closing_twice_is_fine(make_site: Callable[..., Site]) -> None:
 
 def test_a_port_taken_at_the_last_moment(make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
     site = make_site()
-    with socket.create_server((loopback.HOST, loopback.free_port())) as other:
+    with socket.create_server((process.HOST, process.free_port())) as other:
         taken = other.getsockname()[1]
-        candidates = [taken, *(loopback.free_port() for _ in range(9))]  # others on this machine may take one meanwhile
-        monkeypatch.setattr(loopback._blocks, "given", set())
-        really_free, looked = loopback.is_free, []
+        candidates = [taken, *(process.free_port() for _ in range(9))]  # others on this machine may take one meanwhile
+        monkeypatch.setattr(process._blocks, "given", set())
+        really_free, looked = process.is_free, []
 
         def free_when_first_looked_at(port: int) -> bool:
             looked.append(port)
             return looked.count(taken) == 1 if port == taken else really_free(port)
 
-        monkeypatch.setattr(loopback._blocks, "candidates", lambda: iter(candidates))
-        monkeypatch.setattr(loopback, "is_free", free_when_first_looked_at)
+        monkeypatch.setattr(process._blocks, "candidates", lambda: iter(candidates))
+        monkeypatch.setattr(process, "is_free", free_when_first_looked_at)
         server = _bring_up(site)
     assert looked.count(taken) > 1
     assert server.program.ports[0] in candidates[1:]
@@ -79,20 +79,20 @@ def test_a_port_taken_at_the_last_moment(make_site: Callable[..., Site], monkeyp
 def test_a_port_that_only_the_server_finds_taken(
     make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = loopback.free_port()
+    port = process.free_port()
     site = make_site({"namesrv": port})
-    with socket.create_server((loopback.HOST, port)):
-        monkeypatch.setattr(loopback, "is_free", lambda port: True)
+    with socket.create_server((process.HOST, port)):
+        monkeypatch.setattr(process, "is_free", lambda port: True)
         with pytest.raises(LocalBrokerError, match=rf"namesrv cannot listen: port {port} is in use"):
             _bring_up(site)
     assert site.servers == {}
 
 
 def test_a_wished_port_that_is_taken(make_site: Callable[..., Site]) -> None:
-    port = loopback.free_port()
+    port = process.free_port()
     site = make_site({"namesrv": port})
     in_use = pytest.raises(LocalBrokerError, match=rf"namesrv cannot listen: port {port} is in use")
-    with socket.create_server((loopback.HOST, port)), in_use:
+    with socket.create_server((process.HOST, port)), in_use:
         _bring_up(site)
 
 

@@ -15,6 +15,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.client.sender import ItemEncoder
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound, error_for
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
@@ -141,6 +142,8 @@ class ScriptedSender:
         self.check: HalfCheck | None = None
         self.ends: list[RocketMQError] = []
         self.proves = True
+
+    encoder = ItemEncoder()
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         self.events.append(("route", (topic, refresh)))

@@ -31,10 +31,9 @@ from rocketmq_spark.errors import (
     error_for,
 )
 from rocketmq_spark.model import MessageQueue, QueueEnd, SendRequest, SendResult, SendStatus
-from rocketmq_spark.producer.attempts import Attempts, RetryPolicy
+from rocketmq_spark.producer.attempts import RetryPolicy
 from rocketmq_spark.producer.confirming import Confirming, EndKind, end_of, without
 from rocketmq_spark.producer.engine import Engine
-from rocketmq_spark.producer.in_flight import Sending
 from rocketmq_spark.producer.outgoing import Ended, Outgoing, split, with_ids
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch, encode_item
@@ -219,12 +218,12 @@ def run(
     return ended
 
 
-def begun(confirming: Confirming, queue: MessageQueue, timeout_s: float = 60.0) -> Sending:
+def begun(confirming: Confirming, queue: MessageQueue, timeout_s: float = 60.0) -> Outgoing:
     """An attempt by itself."""
     outgoing = Outgoing("T", batch("x"), timeout_s)
-    sending = Sending(outgoing, outgoing.deadline, Attempts(RetryPolicy(), False))
-    confirming.begin(sending, queue)
-    return sending
+    outgoing.begin(RetryPolicy())
+    confirming.begin(outgoing, queue)
+    return outgoing
 
 
 _scripts = st.lists(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.client.sender import ItemEncoder
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
 from rocketmq_spark.options.transport import FEATURES, GRPC
@@ -27,6 +28,7 @@ from rocketmq_spark.wire.messages import BatchItem, decode_batch
 from rocketmq_spark.wire.properties import decode_properties
 
 SETTINGS = ProducerSettings(group="g")
+ITEMS = ItemEncoder()
 
 
 def properties_of(message: Message, **how: Any) -> dict[str, str]:
@@ -199,7 +201,7 @@ def test_11_21_bodies_are_bytes_whatever_the_items_of_a_view() -> None:
     for view in (words, memoryview(b"abcdef")[::2], memoryview(bytearray(b"xy"))):
         prepared = prepare(Message("T", view), "ID", SETTINGS)  # type: ignore[arg-type]
         assert single_request(prepared, SETTINGS, 0).body == view.tobytes()
-        (item,) = decode_batch(batch_item(prepared))
+        (item,) = decode_batch(batch_item(prepared, ITEMS, 5))
         assert item.body == view.tobytes()
     with pytest.raises(MessageRefused, match="it has 12 bytes"):
         prepare(Message("T", words), "ID", small)  # type: ignore[arg-type]
@@ -213,13 +215,13 @@ def test_11_21_empty_properties_are_refused_by_name() -> None:
 
 def test_a_batch_item_equals_the_contracts_bytes() -> None:
     prepared = prepare(Message("T", b"1"), "ID", SETTINGS)
-    (item,) = decode_batch(batch_item(prepared))
+    (item,) = decode_batch(batch_item(prepared, ITEMS, 5))
     assert item == BatchItem(b"1", prepared.properties, 0)
 
 
 def batch_of(*messages: Message, **settings: Any) -> Any:
     chosen = ProducerSettings(group="g", **settings)
-    return explicit_batch([prepare(m, f"ID{i}", chosen) for i, m in enumerate(messages)], "BATCH", chosen, 5)
+    return explicit_batch([prepare(m, f"ID{i}", chosen) for i, m in enumerate(messages)], "BATCH", chosen, 5, ITEMS)
 
 
 def test_2_25_an_explicit_batch_keeps_its_messages_as_they_are() -> None:
@@ -244,10 +246,10 @@ def test_2_25_what_an_explicit_batch_may_not_be() -> None:
     for how in (How(delay_level=1), How(delay=1), How(deliver_at=1_700_000_000_000)):
         delayed = prepare(Message("T", b"1"), "ID", SETTINGS, how)
         with pytest.raises(MessageRefused, match="not supported for batching"):
-            explicit_batch([delayed], "BATCH", SETTINGS, 0)
+            explicit_batch([delayed], "BATCH", SETTINGS, 0, ITEMS)
     fits = prepare(Message("T", b"1"), "ID", SETTINGS)
     with pytest.raises(MessageRefused, match=r"Message 1 of a batch: .* does not fit"):
-        explicit_batch([fits, fits._replace(properties="x" * 40_000)], "BATCH", SETTINGS, 0)
+        explicit_batch([fits, fits._replace(properties="x" * 40_000)], "BATCH", SETTINGS, 0, ITEMS)
     with pytest.raises(MessageRefused, match="more than the 100 allowed"):
         batch_of(Message("T", b"1" * 60), Message("T", b"1" * 60), max_message_size=100)
 
@@ -256,8 +258,8 @@ def test_2_15_an_accumulated_batch_has_one_tag_one_id_and_all_keys() -> None:
     batch = MessageBatch(Key("T", None, False, "vip", True), None, 0, 10)
     for name, keys in (("A", ("k1", "k2")), ("B", ("k2", "k3"))):
         prepared = prepare(Message("T", b"x", keys=keys), name, SETTINGS)
-        assert batch.add(BatchEntry(batch_item(prepared), 1, name, keys, None), 1 << 20)
-    request = accumulated_batch(batch, "BATCH", SETTINGS, 5)
+        assert batch.add(BatchEntry(batch_item(prepared, ITEMS, 5), 1, name, keys, None), 1 << 20)
+    request = accumulated_batch(batch, "BATCH", SETTINGS, 5, ITEMS)
     assert decode_properties(request.properties) == {
         "WAIT": "false", "UNIQ_KEY": "BATCH", "TAGS": "vip", "KEYS": "k1 k2 k3",
     }  # fmt: skip

@@ -41,7 +41,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spooling import chooser, passing, storable
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.selection import select
-from rocketmq_spark.spool.sends import lane_of
+from rocketmq_spark.spool.spool import lane_of
 from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, unpack
 from rocketmq_spark.wire.properties import decode_properties
 from tests.helpers import raising

@@ -11,8 +11,8 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import ClosedError, ConnectionLost, SendFailed
 from rocketmq_spark.model import SendRequest, SendResult, SendStatus
-from rocketmq_spark.producer.attempts import Attempts, RetryAttempt, RetryPolicy
-from rocketmq_spark.producer.in_flight import Landing, Sending, UnderWay
+from rocketmq_spark.producer.attempts import RetryAttempt, RetryPolicy
+from rocketmq_spark.producer.in_flight import Landing, UnderWay
 from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
 from tests.helpers import waits_in
@@ -27,12 +27,13 @@ def under_way(bench: Bench, **settings: Any) -> UnderWay:
     return UnderWay(ProducerSettings(group="g", **settings), ManualTimer(bench.time))
 
 
-def sending(body: bytes = b"x", timeout: float = 3.0, **how: Any) -> Sending:
+def sending(body: bytes = b"x", timeout: float = 3.0, **how: Any) -> Outgoing:
     outgoing = Outgoing("T", SendRequest("g", body), timeout, **how)
-    return Sending(outgoing, outgoing.deadline, Attempts(RetryPolicy(), pinned=False))
+    outgoing.begin(RetryPolicy())
+    return outgoing
 
 
-def ordered(name: str = "a:0") -> Sending:
+def ordered(name: str = "a:0") -> Outgoing:
     return sending(queue=q(name), ordered=True)
 
 
@@ -97,9 +98,9 @@ def test_closing_gives_up_everything_and_takes_nothing_more(bench: Bench) -> Non
 def test_room_is_waited_for_within_the_deadline(bench: Bench) -> None:
     found = under_way(bench, max_async_bytes=5)
     first = sending(b"xxx")
-    found.wait_for_room(first.outgoing)
+    found.wait_for_room(first)
     found.put(first, 1)
-    late = sending(b"yyy", timeout=2.0).outgoing
+    late = sending(b"yyy", timeout=2.0)
     begin = bench.time.now
     with pytest.raises(SendFailed, match="1 asynchronous sends with 3 bytes are not answered yet"):
         found.wait_for_room(late)
@@ -112,7 +113,7 @@ def test_a_thread_that_waits_is_woken_by_an_outcome_and_by_the_end() -> None:
         first = sending()
         found.put(first, 1)
         found.take()
-        waiter = threading.Thread(target=found.wait_for_room, args=(sending(timeout=60.0).outgoing,))
+        waiter = threading.Thread(target=found.wait_for_room, args=(sending(timeout=60.0),))
         waiter.start()
         waits_in(waiter, threading.Condition.wait)
         if end == "outcome":

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.pull.fetched import Collected, Piece, covered
+from rocketmq_spark.pull.answers import Collected, Piece, covered
 
 # Two queues; each answer has ten offsets in as many bytes.
 PIECES = [Piece(n, at, at + 10, at + 10, i * 10, i * 10 + 10) for i, (n, at) in enumerate(((0, 0), (0, 10), (1, 0)))]

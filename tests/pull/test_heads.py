@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.fetched import Fetched, Piece, first_offset
+from rocketmq_spark.pull.answers import Cause, Fetched, Piece, first_offset
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.reading import Edge, Heads, OnLoss, bounded
 from rocketmq_spark.pull.requests import PullSettings
-from rocketmq_spark.pull.verdict import Cause
 from tests.pull.pull_model import Model, Queue
 
 Q = MessageQueue("t", "b", 0)

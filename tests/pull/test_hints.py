@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.pull.missing import Trials
-from rocketmq_spark.pull.replica import Hints
+from rocketmq_spark.pull.requests import Hints
 
 QUIET = Trials(15.0, lambda: iter(()))
 

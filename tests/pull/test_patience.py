@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from rocketmq_spark.errors import AccessDenied, CallTimeout, ConnectionLost
-from rocketmq_spark.pull.replica import SILENCE_S, Patience
+from rocketmq_spark.pull.requests import SILENCE_S, Patience
 from tests.pull.pull_model import Time
 
 LOST = ConnectionLost("the connection broke while pulling", "h:1")

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import AccessDenied
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
+from rocketmq_spark.pull.answers import OnLoss
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.reading import PlainRun
 from rocketmq_spark.pull.requests import PullSettings
-from rocketmq_spark.pull.verdict import OnLoss
 from rocketmq_spark.remoting.bulk import Answer
 from tests.pull.pull_model import Accidents, Model, Queue, offset_at
 

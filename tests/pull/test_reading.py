@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
-from rocketmq_spark.pull.fetched import Hole, Piece, first_offset
+from rocketmq_spark.pull.answers import Cause, Hole, OnLoss, Piece, first_offset
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.reading import Edge, RangesReading, read
 from rocketmq_spark.pull.requests import PullSettings
-from rocketmq_spark.pull.verdict import Cause, OnLoss
 from tests.pull.pull_model import Model, Queue, holes
 
 Q = MessageQueue("t", "b", 0)

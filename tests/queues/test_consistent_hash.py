@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.queues.consistent_hash import Ring, md5_hash, queue_key
+from rocketmq_spark.queues.allocation import Ring, md5_hash, queue_key
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.java import string_hash
+from rocketmq_spark.columnar.arrow import hash_codes
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.queues.hash_columns import hash_codes
 from tests.queues import read
 
 STRINGS = [case for case in read("select_by_hash") if case["arg_type"] == "String"]

@@ -5,7 +5,7 @@ import os.path
 import pytest
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.options.callables import nearest, resolve
+from rocketmq_spark.options.names import nearest, resolve
 
 
 def test_a_callable_is_itself_and_a_name_is_imported() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.spark.sink.columns import TABLE, look
+from rocketmq_spark.spark.sink.checks import COLUMNS, check_columns
 from tests.schemas import struct
 
 
@@ -35,12 +35,12 @@ from tests.schemas import struct
     ],
 )
 def test_names_are_found_in_any_case(ddl, found):
-    assert look(struct(ddl), "t") == (found, [])
+    assert check_columns(struct(ddl), "t") == (found, [])
 
 
 def test_a_topic_column_or_the_option():
-    assert look(struct("topic string, body binary"), None) == ({"topic": "topic", "body": "body"}, [])
-    assert look(struct("body binary"), None)[1] == ["there is neither option 'topic' nor a column 'topic'"]
+    assert check_columns(struct("topic string, body binary"), None) == ({"topic": "topic", "body": "body"}, [])
+    assert check_columns(struct("body binary"), None)[1] == ["there is neither option 'topic' nor a column 'topic'"]
 
 
 @pytest.mark.parametrize(
@@ -62,15 +62,15 @@ def test_a_topic_column_or_the_option():
         ("body binary, deliverAt bigint", "column 'deliverAt' is bigint; expected timestamp"),
         ("body binary, queueId bigint", "column 'queueId' is bigint; expected int"),
         ("body binary, brokerName string", "column 'brokerName' needs a column 'queueId'"),
-        ("body binary, msgId string", f"column 'msgId' is unknown; the sink takes {', '.join(TABLE)}"),
+        ("body binary, msgId string", f"column 'msgId' is unknown; the sink takes {', '.join(COLUMNS)}"),
     ],
 )
 def test_one_problem(ddl, problem):
-    assert look(struct(ddl), "t")[1] == [problem]
+    assert check_columns(struct(ddl), "t")[1] == [problem]
 
 
 def test_all_problems_are_found_at_once():
-    problems = look(struct("tags int, keyz string, properties string"), None)[1]
+    problems = check_columns(struct("tags int, keyz string, properties string"), None)[1]
     assert len(problems) == 5
     for part in (
         "'tags' is int",
@@ -83,7 +83,7 @@ def test_all_problems_are_found_at_once():
 
 
 def test_a_column_of_the_wrong_type_is_not_called_missing_too():
-    assert look(struct("body int, topic int"), None)[1] == [
+    assert check_columns(struct("body int, topic int"), None)[1] == [
         "column 'body' is int; expected string or binary",
         "column 'topic' is int; expected string",
     ]
@@ -91,7 +91,7 @@ def test_a_column_of_the_wrong_type_is_not_called_missing_too():
 
 @pytest.mark.parametrize("kind", ["string", "int", "bigint"])
 def test_the_row_id_may_be_any_column(kind):
-    found, problems = look(struct(f"body binary, rowNumber {kind}"), "t", row_id="rownumber")
+    found, problems = check_columns(struct(f"body binary, rowNumber {kind}"), "t", row_id="rownumber")
     assert (found, problems) == ({"body": "body", "messageid": "rowNumber"}, [])
 
 
@@ -110,7 +110,7 @@ def test_the_row_id_may_be_any_column(kind):
     ],
 )
 def test_a_row_id_that_is_none(ddl, problem):
-    assert look(struct(ddl), "t", row_id="id")[1] == [problem]
+    assert check_columns(struct(ddl), "t", row_id="id")[1] == [problem]
 
 
 @pytest.mark.parametrize(
@@ -122,4 +122,4 @@ def test_a_row_id_that_is_none(ddl, problem):
     ],
 )
 def test_columns_and_the_selector(ddl, selector, problem):
-    assert look(struct(ddl), "t", selector)[1] == [problem]
+    assert check_columns(struct(ddl), "t", selector)[1] == [problem]

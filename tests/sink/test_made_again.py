@@ -18,8 +18,7 @@ from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.sink import once
 from rocketmq_spark.spark.sink.once import plan_job
 from rocketmq_spark.stored.ends import QueueEnds
-from rocketmq_spark.stored.look import Look, LookTools
-from rocketmq_spark.stored.sends import NOTED_S, AskedStoredIds
+from rocketmq_spark.stored.look import NOTED_S, AskedStoredIds, Look, LookTools
 from tests.helpers import indexed, stored
 from tests.live.writes import Make, bodies, frame, sink_options
 from tests.sink.test_once import KINDS, Sink, sink, soon

@@ -19,8 +19,7 @@ from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.spark.sink.task import TaskWriter
 from rocketmq_spark.spool.folders import spools
-from rocketmq_spark.spool.sends import send_of
-from rocketmq_spark.spool.spool import SendSpool, SpoolReading
+from rocketmq_spark.spool.spool import SendSpool, SpoolReading, send_of
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 from rocketmq_spark.wire.messages import decode_batch
 from tests.helpers import stored

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.pull.verdict import Cause
-from rocketmq_spark.spark.source.account import Account
-from rocketmq_spark.spark.source.decisions import QueuesView
+from rocketmq_spark.pull.answers import Cause
+from rocketmq_spark.spark.source.decisions import Account, QueuesView
 from rocketmq_spark.spark.source.offsets import Offsets
 
 A, B = MessageQueue("t", "a", 0), MessageQueue("t", "b", 0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.pull.verdict import Cause
+from rocketmq_spark.pull.answers import Cause
 from rocketmq_spark.spark.source import decisions
 from rocketmq_spark.spark.source.decisions import QueuesView
 from rocketmq_spark.spark.source.offsets import Offsets

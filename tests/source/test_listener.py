@@ -10,7 +10,7 @@ import pytest
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import ConnectionLost, OptionError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spark.monitoring.listener import GroupOffsetListener
+from rocketmq_spark.spark.monitoring.listeners import GroupOffsetListener
 from rocketmq_spark.spark.source import filters
 from tests.mockbroker import MockBroker, ok, route
 

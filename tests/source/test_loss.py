@@ -8,8 +8,8 @@ import pytest
 
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.pull.verdict import Cause
-from rocketmq_spark.spark.source import account
+from rocketmq_spark.pull.answers import Cause
+from rocketmq_spark.spark.source import decisions
 
 
 def lost(count=1, cause=Cause.TRUNCATED):
@@ -19,7 +19,7 @@ def lost(count=1, cause=Cause.TRUNCATED):
 @pytest.mark.parametrize("cause", list(Cause))
 def test_an_error_names_queue_offsets_cause_and_the_option(cause):
     with pytest.raises(DataLossError) as caught:
-        account.report("fail", lost(2, cause))
+        decisions.report("fail", lost(2, cause))
     text = str(caught.value)
     assert f"14 offsets cannot be read any more: t/b/0 offsets 3 to 10 ({cause.value}); t/b/1 offsets 3 to 10" in text
     assert "Set option 'failOnDataLoss' to 'warn' or 'ignore'" in text
@@ -29,7 +29,7 @@ def test_an_error_names_queue_offsets_cause_and_the_option(cause):
 @pytest.mark.parametrize(("policy", "level"), [("warn", logging.WARNING), ("ignore", logging.INFO)])
 def test_other_policies_say_it_in_one_line(caplog, policy, level):
     caplog.set_level(logging.INFO, "rocketmq_spark")
-    account.report(policy, lost(12))
+    decisions.report(policy, lost(12))
     (record,) = caplog.records
     assert record.levelno == level
     assert record.getMessage().startswith("84 offsets cannot be read any more: ")
@@ -37,13 +37,13 @@ def test_other_policies_say_it_in_one_line(caplog, policy, level):
 
 
 def test_nothing_lost_is_not_worth_a_word(caplog):
-    account.report("fail", [])
+    decisions.report("fail", [])
     assert not caplog.records
 
 
 def test_a_plan_goes_on_with_what_is_left_when_that_is_allowed():
     rest = [OffsetRange(MessageQueue("t", "b", 0), 10, 12)]
-    assert account.settled("ignore", rest, lost()) == rest
-    assert account.settled("fail", rest, []) == rest
+    assert decisions.settled("ignore", rest, lost()) == rest
+    assert decisions.settled("fail", rest, []) == rest
     with pytest.raises(DataLossError):
-        account.settled("fail", rest, lost())
+        decisions.settled("fail", rest, lost())

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rocketmq_spark.spark.monitoring.progress import of_progress, of_source
-from rocketmq_spark.spark.monitoring.progress import progress as query_progress
+from rocketmq_spark.spark.monitoring.queries import of_progress, of_source
+from rocketmq_spark.spark.monitoring.queries import progress as query_progress
 
 
 def told(**more):

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 )
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.spark.source.pushdown import CLOCK_MARGIN_MS, enabled, understand
+from rocketmq_spark.spark.source.readers import CLOCK_MARGIN_MS, pushdown_enabled, understand
 
 _COMPARED = {
     EqualTo: operator.eq,
@@ -127,4 +127,4 @@ def test_what_is_not_understood_says_nothing():
 
 
 def test_not_enabled_outside_of_sparks_planner():
-    assert not enabled()
+    assert not pushdown_enabled()

@@ -8,7 +8,7 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.spark.source import starting_offsets
+from rocketmq_spark.spark.source import offsets as starting_offsets
 
 A, B = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
 BOUNDS = {A: QueueBounds(5, 20, 0), B: QueueBounds(0, 0, 0)}
@@ -16,7 +16,9 @@ BY_QUEUE = ("startingOffsetsByTimestamp", "endingOffsetsByTimestamp")
 
 
 def check(role="batch source", **given):
-    starting_offsets.check(options_table.parse({"nameServer": "h:1", "subscribe": "t", **given}).for_role(role), role)
+    starting_offsets.check_starting(
+        options_table.parse({"nameServer": "h:1", "subscribe": "t", **given}).for_role(role), role
+    )
 
 
 def test_words():
@@ -56,7 +58,7 @@ def committed(found, **given):
     parsed = options_table.parse(
         {"nameServer": "h:1", "subscribe": "t", "group": "g", "startingOffsets": "committed", **given}
     ).for_role("stream source")
-    return starting_offsets.start(Brokers(), parsed, BOUNDS, Deadline.after(1))
+    return starting_offsets.starting(Brokers(), parsed, BOUNDS, Deadline.after(1))
 
 
 @pytest.mark.parametrize("fallback", ["error", "earliest", "latest"])
@@ -81,7 +83,7 @@ def test_what_a_broker_says_of_a_time_is_taken_within_bounds(told, taken, ways):
             assert times == {A: 1000, B: 2000 if ways == BY_QUEUE else 1000}
             return {A: told, B: 0}
 
-    for role, option, bound in zip(("stream source", "batch source"), ways, ("start", "end"), strict=True):
+    for role, option, bound in zip(("stream source", "batch source"), ways, ("starting", "ending"), strict=True):
         time = '{"t":{"b":{"0":1000,"1":2000}}}' if ways == BY_QUEUE else "1000"
         given = {option: time, "startingOffsetsByTimestampStrategy": "latest"}
         parsed = options_table.parse({"nameServer": "h:1", "subscribe": "t", **given}).for_role(role)

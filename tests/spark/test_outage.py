@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from rocketmq_spark import explain, progress, session
-from rocketmq_spark.cli.app import app
+from rocketmq_spark.cli.command import app
 from rocketmq_spark.model import MessageQueue
 from tests.fix_spark import wait_until
 from tests.helpers import killed

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from rocketmq_spark import Message, Producer
-from rocketmq_spark.cli.app import app
+from rocketmq_spark.cli.command import app
 from tests.fix_spark import finish, wait_until
 from tests.helpers import awaited
 from tests.reading import feed

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import SendRequest, SpooledSend
 from rocketmq_spark.queues.selection import SELECTORS
-from rocketmq_spark.spool import sends
 from rocketmq_spark.spool.records import Record
+from rocketmq_spark.spool.spool import SEND_KIND, _head, lane_of, record_of, send_of, target_of
 from tests.queues import q
 from tests.strategies import queues
 
@@ -35,7 +35,7 @@ requests = st.builds(
 @given(requests, st.none() | queues, st.lists(st.text()))
 def test_g2_11_a_send_comes_back_with_its_ids(request: SendRequest, queue: object, ids: list[str]) -> None:
     send = SpooledSend(queue.topic if queue else "T", request, queue, tuple(ids))
-    assert sends.send_of(sends.record_of(send, 7)) == send
+    assert send_of(record_of(send, 7)) == send
 
 
 @given(
@@ -45,12 +45,12 @@ def test_g2_11_a_send_comes_back_with_its_ids(request: SendRequest, queue: objec
 )
 def test_a_selector_comes_back_with_its_argument(queue: object, selector: str, arg: object) -> None:
     send = SpooledSend(queue.topic if queue else "T", SendRequest("g", b"x"), queue, ("id",), selector, arg)
-    assert sends.send_of(sends.record_of(send, 7)) == send
+    assert send_of(record_of(send, 7)) == send
 
 
 def test_the_head_is_what_an_encoder_writes_of_all_that_a_send_has() -> None:
     request = SendRequest("g", b"", "KEYS\x01é\x02", 1, 2, 3, True, 4, 5, 6)
-    head = json.loads(sends._head(SpooledSend("T", request, q("a:1"), ("id",), "hash", "7")))
+    head = json.loads(_head(SpooledSend("T", request, q("a:1"), ("id",), "hash", "7")))
     fields = {name: value for name, value in request._asdict().items() if name != "body"}
     whole = {"topic": "T", "msgIds": ["id"], "request": fields, "queue": ["a", 1], "selector": "hash", "arg": "7"}
     assert head == whole
@@ -58,32 +58,32 @@ def test_the_head_is_what_an_encoder_writes_of_all_that_a_send_has() -> None:
 
 def test_a_batch_in_a_buffer_is_copied() -> None:
     send = SpooledSend("T", SendRequest("g", memoryview(b"items"), batch=True))
-    assert sends.send_of(sends.record_of(send, 7)).request.body == b"items"
+    assert send_of(record_of(send, 7)).request.body == b"items"
 
 
 def test_lanes_are_queues_or_what_a_selector_was_given() -> None:
     request = SendRequest("g", b"x")
-    assert sends.lane_of(SpooledSend("T", request)) == b""
-    assert sends.lane_of(SpooledSend("T", request, q("a:1"))) == b"T/a/1"
-    first = sends.lane_of(SpooledSend("T", request, None, (), "hash", "7"))
-    assert first == sends.lane_of(SpooledSend("T", request, None, (), "hash", "7"))
-    assert first != sends.lane_of(SpooledSend("T", request, None, (), "hash", 7))
+    assert lane_of(SpooledSend("T", request)) == b""
+    assert lane_of(SpooledSend("T", request, q("a:1"))) == b"T/a/1"
+    first = lane_of(SpooledSend("T", request, None, (), "hash", "7"))
+    assert first == lane_of(SpooledSend("T", request, None, (), "hash", "7"))
+    assert first != lane_of(SpooledSend("T", request, None, (), "hash", 7))
 
 
 def test_it_waits_for_the_broker_of_its_queue_or_for_its_topic() -> None:
     request = SendRequest("g", b"x")
-    assert sends.target_of(SpooledSend("T", request)) == "topic T"
-    assert sends.target_of(SpooledSend("T", request, q("a:1"))) == "broker a"
+    assert target_of(SpooledSend("T", request)) == "topic T"
+    assert target_of(SpooledSend("T", request, q("a:1"))) == "broker a"
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x01\0\0\0\x02{}", b"\x02\0\0\0\x00", b"\x01\0\0\0\x09{"])
 def test_what_is_no_send_says_so(payload: bytes) -> None:
     with pytest.raises(DecodeError):
-        sends.send_of(Record(sends.KIND, payload, 1))
+        send_of(Record(SEND_KIND, payload, 1))
 
 
 def test_code_that_a_file_names_is_not_executed() -> None:
     """Whoever may write to the folder is not whoever may run code."""
     send = SpooledSend("T", SendRequest("g", b"x"), None, ("id",), "os:abort")
     with pytest.raises(DecodeError, match="selector 'os:abort' is none of RocketMQ's"):
-        sends.send_of(sends.record_of(send, 7))
+        send_of(record_of(send, 7))

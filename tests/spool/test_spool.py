@@ -10,10 +10,9 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.model import Resent, SendRequest, SpooledSend
-from rocketmq_spark.spool import sends
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.schedule import SteadyClock
-from rocketmq_spark.spool.spool import SendSpool
+from rocketmq_spark.spool.spool import SEND_KIND, SendSpool
 from rocketmq_spark.spool.store import Store
 from tests.helpers import no_more_threads
 from tests.producer.scripted import ManualTimer, Time
@@ -149,7 +148,7 @@ def test_a_permanent_refusal_goes_to_the_dead_at_once(fixture: Fixture) -> None:
 
 
 def test_a_record_that_is_no_send_goes_to_the_dead(fixture: Fixture) -> None:
-    fixture.spool.store.add([(Record(sends.KIND, b"?", 1), 1)])
+    fixture.spool.store.add([(Record(SEND_KIND, b"?", 1), 1)])
     fixture.spool.redelivery.wake()
     fixture.time.advance(1)
     assert fixture.spool.metrics().dead == 1

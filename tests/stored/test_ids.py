@@ -12,9 +12,8 @@ import pytest
 from rocketmq_spark.columnar.encode.content_ids import BatchName, ContentIds
 from rocketmq_spark.errors import UnprovedError
 from rocketmq_spark.model import NO_FILTER, Filter, OffsetRange
-from rocketmq_spark.pull.fetched import Fetched, Hole
-from rocketmq_spark.pull.verdict import Cause, OnLoss
-from rocketmq_spark.stored.ids import compared, ids_of, with_scope
+from rocketmq_spark.pull.answers import Cause, Fetched, Hole, OnLoss
+from rocketmq_spark.stored.ends import compared, ids_of, with_scope
 from tests.decode import fetching
 
 NAME = BatchName("query", 0, 7, b"offsets", "sink")

@@ -10,8 +10,7 @@ from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ClosedError, RocketMQError, UnprovedError, error_for
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, QueueData, QueueEnd, TopicRoute
 from rocketmq_spark.stored.ends import QueueEnds
-from rocketmq_spark.stored.look import LookTools
-from rocketmq_spark.stored.sends import NOTED_S, AskedStoredIds, NotedStoredIds
+from rocketmq_spark.stored.look import NOTED_S, AskedStoredIds, LookTools, NotedStoredIds
 
 A0, A1, B0 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)
 

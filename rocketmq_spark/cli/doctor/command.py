@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.admin.positions import QueuePositions, look, of_group
+from rocketmq_spark.admin.groups import QueuePositions, look_at, of_group
 from rocketmq_spark.admin.tools import deadline
 from rocketmq_spark.cli import positions
 from rocketmq_spark.cli.command import CliCommand
@@ -253,7 +253,7 @@ def of_readers(target: Target, client: Client, subject: Subject) -> Iterator[Fin
 def _of_group(client: Client, group: str, topics: Sequence[str]) -> Iterator[Finding]:
     yield servers.subscriptions(group, groups.wanted(client.calls, client.admin, group))
     found = of_group(client, group, topics)
-    yield _kept(client, f"group {group}", look(client, found))
+    yield _kept(client, f"group {group}", look_at(client, found))
 
 
 def _of_checkpoint(target: Target, folder: str) -> Iterator[Finding]:
@@ -279,7 +279,7 @@ def _of_checkpoint(target: Target, folder: str) -> Iterator[Finding]:
     found, _ = differences(client, batch)
     yield from servers.drifted(check, found)
     there = {one.queue: one.position for one in found if one.bounds is not None and one.position is not None}
-    yield _kept(client, check, look(client, there))
+    yield _kept(client, check, look_at(client, there))
 
 
 def of_exactly_once(target: Target, subject: Subject) -> Finding:

@@ -14,7 +14,7 @@ from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed, 
 from rocketmq_spark.cli.lag_view import duration, waiting
 from rocketmq_spark.errors import AccessDenied, CertificateRefused, NotSupported, RocketMQError
 from rocketmq_spark.model import BrokerData, Filter, TopicRoute
-from rocketmq_spark.model.lag import QueueLag, total
+from rocketmq_spark.model.admin import QueueLag, total
 from rocketmq_spark.spark.checkpoints.rewind import Drift, DriftState
 
 # Settings that make reads slow, with what they should be at least (docs/performance.md).

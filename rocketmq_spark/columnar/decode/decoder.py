@@ -23,15 +23,15 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.decode import answers, careful, inner, property_columns, stored_messages
+from rocketmq_spark.columnar.decode import careful, inner, property_columns, stored_messages
 from rocketmq_spark.columnar.decode import properties as props
-from rocketmq_spark.columnar.decode.answers import OnBeyond, OnHoles
+from rocketmq_spark.columnar.decode.careful import OnBeyond, OnHoles
 from rocketmq_spark.columnar.decode.rows import Located
 from rocketmq_spark.columnar.decode.schema import BASIC, Bad, Column, arrow_schema, undecodable
 from rocketmq_spark.columnar.decode.stored_messages import Malformed, StoredMessages
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
-from rocketmq_spark.pull.fetched import Fetched, Piece
+from rocketmq_spark.pull.answers import Fetched, Piece
 from rocketmq_spark.wire import compression, messages
 from rocketmq_spark.wire.properties import parse_subscription
 
@@ -155,7 +155,7 @@ class Decoder:
 
     def _around(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Some answers cannot be located: those go the careful way, the others the usual one."""
-        looks = answers.apart(fetched)
+        looks = careful.apart(fetched)
         holes = [hole for look in looks for hole in look.holes]
         doubt = self.on_holes if holes else None
         usable = doubt(fetched.pieces, holes) if doubt else len(fetched.pieces)
@@ -171,7 +171,7 @@ class Decoder:
         if self.on_beyond is None:
             return fetched
         beyond = [piece.next_offset > piece.limit for piece in fetched.pieces]
-        return Fetched(fetched.buffer, answers.ended(fetched.pieces, beyond, self.on_beyond))
+        return Fetched(fetched.buffer, careful.ended(fetched.pieces, beyond, self.on_beyond))
 
     def _decode_error(self, fetched: Fetched, e: Malformed) -> DecodeError:
         piece = next(piece for piece in fetched.pieces if piece.begin <= e.at < piece.end)

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.columnar.decode.index_entries import base_of
 from rocketmq_spark.columnar.decode.stored_messages import Bytes, Ints, StoredMessages, field, number_at, property_texts
 from rocketmq_spark.errors import DecodeError
+from rocketmq_spark.pull.answers import base_of
 from rocketmq_spark.wire import compression
 
 _INNER = int(codes.INNER_BATCH_MASK)

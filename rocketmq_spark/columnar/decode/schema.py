@@ -18,7 +18,7 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.errors import DecodeError, OptionError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.options import Options
-from rocketmq_spark.options.kafka_names import of_column
+from rocketmq_spark.options.names import of_kafka_column
 from rocketmq_spark.wire.properties import is_reserved
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def columns_of(options: Options) -> tuple[Column, ...]:
         by_name = {column.name.lower(): column for column in (*BASIC, *FULL, *of_properties, *errors)}
         problems += [
             f"option 'columns' names {name!r}; expected any of {', '.join(c.name for c in by_name.values())}"
-            f"{of_column(name)}"
+            f"{of_kafka_column(name)}"
             for name in options.columns
             if name.lower() not in by_name
         ]
@@ -203,7 +203,9 @@ def chosen(columns: tuple[Column, ...], schema: StructType) -> tuple[Column, ...
         column = by_name.get(wanted.name.lower())
         kind = wanted.dataType.simpleString()
         if column is None:
-            problems.append(f"the schema names {wanted.name!r}; the columns are {ddl(columns)}{of_column(wanted.name)}")
+            problems.append(
+                f"the schema names {wanted.name!r}; the columns are {ddl(columns)}{of_kafka_column(wanted.name)}"
+            )
         elif kind != column.ddl:
             problems.append(f"the schema has {wanted.name!r} as {kind}; it is {column.ddl}")
         else:

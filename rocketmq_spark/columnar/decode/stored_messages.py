@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.columnar.decode import index_entries
-from rocketmq_spark.pull.fetched import Hole, Piece
+from rocketmq_spark.pull import answers
+from rocketmq_spark.pull.answers import Hole, Piece
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -204,7 +204,7 @@ def _holes_of(messages: StoredMessages, i: int) -> list[Hole]:
     if offsets and (messages.sys_flags[mine] & codes.SysFlag.INNER_BATCH).any():
         texts = property_texts(messages, np.flatnonzero(mine))
         entries = zip(offsets, messages.sys_flags[mine].tolist(), texts, strict=True)
-        covered = index_entries.spans(entries, start, next_offset)
+        covered = answers.spans(entries, start, next_offset)
         # Of batches that do not say it: what is removed is removed from the front; what says that it lies behind the end is
         # damaged.
         covered = covered or [(offsets[0] if start < offsets[0] < next_offset else start, next_offset)]

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import Ints
 from rocketmq_spark.columnar.encode.batch import HEX
-from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, BadRows, encoded_texts, of_batch
+from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, BadRows, TextPieces, add_properties, encoded_texts
 from rocketmq_spark.wire.identifiers import month_of
 
 Words = npt.NDArray[np.uint64]
@@ -122,7 +122,9 @@ class RowHash:
             if role in columns:
                 total.add(self._texts(role, arrow.as_bytes(of(role))))
         if texts is None:
-            texts = encoded_texts(of_batch(batch, columns, BadRows(), by_name=True))
+            pieces = TextPieces(len(batch))
+            add_properties(pieces, batch, columns, BadRows(), by_name=True)
+            texts = encoded_texts(pieces)
         if texts is not None:
             total.add(self._texts("properties", texts))
         for role in _NUMBERS:

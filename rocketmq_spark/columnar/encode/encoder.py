@@ -8,7 +8,7 @@ sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,14 +19,15 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.arrow import Flags, Ints, Pieces
+from rocketmq_spark.columnar.arrow import Flags, Ints
 from rocketmq_spark.columnar.encode import properties
 from rocketmq_spark.columnar.encode.batch import UniqueIds
 from rocketmq_spark.columnar.encode.content_ids import ContentIds
-from rocketmq_spark.columnar.encode.properties import BadRows
+from rocketmq_spark.columnar.encode.properties import BadRows, PropertyPieces, TextPieces
+from rocketmq_spark.model.send import Batch
 
 _HEAD_BYTES = 20
-_OVERHEAD = _HEAD_BYTES + 2
+OVERHEAD = _HEAD_BYTES + 2
 _ID_START = f"{codes.Property.UNIQ_KEY}\x01".encode()
 SINGLE_MAX_PROPERTIES = codes.MAX_PROPERTIES_BYTES - codes.BROKER_PROPERTIES_RESERVE
 
@@ -45,10 +46,17 @@ _NOT_GROWN = Growth()
 
 
 class Chunk(NamedTuple):
-    """Items of one batch on the wire: their bytes and how many they are."""
+    """One batch on the wire and how many rows it has: a memoryview of items, or what another transport's encoder makes."""
 
-    body: memoryview
+    body: memoryview | Batch
     rows: int
+
+
+class RowTopics(NamedTuple):
+    """The topics of an Arrow batch, and which of them each row has, where they are several."""
+
+    names: Sequence[str]
+    codes: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +80,9 @@ class Encoded:
 
         One that is less than half of the buffer is a copy: who waits for a queue keeps its bytes, and not all the others.
         """
-        data, offsets = arrow.content(self.items)
+        offsets = arrow.offsets(self.items)
         start, rows = 0, len(self)
-        stored = offsets + grown.item_bytes * np.arange(rows + 1) if grown.item_bytes else None
+        stored = self._stored() + grown.item_bytes * np.arange(rows + 1) if grown.item_bytes else None
         while start < rows:
             limit = int(offsets[start]) + max_bytes
             end = int(np.searchsorted(offsets, limit, side="right")) - 1
@@ -82,9 +90,17 @@ class Encoded:
                 end = min(end, int(np.searchsorted(stored, stored[start] + grown.max_bytes, side="right")) - 1)
             end = max(start + 1, end)
             end = end if max_rows is None else min(end, start + max_rows)
-            body = data[int(offsets[start]) : int(offsets[end])]
-            yield Chunk(body if 2 * len(body) >= len(data) else arrow.copied(body), end - start)
+            yield Chunk(self._body(start, end), end - start)
             start = end
+
+    def _stored(self) -> Ints:
+        """Where each item ends in the layout that brokers count."""
+        return arrow.offsets(self.items).astype(np.int64)
+
+    def _body(self, start: int, end: int) -> memoryview | Batch:
+        data, offsets = arrow.content(self.items)
+        body = data[int(offsets[start]) : int(offsets[end])]
+        return body if 2 * len(body) >= len(data) else arrow.copied(body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +111,7 @@ class Checked:
     """
 
     body: pa.Array
-    pieces: Pieces
+    pieces: PropertyPieces
     flags: Ints | None
     delayed: Flags | None
     texts: pa.Array | None = None
@@ -131,9 +147,10 @@ class Encoder:
         self._check_bodies(body, bad_rows)
         texts = None
         by_content = isinstance(self.ids, ContentIds)
-        pieces = properties.of_batch(batch, self.columns, bad_rows, by_name=by_content)
-        if by_content and (texts := properties.encoded_texts(pieces)) is not None:
-            pieces = Pieces(len(batch))
+        pieces = self._pieces(batch, bad_rows)
+        properties.add_properties(pieces, batch, self.columns, bad_rows, by_name=by_content)
+        if by_content and isinstance(pieces, TextPieces) and (texts := properties.encoded_texts(pieces)) is not None:
+            pieces = TextPieces(len(batch))
             pieces.column(texts)
         delayed = properties.add_delays(pieces, batch, self.columns, bad_rows)
         self._check_lengths(arrow.lengths(body), pieces.lengths + self.id_bytes, delayed, bad_rows)
@@ -142,13 +159,17 @@ class Encoder:
             flags = pc.fill_null(arrow.plain(batch.column(self.columns["flag"])).cast(pa.int64()), 0).to_numpy()
         return Checked(body, pieces, flags, delayed, texts)
 
-    def join(self, checked: Checked, hashes: Hashes | None = None) -> Encoded:
-        """The items of a batch without bad rows. Ids of content need the hash of each row."""
+    def _pieces(self, batch: pa.RecordBatch, bad_rows: BadRows) -> PropertyPieces:
+        return TextPieces(len(batch))
+
+    def join(self, checked: Checked, hashes: Hashes | None = None, topics: RowTopics | None = None) -> Encoded:
+        """The items of a batch without bad rows. Ids of content need the hash of each row, and some transports the topic."""
+        assert isinstance(checked.pieces, TextPieces)
         rows = len(checked.body)
         body_lengths = arrow.lengths(checked.body)
         lengths = checked.pieces.lengths + self.id_bytes
         head = np.zeros((rows, 5), ">i4")
-        head[:, 0] = body_lengths + lengths + _OVERHEAD
+        head[:, 0] = body_lengths + lengths + OVERHEAD
         if checked.flags is not None:
             head[:, 3] = checked.flags
         head[:, 4] = body_lengths
@@ -166,13 +187,17 @@ class Encoder:
         middle[:, 0] = lengths >> 8
         middle[:, 1] = lengths & 0xFF
         middle[:, 2:start] = np.frombuffer(_ID_START, np.uint8)
-        if isinstance(self.ids, ContentIds):
-            assert hashes is not None, "ids of content are made of hashes"
-            self.ids.fill(middle[:, start:end], hashes)
-        else:
-            self.ids.fill(middle[:, start:end])
+        self._fill(middle[:, start:end], hashes)
         middle[:, end:] = np.frombuffer(b"\x02" + after, np.uint8)
         return middle
+
+    def _fill(self, target: npt.NDArray[np.uint8], hashes: Hashes | None) -> None:
+        """The id of each row."""
+        if isinstance(self.ids, ContentIds):
+            assert hashes is not None, "ids of content are made of hashes"
+            self.ids.fill(target, hashes)
+        else:
+            self.ids.fill(target)
 
     def _check_bodies(self, body: pa.Array, bad_rows: BadRows) -> None:
         nulls = arrow.nulls(body)
@@ -190,7 +215,7 @@ class Encoder:
         max_bytes, single = codes.MAX_PROPERTIES_BYTES, SINGLE_MAX_PROPERTIES
         bad_rows.add(lengths > max_bytes, lambda i: f"properties of {lengths[i]} bytes, {max_bytes} at most")
         if bool((lengths > single).any()):
-            alone = body + lengths + _OVERHEAD > self.alone_above
+            alone = body + lengths + OVERHEAD > self.alone_above
             if delayed is not None:
                 alone |= delayed
             bad_rows.add(

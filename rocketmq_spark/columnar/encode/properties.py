@@ -1,7 +1,8 @@
-"""Property strings of rows, and the rows that cannot be sent (``BadRows``).
+"""Properties of rows, and the rows that cannot be sent (``BadRows``).
 
-``of_batch`` returns the pieces of each row's string: tags, keys, the user's map, and the columns that RocketMQ keeps as
-properties. ``BadRows`` collects the problems of all checks of an Arrow batch and raises them as one error.
+``add_properties`` finds what each row has: tags, keys, the user's map, and the columns that RocketMQ keeps as properties. What
+it adds them to is a transport's own: ``TextPieces`` make property strings, as brokers take them. ``BadRows`` collects the
+problems of all checks of an Arrow batch and raises them as one error.
 
 In most DataFrames the maps have the same names in the same order in every row. One comparison of memory detects that; then
 the names are constants, only the values are columns, and the names are checked once.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -65,11 +66,40 @@ class BadRows:
         )
 
 
-_SEPARATORS = b"\x01\x02"
+_NAME_END, _VALUE_END = b"\x01", b"\x02"
+_SEPARATORS = _NAME_END + _VALUE_END
 _MAX_CONSTANT = 16
 
 
-def add_map(pieces: Pieces, column: Any, bad_rows: BadRows, reserved: pa.Array, by_name: bool = False) -> None:
+class PropertyPieces(Protocol):
+    """Takes the properties of all rows, name by name. ``lengths`` are those of their property strings, which brokers limit."""
+
+    lengths: Ints
+
+    def value(self, name: bytes, values: pa.Array, filled: Flags | None = None) -> None:
+        """One property of each row, or of those that are ``filled``; no value that counts is null or empty."""
+
+    def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
+        """Any properties of each row: those from one of the ``bounds`` to the next."""
+
+
+class TextPieces(Pieces):
+    """Property strings: ``name 0x01 value 0x02``. No escaping exists: a separator inside a value would tear them apart."""
+
+    def value(self, name: bytes, values: pa.Array, filled: Flags | None = None) -> None:
+        start = name + _NAME_END
+        if filled is None:
+            self.constant(start)
+            self.column(values)
+            self.constant(_VALUE_END)
+        else:
+            self.column(pc.if_else(pa.array(filled), arrow.joined(start, values, _VALUE_END), NOTHING))
+
+    def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
+        self.column(arrow.regrouped(arrow.joined(names, _NAME_END, values, _VALUE_END), bounds))
+
+
+def add_map(pieces: PropertyPieces, column: Any, bad_rows: BadRows, reserved: pa.Array, by_name: bool = False) -> None:
     """The user's map of every row, ``by_name`` sorted by names; null values are left out, as Java does."""
     column = arrow.plain(column)
     if column.null_count:  # a null map may own entries that are not visible
@@ -79,11 +109,14 @@ def add_map(pieces: Pieces, column: Any, bad_rows: BadRows, reserved: pa.Array, 
     if lo == hi:
         return
     names, values = arrow.as_bytes(column.keys[lo:hi]), arrow.as_bytes(column.items[lo:hi])
-    width = _constant_width(names, (first - lo).astype(np.int64)) if not values.null_count else 0
+    bounds = (first - lo).astype(np.int64)
+    width = _constant_width(names, bounds) if not values.null_count else 0
     if width:
         _add_constant(pieces, names[:width], values, bad_rows, reserved, by_name)
-    else:
-        pieces.column(_strings(names, values, (first - lo).astype(np.int64), bad_rows, reserved, by_name))
+        return
+    if by_name and (order := _order(names, bounds)) is not None:
+        names, values = names.take(order), values.take(order)
+    _add_entries(pieces, names, values, bounds, bad_rows, reserved)
 
 
 def _constant_width(names: pa.Array, bounds: Ints) -> int:
@@ -100,7 +133,7 @@ def _constant_width(names: pa.Array, bounds: Ints) -> int:
 
 
 def _add_constant(
-    pieces: Pieces, names: pa.Array, values: pa.Array, bad_rows: BadRows, reserved: pa.Array, by_name: bool
+    pieces: PropertyPieces, names: pa.Array, values: pa.Array, bad_rows: BadRows, reserved: pa.Array, by_name: bool
 ) -> None:
     width, rows = len(names), len(values) // len(names)
     everywhere = np.arange(rows)
@@ -112,15 +145,12 @@ def _add_constant(
         bad_rows.rows(np.array([entry // width]), _empty(names[int(entry) % width]))
     named = list(enumerate(names.to_pylist()))
     for i, name in sorted(named, key=lambda each: each[1]) if by_name else named:
-        pieces.constant(name + b"\x01")
-        pieces.column(values if width == 1 else values.take(pa.array(np.arange(i, len(values), width))))
-        pieces.constant(b"\x02")
+        pieces.value(name, values if width == 1 else values.take(pa.array(np.arange(i, len(values), width))))
 
 
-def _strings(
-    names: pa.Array, values: pa.Array, bounds: Ints, bad_rows: BadRows, reserved: pa.Array, by_name: bool
-) -> pa.Array:
-    rows = len(bounds) - 1
+def _add_entries(
+    pieces: PropertyPieces, names: pa.Array, values: pa.Array, bounds: Ints, bad_rows: BadRows, reserved: pa.Array
+) -> None:
     if values.null_count:
         keep = arrow.flags(values.is_valid())
         bounds = np.concatenate(([0], np.cumsum(keep)))[bounds]
@@ -133,13 +163,7 @@ def _strings(
     for entry, reason in faults.items():
         row = np.searchsorted(bounds, [entry], side="right") - 1
         bad_rows.rows(row, reason)
-    if by_name and (order := _order(names, bounds)) is not None:
-        names, values = names.take(order), values.take(order)
-    items = arrow.joined(names, b"\x01", values, b"\x02")
-    # The entries of a row lie together, so the row's string is there already: only its bounds are new.
-    data, ends = arrow.content(items)
-    whole = np.ascontiguousarray(ends[bounds] if len(items) else np.zeros(rows + 1), np.int32)
-    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(whole), pa.py_buffer(data)])
+    pieces.entries(names, values, bounds)
 
 
 def _order(names: pa.Array, bounds: Ints) -> pa.Array | None:
@@ -173,7 +197,6 @@ def _name_faults(names: pa.Array, reserved: pa.Array) -> dict[int, str]:
 ROW_ID = "SPARK_ROW_ID"
 MESSAGE_ID = "messageid"
 
-_NAME_END, _VALUE_END = b"\x01", b"\x02"
 _BLANK = codes.KEY_SEPARATOR.encode()
 _KEY_LIST = pa.list_(pa.string())
 _PLAIN = (
@@ -182,9 +205,10 @@ _PLAIN = (
 )
 
 
-def of_batch(batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows, by_name: bool = False) -> Pieces:
+def add_properties(
+    pieces: PropertyPieces, batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows, by_name: bool = False
+) -> None:
     """Everything but message ids and delays; ``by_name``: so that equal maps have equal strings."""
-    pieces = Pieces(len(batch))
     for column, name in _PLAIN:
         if column in columns:
             _add(pieces, name, arrow.as_bytes(batch.column(columns[column])), bad_rows, columns[column])
@@ -198,17 +222,18 @@ def of_batch(batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRow
     if "properties" in columns:
         own = (ROW_ID,) if MESSAGE_ID in columns else ()
         add_map(pieces, batch.column(columns["properties"]), bad_rows, _reserved(own), by_name)
-    return pieces
 
 
-def encoded_texts(pieces: Pieces) -> pa.Array | None:
+def encoded_texts(pieces: TextPieces) -> pa.Array | None:
     """The string of each row; None where no row has one."""
     return pieces.joined() if pieces.lengths.any() else None
 
 
-def add_delays(pieces: Pieces, batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows) -> Flags | None:
+def add_delays(
+    pieces: PropertyPieces, batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows
+) -> Flags | None:
     """The property of each delayed row; which rows these are, None when there is none."""
-    numbers = {name: _numbers(batch.column(columns[name]), name) for name in _DELAY_NAMES if name in columns}
+    numbers = _delays(batch, columns)
     if not numbers:
         return None
     delayed = np.zeros(len(batch), np.int64)
@@ -220,10 +245,7 @@ def add_delays(pieces: Pieces, batch: pa.RecordBatch, columns: Mapping[str, str]
     if not delayed.any():
         return None
     for name, values in numbers.items():
-        present = pa.array(values > 0)
-        texts = pa.array(values).cast(pa.string()).view(pa.binary())
-        made = arrow.joined(_DELAY_NAMES[name].encode() + _NAME_END, texts, _VALUE_END)
-        pieces.column(pc.if_else(present, made, NOTHING))
+        pieces.value(_DELAY_NAMES[name].encode(), pa.array(values).cast(pa.string()).view(pa.binary()), values > 0)
     has_delay: Flags = delayed > 0
     return has_delay
 
@@ -235,6 +257,14 @@ _DELAY_NAMES = {
 }
 
 
+def _delays(batch: pa.RecordBatch, columns: Mapping[str, str]) -> dict[str, Ints]:
+    return {name: _numbers(batch.column(columns[name]), name) for name in _DELAY_NAMES if name in columns}
+
+
+def any_delay(batch: pa.RecordBatch, columns: Mapping[str, str]) -> bool:
+    return any(bool(values.any()) for values in _delays(batch, columns).values())
+
+
 def _numbers(column: Any, name: str) -> Ints:
     """Levels, or milliseconds; 0 for null."""
     values = pc.fill_null(arrow.plain(column).cast(pa.int64()), 0).to_numpy()
@@ -244,31 +274,20 @@ def _numbers(column: Any, name: str) -> Ints:
     return numbers
 
 
-def _add(pieces: Pieces, name: str, values: pa.Array, bad_rows: BadRows, column: str) -> None:
-    """``name 0x01 value 0x02`` for every value that is neither null nor empty, nothing for the others.
-
-    No escaping exists: a separator inside a value would tear the properties apart.
-    """
+def _add(pieces: PropertyPieces, name: str, values: pa.Array, bad_rows: BadRows, column: str) -> None:
+    """A property of all rows where it is neither null nor empty."""
     bad_rows.rows(arrow.rows_with(values, _NAME_END + _VALUE_END), f"{column} contains the separator 0x01 or 0x02")
-    start = name.encode() + _NAME_END
-    filled = arrow.filled(values)
-    if filled is None:
-        pieces.constant(start)
-        pieces.column(values)
-        pieces.constant(_VALUE_END)
-    else:
-        made = pc.if_else(pa.array(filled), arrow.joined(start, values, _VALUE_END), NOTHING)
-        pieces.column(made)
+    pieces.value(name.encode(), values, arrow.filled(values))
 
 
-def _add_priorities(pieces: Pieces, column: Any, bad_rows: BadRows, name: str) -> None:
+def _add_priorities(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name: str) -> None:
     """Of every row, for a topic takes messages with a priority only: 0 for null."""
     values = pc.fill_null(arrow.plain(column).cast(pa.int64()), 0)
     bad_rows.add(values.to_numpy() < 0, f"{name} is negative")
     _add(pieces, codes.Property.PRIORITY, values.cast(pa.string()).view(pa.binary()), bad_rows, name)
 
 
-def _add_row_ids(pieces: Pieces, column: Any, bad_rows: BadRows, name: str) -> None:
+def _add_row_ids(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name: str) -> None:
     ids = arrow.plain(column)
     values = arrow.as_bytes(ids if pa.types.is_string(ids.type) else ids.cast(pa.string()))
     filled = arrow.filled(values)

@@ -20,8 +20,7 @@ from rocketmq_spark.consumer.pop.in_hand import LOOK_S as RENEW_S
 from rocketmq_spark.consumer.pop.listening import InAnyOrder, InOrder, Listening
 from rocketmq_spark.consumer.push.running import HANGS_S, STATS_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.consumer.result import Listener
-from rocketmq_spark.consumer.settings import MAX_WAIT_S, ConsumerSettings
-from rocketmq_spark.consumer.subscriptions import Subscriptions
+from rocketmq_spark.consumer.settings import MAX_WAIT_S, ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError
 from rocketmq_spark.model.membership import ConsumerStats, TopicFigures
 from rocketmq_spark.model.message import Place, PoppedMessage

@@ -17,8 +17,7 @@ from rocketmq_spark.base.lifecycle import entry
 from rocketmq_spark.consumer.ahead import Ahead, Bounds, ReadAhead
 from rocketmq_spark.consumer.pull.assigned import Ask, Assigned, FetchedPart
 from rocketmq_spark.consumer.rebalance import Start
-from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.consumer.subscriptions import Subscriptions
+from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import BrokerBusy, OffsetError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, ReceivedMessage
 from rocketmq_spark.model.membership import QueueInfo

@@ -14,8 +14,8 @@ from numbers import Integral
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import text_of
 from rocketmq_spark.consumer.pull.polls import Polls
-from rocketmq_spark.consumer.push.answers import stacks_of_threads
 from rocketmq_spark.consumer.push.offset_store import StoreTrouble
+from rocketmq_spark.consumer.push.rebalancing import stacks_of_threads
 from rocketmq_spark.consumer.rebalance import Start, StartQuestions, start_offset
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError

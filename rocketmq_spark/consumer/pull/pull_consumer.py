@@ -20,8 +20,7 @@ from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.pull.positions import Positions, PullAnswers, check_offset
 from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
-from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.consumer.subscriptions import Subscriptions, filter_of
+from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, filter_of
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OptionError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.ports import GroupMember

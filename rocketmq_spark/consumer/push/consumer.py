@@ -13,8 +13,7 @@ from rocketmq_spark.base.lifecycle import Closing, Owner, entry, on_signals, pos
 from rocketmq_spark.consumer.pop.running import PopRunning
 from rocketmq_spark.consumer.push.running import ConsumerTools, RunningConsumer
 from rocketmq_spark.consumer.result import Listener
-from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.consumer.subscriptions import Subscriptions, filter_of
+from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, filter_of
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats

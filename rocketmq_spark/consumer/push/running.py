@@ -21,19 +21,16 @@ from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.push.answers import Answers
-from rocketmq_spark.consumer.push.backlog import Backlog
 from rocketmq_spark.consumer.push.concurrent import Concurrent
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, FileOffsets, LocalOffsets, OffsetStore, file_of
 from rocketmq_spark.consumer.push.orderly import Orderly
 from rocketmq_spark.consumer.push.ownership import Ownership
-from rocketmq_spark.consumer.push.pulling import Pulling
-from rocketmq_spark.consumer.push.rebalancing import Rebalancing
+from rocketmq_spark.consumer.push.pulling import Backlog, Pulling
+from rocketmq_spark.consumer.push.rebalancing import Answers, Rebalancing
 from rocketmq_spark.consumer.push.workers import SendBack, Workers
 from rocketmq_spark.consumer.result import Listener, Replier
-from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.consumer.subscriptions import Subscriptions
+from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.consumer.tracing import ListenerTraces
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import Filter, ReceivedMessage

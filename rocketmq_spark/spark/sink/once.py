@@ -47,8 +47,7 @@ from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
 from rocketmq_spark.spark.checkpoints.notes import BatchNote
 from rocketmq_spark.spark.sink import checks, given_up, guarantee
 from rocketmq_spark.spark.sink.report import Tally
-from rocketmq_spark.stored.ends import Enough, QueueEnds, ends_now
-from rocketmq_spark.stored.ids import ScopedHashes
+from rocketmq_spark.stored.ends import Enough, QueueEnds, ScopedHashes, ends_now
 from rocketmq_spark.stored.look import Look
 
 logger = logging.getLogger(__name__)

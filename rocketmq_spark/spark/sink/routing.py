@@ -16,14 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.arrow import Ints
+from rocketmq_spark.columnar.arrow import Ints, hash_codes
+from rocketmq_spark.columnar.encode.encoder import RowTopics
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import MessageRefused, SelectorError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.options import Options, transport
-from rocketmq_spark.options.callables import resolve
+from rocketmq_spark.options.names import resolve
 from rocketmq_spark.producer.encoding import check_topic
-from rocketmq_spark.queues.hash_columns import hash_codes
 from rocketmq_spark.queues.selection import Select, custom, in_rooms
 
 UNKNOWN, AMBIGUOUS = -1, -2
@@ -180,6 +180,16 @@ class RoutingPlan(NamedTuple):
     def rows(self, share: RowRange) -> npt.NDArray[np.intp]:
         """Those of a share, as they are numbered in the Arrow batch."""
         return np.arange(share.start, share.end) if self.order is None else self.order[share.start : share.end]
+
+    def topics(self, count: int) -> RowTopics:
+        """Those of the Arrow batch, which has so many rows."""
+        names = list(dict.fromkeys(share.topic for share in self.shares))
+        if len(names) == 1:
+            return RowTopics(names)
+        codes = np.empty(count, np.int64)
+        for share in self.shares:
+            codes[self.rows(share)] = names.index(share.topic)
+        return RowTopics(names, codes)
 
 
 def selector_of(options: Options, columns: Mapping[str, str]) -> str | Callable[..., object]:

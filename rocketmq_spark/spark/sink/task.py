@@ -27,7 +27,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.columnar.encode.batch import About, Rows, UniqueIds
-from rocketmq_spark.columnar.encode.encoder import Checked, Chunk, Encoded, Encoder, Growth
+from rocketmq_spark.columnar.encode.encoder import Checked, Encoded, Encoder, Growth
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import Message, MessageQueue, SendStatus
@@ -36,8 +36,7 @@ from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
 from rocketmq_spark.producer.confirming import Confirming
-from rocketmq_spark.producer.destination import Destination
-from rocketmq_spark.producer.encoding import Prepared
+from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.long_delays import LongDelays
@@ -159,7 +158,8 @@ class TaskWriter:
         )
         self._grown = Growth(self._settings.features.adds_bytes, options.max_message_size)
         ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms) if once is None else once.ids
-        self._encoder = Encoder(self._names, options.max_message_size, ids, self._batch_bytes)
+        encoder = session.row_encoder(options)
+        self._encoder: Encoder = encoder(self._names, options.max_message_size, ids, self._batch_bytes)
         self._whole = BatchTopicPlan(options, self._names, self._sender, self._engine.timer.wall_ms)
         self._router = routing.Router(options, self._names, self._queues)
         self._candidates = routing.candidates(options)
@@ -220,7 +220,7 @@ class TaskWriter:
                 checked, plan = self._checked(batch)
             hashes = self._once.hashes(batch, self._names, checked.texts)
         plan = self._whole.look(batch, plan)
-        encoded = self._encoder.join(checked, hashes)
+        encoded = self._encoder.join(checked, hashes, plan.topics(len(batch)))
         delayed = checked.delayed
         if plan.order is not None:
             encoded = encoded.take(plan.order)
@@ -272,12 +272,12 @@ class TaskWriter:
         """Brokers ignore delays inside a batch. There is no order among delayed rows."""
         max_bytes, at = 0 if delayed else self._batch_bytes, 0
         for chunk in encoded.chunks(max_bytes, self._batch_rows, self._grown):
-            now_ms, place = self._engine.timer.wall_ms(), Destination(share.queue)
-            if len(chunk.body) <= max_bytes:
+            now_ms, place = self._engine.timer.wall_ms(), How(share.queue)
+            if len(chunk.body) <= max_bytes or not isinstance(chunk.body, memoryview):
                 topic, said = share.topic, self._whole.properties(share.topic, rows[at : at + chunk.rows])
                 request = encoding.batch_request(chunk.body, said, self._settings, now_ms)
             else:  # a row that does not fit into a batch or must not travel in one
-                prepared = _alone(share.topic, chunk)
+                prepared = _alone(share.topic, chunk.body)
                 if delayed and self._options.long_delay == "dmq":
                     prepared, place = self._long_delay(prepared, place)
                 topic, request = prepared.message.topic, encoding.single_request(prepared, self._settings, now_ms)
@@ -294,7 +294,7 @@ class TaskWriter:
                 )
             )
 
-    def _long_delay(self, prepared: Prepared, place: Destination) -> tuple[Prepared, Destination]:
+    def _long_delay(self, prepared: Prepared, place: How) -> tuple[Prepared, How]:
         topic, deadline = prepared.message.topic, Deadline.after(self._options.send_timeout)
 
         def at_hand() -> Sequence[MessageQueue]:
@@ -360,9 +360,9 @@ class TaskWriter:
         self._tally.acknowledged(outcome.queue.broker_name, rows, ended.outgoing.size, ended.attempts - 1, failed)
 
 
-def _alone(topic: str, chunk: Chunk) -> Prepared:
+def _alone(topic: str, body: memoryview) -> Prepared:
     """A row as a message of its own."""
-    (item,) = decode_batch(chunk.body)
+    (item,) = decode_batch(body)
     return Prepared(Message(topic, bytes(item.body), flag=item.flag), "", item.properties, False)
 
 

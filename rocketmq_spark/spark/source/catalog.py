@@ -21,9 +21,8 @@ from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.queues.environment import environment_of
 from rocketmq_spark.spark.source import filters, planner
 from rocketmq_spark.spark.source.decisions import QueuesView
-from rocketmq_spark.spark.source.offsets import Offsets
+from rocketmq_spark.spark.source.offsets import Offsets, listed
 from rocketmq_spark.spark.source.recreation import Unread, share
-from rocketmq_spark.spark.source.starting_offsets import listed
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.pull.puller import of_batch_topic
 from rocketmq_spark.queues.environment import Environment, environment_of
-from rocketmq_spark.spark.source.offsets import Offsets
-from rocketmq_spark.spark.source.starting_offsets import listed
+from rocketmq_spark.spark.source.offsets import Offsets, listed
 from rocketmq_spark.wire import names
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 from rocketmq_spark.wire.properties import parse_subscription

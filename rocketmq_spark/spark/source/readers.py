@@ -1,17 +1,33 @@
-"""Spark's batch and stream reader. They hold options and columns only; connections open where they are used.
+"""Spark's batch and stream reader, and Spark's predicates as fewer and shorter ranges, or as a filter on the broker.
 
-Call order and process of every method: docs/design.md, "Readers". Three copies of a stream reader live in three kinds
-of process, so that nothing set in one call is seen by a task; only partitions travel.
+The readers hold options and columns only; connections open where they are used. Call order and process of every method:
+docs/design.md, "Readers". Three copies of a stream reader live in three kinds of process, so that nothing set in one call is seen
+by a task; only partitions travel.
+
+Of predicates nothing is taken off Spark's hands: it applies every one again, so that pruning may only ever be too generous.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -28,12 +44,144 @@ from rocketmq_spark.errors import OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader
-from rocketmq_spark.spark.source import account, decisions, planner, pushdown, starting_offsets, tasks
+from rocketmq_spark.spark.source import decisions, planner, tasks
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
-from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
+from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions, ending, listed, starting, stored_at
 from rocketmq_spark.spark.source.planner import TriggerLimits
 from rocketmq_spark.spark.source.stream import Stream
 from rocketmq_spark.spark.source.waiting import patiently, whole
+
+# Masters' clocks differ a little, so store times inside a queue may run backwards after a fail-over.
+CLOCK_MARGIN_MS = 60_000
+_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+
+_Test = Callable[[Any], bool]
+
+
+def pushdown_enabled() -> bool:
+    """Whether Spark is about to push filters: it refuses readers that could when its conf says no.
+
+    The conf cannot be asked in a planner process, but which worker module runs there can.
+    """
+    return process.is_for(_WORKER)
+
+
+@dataclass(slots=True)
+class Predicates:
+    """What the predicates, all of which must hold, say of each column; None says nothing."""
+
+    tests: dict[str, list[_Test]]
+    offset_from: int | None = None
+    offset_to: int | None = None
+    time_from_ms: int | None = None
+    time_to_ms: int | None = None
+    tags: frozenset[str] | None = None
+
+    @property
+    def by_time(self) -> bool:
+        return self.time_from_ms is not None or self.time_to_ms is not None
+
+    def keep(self, r: OffsetRange) -> OffsetRange | None:
+        """The part of a range where rows may match; None for nothing."""
+        facts = {"topic": r.queue.topic, "brokername": r.queue.broker_name, "queueid": r.queue.queue_id}
+        if not all(test(facts[name]) for name, tests in self.tests.items() for test in tests):
+            return None
+        start = r.start if self.offset_from is None else max(r.start, self.offset_from)
+        end = r.end if self.offset_to is None else min(r.end, self.offset_to)
+        return OffsetRange(r.queue, start, end) if end > start else None
+
+
+def understand(filters: Iterable[Filter]) -> Predicates:
+    """What can be used of ``filters``."""
+    predicates = Predicates({})
+    for predicate in filters:
+        attribute: tuple[str, ...] = getattr(predicate, "attribute", ())
+        if len(attribute) == 1:
+            _take(predicates, attribute[0].lower(), predicate)
+    return predicates
+
+
+def _take(predicates: Predicates, name: str, predicate: Filter) -> None:
+    if name in ("topic", "brokername", "queueid"):
+        test = _test(predicate)
+        if test is not None:
+            predicates.tests.setdefault(name, []).append(test)
+    elif name == "tags":
+        tags = _values(predicate)
+        if tags is not None and all(_is_plain_tag(tag) for tag in tags):
+            predicates.tags = frozenset(tags) if predicates.tags is None else predicates.tags & frozenset(tags)
+    elif name == "queueoffset":
+        low, high = _interval(predicate, 1)
+        predicates.offset_from = _later(predicates.offset_from, low)
+        predicates.offset_to = _earlier(predicates.offset_to, high)
+    elif name == "storetimestamp":
+        low, high = _interval(predicate, 1)
+        predicates.time_from_ms = _later(predicates.time_from_ms, None if low is None else low - CLOCK_MARGIN_MS)
+        predicates.time_to_ms = _earlier(predicates.time_to_ms, None if high is None else high + CLOCK_MARGIN_MS)
+
+
+def _values(predicate: Filter) -> tuple[Any, ...] | None:
+    match predicate:
+        case EqualTo(_, value) | EqualNullSafe(_, value):
+            return (value,)
+        case In(_, values):
+            return tuple(values)
+    return None
+
+
+def _test(predicate: Filter) -> _Test | None:
+    values = _values(predicate)
+    if values is not None:
+        return lambda value: value in values
+    match predicate:
+        case GreaterThan(_, bound):
+            return lambda value: bool(value > bound)
+        case GreaterThanOrEqual(_, bound):
+            return lambda value: bool(value >= bound)
+        case LessThan(_, bound):
+            return lambda value: bool(value < bound)
+        case LessThanOrEqual(_, bound):
+            return lambda value: bool(value <= bound)
+    return None
+
+
+def _interval(predicate: Filter, step: int) -> tuple[int | None, int | None]:
+    """Whole numbers ``[low, high)`` that can match; times as epoch ms."""
+    match predicate:
+        case EqualTo(_, value) | EqualNullSafe(_, value):
+            number = _number(value)
+            return (number, None if number is None else number + step)
+        case In(_, values) if values:
+            numbers = [_number(value) for value in values]
+            known = [number for number in numbers if number is not None]
+            return (min(known), max(known) + step) if len(known) == len(numbers) else (None, None)
+        case GreaterThan(_, value) | GreaterThanOrEqual(_, value):
+            return (_number(value), None)  # one offset too many does no harm
+        case LessThan(_, value) | LessThanOrEqual(_, value):
+            number = _number(value)
+            return (None, None if number is None else number + step)
+    return (None, None)
+
+
+def _number(value: Any) -> int | None:
+    if isinstance(value, datetime):
+        # Spark hands times over with a zone; one without could be local or UTC, and is not used.
+        return int(value.timestamp() * 1000) if value.tzinfo else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _later(known: int | None, new: int | None) -> int | None:
+    return known if new is None else new if known is None else max(known, new)
+
+
+def _earlier(known: int | None, new: int | None) -> int | None:
+    return known if new is None else new if known is None else min(known, new)
+
+
+def _is_plain_tag(tag: object) -> bool:
+    """A text that the broker's expression reads as exactly this tag."""
+    return isinstance(tag, str) and tag != "" and tag != "*" and "|" not in tag and tag == tag.strip()
+
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +192,7 @@ class RocketMQReader(DataSourceReader):
     def __init__(self, options: Options, columns: tuple[Column, ...]) -> None:
         self._options = options
         self._columns = columns
-        self._predicates: pushdown.Predicates | None = None
+        self._predicates: Predicates | None = None
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
@@ -52,13 +200,13 @@ class RocketMQReader(DataSourceReader):
         view = whole(catalog)
         bounds, offsets = view.bounds, catalog.offsets
         patiently(catalog, lambda: check_filter(options, bounds))
-        start = patiently(catalog, lambda: starting_offsets.start(offsets, options, bounds, planning_deadline(options)))
-        end = patiently(catalog, lambda: starting_offsets.end(offsets, options, bounds, planning_deadline(options)))
+        start = patiently(catalog, lambda: starting(offsets, options, bounds, planning_deadline(options)))
+        end = patiently(catalog, lambda: ending(offsets, options, bounds, planning_deadline(options)))
         backwards = sorted(queue for queue in start if start[queue] > end[queue])
         if backwards and not _by_time(options):
-            raise OffsetError(f"the start lies behind the end in {starting_offsets.listed(backwards)}")
+            raise OffsetError(f"the start lies behind the end in {listed(backwards)}")
         readable = decisions.readable(planner.ranges(Offsets(start), Offsets(end)), view)
-        ranges = account.settled(options.fail_on_data_loss, *readable)
+        ranges = decisions.settled(options.fail_on_data_loss, *readable)
         predicates = self._predicates
         if predicates is not None:
             planned = ranges
@@ -74,7 +222,7 @@ class PrunedReader(RocketMQReader):
     """The same with Spark's predicates; made only where Spark's conf lets it push them."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._predicates = pushdown.understand(filters)
+        self._predicates = understand(filters)
         tags = self._predicates.tags
         if tags and self._options.tags is None and self._options.sql is None:
             topics = _tagged(self._options)
@@ -103,7 +251,7 @@ def _tagged(options: Options) -> list[str]:
 
 def _pruned(
     ranges: list[OffsetRange],
-    predicates: pushdown.Predicates,
+    predicates: Predicates,
     offsets: OffsetReader,
     bounds: Bounds,
     options: Options,
@@ -116,7 +264,7 @@ def _pruned(
 
     def at(epoch_ms: int) -> Positions:
         times = dict.fromkeys(mine, max(0, epoch_ms))
-        return starting_offsets.at(offsets, options.group, mine, times, deadline)
+        return stored_at(offsets, options.group, mine, times, deadline)
 
     starts = {} if low is None else at(low)
     ends = {} if high is None else at(high)

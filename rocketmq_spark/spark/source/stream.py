@@ -17,12 +17,11 @@ from rocketmq_spark.errors import BrokerNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.environment import by_position
-from rocketmq_spark.spark.source import account, decisions, filters, planner, starting_offsets, tasks
-from rocketmq_spark.spark.source.account import Account
+from rocketmq_spark.spark.source import decisions, filters, planner, tasks
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
 from rocketmq_spark.spark.source.commit import GroupOffsets
-from rocketmq_spark.spark.source.decisions import Loss, QueuesView
-from rocketmq_spark.spark.source.offsets import Offsets, Positions
+from rocketmq_spark.spark.source.decisions import Account, Loss, QueuesView
+from rocketmq_spark.spark.source.offsets import Offsets, Positions, listed, starting
 from rocketmq_spark.spark.source.planner import Admission, TriggerLimits
 from rocketmq_spark.spark.source.recreation import RecreationWatch, Share, share
 from rocketmq_spark.spark.source.tasks import RangePartition
@@ -73,9 +72,7 @@ class Stream:
             patiently(catalog, lambda: check_filter(options, bounds))
             begin: Positions = {}
             try:
-                begin = patiently(
-                    catalog, lambda: starting_offsets.start(offsets, options, bounds, planning_deadline(options))
-                )
+                begin = patiently(catalog, lambda: starting(offsets, options, bounds, planning_deadline(options)))
             except OffsetError as e:
                 # Spark asks here, too, when batch 0 was logged and not finished, and then the logged end knows the start.
                 self._unresolved = e
@@ -164,7 +161,7 @@ class Stream:
             if deadline.expired:
                 cause = self._catalog.trouble.first
                 raise BrokerNotFound(
-                    f"no broker answers for {starting_offsets.listed(missing)}, which this run has to read to its end",
+                    f"no broker answers for {listed(missing)}, which this run has to read to its end",
                     cause.addr if cause else None,
                     remark=cause.message if cause else None,
                     remedy="Look at the brokers, or raise option 'readDeadline'",
@@ -235,7 +232,7 @@ class Stream:
         return tasks.partitions(self._catalog.routes, planned, others)
 
     def _settled(self, ranges: list[OffsetRange], lost: Sequence[Loss]) -> list[OffsetRange]:
-        kept = account.settled(self._options.fail_on_data_loss, ranges, lost)
+        kept = decisions.settled(self._options.fail_on_data_loss, ranges, lost)
         self._account.lost(lost)
         return kept
 
@@ -292,7 +289,7 @@ class Stream:
         fail = self._options.fail_on_data_loss == "fail"
         reported = self._reported[1] if self._reported is not None and self._reported[0] is begin else frozenset()
         new = [part for part in lost if fail or part not in reported]
-        account.report(self._options.fail_on_data_loss, new)
+        decisions.report(self._options.fail_on_data_loss, new)
         self._account.lost(new)
         self._reported = (begin, reported.union(lost)) if lost else self._reported
 

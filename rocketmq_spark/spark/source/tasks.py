@@ -21,8 +21,8 @@ from rocketmq_spark.model import Filter, MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.pull import reading
-from rocketmq_spark.pull.verdict import Cause
-from rocketmq_spark.spark.source import account, filters
+from rocketmq_spark.pull.answers import Cause
+from rocketmq_spark.spark.source import decisions, filters
 
 logger = logging.getLogger(__name__)
 
@@ -171,4 +171,4 @@ def _stream_of(
 
 
 def _lost(options: Options, part: OffsetRange, cause: Cause) -> None:
-    account.report(options.fail_on_data_loss, [(part, cause)])
+    decisions.report(options.fail_on_data_loss, [(part, cause)])

@@ -17,8 +17,7 @@ from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.source.catalog import OffsetCache
 from rocketmq_spark.spark.source.decisions import QueuesView
-from rocketmq_spark.spark.source.offsets import Bounds
-from rocketmq_spark.spark.source.starting_offsets import listed
+from rocketmq_spark.spark.source.offsets import Bounds, listed
 
 logger = logging.getLogger(__name__)
 

@@ -1,11 +1,12 @@
 """The demo as a user runs it: a process, a real broker, Spark."""
 
 import json
+import shutil
 
 import pytest
 from click.testing import CliRunner
 
-from rocketmq_spark.cli.app import app
+from rocketmq_spark.cli.command import app
 from tests.cli.conftest import documents
 from tests.fix_wheel import outside
 from tests.reading import read
@@ -32,6 +33,7 @@ def test_11_29_from_the_wheel_it_balances_and_leaves_data_that_the_next_commands
         "  rocketmq-spark tail order-totals --from earliest --no-follow",
         "  rocketmq-spark topic describe orders",
     ]
+    assert (f"(rocketmq-spark is in {installed}:" in out) == (shutil.which("rocketmq-spark") is None)
     written = int(out.partition("orders written to the broker")[2].split()[0].replace(",", ""))
 
     def cli(*arguments):

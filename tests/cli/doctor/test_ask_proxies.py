@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rocketmq_spark import session
-from rocketmq_spark.cli.app import app
+from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.doctor import command
 from rocketmq_spark.cli.doctor.command import Subject

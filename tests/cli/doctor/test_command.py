@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from click.testing import CliRunner, Result
 
-from rocketmq_spark.cli.app import app
+from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.doctor.command import lines
 from rocketmq_spark.cli.doctor.findings import broken, ok
 from rocketmq_spark.localbroker import LocalBroker

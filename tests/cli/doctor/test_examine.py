@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import Consumer, PullConsumer
-from rocketmq_spark.admin.positions import QueuePositions
+from rocketmq_spark.admin.groups import QueuePositions
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.cli.connection import Target
@@ -24,7 +24,7 @@ from rocketmq_spark.cli.doctor.command import Subject
 from rocketmq_spark.cli.doctor.findings import Finding, Level
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.model.lag import QueueLag
+from rocketmq_spark.model.admin import QueueLag
 from rocketmq_spark.spark.sink import once
 from rocketmq_spark.spark.source.offsets import Offsets
 from rocketmq_spark.wire import rpc

@@ -8,7 +8,7 @@ from rocketmq_spark.cli.doctor import servers
 from rocketmq_spark.cli.doctor.findings import Level
 from rocketmq_spark.errors import AccessDenied, CallTimeout
 from rocketmq_spark.model import BrokerData, Filter, MessageQueue, QueueBounds, QueueData, TopicRoute
-from rocketmq_spark.model.lag import QueueLag
+from rocketmq_spark.model.admin import QueueLag
 from rocketmq_spark.spark.checkpoints.rewind import drift
 
 NOW_MS = 1_800_000_000_000

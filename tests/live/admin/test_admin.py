@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from rocketmq_spark import Admin, Message, Producer, PullConsumer
-from rocketmq_spark.cli.app import app
+from rocketmq_spark.cli.command import app
 from rocketmq_spark.errors import AccessDenied, GroupNotFound, NotFound, OffsetError, OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.wire import rpc

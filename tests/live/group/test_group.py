@@ -17,7 +17,7 @@ from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.errors import CallTimeout, NotSupported, OffsetError, OptionError, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spark.monitoring.listener import GroupOffsetListener
+from rocketmq_spark.spark.monitoring.listeners import GroupOffsetListener
 from rocketmq_spark.wire import bodies as wire_bodies
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.bodies import GroupMembership

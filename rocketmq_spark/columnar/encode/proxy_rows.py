@@ -1,0 +1,254 @@
+"""Arrow columns to messages of requests to a Proxy, without a Python step per row: ``encoder``'s twin for gRPC.
+
+A message is a field of its request, so what stands for many messages are their fields behind each other, and a request may be
+cut out anywhere between two. Fields may be in any order: what all rows share is one constant as far as possible.
+
+Rows that are delayed travel alone, and many of them in envelopes: a batch that has some is encoded as items (``Encoder``), of
+which each becomes a message by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocketmq_spark.base.clock import epoch_ms
+from rocketmq_spark.base.codes import Property
+from rocketmq_spark.columnar import arrow
+from rocketmq_spark.columnar.arrow import NOTHING, Flags, Ints, Pieces
+from rocketmq_spark.columnar.encode import properties
+from rocketmq_spark.columnar.encode.encoder import OVERHEAD, Checked, Encoded, Encoder, Hashes, RowTopics
+from rocketmq_spark.columnar.encode.properties import BadRows, PropertyPieces
+from rocketmq_spark.grpc_proxy import outgoing
+from rocketmq_spark.grpc_proxy.facts import MessageType
+from rocketmq_spark.grpc_proxy.outgoing import ProxyBatch, ProxyEncoder, ProxyItem, ProxySendRequest
+from rocketmq_spark.grpc_proxy.protos import MAP_KEY, MAP_VALUE, VARINTS, number, start
+
+_KEYS, _GROUP, _PRIORITY = (name.encode() for name in (Property.KEYS, Property.SHARDING_KEY, Property.PRIORITY))
+_TEXTS = {name.encode(): first for name, first in outgoing.TEXTS.items()}
+_FIFO = number("SystemProperties", "message_type", MessageType.FIFO) + start("SystemProperties", "message_group")
+_FIRST = number("SystemProperties", "message_type", MessageType.PRIORITY) + start("SystemProperties", "priority")
+_COMMA = b","[0]
+_NULL = pa.nulls(1, pa.binary())[0]
+
+
+class ProxyPieces:
+    """Implements ``properties.PropertyPieces``: the fields of a message, and those of its system properties."""
+
+    def __init__(self, rows: int, bad_rows: BadRows) -> None:
+        self.lengths: Ints = np.zeros(rows, np.int64)
+        self.fields, self.system = Pieces(rows), Pieces(rows)
+        self.groups: pa.Array | None = None
+        self.priorities = False
+        self._bad_rows = bad_rows
+
+    def value(self, name: bytes, values: pa.Array, filled: Flags | None = None) -> None:
+        self._check_text(name.decode("utf-8", "replace"), values)
+        lengths = arrow.lengths(values) + len(name) + 2
+        self.lengths += lengths if filled is None else np.where(filled, lengths, 0)
+        if name in _TEXTS:
+            _add(self.system, (_TEXTS[name], _varints(arrow.lengths(values)), values), filled)
+        elif name == _KEYS:
+            _add(self.system, (_key_fields(values),), filled)
+        elif name == _GROUP:
+            self.groups = values if filled is None else pc.if_else(pa.array(filled), values, _NULL)
+            parts = arrow.joined(_FIFO, _varints(arrow.lengths(values)), values)
+            normal = pa.scalar(outgoing.NORMAL, pa.binary())
+            self.system.column(parts if filled is None else pc.if_else(pa.array(filled), parts, normal))
+        elif name == _PRIORITY:
+            self.priorities = True
+            _add(self.system, (_FIRST, _varints(values.cast(pa.string()).cast(pa.int64()).to_numpy())), filled)
+        else:
+            key = MAP_KEY + VARINTS[len(name)] + name + MAP_VALUE
+            sizes = arrow.lengths(values)
+            value_sizes = _varints(sizes)
+            entries = len(key) + arrow.lengths(value_sizes) + sizes
+            _add(self.fields, (outgoing.USER, _varints(entries), key, value_sizes, values), filled)
+
+    def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
+        if not len(names):
+            return
+        of_names, of_values = arrow.lengths(names), arrow.lengths(values)
+        ends = np.concatenate(([0], np.cumsum(of_names + of_values + 2)))
+        self.lengths += np.diff(ends[bounds])
+        name_sizes, value_sizes = _varints(of_names), _varints(of_values)
+        fixed = len(MAP_KEY) + len(MAP_VALUE) + arrow.lengths(name_sizes) + arrow.lengths(value_sizes)
+        made = arrow.joined(
+            outgoing.USER,
+            _varints(fixed + of_names + of_values),
+            MAP_KEY,
+            name_sizes,
+            names,
+            MAP_VALUE,
+            value_sizes,
+            values,
+        )
+        self._check_entries(names, values, bounds)
+        self.fields.column(arrow.regrouped(made, bounds))
+
+    def _check_text(self, name: str, values: pa.Array) -> None:
+        for row in _no_texts(values):
+            self._bad_rows.rows(np.array([row]), f"{name} is not UTF-8, and gRPC carries no other text")
+
+    def _check_entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
+        for entry in (*_no_texts(names), *_no_texts(values)):
+            row = np.searchsorted(bounds, [entry], side="right") - 1
+            self._bad_rows.rows(row, "a property is not UTF-8, and gRPC carries no other text")
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyEncoded(Encoded):
+    """Messages as fields of a request. ``ids`` have a comma behind each, and ``sizes`` are those of brokers' items.
+
+    Those with ``groups``, or which are ``alone``, are requests of their own.
+    """
+
+    ids: npt.NDArray[np.uint8]
+    sizes: Ints
+    groups: pa.Array | None
+    alone: bool
+
+    def take(self, rows: Any) -> ProxyEncoded:
+        groups = None if self.groups is None else self.groups.take(pa.array(rows))
+        return ProxyEncoded(self.items.take(rows), self.ids[rows], self.sizes[rows], groups, self.alone)
+
+    def slice(self, start: int, end: int) -> ProxyEncoded:
+        groups = None if self.groups is None else self.groups.slice(start, end - start)
+        items = self.items.slice(start, end - start)
+        return ProxyEncoded(items, self.ids[start:end], self.sizes[start:end], groups, self.alone)
+
+    def _stored(self) -> Ints:
+        return np.concatenate(([0], np.cumsum(self.sizes)))
+
+    def _body(self, start: int, end: int) -> ProxyBatch:
+        data, offsets = arrow.content(self.items)
+        ids = self.ids[start:end].tobytes()[:-1].decode()
+        if self.groups is None and not self.alone:
+            return ProxyBatch([[ProxySendRequest(bytes(data[int(offsets[start]) : int(offsets[end])]), ids)]])
+        bounds = offsets[start : end + 1].tolist()
+        groups = [None] * (end - start) if self.groups is None else self.groups.slice(start, end - start).to_pylist()
+        return ProxyBatch.of(
+            ProxyItem(bytes(data[bounds[i] : bounds[i + 1]]), msg_id, object() if self.alone else groups[i])
+            for i, msg_id in enumerate(ids.split(","))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyRowEncoder(Encoder):
+    """Encodes Arrow batches for ``proxy``, whose messages say their topic."""
+
+    proxy: ProxyEncoder | None = None
+
+    def _pieces(self, batch: pa.RecordBatch, bad_rows: BadRows) -> PropertyPieces:
+        if properties.any_delay(batch, self.columns):
+            return Encoder._pieces(self, batch, bad_rows)
+        return ProxyPieces(len(batch), bad_rows)
+
+    def check(self, batch: pa.RecordBatch, bad_rows: BadRows) -> Checked:
+        checked = Encoder.check(self, batch, bad_rows)
+        pieces, flags = checked.pieces, checked.flags
+        if flags is not None:
+            bad_rows.add(flags != 0, lambda i: f"its flag is {flags[i]}, which gRPC does not carry; expected 0")
+        if isinstance(pieces, ProxyPieces) and pieces.priorities and pieces.groups is not None:
+            both = arrow.flags(pieces.groups.is_valid())
+            bad_rows.add(both, "it is FIFO and PRIORITY, and over gRPC it can be one of them only")
+        return checked
+
+    def join(self, checked: Checked, hashes: Hashes | None = None, topics: RowTopics | None = None) -> Encoded:
+        pieces = checked.pieces
+        if not isinstance(pieces, ProxyPieces):
+            return Encoder.join(self, checked, hashes)
+        assert topics is not None, "a message of gRPC says its topic"
+        assert self.proxy is not None
+        born_ms = epoch_ms()
+        common = [self.proxy.of(name, born_ms) for name in topics.names]
+        ids = np.full((len(checked.body), self.ids.width + 1), _COMMA, np.uint8)
+        self._fill(ids[:, :-1], hashes)
+        message = Pieces(len(checked.body))
+        if topics.codes is None:
+            message.constant(common[0].first)
+        else:
+            message.column(pa.array([each.first for each in common], pa.binary()).take(pa.array(topics.codes)))
+        message.extend(pieces.fields)
+        _within(message, outgoing.SYSTEM, _system(common[0].system, ids[:, :-1], pieces))
+        body_sizes = arrow.lengths(checked.body)
+        _add(message, (outgoing.BODY, _varints(body_sizes), checked.body))
+        field = Pieces(len(checked.body))
+        _within(field, outgoing.MESSAGE, message)
+        sizes = body_sizes + pieces.lengths + self.id_bytes + OVERHEAD
+        return ProxyEncoded(field.joined(), ids, sizes, pieces.groups, pieces.priorities)
+
+
+def _system(first: bytes, ids: npt.NDArray[np.uint8], pieces: ProxyPieces) -> Pieces:
+    """The system properties of each row."""
+    rows, width = ids.shape
+    kind = b"" if pieces.priorities or pieces.groups is not None else outgoing.NORMAL
+    made = Pieces(rows)
+    made.constant(first + kind + outgoing.TEXTS[Property.UNIQ_KEY] + VARINTS[width])
+    made.column(arrow.fixed(np.ascontiguousarray(ids)))
+    made.extend(pieces.system)
+    return made
+
+
+def _within(pieces: Pieces, first: bytes, fields: Pieces) -> None:
+    """A field of each row that is a message itself."""
+    pieces.constant(first)
+    pieces.column(_varints(fields.lengths))
+    pieces.extend(fields)
+
+
+def _add(pieces: Pieces, parts: tuple[pa.Array | bytes, ...], filled: Flags | None = None) -> None:
+    """The same parts in every row, or in those that are filled."""
+    if filled is not None:
+        pieces.column(pc.if_else(pa.array(filled), arrow.joined(*parts), NOTHING))
+        return
+    for part in parts:
+        pieces.constant(part) if isinstance(part, bytes) else pieces.column(part)
+
+
+def _key_fields(keys: pa.Array) -> pa.Array:
+    """One field for each word, as many as a row has."""
+    if not len(arrow.rows_with(keys, outgoing.KEY_SEPARATOR_BYTES)):
+        return arrow.joined(outgoing.KEY, _varints(arrow.lengths(keys)), keys)
+    split = pc.split_pattern(keys, outgoing.KEY_SEPARATOR_BYTES)
+    words = split.flatten()
+    fields = arrow.joined(outgoing.KEY, _varints(arrow.lengths(words)), words)
+    return arrow.regrouped(
+        fields, np.concatenate(([0], np.cumsum(pc.fill_null(pc.list_value_length(split), 0).to_numpy())))
+    )
+
+
+def _no_texts(values: pa.Array) -> list[int]:
+    """Which values are not UTF-8."""
+    data, ends = arrow.content(values)
+    used = bytes(data[int(ends[0]) : int(ends[-1])])
+    if used.isascii():
+        return []
+    try:
+        used.decode()
+    except UnicodeDecodeError:
+        pass
+    else:
+        return []
+    return [i for i, value in enumerate(values.to_pylist()) if value is not None and not _is_text(value)]
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _varints(numbers: Ints) -> pa.Array:
+    """Numbers as protobuf writes them, all as wide as the largest: it takes bytes that say nothing."""
+    width = max(1, -(-int(numbers.max(initial=0)).bit_length() // 7))
+    made = (numbers[:, None] >> np.arange(0, 7 * width, 7) & 0x7F).astype(np.uint8)
+    made[:, :-1] |= 0x80
+    return arrow.fixed(made)

@@ -1,0 +1,111 @@
+"""Names in options: functions named as ``module:callable``, names that mean nothing, and those of Spark's Kafka source.
+
+For names of Kafka's there are hints; docs/coming-from-kafka.md has both side by side, with the habits behind the names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rocketmq_spark.errors import OptionError
+
+# Where options come from strangers, as in a service that runs the queries of others, names of code must not be followed.
+ALLOWED = "ROCKETMQ_SPARK_ALLOW_CALLABLES"
+_NO = ("0", "false", "no")
+
+
+def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
+    """``given`` itself when it can be called, else what ``module:callable`` names; ``option`` is for the error."""
+    if callable(given):
+        return given
+    if os.environ.get(ALLOWED, "1").strip().lower() in _NO:
+        raise OptionError(
+            f"option {option!r} is {given!r}, which names code, and variable {ALLOWED} says that options name none",
+            remedy="Give a built-in value, or the function itself; or have the variable changed by who set it",
+        )
+    module, _, path = given.partition(":")
+    try:
+        thing: Any = importlib.import_module(module)
+        for part in path.split("."):
+            thing = getattr(thing, part)
+    except (ImportError, AttributeError, ValueError) as e:
+        raise OptionError(f"option {option!r} is {given!r}; expected module:callable that can be imported ({e})") from e
+    if not callable(thing):
+        raise OptionError(f"option {option!r} is {given!r}; expected a callable, found {type(thing).__name__}")
+    called: Callable[..., Any] = thing
+    return called
+
+
+def nearest(option: str, given: str, known: Sequence[str]) -> str:
+    """What is wrong with ``given``, the known names, and the one that was probably meant."""
+    by_lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(given.lower(), by_lower, n=1)
+    hint = f"; did you mean {by_lower[near[0]]!r}?" if near else ""
+    return f"option {option!r} is {given!r}; expected one of {', '.join(known)}{hint}"
+
+
+# Options, in lower case, of spark-sql-kafka-0-10.
+KAFKA_OPTIONS = {
+    "kafka.bootstrap.servers": "the address of the cluster is option 'nameServer', a name server's host:port",
+    "bootstrap.servers": "the address of the cluster is option 'nameServer', a name server's host:port",
+    "kafka.group.id": "the consumer group is option 'group'",
+    "groupidprefix": "the consumer group is option 'group'",
+    "includeheaders": "headers are the column properties, see option 'includeProperties'",
+    "headers": "headers are the column properties, see option 'includeProperties'",
+    "key": "of a message there are columns 'keys', by which it is found, and 'shardingKey', which chooses its queue with "
+    "option 'queueSelector' = hash",
+    "partition": "a partition is a queue: columns 'queueId' and 'brokerName'; option 'assign' reads some queues only",
+    "fetchoffset.numretries": "how often is asked again is option 'numRetries'",
+    "fetchoffset.retryintervalms": "the pause between two tries is option 'retryInterval'",
+    "kafkaconsumer.polltimeoutms": "how long a task waits for a broker is option 'readDeadline'",
+    "kafka.security.protocol": "TLS is option 'tls', users are options 'accessKey' and 'secretKey'",
+    "kafka.sasl.mechanism": "users are options 'accessKey' and 'secretKey'",
+    "kafka.sasl.jaas.config": "users are options 'accessKey' and 'secretKey'",
+    "kafka.ssl.truststore.location": "authorities to trust are option 'tlsCaFile', a PEM file",
+    "kafka.ssl.keystore.location": "the client's certificate is option 'tlsCertFile', a PEM file, its key 'tlsKeyFile'",
+    "kafka.ssl.key.password": "the password of the key file is option 'tlsKeyPassword'",
+    "kafka.ssl.endpoint.identification.algorithm": "whether a certificate must name the host is option 'tlsCheckHostname'",
+    "kafka.request.timeout.ms": "the time for one request is option 'requestTimeout'",
+    "kafka.max.partition.fetch.bytes": "bytes under way in a task are bounded by option 'maxBytesInFlight'",
+    "kafka.compression.type": "compression of messages is option 'compression'",
+    "kafka.acks": "what counts as stored is option 'requireStoreOk'",
+    "kafka.delivery.timeout.ms": "the time for a send with all its retries is option 'sendTimeout'",
+    "kafka.batch.size": "the size of a batch is option 'batchMaxBytes'",
+    "kafka.max.request.size": "the largest message that is sent is option 'maxMessageSize'",
+}
+
+# Columns that its source gives, with those that stand for them here.
+KAFKA_SOURCE_COLUMNS = {
+    "key": "'keys' (array<string>)",
+    "value": "'body' (binary)",
+    "partition": "'brokerName' and 'queueId'",
+    "offset": "'queueOffset'",
+    "timestamp": "'storeTimestamp', or 'bornTimestamp' of the sender",
+    "timestamptype": "none: there are 'bornTimestamp' and 'storeTimestamp'",
+    "headers": "'properties' (map<string,string>)",
+}
+
+# Columns that its sink takes; ``value`` and ``topic`` are known here too.
+KAFKA_SINK_COLUMNS = {
+    "key": "'shardingKey' chooses the queue (with option 'queueSelector' = hash), by 'keys' messages are found",
+    "partition": "'queueId' and 'brokerName'",
+    "headers": "'properties' (map<string,string>)",
+    "timestamp": "none: brokers set the store time; 'deliverAt' delays a message",
+}
+
+
+def of_kafka_option(name: str) -> str | None:
+    """What the option of Kafka's is here; None where ``name`` is none of its options."""
+    lower = name.lower()
+    other = "settings of Kafka's clients mean nothing here; docs/coming-from-kafka.md lists what there is instead"
+    return KAFKA_OPTIONS.get(lower, other if lower.startswith("kafka.") else None)
+
+
+def of_kafka_column(name: str, sink: bool = False) -> str:
+    """The end of a sentence about an unknown column; empty where ``name`` is none of Kafka's."""
+    here = (KAFKA_SINK_COLUMNS if sink else KAFKA_SOURCE_COLUMNS).get(name.lower())
+    return f"; for Kafka's {name.lower()!r} there is {here}" if here else ""

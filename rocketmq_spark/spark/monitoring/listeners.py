@@ -1,0 +1,356 @@
+"""Listeners of queries in the driver program: ``GroupOffsetListener`` and ``MetricsListener``.
+
+The source itself commits finished positions when Spark asks for the next ones, which after the last batch of a run is
+at the next start. ``GroupOffsetListener`` hears of that batch at once, and commits the group's offsets.
+
+``MetricsListener`` writes what a query does as figures for others' tools: Prometheus text, or JSON lines. Every figure is one row
+of ``METRICS``; conf/grafana-dashboard.json shows them. Nothing is asked of brokers for it: all of it is in the progress of
+queries (``queries.progress``) and in what a ``foreach_batch_writer`` counts. What is not known has no line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+
+from rocketmq_spark import options as options_table
+from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
+from rocketmq_spark.pull.answers import Cause
+from rocketmq_spark.spark.monitoring.queries import of_progress, sink_counts
+from rocketmq_spark.spark.source.offsets import Offsets
+
+if TYPE_CHECKING:
+    from rocketmq_spark.spark.sink.foreach import ForeachBatchWriter
+
+logger = logging.getLogger(__name__)
+
+
+class GroupOffsetListener(StreamingQueryListener):
+    """Commits the offsets of a consumer group whenever a query makes progress, for dashboards and for later starts.
+
+    ``spark.streams.addListener(GroupOffsetListener(name_server="host:9876", group="orders"))``. A query continues from Spark's
+    checkpoint; these offsets are read only by tools and by new queries with ``startingOffsets=committed``. Sources of other
+    formats, clusters (by ``brokerClusterName``), namespaces and environments are ignored.
+
+    Args:
+        name_server: ``host:port``, several separated by ``;``.
+        options: Options of the source (docs/options.md), in snake_case or camelCase: ``group`` is required; ``subscribe``
+            limits the topics; without it the listener commits for every rocketmq source of the session.
+
+    Raises:
+        OptionError: An option is unknown or has a wrong value.
+    """
+
+    def __init__(self, **options: object) -> None:
+        from rocketmq_spark.spark.source.commit import GroupOffsets  # figures need no client
+
+        parsed = options_table.parse(options).for_role("stream source")
+        if "group" not in parsed.given:
+            raise OptionError("option 'group' is required: name the group whose offsets are committed")
+        self._options = parsed
+        self._topics = set(parsed.subscribe)
+        self._group_offsets = GroupOffsets(parsed)
+        self._finished: dict[UUID, list[Offsets]] = {}
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Does nothing at ``event``: no batch is finished yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Commit the end of the batch of ``event``. Failures are logged, because Spark ignores exceptions of listeners."""
+        ends = [self._mine(source.endOffset) for source in event.progress.sources]
+        self._finished[event.progress.runId] = [end for end in ends if end.positions]
+        self._commit(event.progress.runId)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Retry failed commits while the query of ``event`` is idle."""
+        self._commit(event.runId)
+
+    def _mine(self, logged: str) -> Offsets:
+        from rocketmq_spark.spark.source import filters
+
+        try:
+            end = Offsets.from_json(logged)
+        except OffsetError:
+            return Offsets({})  # another format's source
+        if filters.is_elsewhere(self._options, end):
+            return Offsets({})
+        mine = {q: o for q, o in end.positions.items() if not self._topics or q.topic in self._topics}
+        return replace(end, positions=mine)
+
+    def _commit(self, run: UUID) -> None:
+        for end in self._finished.get(run, []):
+            try:
+                self._group_offsets.commit(end.positions, end.reads)
+            except RocketMQError:
+                logger.exception("the offsets of a finished batch are not committed")
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Forget the query of ``event``. Its last progress was reported before."""
+        self._finished.pop(event.runId, None)
+
+
+# Queries that ended are reported for a while, so that one that failed is seen.
+_ENDED_QUERIES = 100
+
+
+class Metric(NamedTuple):
+    """A figure: its name, ``gauge`` or ``counter`` as Prometheus has them, and what it means."""
+
+    name: str
+    kind: str
+    help: str
+
+
+METRICS = (
+    Metric("rocketmq_spark_query_active", "gauge", "1 while the query runs, 0 after its end"),
+    Metric(
+        "rocketmq_spark_progress_timestamp_seconds", "gauge", "When the last progress was made, in seconds since 1970"
+    ),
+    Metric(
+        "rocketmq_spark_idle_timestamp_seconds",
+        "gauge",
+        "When the query was last seen idle: while this and the last progress are old, a batch is under way",
+    ),
+    Metric("rocketmq_spark_lag_messages", "gauge", "Messages behind the end of the last batch; with gaps, offsets"),
+    Metric("rocketmq_spark_behind_seconds", "gauge", "Since when the first of them has been seen to wait"),
+    Metric("rocketmq_spark_queues", "gauge", "Queues that answer"),
+    Metric("rocketmq_spark_queues_away", "gauge", "Queues that are waited for, whose lag is not known"),
+    Metric("rocketmq_spark_brokers_away", "gauge", "Brokers of which no queue answers"),
+    Metric(
+        "rocketmq_spark_lost_ranges_total",
+        "counter",
+        "Ranges of offsets that the driver found gone and went on without, by cause",
+    ),
+    Metric("rocketmq_spark_lost_offsets_total", "counter", "Offsets in these, as far as their number is known"),
+    Metric("rocketmq_spark_rows_total", "counter", "Rows read, of all sources of the query"),
+    Metric("rocketmq_spark_batches_total", "counter", "Micro-batches"),
+    Metric("rocketmq_spark_batch_seconds", "gauge", "How long the last micro-batch took"),
+    Metric("rocketmq_spark_sink_rows_total", "counter", "Rows that the sink acknowledged"),
+    Metric("rocketmq_spark_sink_bytes_total", "counter", "Bytes of these on the wire (foreach_batch_writer)"),
+    Metric("rocketmq_spark_sink_batches_total", "counter", "Requests that carried them (foreach_batch_writer)"),
+    Metric("rocketmq_spark_sink_retries_total", "counter", "Attempts that were repeated (foreach_batch_writer)"),
+    Metric("rocketmq_spark_sink_spooled_total", "counter", "Rows that a spool has instead (foreach_batch_writer)"),
+    Metric(
+        "rocketmq_spark_sink_already_stored_total",
+        "counter",
+        "Rows that an attempt before had stored, which were not sent again (foreach_batch_writer, exactly-once)",
+    ),
+    Metric(
+        "rocketmq_spark_sink_confirmed_total",
+        "counter",
+        "Rows without an acknowledgement that were found stored (foreach_batch_writer, exactly-once)",
+    ),
+    Metric(
+        "rocketmq_spark_sink_unmatched_total",
+        "counter",
+        "Messages of attempts before that match no row of the repeat (foreach_batch_writer, exactly-once)",
+    ),
+    Metric("rocketmq_spark_sink_broker_rows_total", "counter", "Rows acknowledged, by broker (foreach_batch_writer)"),
+    Metric("rocketmq_spark_sink_broker_failures_total", "counter", "Failed attempts, by broker (foreach_batch_writer)"),
+)
+_SINK_COUNTS = ("bytes", "batches", "retries", "spooled", "already_stored", "confirmed", "unmatched")
+
+Sample = tuple[str, Mapping[str, str], float]
+
+
+class QueryFigures:
+    """Of one query, from its start in this process on; counters begin at 0 with it, as Prometheus expects."""
+
+    def __init__(self, query: str, writer: ForeachBatchWriter | None = None) -> None:
+        self.query = query
+        self.active = True
+        self._writer = writer
+        self._rows = self._batches = self._sink_rows = 0
+        self._batch: int | None = None
+        self._last: dict[str, Any] = {}
+        self._at: float | None = None
+        self._idle_at: float | None = None
+
+    def idle(self, now_s: float) -> None:
+        """Spark says that there is nothing to read."""
+        self._idle_at = now_s
+
+    def progress(self, raw: Mapping[str, Any], now_s: float) -> dict[str, Any]:
+        """Take a progress in; gives the line that JSON has of it."""
+        self._last, self._at = of_progress(raw), now_s
+        self._rows += self._last["rows"] or 0
+        if self._last["batchId"] != self._batch:
+            self._batch = self._last["batchId"]
+            self._batches += 1
+            self._sink_rows += self._last["sinkRows"] or 0
+        return {"query": self.query, **self._last, **sink_counts(self._writer)}
+
+    def samples(self) -> Iterator[Sample]:
+        """What is known now: name, labels beside the query's, value."""
+        last, name = self._last, "rocketmq_spark_{}".format
+        yield name("query_active"), {}, float(self.active)
+        if self._idle_at is not None:
+            yield name("idle_timestamp_seconds"), {}, self._idle_at
+        if not last:
+            return
+        known = {
+            "progress_timestamp_seconds": self._at,
+            "lag_messages": last["lag"],
+            "behind_seconds": None if last["behindMs"] is None else last["behindMs"] / 1000,
+            "queues": last["queues"],
+            "queues_away": last["queuesAway"],
+            "brokers_away": len(last["brokersAway"]) if last["sources"] else None,
+            "rows_total": self._rows,
+            "batches_total": self._batches,
+            "batch_seconds": None if last["batchMs"] is None else last["batchMs"] / 1000,
+        }
+        yield from ((name(which), {}, float(value)) for which, value in known.items() if value is not None)
+        for cause in (cause.name.lower() for cause in Cause if last["sources"]):
+            counts = last["losses"].get(cause, {"ranges": 0, "offsets": 0})
+            yield name("lost_ranges_total"), {"cause": cause}, float(counts["ranges"])
+            if counts["offsets"] is not None:
+                yield name("lost_offsets_total"), {"cause": cause}, float(counts["offsets"])
+        yield from self._of_sink()
+
+    def _of_sink(self) -> Iterator[Sample]:
+        if self._writer is None:
+            if self._last["sinkRows"] is not None:
+                yield "rocketmq_spark_sink_rows_total", {}, float(self._sink_rows)
+            return
+        total = self._writer.total
+        yield "rocketmq_spark_sink_rows_total", {}, float(total.rows)
+        for count in _SINK_COUNTS:
+            yield f"rocketmq_spark_sink_{count}_total", {}, float(getattr(total, count))
+        for broker, part in total.brokers.items():
+            yield "rocketmq_spark_sink_broker_rows_total", {"broker": broker}, float(part.rows)
+            yield "rocketmq_spark_sink_broker_failures_total", {"broker": broker}, float(part.failures)
+
+
+def text(queries: Mapping[str, QueryFigures]) -> str:
+    """The figures of all queries in Prometheus' text format, version 0.0.4."""
+    lines: dict[str, list[str]] = {metric.name: [] for metric in METRICS}
+    for figures in queries.values():
+        for name, labels, value in figures.samples():
+            shown = ",".join(f'{k}="{_escaped(v)}"' for k, v in {"query": figures.query, **labels}.items())
+            lines[name].append(f"{name}{{{shown}}} {value!r}")
+    parts = [
+        [f"# HELP {m.name} {m.help}", f"# TYPE {m.name} {m.kind}", *lines[m.name]] for m in METRICS if lines[m.name]
+    ]
+    return "".join(f"{line}\n" for part in parts for line in part)
+
+
+def markdown() -> str:
+    """The table of figures as it stands in docs/metrics.md."""
+    lines = ["## Figures", "", "| name | kind | |", "| --- | --- | --- |"]
+    lines += [f"| `{metric.name}` | {metric.kind} | {metric.help} |" for metric in METRICS]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+class MetricsListener(StreamingQueryListener):
+    """``spark.streams.addListener(MetricsListener(prometheus="/var/lib/node_exporter/orders.prom"))``.
+
+    Writes metrics of all queries of the session whenever one of them makes progress. If a file cannot be written, the failure is
+    logged and no query is affected. Spark rarely reports an idle query, and reports nothing while a batch is running.
+
+    Args:
+        prometheus: A file in Prometheus' text format, replaced atomically each time, for node_exporter's textfile collector.
+        json_lines: A file to which each progress adds a line: ``query`` and the values of ``progress(query)``.
+        writer: A ``foreach_batch_writer`` whose counts are added.
+        writer_query: The name of the query of ``writer``; every query if not given.
+    """
+
+    def __init__(
+        self,
+        prometheus: str | Path | None = None,
+        json_lines: str | Path | None = None,
+        writer: ForeachBatchWriter | None = None,
+        writer_query: str | None = None,
+    ) -> None:
+        if prometheus is None and json_lines is None:
+            raise OptionError("MetricsListener needs prometheus=… or json_lines=…: the file to write to")
+        self._prometheus = None if prometheus is None else Path(prometheus)
+        self._json_lines = None if json_lines is None else Path(json_lines)
+        self._writer, self._writer_query = writer, writer_query
+        # By run: Spark reports a start at once, and what came before it, in its turn, later.
+        self._queries: dict[str, QueryFigures] = {}
+        self._replaced: deque[str] = deque(maxlen=_ENDED_QUERIES)
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """The query of ``event`` runs; its counters begin at 0."""
+        self._begun(event)
+        self._write()
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Write what the batch of ``event`` did."""
+        raw = json.loads(event.progress.json)
+        run = str(event.progress.runId)
+        if run not in self._queries and run not in self._replaced:  # it ran already when the listener was added
+            self._begun(event.progress)
+        figures = self._queries.get(run) or self._figures(event.progress)
+        self._write(json.dumps(figures.progress(raw, time.time()), separators=(",", ":")) + "\n")
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """The query of ``event`` has nothing to read, so no batch is running."""
+        if str(event.runId) in self._queries:
+            self._queries[str(event.runId)].idle(time.time())
+            self._write()
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """The query of ``event`` ended. Its metrics stay in the output until it runs again."""
+        if str(event.runId) in self._queries:
+            self._queries[str(event.runId)].active = False
+        ended = [run for run, figures in self._queries.items() if not figures.active]
+        for run in ended[:-_ENDED_QUERIES]:
+            del self._queries[run]
+        self._write()
+
+    def _begun(self, of: QueryStartedEvent | StreamingQueryProgress) -> None:
+        """A run takes the place of the one of its name, whatever its checkpoint: figures are distinguished by names."""
+        figures = self._figures(of)
+        for run in [run for run, known in self._queries.items() if known.query == figures.query]:
+            del self._queries[run]
+            self._replaced.append(run)
+        self._queries[str(of.runId)] = figures
+
+    def _figures(self, of: QueryStartedEvent | StreamingQueryProgress) -> QueryFigures:
+        name = of.name or str(of.id)
+        return QueryFigures(name, self._writer if self._writer_query in (None, name) else None)
+
+    def _write(self, line: str = "") -> None:
+        try:
+            if self._prometheus is not None:
+                _replace(self._prometheus, text(self._queries).encode(errors="replace"))
+            if self._json_lines is not None and line:
+                with self._json_lines.open("a", encoding="utf-8") as file:
+                    file.write(line)
+        except OSError:
+            logger.exception("the figures of queries are not written")
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Whole or not at all, for readers of any user; by way of a file whose name no other process can have taken."""
+    number, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(number, "wb") as file:
+            file.write(data)
+        Path(part).chmod(0o644)
+        Path(part).replace(path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise

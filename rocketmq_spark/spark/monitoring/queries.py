@@ -1,0 +1,203 @@
+"""What a query says of itself: ``progress(query)``, how a running one is doing, and ``explain(exception)``, why one failed.
+
+``progress`` is out of what its sources report to Spark (``decisions``).
+
+``explain`` gives the one line of a PySpark exception that says what went wrong and what to do. Spark wraps what a Python task or
+a source says into a traceback of Python, a stack of the JVM and a plan. The line is in there, last of all that speak in our name;
+where none does, a trap that is known has its remedy here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from rocketmq_spark.errors import RocketMQError
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from rocketmq_spark.spark.sink.foreach import ForeachBatchWriter
+
+
+# Our own line, with those below it that list problems.
+_OURS = re.compile(r"\[ROCKETMQ_[A-Z_]+\][^\n]*(?:\n[ \t]+- [^\n]*)*")
+_STATE = re.compile(r"\s*SQLSTATE: \w{5}\b.*$")
+# The last line of a traceback, which names a class; indented ones are frames.
+_OF_PYTHON = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: [^\n]*)?$", re.MULTILINE)
+# What Spark says of its own, and what to do.
+_KNOWN = (
+    (
+        r"DATA_SOURCE_NOT_FOUND|No module named '(?:rocketmq_spark|pyspark_rocketmq|pyarrow)'",
+        "Spark's workers run a Python that lacks rocketmq-spark or pyarrow. Set PYSPARK_PYTHON to the python of its virtual "
+        "environment before the session is made, or call register(spark). The source needs PySpark 4.2",
+    ),
+    (
+        r"Illegal size \d+ of collection",
+        "two streams started at once and broke Spark's driver. Start it again, and call register(spark) before the first "
+        "stream (docs/upstream.md)",
+    ),
+    (
+        r"\[UNSUPPORTED_DATA_SOURCE_SAVE_MODE\].*rocketmq",
+        'a topic takes appended rows only. Write with .mode("append"), or with write_rocketmq(df, …), which needs no mode',
+    ),
+    (
+        r"failed to connect back",
+        "a Python worker did not start within Spark's 10 s. Is the machine overloaded, or the folder of Python slow? Start "
+        "the query again",
+    ),
+)
+
+
+def explain(exception: BaseException) -> str:
+    """Return the one useful line of ``exception``, which PySpark may have wrapped: the cause, and the remedy if known.
+
+    That is, in this order: the rocketmq-spark error that the driver or a task raised, with its code and all of its problems;
+    a known problem of Spark with its remedy; the last line of a Python error in a task; the first line of the exception.
+    """
+    chain = list(_chain(exception))
+    for one in chain:
+        if isinstance(one, RocketMQError):
+            return _one_line(str(one))
+    texts = [str(one) for one in chain]
+    for text in texts:
+        ours = _OURS.findall(text)
+        if ours:
+            return _one_line(ours[-1])
+    for text in texts:
+        for known, remedy in _KNOWN:
+            found = re.search(rf"^.*(?:{known}).*$", text, re.MULTILINE)
+            if found:
+                return f"{_one_line(found[0]).rstrip('.')}: {remedy}"
+    for text in texts:
+        said = _OF_PYTHON.findall(text) if "Traceback (most recent call last)" in text else ()
+        if said:
+            return _one_line(said[-1])
+    return next(
+        (_one_line(line) for text in texts for line in text.splitlines() if line.strip()), type(exception).__name__
+    )
+
+
+def _chain(exception: BaseException) -> Iterator[BaseException]:
+    """The exception, then what it came from."""
+    seen: set[int] = set()
+    one: BaseException | None = exception
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or one.__context__
+
+
+def _one_line(text: str) -> str:
+    head, *problems = re.split(r"\n[ \t]+- ", text.strip())
+    line = " ".join((head.rstrip() + " " + "; ".join(problems)).split())
+    return _STATE.sub("", line)
+
+
+_SUMS = ("lag", "queues", "queuesAway")
+
+
+def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) -> dict[str, Any] | None:
+    """Return the figures of the rocketmq sources in the last progress of ``query``.
+
+    ``lag``: unread messages after the end of the batch (gaps in the offsets count too). ``behindMs``: ms since this run first saw
+    the oldest unread message; 0 if there is none, None while it reads messages that are older than the run. ``queues``:
+    queues whose brokers answer. ``queuesAway`` and ``brokersAway``: queues and brokers that do not answer now; their lag is
+    not counted. ``losses``: by cause, the ``ranges`` and ``offsets`` that the driver skipped in this run. ``sources``: the
+    same for each rocketmq source. Also ``batchId``, ``timestamp``, ``rows``, ``batchMs`` and ``sinkRows``. Unknown values are
+    None.
+
+    All figures are of the end of the last batch, ``ageMs`` ms ago. ``underWay`` is whether the next batch is running now. If
+    it stays True and ``ageMs`` grows, the batch is large or waits for a broker.
+
+    With ``writer``, ``sink`` has what that writer wrote in all of its batches: ``rows`` is the sum of ``sent`` and ``confirmed``.
+    ``already_stored`` rows had been stored by an earlier attempt; ``unmatched`` messages of earlier attempts match no row of the
+    repeat.
+
+    Args:
+        query: A query of this session.
+        writer: The ``foreach_batch_writer`` of the query.
+
+    Returns:
+        The figures by name; None before the first progress.
+    """
+    last = query.lastProgress
+    if last is None:
+        return None
+    latest = json.loads(last.json)
+    age = _age_ms(latest, datetime.now(UTC))
+    return {**of_progress(latest), "underWay": _executes(query.status), "ageMs": age, **sink_counts(writer)}
+
+
+def sink_counts(writer: ForeachBatchWriter | None) -> dict[str, Any]:
+    """What a writer of micro-batches wrote in all, as ``sink``; nothing without one."""
+    return {} if writer is None else {"sink": {"sent": writer.total.sent, **asdict(writer.total)}}
+
+
+def _executes(status: Mapping[str, Any]) -> bool:
+    """Between batches, while offsets are asked for, triggers are active, too."""
+    return bool(status.get("isTriggerActive")) and str(status.get("message", "")).startswith("Processing")
+
+
+def _age_ms(latest: Mapping[str, Any], now: datetime) -> int | None:
+    """How long ago the last trigger ended: Spark gives its begin and how long it took."""
+    try:
+        begun = datetime.fromisoformat(latest["timestamp"])
+        took = timedelta(milliseconds=latest["durationMs"]["triggerExecution"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return max(0, round((now - begun - took) / timedelta(milliseconds=1)))
+
+
+def of_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a progress as Spark's JSON has it."""
+    sources = [of_source(source.get("latestOffset")) for source in raw.get("sources", ())]
+    ours = [source for source in sources if source is not None]
+    rows = raw.get("sink", {}).get("numOutputRows", -1)
+    return {
+        "batchId": raw.get("batchId"),
+        "timestamp": raw.get("timestamp"),
+        "rows": raw.get("numInputRows"),
+        "batchMs": raw.get("durationMs", {}).get("triggerExecution"),
+        "sinkRows": rows if rows >= 0 else None,
+        **{name: _sum(source[name] for source in ours) for name in _SUMS},
+        "behindMs": _largest([source["behindMs"] for source in ours]),
+        "brokersAway": sorted({name for source in ours for name in source["brokersAway"]}),
+        "losses": _losses(source["losses"] for source in ours),
+        "sources": ours,
+    }
+
+
+def of_source(latest: Any) -> dict[str, Any] | None:
+    """What a source reports, without the ends of its queues; None where ``latest`` is not of a rocketmq source."""
+    if isinstance(latest, str):
+        try:
+            latest = json.loads(latest)
+        except ValueError:
+            return None
+    if not isinstance(latest, dict) or not {"topics", "lag", "behindMs"} <= latest.keys():
+        return None
+    return {name: value for name, value in latest.items() if name not in ("topics", "v")}
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = list(values)
+    numbers = [value for value in known if value is not None]
+    return sum(numbers) if known and len(numbers) == len(known) else None
+
+
+def _largest(values: list[int | None]) -> int | None:
+    numbers = [value for value in values if value is not None]
+    return max(numbers) if values and len(numbers) == len(values) else None
+
+
+def _losses(reports: Iterable[Mapping[str, Mapping[str, int | None]]]) -> dict[str, dict[str, int | None]]:
+    every = [(cause, counts) for report in reports for cause, counts in report.items()]
+    return {
+        cause: {name: _sum(counts[name] for of, counts in every if of == cause) for name in ("ranges", "offsets")}
+        for cause in sorted({cause for cause, _ in every})
+    }

@@ -1,0 +1,189 @@
+"""Messages made by columns are those that are made one by one of the same rows, as protobuf reads them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.columnar.encode import proxy_rows
+from rocketmq_spark.columnar.encode.batch import UniqueIds
+from rocketmq_spark.columnar.encode.encoder import Encoder, Growth, RowTopics
+from rocketmq_spark.columnar.encode.proxy_rows import ProxyRowEncoder
+from rocketmq_spark.errors import MessageRefused
+from rocketmq_spark.grpc_proxy.outgoing import ProxyBatch, ProxyEncoder
+from rocketmq_spark.grpc_proxy.protos import proto
+from rocketmq_spark.model import SendRequest
+from rocketmq_spark.producer.outgoing import at_rest
+from rocketmq_spark.session import proxied
+from rocketmq_spark.wire.messages import decode_batch
+from tests.encode.test_encoder import NAMES, batch_of
+from tests.encode.test_encoder import rows as any_rows
+from tests.live.writes import frame
+
+BORN = 1_767_225_600_123
+ONE = RowTopics(["t"])
+PROXY = ProxyEncoder(lambda topic: f"ns%{topic}", "host", proxied.messages_of)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _clock():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proxy_rows, "epoch_ms", lambda: BORN)
+        yield
+
+
+def encoder(kind, columns, **more):
+    return kind(columns, 4 << 20, UniqueIds(b"taskid00", lambda: BORN), **more)
+
+
+def encoded(batch, columns=None, topics=ONE):
+    """The rows by columns."""
+    columns = columns or {name.lower(): name for name in batch.schema.names}
+    encode, bad_rows = encoder(ProxyRowEncoder, columns, proxy=PROXY), proxy_rows.BadRows()
+    checked = encode.check(batch, bad_rows)
+    bad_rows.raise_if_any()
+    return encode.join(checked, topics=topics)
+
+
+def items_of(batch, columns=None):
+    """The rows as brokers take them."""
+    columns = columns or {name.lower(): name for name in batch.schema.names}
+    return [bytes(chunk.body) for chunk in encoder(Encoder, columns)(batch).chunks(0)]
+
+
+def one_by_one(items, topic="t"):
+    return PROXY.encoded(topic, SendRequest("g", b"".join(items), batch=True, born_timestamp_ms=BORN))
+
+
+def read(made):
+    """What the requests of a batch say, with the ids that their answers are compared with."""
+    parse = proto("SendMessageRequest").FromString
+    return [[(list(parse(each.data).messages), each.ids, each.delayed) for each in chain] for chain in made.chains]
+
+
+def whole(made):
+    """All rows as one batch."""
+    (chunk,) = made.chunks(1 << 30)
+    assert chunk.rows == len(made)
+    assert len(chunk.body) == sum(len(each.data) for chain in chunk.body.chains for each in chain)
+    return chunk.body
+
+
+def same(batch, columns=None):
+    assert read(whole(encoded(batch, columns))) == read(one_by_one(items_of(batch, columns)))
+
+
+@given(any_rows().filter(bool), st.data())
+def test_any_rows(made, data):
+    rows = batch_of([(*row[:4], 0) for row in made])
+    same(rows, NAMES)
+    same(rows.slice(data.draw(st.integers(0, len(made) - 1))), NAMES)
+
+
+@pytest.mark.parametrize("count", [1, 1000])
+def test_rows_of_one_writer(count):
+    """Bodies that hold separators, and lengths of one, two and three bytes in one column."""
+    numbers = range(count)
+    same(
+        frame(
+            body=pa.array([bytes([1, 2, 32]) * (1 + 40 * (n % 300)) for n in numbers], pa.binary()),
+            tags=[f"tag{n % 4}" for n in numbers],
+            keys=[f"key-{n}" for n in numbers],
+            properties=[[("color", "r" * (1 + n)), ("größe", "ß")] for n in numbers],
+        )
+    )
+
+
+def test_several_keys_and_none():
+    same(frame(body=["x"] * 5, keys=[["a", "bc"], None, ["d"], [], ["e", "", "f"]]))
+    same(frame(body=["x"] * 4, keys=pa.array(["a  b", "", None, " "])))
+
+
+def test_groups_and_priorities_are_requests_of_their_own():
+    same(frame(body=list("abcd"), shardingKey=["g", None, "h", "g"]))
+    same(frame(body=list("abcd"), shardingKey=["g", "h", "h", "g"]))
+    made = whole(encoded(frame(body=list("abc"), priority=pa.array([300, None, 0], pa.int32()))))
+    careful = one_by_one(items_of(frame(body=list("abc"), priority=pa.array([300, None, 0], pa.int32()))))
+    assert read(made) == read(careful)
+    assert [len(chain) for chain in made.chains] == [1, 1, 1]
+
+
+def test_rows_of_several_topics():
+    rows = frame(body=list("abc"))
+    made = whole(encoded(rows, topics=RowTopics(["t", "other"], [0, 1, 0])))
+    a, b, c = items_of(rows)
+    expected = [read(one_by_one([item], topic))[0][0][0][0] for item, topic in ((a, "t"), (b, "other"), (c, "t"))]
+    assert read(made)[0][0][0] == expected
+
+
+def test_a_batch_with_delays_is_encoded_for_who_looks_at_each_row():
+    rows = frame(body=list("abc"), delayMs=[5, None, 0], keys=["a", "b", "c"])
+    chunks = list(encoded(rows).chunks(0))
+    assert [bytes(chunk.body) for chunk in chunks] == items_of(rows)
+    same(frame(body=["a"], delayMs=[0], delayLevel=pa.array([None], pa.int32())))
+
+
+@given(any_rows().filter(bool), st.integers(1, 300), st.none() | st.integers(1, 4), st.data())
+def test_chunks_are_whole_messages_in_order(made, max_bytes, max_rows, data):
+    rows = batch_of([(*row[:4], 0) for row in made])
+    picked = data.draw(st.permutations(range(len(made))))
+    taken = encoded(rows, NAMES).take(pa.array(picked).to_numpy()).slice(0, len(made))
+    chunks = list(taken.chunks(max_bytes, max_rows))
+    found = [message for chunk in chunks for message in chunk.body.messages()]
+    assert [message.body for message in found] == [made[i][0] for i in picked]
+    ids = ",".join(each.ids for chunk in chunks for chain in chunk.body.chains for each in chain).split(",")
+    assert ids == [message.properties["UNIQ_KEY"] for message in found]
+    for chunk in chunks:
+        assert len(chunk.body) <= max_bytes or chunk.rows == 1
+        assert max_rows is None or chunk.rows <= max_rows
+
+
+@given(any_rows().filter(bool), st.integers(1, 100), st.integers(100, 900))
+def test_what_brokers_count_is_bounded_as_for_their_own_items(made, item_bytes, most):
+    """The Proxy hands the rows on in the layout of items."""
+    rows = batch_of([(*row[:4], 0) for row in made])
+    chunks = list(encoded(rows, NAMES).chunks(1 << 30, grown=Growth(item_bytes, most)))
+    expected = encoder(Encoder, NAMES)(rows).chunks(1 << 30, grown=Growth(item_bytes, most))
+    assert [chunk.rows for chunk in chunks] == [chunk.rows for chunk in expected]
+
+
+@given(any_rows().filter(bool))
+def test_each_row_has_the_size_of_its_item(made):
+    rows = batch_of([(*row[:4], 0) for row in made])
+    ends = encoded(rows, NAMES)._stored().tolist()
+    assert [end - begin for begin, end in itertools.pairwise(ends)] == [len(item) for item in items_of(rows, NAMES)]
+
+
+def test_a_spool_gets_the_items_of_brokers():
+    rows = frame(body=["a", "b"], tags=["t", None], properties=[[("p", "v")], None])
+    request = SendRequest("g", whole(encoded(rows)), batch=True)
+    kept = at_rest(request)
+    assert proxied.messages_of(kept) == one_by_one(items_of(rows)).messages()
+    (row,) = encoded(rows.slice(0, 1)).chunks(0)
+    single = at_rest(SendRequest("g", row.body, batch=True))
+    assert (single.batch, single.body) == (False, b"a")
+    assert proxied.messages_of(single) == row.body.messages()
+    assert isinstance(row.body, ProxyBatch)
+    assert len(decode_batch(kept.data)) == 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"flag": pa.array([0, 3], pa.int32())}, "row 1: its flag is 3, which gRPC does not carry"),
+        ({"shardingKey": [None, "g"], "priority": pa.array([1, 2])}, "row 1: it is FIFO and PRIORITY"),
+        ({"tags": pa.array([b"a", b"\xff"])}, "row 1: TAGS is not UTF-8"),
+        (
+            {"properties": pa.array([[(b"a", b"x")], [(b"a", b"\xff")]], pa.map_(pa.binary(), pa.binary()))},
+            "row 1: a is",
+        ),
+        ({"properties": pa.array([[], [(b"\xff", b"x")]], pa.map_(pa.binary(), pa.binary()))}, "row 1: a property is"),
+    ],
+)
+def test_what_grpc_cannot_carry_is_a_fault_of_its_row(columns, said):
+    with pytest.raises(MessageRefused, match=said):
+        encoded(frame(body=["x", "y"], **columns))
