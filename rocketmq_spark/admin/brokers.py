@@ -34,13 +34,14 @@ class StoredUser(NamedTuple):
 
 
 class StoredPolicy(NamedTuple):
-    """What one broker allows or denies a subject on a resource."""
+    """What one broker allows or denies a subject on a resource. ``Default`` counts where nothing ``Custom`` does."""
 
     subject: str
     resource: str
     actions: tuple[str, ...]
     allowed: bool
     sources: tuple[str, ...]
+    kind: str = "Custom"
 
 
 def users_in(body: Bytes) -> list[StoredUser]:
@@ -65,6 +66,7 @@ def policies_in(body: Bytes) -> list[StoredPolicy]:
                 tuple(map(str, entry.get("actions") or ())),
                 str(entry.get("decision")).lower() == "allow",
                 tuple(map(str, entry.get("sourceIps") or ())),
+                str(policy.get("policyType") or "Custom"),
             )
             for item in _items(body, "subject")
             for policy in item.get("policies") or ()
@@ -221,7 +223,7 @@ def set_user(
 
 
 def delete_user(tools: AdminTools, name: str) -> None:
-    """Delete a user. Its policies stay with the brokers: ``delete_policy``."""
+    """Delete a user, and with it all of its policies."""
     if not users(tools, name):
         raise OptionError(f"there is no user {name}")
     _all(tools, lambda broker: rpc.AUTH_DELETE_USER.request(username=name, bname=broker))
@@ -229,14 +231,18 @@ def delete_user(tools: AdminTools, name: str) -> None:
 
 def policies(tools: AdminTools, user: str | None = None) -> list[AccessPolicy]:
     """All policies, or those of one user. Where brokers differ a policy is there more than once."""
-    subject = None if user is None else _subject(user)
-    answers = _all(tools, lambda broker: rpc.AUTH_LIST_ACL.request(subjectFilter=subject, bname=broker))
-    kept = ((broker, policy) for broker, body in answers for policy in policies_in(body))
-    found = _merged((broker, policy) for broker, policy in kept if subject is None or policy.subject == subject)
     return [
         AccessPolicy(p.subject.removeprefix("User:"), p.resource, p.actions, p.allowed, p.sources, brokers)
-        for p, brokers in found
+        for p, brokers in _merged(_kept(tools, user))
     ]
+
+
+def _kept(tools: AdminTools, user: str | None) -> list[tuple[str, StoredPolicy]]:
+    """Policies by broker."""
+    subject = None if user is None else _subject(user)
+    answers = _all(tools, lambda broker: rpc.AUTH_LIST_ACL.request(subjectFilter=subject, bname=broker))
+    kept = [(broker, policy) for broker, body in answers for policy in policies_in(body)]
+    return [(broker, policy) for broker, policy in kept if subject is None or policy.subject == subject]
 
 
 def set_policy(
@@ -254,11 +260,19 @@ def set_policy(
 
 
 def delete_policy(tools: AdminTools, user: str, resource: str) -> None:
-    """Forget what was said of a user and a resource."""
-    if all(policy.resource != resource for policy in policies(tools, user)):
+    """Forget what was said of a user and a resource, where it was, custom and default alike."""
+    kept = {(policy.kind, broker) for broker, policy in _kept(tools, user) if policy.resource == resource}
+    if not kept:
         raise OptionError(f"user {user} has no policy for {resource}")
-    row = rpc.AUTH_DELETE_ACL
-    _all(tools, lambda broker: row.request(subject=_subject(user), resource=resource, bname=broker))
+    masters, row = _masters(tools), rpc.AUTH_DELETE_ACL
+    for kind in sorted({kind for kind, _ in kept}):
+        asked = {
+            broker: (at, row.request(subject=_subject(user), policyType=kind, resource=resource, bname=broker))
+            for broker, at in masters.items()
+            if (kind, broker) in kept
+        }
+        for _ in ask_each(tools, asked, (Response.SUCCESS,)):
+            pass
 
 
 def _subject(user: str) -> str:

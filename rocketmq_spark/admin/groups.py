@@ -203,7 +203,7 @@ def names(tools: AdminTools) -> list[str]:
 
 def describe(tools: AdminTools, group: str) -> GroupDescription:
     """A group's settings, members and lag. Raises ``GroupNotFound``, with the nearest names, where brokers know nothing of it."""
-    masters = _masters(tools)
+    masters = _asked(tools)
     settings, online = _settings(tools, group, masters), _online(tools, group, masters)
     topics = _consumed(tools, group, bool(settings or online))
     look = look_at(tools, of_group(tools, group, topics)) if topics else QueuePositions([])
@@ -255,9 +255,10 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
     Mirrors ``DeleteSubscriptionGroupCommand``, which always deletes the topics, and offsets with ``-r true``.
     """
     check_deletable(tools, group, force)
-    on_wire = tools.calls.on_wire(group)
+    # Brokers before 5.0 have the other name for the same.
+    row, on_wire = rpc.DELETE_SUBSCRIPTIONGROUP, tools.calls.on_wire(group)
     asked = {
-        name: (address, rpc.DELETE_SUBSCRIPTIONGROUP.request(groupName=on_wire, cleanOffset=True, bname=name))
+        name: (address, row.request(groupName=on_wire, cleanOffset=True, removeOffset=True, bname=name))
         for name, address in masters_of(tools.admin.cluster()).items()
     }
     for _ in ask_each(tools, asked, (Response.SUCCESS,)):
@@ -278,5 +279,6 @@ def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
         check_members(group, sorted({member.client_id for there in online for member in there.members}))
 
 
-def _masters(tools: AdminTools) -> dict[str, str]:
-    return {name: data.master for name, data in sorted(tools.admin.cluster().items()) if data.master}
+def _asked(tools: AdminTools) -> dict[str, str]:
+    """Who knows of groups: all masters; where one is away its slave, which has its groups, and whose members tell it, too."""
+    return {name: at for name, data in sorted(tools.admin.cluster().items()) if (at := data.replica("hint"))}

@@ -222,11 +222,11 @@ def _at(tools: AdminTools, broker: str, place: OffsetMessageId, topic: str | Non
 
 
 def _indexed(tools: AdminTools, topic: str, search: IndexSearch) -> list[ReceivedMessage]:
-    """What the indexes of the topic's masters have, in the order of storing."""
+    """What the indexes of the topic's masters have, in the order of storing. Where a master is away its slave is asked."""
     route = tools.admin.routes.existing(topic, 0.0)
     asked = {
         name: (
-            data.master,
+            address,
             rpc.QUERY_MESSAGE.request(
                 topic=tools.calls.on_wire(topic),
                 key=search.key,
@@ -238,7 +238,7 @@ def _indexed(tools: AdminTools, topic: str, search: IndexSearch) -> list[Receive
             ),
         )
         for name, data in sorted(route.brokers.items())
-        if data.master
+        if (address := data.replica("hint"))
     }
     found: list[ReceivedMessage] = []
     for name, answer in ask_each(tools, asked, (Response.SUCCESS, Response.QUERY_NOT_FOUND)):

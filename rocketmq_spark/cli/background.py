@@ -81,20 +81,25 @@ def running() -> RunningBroker | None:
 
 def start(wish: Wish) -> RunningBroker:
     """Start it and return when it is ready. The first start of a user downloads RocketMQ, and shows that here."""
+    _refuse_second()
+    find_java()
+    process.refuse_taken(_ports(wish))
+    distro.fetch()
+    _refuse_second()  # another command has waited for the same download, perhaps
+    with distro.writing_to(_folder()):
+        _folder().mkdir(parents=True, exist_ok=True)
+        _state_path().unlink(missing_ok=True)
+        with log_path().open("w") as log:
+            return _spawned(wish, log)
+
+
+def _refuse_second() -> None:
     if _held():
         broker = running()
         where = f": {broker.name_server}, process {broker.pid}" if broker else ", and just starts or ends"
         raise LocalBrokerError(
             f"A local broker is running already{where}", remedy="Stop it with: rocketmq-spark broker stop"
         )
-    find_java()
-    process.refuse_taken(_ports(wish))
-    distro.fetch()
-    with distro.writing_to(_folder()):
-        _folder().mkdir(parents=True, exist_ok=True)
-        _state_path().unlink(missing_ok=True)
-        with log_path().open("w") as log:
-            return _spawned(wish, log)
 
 
 def _spawned(wish: Wish, log: IO[str]) -> RunningBroker:

@@ -121,10 +121,10 @@ def set_user(
 @connected
 @click.pass_obj
 def delete_user(output: Output, target: Target, name: str, yes: bool) -> None:
-    """Delete the user NAME."""
+    """Delete the user NAME and its policies."""
     from rocketmq_spark.admin import brokers
 
-    confirm(f"Delete user {name}", yes)
+    confirm(f"Delete user {name} and its policies", yes)
     brokers.delete_user(target.client(), name)
     output.item({"user": name, "deleted": True}, f"User {name} is deleted")
 

@@ -107,7 +107,7 @@ def _unexpected(error: Exception) -> RocketMQError:
 
 # What the first page of help says, and where the command is.
 _COMMANDS = {
-    "demo": ("Run a stream from a broker to Spark and back, in two or three minutes.", "demo.play:demo"),
+    "demo": ("Run a stream from a broker to Spark and back: a few minutes.", "demo.play:demo"),
     "broker": ("Start and stop a real RocketMQ on this machine.", "broker:broker"),
     "topic": ("Create, list, describe, widen, shrink and delete topics.", "topic:topic"),
     "group": ("List, describe and delete consumer groups.", "group:group"),

@@ -39,7 +39,7 @@ _POLL_S = 0.5
 COMMIT_S, UNDER_WAY = 0.25, 256
 # Bytes of one batch, by the sizes of the originals. A larger message is sent alone, for which the limit is higher.
 _BATCH_BYTES = 512 << 10
-# How often it is asked whether the end is reached, while messages come.
+# While messages come: how often what was passed over is committed, too, and it is asked whether the end is reached.
 _LOOK_S = 1.0
 # Shorter pauses are not worth a wait.
 _PAUSE_S = 0.01
@@ -66,11 +66,13 @@ class Copier:
         self.copied = self.skipped = 0
 
     def send(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Send copies of messages of one queue, in order; ends before the last of them when it is to stop."""
+        """Send copies of messages of one queue, in order; ends before the last of them when it is to stop, or when the queue
+        has gone to another member, which sends them.
+        """
         rate = self._how["rate"]
         for chunk in chunks(messages, UNDER_WAY if rate is None else max(1, min(UNDER_WAY, int(rate / 10)))):
             self._pace(rate)
-            if self._stop.is_set():
+            if self._stop.is_set() or chunk[0].queue not in self._consumer.assignment():
                 return
             self._send(chunk)
             self._sent[chunk[-1].queue] = chunk[-1].queue_offset + 1
@@ -144,11 +146,14 @@ class Copier:
         self._under_way.popleft()
 
     def commit(self) -> None:
-        """Wait until all copies are acknowledged, and commit how far that is."""
+        """Wait until all copies are acknowledged, and commit how far that is, but for queues that others have now: they may be
+        further, and have nothing to commit any more.
+        """
         self._settle()
-        if self._sent:
-            self._consumer.commit(self._sent)
-            self._sent = {}
+        own = set(self._consumer.assignment())
+        if sent := {queue: offset for queue, offset in self._sent.items() if queue in own}:
+            self._consumer.commit(sent)
+        self._sent = {}
         self._committed_s = time.monotonic()
 
     def commit_all(self) -> None:
@@ -268,10 +273,9 @@ def _run(copier: Copier, consumer: PullConsumer, target: Target, how: dict[str, 
         left = None if left is None else left - len(some)
         if left == 0:
             break
-        if not messages:
+        if not messages or look.expired:
             copier.commit_all()
-        if ends is not None and (not messages or look.expired):
-            if _reached(target, how["group"], ends):
+            if ends is not None and _reached(target, how["group"], ends):
                 break
             look = Deadline.after(_LOOK_S)
     copier.commit()

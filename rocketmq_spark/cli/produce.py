@@ -185,6 +185,8 @@ def _orders(topic: str, rate: float, count: int | None, stop: threading.Event) -
     supply = Orders()
     for due in paced(rate, count, stop):
         for _ in range(due):
+            if stop.is_set():  # at more than can be sent, ever more is due
+                return
             yield supply.next().message(topic)
 
 

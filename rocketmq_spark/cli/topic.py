@@ -86,6 +86,20 @@ def widen(output: Output, target: Target, name: str, queues: int, brokers: tuple
     _show(output, topics.widen(target.client(), name, queues, brokers or None, "--queues"))
 
 
+def _refuse_part(target: Target, name: str) -> None:
+    """With an environment other commands keep to its queues. These take the messages of all of them."""
+    from rocketmq_spark.errors import OptionError
+    from rocketmq_spark.queues.environment import environment_of
+
+    options = target.options()
+    if environment_of(options) is not None:
+        raise OptionError(
+            f"topic {name} is shared by environments, and {options.environment_source} names one of them: this would take the "
+            "messages of all",
+            remedy="To do that leave the environment out; one with topics of its own has environmentMode=suffix",
+        )
+
+
 @topic.command()
 @_resized
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -98,6 +112,7 @@ def shrink(output: Output, target: Target, name: str, queues: int, brokers: tupl
     """
     from rocketmq_spark.admin import topics
 
+    _refuse_part(target, name)
     client, only = target.client(), brokers or None
     now = topics.shrink(client, name, queues, only, preview=True, named="--queues")
     gone = sum(data.read_queues - queues for data in now.brokers.values())
@@ -140,11 +155,12 @@ def describe(output: Output, target: Target, name: str) -> None:
             "maxOffset": b.max_offset,
             "messages": b.max_offset - b.min_offset,
             "lastUpdate": moment(b.last_update_ms),
-            "type": there.brokers[queue.broker_name].message_type,
-            "permission": there.brokers[queue.broker_name].permission,
+            "type": kept.message_type if kept else None,
+            "permission": kept.permission if kept else None,
             "batch": queue.broker_name in batch,
         }
         for queue, b in there.queues.items()
+        for kept in [there.brokers.get(queue.broker_name)]  # None: its master is away
     ]
     headings = {
         "brokerName": "BROKER",
@@ -169,6 +185,7 @@ def delete(output: Output, target: Target, name: str, yes: bool) -> None:
     """Delete a topic and all of its messages."""
     from rocketmq_spark.admin import topics
 
+    _refuse_part(target, name)
     client = target.client()
     client.admin.routes.existing(name, 0.0)
     confirm(f"Delete topic {name} with all its messages", yes)

@@ -168,10 +168,12 @@ class BaseAdmin(Closing):
             self._calls.ask(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(body, bname=name))
 
     def messages_of_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> list[ReceivedMessage]:
-        """Messages of a topic with a key, stored in this time, as the indexes of its masters have them: some of many."""
+        """Messages of a topic with a key, stored in this time, as the indexes of its brokers have them: some of many. Where a
+        master is away its slave is asked.
+        """
         found: list[ReceivedMessage] = []
         for name, broker in self.route(topic).brokers.items():
-            if broker.master is None:
+            if (address := broker.replica("hint")) is None:
                 continue
             command = rpc.QUERY_MESSAGE.request(
                 topic=self._calls.on_wire(topic),
@@ -182,7 +184,7 @@ class BaseAdmin(Closing):
                 bname=name,
             )
             try:
-                found += decode_messages(self._calls.ask(broker.master, command).body, name)
+                found += decode_messages(self._calls.ask(address, command).body, name)
             except NotFound:
                 continue
         return [message for message in found if key in message.keys]  # what an index finds has its hash
@@ -200,12 +202,12 @@ class BaseAdmin(Closing):
         return found
 
     def consumed_topics(self, group: str) -> list[str]:
-        """Topics of which brokers keep offsets of a group, its retry topic among them."""
+        """Topics of which brokers keep offsets of a group, its retry topic among them; a slave while its master is away."""
         found: set[str] = set()
         for name, broker in self.cluster().items():
-            if broker.master:
+            if address := broker.replica("hint"):
                 command = rpc.GET_CONSUME_STATS.request(consumerGroup=self._calls.on_wire(group), bname=name)
-                found |= {q.topic for q in bodies.consume_stats(self._calls.ask(broker.master, command).body)}
+                found |= {q.topic for q in bodies.consume_stats(self._calls.ask(address, command).body)}
         scope = self._calls.scope
         return sorted(scope.plain(topic) for topic in found if scope.reaches(topic))
 

@@ -169,8 +169,8 @@ def groups(calls: Calls, admin: BaseAdmin) -> list[str]:
     """All consumer groups that brokers know, by the user's names, without RocketMQ's own and those of other namespaces."""
     found: set[str] = set()
     for name, data in admin.cluster().items():
-        if data.master:
-            answer = calls.ask(data.master, rpc.GET_ALL_SUBSCRIPTIONGROUP_CONFIG.request(bname=name))
+        if address := data.replica("hint"):  # a slave has the groups of its master
+            answer = calls.ask(address, rpc.GET_ALL_SUBSCRIPTIONGROUP_CONFIG.request(bname=name))
             found |= bodies.subscription_groups(answer.body).keys()
     return sorted(calls.scope.plain(group) for group in found if is_user_group(group) and calls.scope.contains(group))
 

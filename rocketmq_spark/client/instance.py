@@ -16,7 +16,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -262,33 +262,35 @@ class Instance:
         with self._telling:
             self._heartbeat(deadline)
 
-    def connect(self, deadline: Deadline, again: bool) -> None:
-        """A heartbeat after which brokers know the client's connection; ``again``: whatever they should know already.
+    def connect(self, deadline: Deadline, knowing: Container[str] | None) -> bool:
+        """A heartbeat after which brokers know the client's connection; all but ``knowing`` whatever they should know already.
+        False if there was no time for more than a heartbeat.
 
         To pass messages on, they note it when a group of producers is new on it. They forget it when any of the client's groups
         is unregistered, and when an older connection ends, and other heartbeats do not bring it back (ProducerManager in 5.5.0).
         """
         if not self._telling.acquire(timeout=deadline.remaining() / 2):  # who tells them now waits for one that hangs
-            self._forgotten = self._forgotten or again
             self._beat_of(self._groups.addressed(), [], self._addresses(False, True), deadline)
-            return
+            return False
         try:
-            if again or self._forgotten:
-                self._anew(self._groups.addressed(), deadline)
+            if knowing is not None or self._forgotten:
+                self._anew(self._groups.addressed(), deadline, () if self._forgotten else knowing or ())
             else:
                 self._heartbeat(deadline)
             self._forgotten = False
         finally:
             self._telling.release()
+        return True
 
-    def _anew(self, groups: Sequence[str], deadline: Deadline) -> None:
-        """Unregister groups of producers, with a heartbeat of what stays behind that, if something is addressed.
+    def _anew(self, groups: Sequence[str], deadline: Deadline, knowing: Container[str] = ()) -> None:
+        """Unregister groups of producers, but not at ``knowing``, with a heartbeat of what stays if something is addressed.
 
         Between the two a broker passes no replies on: so none waits for what another one answers.
         """
 
         def tell(one: tuple[str, str]) -> None:
-            self._unregister("producerGroup", groups, [one], deadline)
+            if one[1] not in knowing:
+                self._unregister("producerGroup", groups, [one], deadline)
             if self._groups.addressed():
                 self._heartbeat(deadline, [one], groups)
 

@@ -54,24 +54,31 @@ class AwaitedReplies:
         self._lock = threading.Lock()
         self._waiting: dict[str, tuple[Done, int]] = {}  # with how many had come before
         self._count = 0
-        self._silent = False
+        self._heard: dict[str, int] = {}  # which brokers passed replies on, and how many had come with the last one
+        self._passing: frozenset[str] | None = None
 
     def expect(self, correlation_id: str, done: Done) -> Callable[[], None]:
         with self._lock:
             self._waiting[correlation_id] = done, self._count
         return lambda: self._taken(correlation_id)
 
-    def silent(self) -> bool:
-        """Whether no reply at all came while one was waited for in vain; said once."""
+    def passing(self) -> frozenset[str] | None:
+        """The brokers that passed replies on while, or since, any was waited for in vain; None if none was. Said once."""
         with self._lock:
-            silent, self._silent = self._silent, False
-            return silent
+            passing, self._passing = self._passing, None
+            return passing
+
+    def in_vain(self, passing: frozenset[str]) -> None:
+        """One was waited for in vain, and meanwhile these brokers passed others on."""
+        with self._lock:
+            self._passing = passing if self._passing is None else self._passing & passing
 
     def _taken(self, correlation_id: str) -> None:
         with self._lock:
             waited = self._waiting.pop(correlation_id, None)
-            if waited is not None and waited[1] == self._count:
-                self._silent = True
+            heard = list(self._heard.items())
+        if waited is not None:
+            self.in_vain(frozenset(address for address, last in heard if last > waited[1]))
 
     def arrived(self, request: ServerRequest) -> None:
         """A broker passes a reply on. It hears that the reply has come also if no one waits for it any more, as in Java."""
@@ -82,7 +89,10 @@ class AwaitedReplies:
             request.answer(Command(Response.SYSTEM_ERROR, remark="the reply cannot be read"))
             return
         with self._lock:
-            self._count, self._silent = self._count + 1, False
+            self._count += 1
+            self._heard[request.address] = self._count
+            if self._passing is not None:
+                self._passing |= {request.address}
             waited = self._waiting.pop(correlation_id, None)
         request.answer(rpc.PUSH_REPLY_MESSAGE_TO_CLIENT.reply(request.command))
         if waited is None:
@@ -128,7 +138,9 @@ class RemotingReplies:
 
     def announce(self, deadline: Deadline) -> None:
         self._instance.look_around(deadline)
-        self._instance.connect(deadline, again=self._awaited.silent())
+        passing = self._awaited.passing()
+        if not self._instance.connect(deadline, passing) and passing is not None:
+            self._awaited.in_vain(passing)  # told the next time
 
     def expect(self, correlation_id: str, done: Done) -> Callable[[], None]:
         return self._awaited.expect(correlation_id, done)

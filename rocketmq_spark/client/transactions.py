@@ -5,12 +5,15 @@ Mirrors ``MQClientAPIImpl.endTransactionOneway`` and ``ClientRemotingProcessor.c
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections import OrderedDict
 from dataclasses import replace
 
+from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, SysFlag
-from rocketmq_spark.base.copies import CopyQuestions
+from rocketmq_spark.base.copies import CROSSING_S, MOST_ANSWERED, CopyQuestions
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.errors import RemoteProtocolError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
@@ -27,6 +30,32 @@ _KINDS = {
     TransactionState.ROLLBACK: int(SysFlag.TRANSACTION_ROLLBACK),
     TransactionState.UNKNOWN: 0,
 }
+
+
+class _Commits:
+    """Which master confirmed the commit of a half message. What crosses that commit is asked by the same one: another one that
+    asks has taken its place, and may lack the commit.
+    """
+
+    def __init__(self) -> None:
+        self._masters: OrderedDict[str, tuple[Deadline, str]] = OrderedDict()
+
+    def add(self, msg_id: str, address: str) -> None:
+        with process.lock():  # garbage collection may come here, and end a block
+            self._masters[msg_id] = Deadline.after(2 * CROSSING_S), address  # longer than copies are rolled back
+            self._masters.move_to_end(msg_id)
+            with contextlib.suppress(RuntimeError):  # so it would change what is looked through
+                while len(self._masters) > MOST_ANSWERED or next(iter(self._masters.values()))[0].expired:
+                    self._masters.popitem(last=False)
+
+    def elsewhere(self, msg_id: str, address: str) -> bool:
+        """Whether a master confirmed it, and not the one at ``address``."""
+        with process.lock():
+            return self._masters.get(msg_id, (None, address))[1] != address
+
+
+def _commits() -> _Commits:
+    return process.once("copies", "confirmed over remoting", _Commits)
 
 
 def end(calls: Calls, address: str, place: HalfPlace, decision: TransactionState, deadline: Deadline,
@@ -47,6 +76,8 @@ def end(calls: Calls, address: str, place: HalfPlace, decision: TransactionState
     )
     if known:
         calls.ask(address, command, deadline)
+        if decision is TransactionState.COMMIT:
+            _commits().add(place.msg_id, address)
     else:
         calls.tell(address, command, deadline)
 
@@ -106,6 +137,8 @@ class HalfChecks:
 
     def _answer(self, copy: _Copy, decision: TransactionState) -> bool:
         address, place = copy
+        if decision is TransactionState.ROLLBACK and _commits().elsewhere(place.msg_id, address):
+            decision = TransactionState.COMMIT  # which may be the second one: that is better than none
         try:
             end(self._calls, address, place, decision, Deadline.after(self._calls.request_timeout_s), asked=True)
         except RocketMQError as e:

@@ -348,7 +348,7 @@ class AccessAdmin(AdminBase):
         return brokers.set_user(self._tools, name, password, is_super, enabled)
 
     def delete_user(self, name: str) -> None:
-        """Delete a user by its ``name`` (``mqadmin deleteUser``). Raises ``OptionError`` if there is none."""
+        """Delete a user by its ``name``, and its policies (``mqadmin deleteUser``). Raises ``OptionError`` if there is none."""
         brokers.delete_user(self._tools, name)
 
     def policies(self, user: str | None = None) -> list[AccessPolicy]:

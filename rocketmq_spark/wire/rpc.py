@@ -252,7 +252,7 @@ INVOKE_BROKER_TO_RESET_OFFSET = _row(
     Request.INVOKE_BROKER_TO_RESET_OFFSET, "group! topic! queueId:int offset:int timestamp:int! isForce:bool!"
 )
 UPDATE_AND_CREATE_SUBSCRIPTIONGROUP = _row(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
-DELETE_SUBSCRIPTIONGROUP = _row(Request.DELETE_SUBSCRIPTIONGROUP, "groupName! cleanOffset:bool")
+DELETE_SUBSCRIPTIONGROUP = _row(Request.DELETE_SUBSCRIPTIONGROUP, "groupName! cleanOffset:bool removeOffset:bool")
 GET_ALL_SUBSCRIPTIONGROUP_CONFIG = _row(
     Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "groupSeq:int dataVersion maxGroupNum:int", "totalGroupNum:int"
 )

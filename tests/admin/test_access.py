@@ -90,6 +90,20 @@ def test_policies(broker: MockBroker, second: MockBroker, tools: Parts) -> None:
     assert second.seen(Request.AUTH_DELETE_ACL)[0].ext["resource"] == "Topic:t"
 
 
+def test_a_policy_is_deleted_of_its_kind_and_where_it_is(broker: MockBroker, second: MockBroker, tools: Parts) -> None:
+    """A broker deletes custom ones unless it is told, and says that it did; one without any policy of the user refuses."""
+    entries = [{"resource": "Topic:*", "actions": ["Pub"], "sourceIps": None, "decision": "Allow"}]
+    custom, default = ({"policyType": kind, "entries": entries} for kind in ("Custom", "Default"))
+    broker.on(POLICIES, listed({"subject": "User:ann", "policies": [custom, default]}))
+    second.on(POLICIES, listed({"subject": "User:ann", "policies": [default]}))
+    brokers.delete_policy(tools, "ann", "Topic:*")
+    assert [c.ext["policyType"] for c in broker.seen(Request.AUTH_DELETE_ACL)] == ["Custom", "Default"]
+    assert [c.ext["policyType"] for c in second.seen(Request.AUTH_DELETE_ACL)] == ["Default"]
+    second.on(POLICIES, ok())
+    brokers.delete_policy(tools, "ann", "Topic:*")
+    assert len(second.seen(Request.AUTH_DELETE_ACL)) == 1
+
+
 def test_nothing_is_said_to_be_done_where_only_a_slave_is_registered(
     broker: MockBroker, second: MockBroker, tools: Parts
 ) -> None:

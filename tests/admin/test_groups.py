@@ -107,7 +107,7 @@ def test_a_group_with_members_is_deleted_by_force_only(broker: MockBroker, group
     assert broker.seen(DELETE) == []
     groups.delete(group, "g", force=True)
     (asked,) = broker.seen(DELETE)
-    assert asked.ext == {"groupName": "g", "cleanOffset": "true", "bname": "broker-a"}
+    assert asked.ext == {"groupName": "g", "cleanOffset": "true", "removeOffset": "true", "bname": "broker-a"}
 
 
 def test_topics_are_deleted_on_request(broker: MockBroker, group: Parts) -> None:
@@ -131,3 +131,19 @@ def test_a_group_is_not_deleted_while_a_master_is_away_that_keeps_it(broker: Moc
     with pytest.raises(BrokerNotFound, match="no master of broker-b is registered"):
         groups.delete(group, "g")
     assert broker.seen(DELETE) == []
+
+
+def test_a_group_is_known_while_its_master_is_away(broker: MockBroker, group: Parts) -> None:
+    """Its slave says so: it was not in the list, and ``GroupNotFound`` otherwise."""
+    with MockBroker() as slave:
+        slave.on(SETTINGS, body(subscriptionGroupTable={"h": {"groupName": "h"}}))
+        slave.on(ONLINE, OFFLINE)
+        slave.on(STATS, by_queue())
+        table = {"broker-a": {"0": broker.address}, "broker-b": {"1": slave.address}}
+        there = {name: {"brokerName": name, "cluster": "c", "brokerAddrs": at} for name, at in table.items()}
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": there}).encode()))
+        broker.on(STATS, by_queue())
+        assert groups.names(group) == ["g", "h"]
+        assert list(groups.describe(group, "h").settings) == ["broker-b"]
+        slave.on(STATS, by_queue((0, {"brokerOffset": 9, "consumerOffset": 5})))
+        assert group.admin.consumed_topics("h") == ["t"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from rocketmq_spark.admin import topics
@@ -103,6 +105,18 @@ def test_keys_are_compared_and_messages_are_in_order(broker: MockBroker, tools: 
         assert len(topics.messages_by_key(tools, "t", "other")) == 1
     with pytest.raises(OptionError, match="limit is 65; expected 1 to 64"):
         topics.messages_by_key(tools, "t", "k", limit=65)
+
+
+def test_where_a_master_is_away_its_slave_is_asked(broker: MockBroker, tools: Parts) -> None:
+    """Nothing found would say that there is no such message, and ``dlq resend`` would send a letter a second time."""
+    with MockBroker({QUERY: ok(message(store_ms=3))}) as slave:
+        table = json.loads(route(1, {"broker-a": broker.address, "broker-b": slave.address}).body)
+        table["brokerDatas"][1]["brokerAddrs"] = {"1": slave.address}
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, ok(json.dumps(table).encode()))
+        broker.on(QUERY, refuse(Response.QUERY_NOT_FOUND))
+        assert topics.message_by_id(tools, "U1", "t").broker_name == "broker-b"
+        assert [m.broker_name for m in topics.messages_by_key(tools, "t", "k")] == ["broker-b"]
+        assert [m.broker_name for m in tools.admin.messages_of_key("t", "k", 0, 9)] == ["broker-b"]
 
 
 def test_names_are_the_users(broker: MockBroker, tools: Parts) -> None:

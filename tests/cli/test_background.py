@@ -58,6 +58,20 @@ def test_a_process_that_is_still_starting_is_not_running_yet(held):
         background.start(Wish(1, 0, str(held / "data"), {}, None))
 
 
+def test_one_that_was_started_during_the_download_keeps_its_state(folder, monkeypatch):
+    """Without it no command would find the broker, nor ``broker stop``."""
+    with (folder / "lock").open("w") as lock:
+
+        def fetch():
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            write_state(folder)
+
+        monkeypatch.setattr(background.distro, "fetch", fetch)
+        with pytest.raises(LocalBrokerError, match="running already: 127"):
+            background.start(Wish(1, 0, str(folder / "data"), {}, None))
+        assert background.running() == STATE
+
+
 def test_stop_gives_up_on_a_process_that_does_not_end(held, monkeypatch):
     write_state(held)
     sent = []

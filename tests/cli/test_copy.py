@@ -43,11 +43,12 @@ class Cluster:
         self.log: list[tuple[Any, ...]] = []
         self.refuse: set[bytes] = set()
         self.fail: set[bytes] = set()
+        self.own = list(SOURCE)
         self.now = 0.0
         monkeypatch.setattr(copying.time, "monotonic", lambda: self.now)
 
     def copier(self, **how: Any) -> Copier:
-        consumer: Any = SimpleNamespace(queues=lambda topic: SOURCE, commit=self.commit)
+        consumer: Any = SimpleNamespace(queues=lambda topic: SOURCE, commit=self.commit, assignment=lambda: self.own)
         given = {"source": "src", "destination": "dst", "rate": None, "mark": None, "skip_bad": False, **how}
         return Copier(consumer, self, given, threading.Event())  # type: ignore[arg-type]
 
@@ -96,12 +97,48 @@ def test_queues_keep_their_order_and_offsets_follow_acknowledgements(cluster: Cl
     assert copier.copied == 5
 
 
+def test_a_queue_that_another_member_has_now_is_left_to_it(cluster: Cluster) -> None:
+    """It has copied more, and committed that: an offset that goes back would stay so, and neither command would end."""
+    copier = cluster.copier(rate=20.0)  # two at a time
+    cluster.now = copier._committed_s = 10.0
+    copier.send([message(0), message(1)])
+    copier.send([message(0, 1)])
+    send_batch = cluster.send_batch
+
+    def moved(messages: Sequence[Message], queue: MessageQueue) -> None:
+        send_batch(messages, queue)
+        cluster.own.remove(SOURCE[0])
+
+    cluster.send_batch = moved  # type: ignore[method-assign]
+    copier.send([message(n) for n in range(2, 6)])
+    copier.commit()
+    assert cluster.log == [(0, 0, 1), (1, 0), (0, 2, 3), ("commit", {SOURCE[1]: 1})]
+
+
 def test_it_commits_now_and_then(cluster: Cluster) -> None:
     copier = cluster.copier()
     copier.send([message(0)])
     cluster.now += copying.COMMIT_S
     copier.send([message(1)])
     assert cluster.log == [(0, 0), (0, 1), ("commit", {SOURCE[0]: 2})]
+
+
+def test_it_ends_where_one_queue_has_nothing_that_is_wanted_and_another_never_rests(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a commit of all that polls went over says that the first is done, and no poll comes back empty."""
+    copier, polls = cluster.copier(), iter(range(100))
+
+    def poll(timeout_s: float) -> list[ReceivedMessage]:
+        cluster.now += 0.1
+        return [message(next(polls))]
+
+    monkeypatch.setattr(copying, "_ends", lambda *asked: {})
+    monkeypatch.setattr(copying, "_reached", lambda *asked: ("commit", None) in cluster.log)
+    how = {"source": "src", "group": "g", "count": None, "follow": False}
+    consumer: Any = SimpleNamespace(poll=poll)
+    copying._run(copier, consumer, SimpleNamespace(), how, threading.Event())  # type: ignore[arg-type]
+    assert 0 < copier.copied < 100
 
 
 def test_what_fails_is_not_committed(cluster: Cluster) -> None:

@@ -5,8 +5,9 @@ from concurrent.futures import Future
 
 import pytest
 
+from rocketmq_spark.cli import produce as producing
 from rocketmq_spark.cli.output import Json, Text
-from rocketmq_spark.cli.produce import _Report, _send
+from rocketmq_spark.cli.produce import _orders, _Report, _send
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import Message, MessageQueue, SendResult, SendStatus
 from tests.cli.conftest import documents
@@ -58,6 +59,16 @@ def test_orders_at_a_rate(run, topic, stored):
     assert len(found) == len({json.loads(message["body"])["order_id"] for message in found}) == 20
     assert {message["properties"]["x"] for message in found} == {"y"}
     assert all(message["tags"] and message["keys"] for message in found)
+
+
+def test_an_order_to_stop_is_heard_where_the_rate_is_more_than_can_be_sent(monkeypatch):
+    """What is due grows meanwhile: the next lot may take minutes, the one after it hours."""
+    stop = threading.Event()
+    monkeypatch.setattr(producing, "paced", lambda *asked: iter([1_000]))
+    orders = _orders("t", 1e6, None, stop)
+    next(orders)
+    stop.set()
+    assert list(orders) == []
 
 
 def test_ctrl_c_ends_a_rate_and_says_how_much_was_sent(rocketmq, topic, start, stored):

@@ -129,3 +129,20 @@ def test_deleting_asks_and_needs_a_terminal_for_that(run, topic):
     done = run("topic", "delete", topic, input="y\n")
     assert (done.exit_code, "--yes" in done.stderr) == (2, True)
     assert topic in run("topic", "list").stdout.splitlines()
+
+
+def test_an_environment_of_a_shared_topic_takes_nothing_from_the_others(run, rocketmq, name, monkeypatch):
+    rocketmq.create_topic(name, 4)
+    feed(rocketmq, name, 8)
+    verbs = (["delete", name, "--yes"], ["shrink", name, "--queues", "1", "--yes"])
+    for verb in verbs:
+        done = run("topic", *verb, "--environment", "2", "-o", "environments=2")
+        assert (done.exit_code, "this would take the messages of all" in done.stderr) == (1, True), done.stderr
+    monkeypatch.setenv("ROCKETMQ_ENVIRONMENT", "2")
+    done = run("topic", *verbs[0])
+    assert "variable ROCKETMQ_ENVIRONMENT names one of them" in done.stderr
+    monkeypatch.delenv("ROCKETMQ_ENVIRONMENT")
+    assert sum(bounds.max_offset for bounds in rocketmq.admin.describe_topic(name).values()) == 8
+    rocketmq.create_topic(f"{name}_2", 1)
+    assert run("topic", "delete", name, "--yes", "--environment", "2", "-o", "environmentMode=suffix").exit_code == 0
+    assert {name, f"{name}_2"} & set(rocketmq.admin.topics()) == {name}

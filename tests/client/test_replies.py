@@ -360,6 +360,32 @@ def test_after_a_wait_in_vain_brokers_note_the_connection_anew_unless_replies_co
     assert len(broker.seen(Request.UNREGISTER_CLIENT)) == 1
 
 
+def test_a_broker_that_passes_none_on_notes_the_connection_anew_while_another_one_passes_them_on(
+    broker: MockBroker, parts: Parts, two: MockBroker
+) -> None:
+    """The topics of some requests are on one of them only, whose replies no other one can pass on."""
+    known = Connected(broker), Connected(two)
+    parts.routes.get("t")
+    parts.replies.join("askers", 0)
+    parts.replies.announce(parts.soon)
+    forget = parts.replies.expect("of the second one", lambda _: None)
+    broker.ask(passed_on(b"yes"))
+    replies_of(broker)
+    forget()
+    for one in known:
+        one.clients.clear()
+    parts.replies.announce(parts.soon)
+    assert [one.clients for one in known] == [set(), {parts.instance.client_id}]
+    assert [unregistered(one) for one in (broker, two)] == [[], ["askers"]], "between these it passes none on"
+    forget = parts.replies.expect("of both", lambda _: None)
+    forget()
+    broker.ask(passed_on(b"yes"))
+    two.ask(passed_on(b"yes"))
+    replies_of(broker, 2), replies_of(two)
+    parts.replies.announce(parts.soon)
+    assert [unregistered(one) for one in (broker, two)] == [[], ["askers"]], "they have passed others on since"
+
+
 def test_a_closed_producer_that_brokers_asked_is_asked_no_more(
     broker: MockBroker, parts: Parts, connected_clients: Connected
 ) -> None:

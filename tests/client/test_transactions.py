@@ -132,6 +132,32 @@ def test_a_broker_that_refuses_the_answer_is_logged_and_the_next_question_is_han
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["by the program", "by an answer"])
+def test_a_master_that_took_the_place_of_the_one_that_confirmed_a_commit_gets_it_again(
+    broker: MockBroker, tenant: Parts, asked: bool
+) -> None:
+    """It may lack the commit. To roll back what it asks about, as what crosses the commit, would lose the message."""
+    tenant.routes.get("t")
+    answers = iter([COMMIT] * asked + [ROLLBACK] * 9)
+    tenant.sender.join("pg", 0, lambda message, place: next(answers))
+    if asked:
+        broker.ask(question(HALF))
+        broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 1)
+    else:
+        tenant.sender.end_transaction(PLACE, COMMIT, tenant.soon)
+    broker.ask(question(HALF))
+    broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
+    with MockBroker() as other:
+        other.on(Request.END_TRANSACTION, ok())
+        other.on(Request.HEART_BEAT, ok())
+        tenant.calls.ask(other.address, Command(Request.HEART_BEAT), tenant.soon)
+        for count in (1, 2):
+            other.ask(question(HALF))
+            other.wait_for(lambda count=count: len(other.seen(Request.END_TRANSACTION)) == count)  # type: ignore[misc]
+        kinds = [[one.ext["commitOrRollback"] for one in of.seen(Request.END_TRANSACTION)] for of in (broker, other)]
+    assert kinds == [["8", "12"], ["8", "12"]]
+
+
 def copies_of(parts: Parts) -> Any:
     """The questions of the only group."""
     (answering,) = [member.asked.__self__ for _, member in parts.groups.each()]  # type: ignore[union-attr]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import Admin, Message, Producer, PullConsumer
-from rocketmq_spark.errors import NotFound, OffsetError, RouteNotFound
+from rocketmq_spark.errors import GroupNotFound, NotFound, OffsetError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from tests.compat.features import runs
 from tests.helpers import awaited, stored, total
@@ -193,6 +193,8 @@ def test_admin(older: LocalBroker) -> None:
         assert admin.update_broker_config("broker-a", {"traceTopicEnable": "true"})["traceTopicEnable"] == "true"
         admin.delete_group(name)
         assert name not in admin.groups()
+        with pytest.raises(GroupNotFound):  # its offsets are gone, too
+            admin.delete_group(name)
         admin.delete_topic(name)
         with pytest.raises(RouteNotFound):
             admin.describe_topic(name)

@@ -109,14 +109,14 @@ def add_map(pieces: PropertyPieces, column: Any, bad_rows: BadRows, reserved: pa
     if lo == hi:
         return
     names, values = arrow.as_bytes(column.keys[lo:hi]), arrow.as_bytes(column.items[lo:hi])
-    width = _constant_width(names, (first - lo).astype(np.int64)) if not values.null_count else 0
+    bounds = (first - lo).astype(np.int64)
+    width = _constant_width(names, bounds) if not values.null_count else 0
     if width:
         _add_constant(pieces, names[:width], values, bad_rows, reserved, by_name)
-    else:
-        bounds = (first - lo).astype(np.int64)
-        if by_name and (order := _order(names, bounds)) is not None:
-            names, values = names.take(order), values.take(order)
-        _add_entries(pieces, names, values, bounds, bad_rows, reserved)
+        return
+    if by_name and (order := _order(names, bounds)) is not None:
+        names, values = names.take(order), values.take(order)
+    _add_entries(pieces, names, values, bounds, bad_rows, reserved)
 
 
 def _constant_width(names: pa.Array, bounds: Ints) -> int:

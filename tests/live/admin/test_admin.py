@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 
@@ -12,6 +13,7 @@ from rocketmq_spark import Admin, Message, Producer, PullConsumer
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.errors import AccessDenied, GroupNotFound, NotFound, OffsetError, OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.wire import rpc
 from tests.cli.conftest import documents
 from tests.fix_clusters import ADMIN, Certificates, Secured
 from tests.fix_spark import ROOT
@@ -149,6 +151,14 @@ def test_tls(encrypted: LocalBroker, certs: Certificates, name: str) -> None:
         admin.delete_topic(name)
 
 
+def _default_policy(secured: Secured, user: str) -> None:
+    """What a broker makes of the ``defaultTopicPerm`` of ACL 1.0."""
+    entry = {"resource": "Topic:*", "actions": ["Pub"], "decision": "Allow"}
+    body = {"subject": f"User:{user}", "policies": [{"policyType": "Default", "entries": [entry]}]}
+    command = rpc.AUTH_UPDATE_ACL.request(json.dumps(body).encode(), subject=body["subject"])
+    secured.admin.name_servers.calls.ask(secured.mq.address("broker-a"), command)
+
+
 def test_users_and_policies(secured: Secured, name: str) -> None:
     server = secured.mq.name_server
     with Admin(server, access_key=ADMIN["accessKey"], secret_key=ADMIN["secretKey"]) as admin:
@@ -167,7 +177,13 @@ def test_users_and_policies(secured: Secured, name: str) -> None:
         assert admin.policies(name) == [policy]
         admin.delete_policy(name, f"Topic:{name}")
         assert admin.policies(name) == []
+        _default_policy(secured, name)
+        assert [found.resource for found in admin.policies(name)] == ["Topic:*"]
+        admin.delete_policy(name, "Topic:*")
+        assert admin.policies(name) == []
+        admin.set_policy(name, f"Topic:{name}", ["Get"])
         admin.delete_user(name)
+        assert admin.policies(name) == []
         assert name not in [found.name for found in admin.users()]
 
 
