@@ -85,6 +85,27 @@ def test_a_note_of_an_earlier_version_has_no_sum(folder: Folder, tmp_path: Path)
     assert notes.begin(folder, name, lambda: LATER) == (BatchNote(name, ENDS), True)
 
 
+def test_a_batch_that_an_earlier_version_began_is_not_taken_for_unsent(folder: Folder, tmp_path: Path) -> None:
+    """Its rows have ids that are made otherwise: none would be found, and all would be sent again."""
+    name = notes.batch_name(folder, "sink")
+    path = tmp_path / "checkpoint" / "rocketmq" / "0" / "sink"
+    path.parent.mkdir(parents=True)
+    earlier = BatchNote(name, ENDS, version=1).to_bytes()
+    path.write_bytes(earlier)
+    for asked in (
+        lambda: notes.begin(folder, name, lambda: LATER),
+        lambda: notes.of_batch(folder, name),
+        lambda: notes.standing(folder, "sink"),
+    ):
+        with pytest.raises(UnprovedError, match=r"unfinished batch 0 .* version 1, and this one knows 2.*with option"):
+            asked()
+    assert path.read_bytes() == earlier
+    taken_back = name._replace(epoch=1)
+    assert not notes.begin(folder, taken_back, lambda: LATER).before, (
+        "a batch that was taken back has other ids in any case"
+    )
+
+
 def test_a_note_keeps_the_longest_time_for_which_its_runs_may_send(folder: Folder) -> None:
     name = notes.batch_name(folder, "sink")
     note = notes.begin(folder, name, lambda: ENDS, settle_s=60.0).note
@@ -98,8 +119,8 @@ def test_a_note_of_a_later_version_is_not_guessed_at(folder: Folder, tmp_path: P
     name = notes.batch_name(folder, "sink")
     path = tmp_path / "checkpoint" / "rocketmq" / "0" / "sink"
     path.parent.mkdir(parents=True)
-    path.write_bytes(BatchNote(name, ENDS).to_bytes().replace(b'"v": 1', b'"v": 2'))
-    with pytest.raises(OptionError, match="version 2"):
+    path.write_bytes(BatchNote(name, ENDS).to_bytes().replace(b'"v": 2', b'"v": 3'))
+    with pytest.raises(OptionError, match="version 3"):
         notes.begin(folder, name, lambda: ENDS)
 
 

@@ -23,7 +23,8 @@ from rocketmq_spark.stored.ends import AT_LEAST_ONCE, QueueEnds
 logger = logging.getLogger(__name__)
 
 ROOM = "rocketmq"
-VERSION = 1
+# The ids of rows are made as this number says: 1 were other ids.
+VERSION = 2
 _EPOCH = f"{ROOM}/epoch"
 _OFFSETS_BYTES = 16
 _SUM = "sum"
@@ -33,17 +34,19 @@ _SUM = "sum"
 class BatchNote:
     """What a batch is, and where the queues ended before it. ``within`` is the namespace and environment of its topics; None
     where an earlier version did not note it. ``settle_s`` is for how long, at most, something sent by its runs is on its way.
+    ``version`` says how the ids of its rows are made.
     """
 
     name: BatchName
     ends: QueueEnds
     within: str | None = ""
     settle_s: float = 0.0
+    version: int = VERSION
 
     def to_bytes(self) -> bytes:
         name = self.name
         value = {
-            "v": VERSION,
+            "v": self.version,
             "query": name.query,
             "epoch": name.epoch,
             "batch": name.number,
@@ -69,7 +72,8 @@ class BatchNote:
                 name = BatchName(
                     value["query"], value["epoch"], value["batch"], bytes.fromhex(value["offsets"]), value["write"]
                 )
-                return cls(name, QueueEnds.from_json(value), value.get("within"), float(value.get("settle", 0.0)))
+                ends, settle_s = QueueEnds.from_json(value), float(value.get("settle", 0.0))
+                return cls(name, ends, value.get("within"), settle_s, version)
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise UnprovedError(
                 f"what is stored of the unfinished batch cannot be proved: its note {path} is damaged ({type(e).__name__}: {e})",
@@ -79,6 +83,21 @@ class BatchNote:
             f"the note of the unfinished batch is of version {version}, and this rocketmq-spark knows {VERSION}",
             remedy="Start the query with the version of rocketmq-spark that began the batch",
         )
+
+    def is_of(self, name: BatchName) -> bool:
+        """Whether it is a note of the batch ``name``, whichever write made it.
+
+        Raises ``UnprovedError`` for one whose ids an earlier version made: none of its rows would be found, and all sent again.
+        """
+        if self.name._replace(write=name.write) != name:
+            return False
+        if self.version != VERSION:
+            raise UnprovedError(
+                f"what is stored of the unfinished batch {name.number} cannot be proved: an earlier version of rocketmq-spark "
+                f"began it, which made other ids of its rows (its note has version {self.version}, and this one knows {VERSION})",
+                remedy=f"Finish the batch with the version that began it, {AT_LEAST_ONCE}",
+            )
+        return True
 
 
 def _sum(value: Mapping[str, Any]) -> str:
@@ -133,7 +152,7 @@ def begin(
     """
     path = f"{ROOM}/{name.number}/{name.write}"
     there = _note(folder, path)
-    if there is not None and there.name == name:
+    if there is not None and there.is_of(name):
         return Begun(there, True)
     made = BatchNote(name, ends(), within, settle_s)
     if there is not None:
@@ -143,7 +162,7 @@ def begin(
         _forget(folder)
         return Begun(made, False)
     there = _note(folder, path)
-    if there is None or there.name != name:
+    if there is None or not there.is_of(name):
         raise OffsetError(
             f"{folder.name}/{path} was written by another process meanwhile",
             remedy="Run one query with this checkpoint at a time",
@@ -160,7 +179,7 @@ def of_batch(folder: Folder, name: BatchName) -> list[BatchNote]:
     """The notes of all writes of a batch."""
     paths = [path for path in folder.files(f"{ROOM}/{name.number}") if not path.rpartition("/")[2].startswith(".")]
     found = [_note(folder, path) for path in sorted(paths)]
-    return [note for note in found if note is not None and note.name._replace(write=name.write) == name]
+    return [note for note in found if note is not None and note.is_of(name)]
 
 
 def extend(folder: Folder, note: BatchNote, now: QueueEnds, settle_s: float = 0.0) -> BatchNote:
@@ -177,8 +196,9 @@ def standing(folder: Folder, write: str) -> str:
         return "the query was not started yet"
     name = batch_name(folder, write)
     note = _note(folder, f"{ROOM}/{name.number}/{write}")
-    state = "finished" if folder.read_bytes(f"commits/{name.number}") is not None else "begun"
-    return f"batch {name.number} is {state}, {'with' if note is not None and note.name == name else 'without'} a note"
+    if folder.read_bytes(f"commits/{name.number}") is not None:
+        return f"batch {name.number} is finished"
+    return f"batch {name.number} is begun, {'with' if note is not None and note.is_of(name) else 'without'} a note"
 
 
 def epoch(folder: Folder) -> int:
