@@ -93,6 +93,7 @@ class RowHash:
         self._weights = self._material("weights", 2 * _SUMS).reshape(2, _SUMS) | np.uint64(1)
         self._places = self._material("places", _MAX_WORDS + 2)
         self._place_weights = self._material("weights of places", _MAX_WORDS + 2) | np.uint64(1)
+        self._parts = self._material("parts", 2).reshape(2, 1)
         self._roles: dict[str, tuple[np.uint64, np.uint64]] = {}
         self._room = np.empty(_WORDS)
         self._sums = np.empty((_ROWS, _SUMS))
@@ -171,8 +172,11 @@ class RowHash:
         lanes = self._of_parts(
             data, np.repeat(starts, parts) + skipped, np.minimum(np.repeat(lengths, parts) - skipped, _MAX_BYTES)
         )
-        weights = place.astype(np.uint64) * _A | np.uint64(1)  # 1 for the first one, and for the only one
-        return Lanes(*(np.add.reduceat(lane * weights, bounds[:-1]) for lane in lanes)), lengths
+        numbers = place.astype(np.uint64)
+        weights = _mix(numbers, self._parts) * (numbers > 0) | np.uint64(1)  # 1 for the first one, and for the only one
+        return Lanes(
+            *(np.add.reduceat(lane * each, bounds[:-1]) for lane, each in zip(lanes, weights, strict=True))
+        ), lengths
 
     def _of_parts(self, data: Bytes, starts: Ints, lengths: Ints) -> Lanes:
         """Of values that are not too large: their whole words, their last eight bytes where some are in none of those (of a
