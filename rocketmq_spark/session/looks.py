@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.session import client, offsets, puller, routes
 from rocketmq_spark.stored.ends import QueueEnds, ids_of
@@ -15,15 +16,22 @@ from rocketmq_spark.stored.look import GAP_S, AskedStoredIds, LookTools, NotedSt
 _PULL_BATCH = 1024
 
 
-def look_tools(options: Options, timeout_s: float | None = None, clock: Clock | None = None) -> LookTools:
-    """What a look with these options asks, and how long it waits: for the send timeout unless it is given."""
+def look_tools(
+    options: Options,
+    timeout_s: float | None = None,
+    clock: Clock | None = None,
+    placed: Callable[[Sequence[OffsetRange]], None] = lambda parts: None,
+) -> LookTools:
+    """What a look with these options asks, and how long it waits: for the send timeout unless it is given. ``placed`` is told
+    where the ids are that are read.
+    """
     reads = dataclasses.replace(
         options, pull_batch_size=_PULL_BATCH, read_from="master", read_deadline=options.send_timeout
     )
     return LookTools(
         routes(options),
         offsets(options),
-        ids_of(lambda: puller(reads)),
+        ids_of(lambda: puller(reads), placed),
         options.send_timeout if timeout_s is None else timeout_s,
         options.exactly_once_settle,
         options.request_timeout,

@@ -214,6 +214,7 @@ def last_times(bounds: Mapping[MessageQueue, QueueBounds]) -> dict[MessageQueue,
 
 
 Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
 
 _ID = tuple(column for column in BASIC if column.name == "msgId")
 _DIGITS = np.zeros(256, np.uint8)
@@ -221,8 +222,11 @@ for _digit, _value in zip(b"0123456789ABCDEF", range(16), strict=True):
     _DIGITS[_digit] = _value
 
 
-def ids_of(open_puller: Callable[[], Puller]) -> Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]:
-    """A function that reads the ids of all messages of ranges, those of one broker after the other.
+def ids_of(
+    open_puller: Callable[[], Puller], placed: Callable[[Sequence[OffsetRange]], None] = lambda parts: None
+) -> Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]:
+    """A function that reads the ids of all messages of ranges, those of one broker after the other. Before it gives ids it says
+    where they are ``placed``.
 
     It raises ``UnprovedError`` for what is gone, and ``DecodeError`` for a message that cannot be taken apart.
     """
@@ -233,6 +237,9 @@ def ids_of(open_puller: Callable[[], Puller]) -> Callable[[Sequence[OffsetRange]
             pulls = reading.read(puller, list(group), _lost)
             decoder = Decoder(pulls.queues, _ID, "none", NO_FILTER, pulls.on_holes, pulls.bounded, Bad())
             for fetched in pulls.fetch():
+                placed(
+                    [OffsetRange(pulls.queues[p.number], p.start, min(p.next_offset, p.limit)) for p in fetched.pieces]
+                )
                 for batch in decoder.batches(fetched, None):
                     yield batch.column(0)
 
@@ -255,37 +262,77 @@ def compared(ids: pa.Array, scope_bytes: int) -> Bytes:
 
 
 class ScopedHashes:
-    """What is compared of the ids that begin with ``scope``; no more than ``limit`` of them."""
+    """What is compared of the ids that begin with ``scope``."""
 
-    def __init__(self, scope: bytes, limit: int | None = None) -> None:
+    def __init__(self, scope: bytes) -> None:
         self._scope = scope
-        self._limit = limit
         self._parts: list[Bytes] = []
         self.count = 0
 
     def __call__(self, ids: pa.Array) -> None:
         mine = with_scope(ids, self._scope)
-        if not len(mine):
-            return
-        self.count += len(mine)
-        if self._limit is not None and self.count > self._limit:
-            self._parts.clear()
-        else:
-            self._parts.append(compared(mine, len(self._scope)))
+        if len(mine):
+            self.count += len(mine)
+            self._keep(compared(mine, len(self._scope)))
 
-    def rows(self) -> Bytes | None:
-        """All of them; None where they were too many."""
-        if self._limit is not None and self.count > self._limit:
-            return None
+    def _keep(self, rows: Bytes) -> None:
+        self._parts.append(rows)
+
+    def rows(self) -> Bytes:
+        """All of them."""
         return np.concatenate([np.empty((0, SCOPE_BYTES + ROW_BYTES - len(self._scope)), np.uint8), *self._parts])
 
+
+class BatchHashes(ScopedHashes):
+    """Those of a whole batch, no more than ``limit``, and where the messages of each of its tasks are ``placed``.
+
+    A task sends its rows one soon after the other, so that they lie together.
+    """
+
+    def __init__(self, scope: bytes, limit: int) -> None:
+        super().__init__(scope)
+        self._limit = limit
+        self._at: Sequence[OffsetRange] = ()
+        self._places: dict[int, dict[MessageQueue, OffsetRange]] = {}
+
+    def placed(self, parts: Sequence[OffsetRange]) -> None:
+        """Ids that come next are in one of ``parts``."""
+        self._at = parts
+
+    def _keep(self, rows: Bytes) -> None:
+        if self.count > self._limit:
+            self._parts.clear()
+        else:
+            self._parts.append(rows)
+        for number in np.unique(_partitions(rows)).tolist():
+            places = self._places.setdefault(number, {})
+            for part in self._at:
+                known = places.get(part.queue, part)
+                places[part.queue] = OffsetRange(part.queue, min(known.start, part.start), max(known.end, part.end))
+
     def by_partition(self) -> dict[int, bytes] | None:
-        """Those of a whole batch, by partition; None where they were too many."""
-        rows = self.rows()
-        if rows is None:
+        """By the number of the task; None where they are too many."""
+        if self.count > self._limit:
             return None
-        numbers = rows[:, 0].astype(np.int64) << 16 | rows[:, 1].astype(np.int64) << 8 | rows[:, 2]
-        return {int(each): rows[numbers == each, PARTITION_BYTES:].tobytes() for each in np.unique(numbers).tolist()}
+        rows = self.rows()
+        numbers = _partitions(rows)
+        order = np.argsort(numbers, kind="stable")  # there may be thousands of tasks
+        found, starts = np.unique(numbers[order], return_index=True)
+        parts = np.split(rows[order, PARTITION_BYTES:], starts[1:])
+        return {number: part.tobytes() for number, part in zip(found.tolist(), parts, strict=False)}
+
+    def places(self) -> dict[int, list[OffsetRange]]:
+        """By the number of the task: what has all of its messages, broker by broker."""
+        return {
+            number: sorted(places.values(), key=lambda part: (part.queue.broker_name, part.queue))
+            for number, places in self._places.items()
+        }
+
+
+def _partitions(rows: Bytes) -> Ints:
+    """The number of the task of each row of a batch."""
+    numbers: Ints = rows[:, 0].astype(np.int64) << 16 | rows[:, 1].astype(np.int64) << 8 | rows[:, 2]
+    return numbers
 
 
 def _lost(part: OffsetRange, cause: Cause) -> None:

@@ -302,6 +302,8 @@ def test_too_many_ids_are_read_again_by_the_tasks(
         sink.attempt(plan, options, frame(body=numbered(10, 10 * partition)), partition=partition)
     again = sink.plan(options)
     assert again.found is None
+    assert again.places is not None
+    assert set(again.places) == {0, 1}
     assert sink.attempt(again, options, frame(body=numbered(12)), partition=0).already_stored == 10
     assert sorted(bodies(stored(rocketmq, topic, 22))) == sorted([*numbered(20), "000010", "000011"])
 

@@ -13,7 +13,7 @@ from rocketmq_spark.columnar.encode.content_ids import BatchName, ContentIds
 from rocketmq_spark.errors import UnprovedError
 from rocketmq_spark.model import NO_FILTER, Filter, OffsetRange
 from rocketmq_spark.pull.answers import Cause, Fetched, Hole, OnLoss
-from rocketmq_spark.stored.ends import compared, ids_of, with_scope
+from rocketmq_spark.stored.ends import BatchHashes, compared, ids_of, with_scope
 from tests.decode import fetching
 
 NAME = BatchName("query", 0, 7, b"offsets", "sink")
@@ -38,6 +38,38 @@ def test_ids_of_two_attempts_compare_equal_and_others_are_dropped() -> None:
     assert len(of_batch) == 9
     assert compared(of_batch.slice(3), 7)[0].tolist() == [0, 0, 4, *ROWS[0].tolist()]
     assert compared(with_scope(stored, bytes(10)), 10).shape == (0, 12)
+
+
+@pytest.mark.parametrize("limit", [18, 17])
+def test_tasks_are_given_their_ids_or_where_these_lie(limit: int) -> None:
+    """Of many ids each task reads those between its first and its last one, and not what all others have sent."""
+    first, second = fetching.QUEUES[:2]
+    found = BatchHashes(NAME.digest(), limit)
+    for tasks, parts in (
+        ((3, 70_000), [(first, 5, 9), (second, 0, 4)]),
+        ((70_000,), [(first, 9, 12)]),
+        ((), [(first, 12, 99)]),
+        ((4, 70_000, 4), [(second, 40, 60)]),
+    ):
+        found.placed([OffsetRange(*part) for part in parts])
+        stored = [each for task in tasks for each in ids(task, 1_700_000_000_000)]
+        found(pa.array(["7F0000010007ABCDEF0123456789ABCD", *stored], pa.string()))
+    assert found.count == 18
+    places = {
+        3: [(first, 5, 9), (second, 0, 4)],
+        4: [(second, 40, 60)],
+        70_000: [(first, 5, 12), (second, 0, 60)],
+    }
+    assert found.places() == {task: [OffsetRange(*part) for part in parts] for task, parts in places.items()}
+    counts = {3: 1, 4: 2, 70_000: 3}
+    assert found.by_partition() == (
+        {task: ROWS.tobytes() * count for task, count in counts.items()} if limit == 18 else None
+    )
+
+
+def test_nothing_is_stored_of_a_batch() -> None:
+    found = BatchHashes(NAME.digest(), 10)
+    assert (found.by_partition(), found.places(), found.count) == ({}, {}, 0)
 
 
 class Pulls:
@@ -76,6 +108,11 @@ def answer(*offsets: int) -> Fetched:
 
 def test_ids_of_ranges_are_read() -> None:
     assert read(Pulls(answer(5, 6, 7)), 8) == ["id-5", "id-6", "id-7"]
+    said: list[Any] = []
+    pulls: Any = Pulls(answer(5, 6, 7))
+    for part in ids_of(lambda: pulls, said.extend)([OffsetRange(fetching.QUEUES[0], 5, 8)]):
+        said += part.to_pylist()
+    assert said == [OffsetRange(fetching.QUEUES[0], 5, 8), "id-5", "id-6", "id-7"], "before the ids"
 
 
 @pytest.mark.parametrize("cause", list(Cause))

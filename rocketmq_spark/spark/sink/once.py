@@ -37,7 +37,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
     UnprovedError,
 )
-from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, TopicRoute
+from rocketmq_spark.model import MessageQueue, OffsetRange, SendRequest, SendResult, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.queues.environment import layout_text
@@ -47,13 +47,13 @@ from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
 from rocketmq_spark.spark.checkpoints.notes import BatchNote
 from rocketmq_spark.spark.sink import checks, given_up, guarantee
 from rocketmq_spark.spark.sink.report import Tally
-from rocketmq_spark.stored.ends import Enough, QueueEnds, ScopedHashes, ends_now
+from rocketmq_spark.stored.ends import BatchHashes, Enough, QueueEnds, ScopedHashes, ends_now
 from rocketmq_spark.stored.look import Look
 
 logger = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
-# More ids do not travel with the plan: tasks read them again.
+# More ids do not travel with the plan: tasks read theirs again.
 MAX_IDS = 1_000_000
 SINK = "sink"
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -64,8 +64,8 @@ _CHECKED = "topics checked for exactly-once"
 class OncePlan:
     """What the tasks of a batch must know. ``begun`` is whether an earlier run may have sent some of its rows.
 
-    Then ``found`` has the hashes of what is stored, by partition; or ``until`` says how far tasks must read. ``stored`` is how
-    many they are.
+    Then ``found`` has the hashes of what is stored, by partition; or ``places`` what each task must read. ``stored`` is how many
+    they are.
     """
 
     name: BatchName
@@ -73,7 +73,7 @@ class OncePlan:
     begun: bool = False
     streaming: bool = True
     found: Mapping[int, bytes] | None = None
-    until: Mapping[MessageQueue, int] | None = None
+    places: Mapping[int, Sequence[OffsetRange]] | None = None
     stored: int = 0
 
 
@@ -93,7 +93,7 @@ def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int
         )
     if not made.before:
         return OncePlan(name, ends)
-    hashes, until = _found(options, name, made.note)
+    hashes = _found(options, name, made.note)
     found = hashes.by_partition()
     try:
         now = noted(options)
@@ -103,8 +103,7 @@ def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int
         logger.warning("batch %d goes to the queues of its note, although there may be others now: %s", name.number, e)
         now = ends
     ends = notes.extend(folder, made.note, now, options.exactly_once_settle).ends
-    rest = None if found is not None else {**ends.queues, **until}
-    return OncePlan(name, ends, True, True, found, rest, hashes.count)
+    return OncePlan(name, ends, True, True, found, hashes.places() if found is None else None, hashes.count)
 
 
 def _within(options: Options) -> str:
@@ -175,17 +174,17 @@ def _check(options: Options, ends: QueueEnds) -> bool:
     return True
 
 
-def _found(options: Options, name: BatchName, note: BatchNote) -> tuple[ScopedHashes, dict[MessageQueue, int]]:
-    """What is stored of a batch, and how far that was looked for. Its runs before may have had more time to send."""
-    hashes = ScopedHashes(name.digest(), MAX_IDS)
-    tools = look_tools(options)
-    until = Look(dataclasses.replace(tools, settle_s=max(tools.settle_s, note.settle_s)), note.ends).run(hashes)
+def _found(options: Options, name: BatchName, note: BatchNote) -> BatchHashes:
+    """What is stored of a batch. Its runs before may have had more time to send."""
+    hashes = BatchHashes(name.digest(), MAX_IDS)
+    tools = look_tools(options, placed=hashes.placed)
+    Look(dataclasses.replace(tools, settle_s=max(tools.settle_s, note.settle_s)), note.ends).run(hashes)
     logger.warning(
         "batch %d was begun before: %d of its rows are stored already, and will not be sent again",
         name.number,
         hashes.count,
     )
-    return hashes, until
+    return hashes
 
 
 class TaskOnce:
@@ -198,7 +197,7 @@ class TaskOnce:
         self._topic = options.topic
         self._hash = RowHash(plan.name.query.encode())
         self._rows = _stored_rows(options, plan, partition, attempt)
-        if plan.until is not None and self._rows is not None:
+        if plan.places is not None and self._rows is not None:
             self._found = self._rows.left
         else:
             self._found = len((plan.found or {}).get(partition, b"")) // ROW_BYTES
@@ -255,16 +254,16 @@ def _stored_rows(options: Options, plan: OncePlan, partition: int, attempt: int)
         logger.warning(
             "attempt %d of partition %d: %d of its rows are stored already", attempt, partition, hashes.count
         )
-        return StoredRows(cast(Bytes, hashes.rows()))
+        return StoredRows(hashes.rows())
     if not plan.begun:
         return None
     if plan.found is not None:
         return StoredRows(np.frombuffer(plan.found.get(partition, b""), np.uint8).reshape(-1, ROW_BYTES))
-    assert plan.until is not None
+    assert plan.places is not None
     hashes = ScopedHashes(plan.name.scope(partition))
-    for ids in look_tools(options).read(plan.ends.ranges(plan.until)):
+    for ids in look_tools(options).read(plan.places.get(partition, ())):
         hashes(ids)
-    return StoredRows(cast(Bytes, hashes.rows()))
+    return StoredRows(hashes.rows())
 
 
 def check_task(plan: OncePlan, settle_s: float) -> None:
