@@ -283,6 +283,12 @@ class ScopedHashes:
         return np.concatenate([np.empty((0, SCOPE_BYTES + ROW_BYTES - len(self._scope)), np.uint8), *self._parts])
 
 
+# So many places of tasks in queues are told apart; of more it is known only what has those of all tasks.
+MAX_PLACES = 200_000
+
+Places = dict[MessageQueue, OffsetRange]
+
+
 class BatchHashes(ScopedHashes):
     """Those of a whole batch, no more than ``limit``, and where the messages of each of its tasks are ``placed``.
 
@@ -293,7 +299,8 @@ class BatchHashes(ScopedHashes):
         super().__init__(scope)
         self._limit = limit
         self._at: Sequence[OffsetRange] = ()
-        self._places: dict[int, dict[MessageQueue, OffsetRange]] = {}
+        self._places: dict[int, Places] = {}
+        self._of_all: Places | None = None
 
     def placed(self, parts: Sequence[OffsetRange]) -> None:
         """Ids that come next are in one of ``parts``."""
@@ -304,11 +311,16 @@ class BatchHashes(ScopedHashes):
             self._parts.clear()
         else:
             self._parts.append(rows)
-        for number in np.unique(_partitions(rows)).tolist():
-            places = self._places.setdefault(number, {})
-            for part in self._at:
-                known = places.get(part.queue, part)
-                places[part.queue] = OffsetRange(part.queue, min(known.start, part.start), max(known.end, part.end))
+        numbers = np.unique(_partitions(rows)).tolist()
+        for number in numbers:
+            self._places.setdefault(number, {} if self._of_all is None else self._of_all)
+        for places in {id(each): each for each in map(self._places.__getitem__, numbers)}.values():
+            _widen(places, self._at)
+        if self._of_all is None and sum(map(len, self._places.values())) > MAX_PLACES:
+            self._of_all = {}
+            for places in self._places.values():
+                _widen(self._of_all, places.values())
+            self._places = dict.fromkeys(self._places, self._of_all)
 
     def by_partition(self) -> dict[int, bytes] | None:
         """By the number of the task; None where they are too many."""
@@ -323,10 +335,17 @@ class BatchHashes(ScopedHashes):
 
     def places(self) -> dict[int, list[OffsetRange]]:
         """By the number of the task: what has all of its messages, broker by broker."""
-        return {
-            number: sorted(places.values(), key=lambda part: (part.queue.broker_name, part.queue))
-            for number, places in self._places.items()
+        lists = {
+            id(places): sorted(places.values(), key=lambda part: (part.queue.broker_name, part.queue))
+            for places in self._places.values()
         }
+        return {number: lists[id(places)] for number, places in self._places.items()}
+
+
+def _widen(places: Places, parts: Iterable[OffsetRange]) -> None:
+    for part in parts:
+        known = places.get(part.queue, part)
+        places[part.queue] = OffsetRange(part.queue, min(known.start, part.start), max(known.end, part.end))
 
 
 def _partitions(rows: Bytes) -> Ints:

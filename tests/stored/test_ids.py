@@ -13,6 +13,7 @@ from rocketmq_spark.columnar.encode.content_ids import BatchName, ContentIds
 from rocketmq_spark.errors import UnprovedError
 from rocketmq_spark.model import NO_FILTER, Filter, OffsetRange
 from rocketmq_spark.pull.answers import Cause, Fetched, Hole, OnLoss
+from rocketmq_spark.stored import ends
 from rocketmq_spark.stored.ends import BatchHashes, compared, ids_of, with_scope
 from tests.decode import fetching
 
@@ -40,9 +41,12 @@ def test_ids_of_two_attempts_compare_equal_and_others_are_dropped() -> None:
     assert compared(with_scope(stored, bytes(10)), 10).shape == (0, 12)
 
 
-@pytest.mark.parametrize("limit", [18, 17])
-def test_tasks_are_given_their_ids_or_where_these_lie(limit: int) -> None:
+@pytest.mark.parametrize(("limit", "told_apart"), [(18, 5), (17, 5), (17, 4), (17, 1)])
+def test_tasks_are_given_their_ids_or_where_these_lie(
+    monkeypatch: pytest.MonkeyPatch, limit: int, told_apart: int
+) -> None:
     """Of many ids each task reads those between its first and its last one, and not what all others have sent."""
+    monkeypatch.setattr(ends, "MAX_PLACES", told_apart)
     first, second = fetching.QUEUES[:2]
     found = BatchHashes(NAME.digest(), limit)
     for tasks, parts in (
@@ -60,6 +64,8 @@ def test_tasks_are_given_their_ids_or_where_these_lie(limit: int) -> None:
         4: [(second, 40, 60)],
         70_000: [(first, 5, 12), (second, 0, 60)],
     }
+    if told_apart < 5:  # each has all
+        places = dict.fromkeys(places, places[70_000])
     assert found.places() == {task: [OffsetRange(*part) for part in parts] for task, parts in places.items()}
     counts = {3: 1, 4: 2, 70_000: 3}
     assert found.by_partition() == (
