@@ -107,6 +107,7 @@ OUTSIDE = {
     "py4j": "cli.demo.play spark.datasource",
     "pyarrow": "wire.compression columnar stored spark.source.tasks spark.checkpoints.entries spark.sink",
     "numpy": "remoting.bulk pull.answers columnar stored spark.sink",
+    "xxhash": "columnar.encode.content_ids",
     "grpc": "grpc_proxy.channel",
     "google": "grpc_proxy.protos",
     "click": "cli",

@@ -11,7 +11,8 @@ from importlib.util import find_spec
 SPARK, ARROW, CLI, SPOOL, GRPC, DELAY, NOTEBOOK = "spark", "arrow", "cli", "spool", "grpc", "delay", "notebook"
 OTEL = "otel"
 
-_ARROW = ("pyarrow>=18.0", "numpy>=1.23.2")
+# xxhash: ids of content, which exactly-once writes.
+_ARROW = ("pyarrow>=18.0", "numpy>=1.23.2", "xxhash>=3.1")
 _PROTOBUF = "protobuf>=6.33.5"
 REQUIREMENTS: dict[str, tuple[str, ...]] = {
     # pandas: PySpark's mapInArrow, which foreach_batch_writer uses, imports it, and warns of pandas 3 at each start.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from rocketmq_spark import exactly_once_conf
+from rocketmq_spark.base import extras
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.columnar.encode.content_ids import RowHash
 from rocketmq_spark.errors import (
     ClosedError,
     OptionError,
@@ -41,6 +44,19 @@ def test_what_cannot_be_combined_is_refused_with_its_reason(
     options = sink_options("x:1", **{name: value for name, value in chosen.items() if value is not None})
     with pytest.raises(OptionError, match=why):
         checks.check(options, from_arrow_schema(frame(body=["x"], **columns).schema))
+
+
+def test_without_xxhash_it_is_refused_and_its_command_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the driver when the write is planned, and on a worker that lacks it."""
+    options = sink_options("x:1", topic="t", deliveryGuarantee="exactly-once")
+    columns = from_arrow_schema(frame(body=["x"]).schema)
+    checks.check(options, columns)
+    monkeypatch.setattr(extras, "installed", lambda name: name != "xxhash")
+    with pytest.raises(OptionError, match=r"xxhash, which hashes rows, is not installed: pip install .*'xxhash>="):
+        checks.check(options, columns)
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    with pytest.raises(OptionError, match=r"needs xxhash, which a worker.*On all workers: pip install .*'xxhash>="):
+        RowHash(b"query")
 
 
 @pytest.mark.parametrize(("killed", "settle_s"), [(None, 4.0), ("2s", 4.0), ("2000", 4.0), ("8s", 10.0), ("1m", 62.0)])

@@ -22,7 +22,7 @@ from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import Flags, Ints
 from rocketmq_spark.columnar.encode import properties
 from rocketmq_spark.columnar.encode.batch import UniqueIds
-from rocketmq_spark.columnar.encode.content_ids import ContentIds
+from rocketmq_spark.columnar.encode.content_ids import ContentIds, Hashes
 from rocketmq_spark.columnar.encode.properties import BadRows, PropertyPieces, TextPieces
 from rocketmq_spark.model.send import Batch
 
@@ -30,9 +30,6 @@ _HEAD_BYTES = 20
 OVERHEAD = _HEAD_BYTES + 2
 _ID_START = f"{codes.Property.UNIQ_KEY}\x01".encode()
 SINGLE_MAX_PROPERTIES = codes.MAX_PROPERTIES_BYTES - codes.BROKER_PROPERTIES_RESERVE
-
-
-Hashes = npt.NDArray[np.uint8]
 
 
 class Growth(NamedTuple):
@@ -105,16 +102,12 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The parts of every row, looked through; ``delayed`` are the rows that must not travel in a batch.
-
-    ``texts`` are their properties without delays where ids are made of them.
-    """
+    """The parts of every row, looked through; ``delayed`` are the rows that must not travel in a batch."""
 
     body: pa.Array
     pieces: PropertyPieces
     flags: Ints | None
     delayed: Flags | None
-    texts: pa.Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,25 +138,20 @@ class Encoder:
         """Everything but the joining; bad rows are noted."""
         body = arrow.as_bytes(batch.column(self.columns["body"]))
         self._check_bodies(body, bad_rows)
-        texts = None
-        by_content = isinstance(self.ids, ContentIds)
         pieces = self._pieces(batch, bad_rows)
-        properties.add_properties(pieces, batch, self.columns, bad_rows, by_name=by_content)
-        if by_content and isinstance(pieces, TextPieces) and (texts := properties.encoded_texts(pieces)) is not None:
-            pieces = TextPieces(len(batch))
-            pieces.column(texts)
+        properties.add_properties(pieces, batch, self.columns, bad_rows, by_name=isinstance(self.ids, ContentIds))
         delayed = properties.add_delays(pieces, batch, self.columns, bad_rows)
         self._check_lengths(arrow.lengths(body), pieces.lengths + self.id_bytes, delayed, bad_rows)
         flags = None
         if "flag" in self.columns:
             flags = pc.fill_null(arrow.plain(batch.column(self.columns["flag"])).cast(pa.int64()), 0).to_numpy()
-        return Checked(body, pieces, flags, delayed, texts)
+        return Checked(body, pieces, flags, delayed)
 
     def _pieces(self, batch: pa.RecordBatch, bad_rows: BadRows) -> PropertyPieces:
         return TextPieces(len(batch))
 
-    def join(self, checked: Checked, hashes: Hashes | None = None, topics: RowTopics | None = None) -> Encoded:
-        """The items of a batch without bad rows. Ids of content need the hash of each row, and some transports the topic."""
+    def join(self, checked: Checked, topics: RowTopics | None = None) -> Encoded:
+        """The items of a batch without bad rows; ids of content are left out (``identify``). Some transports need the topic."""
         assert isinstance(checked.pieces, TextPieces)
         rows = len(checked.body)
         body_lengths = arrow.lengths(checked.body)
@@ -174,12 +162,12 @@ class Encoder:
             head[:, 3] = checked.flags
         head[:, 4] = body_lengths
         start, pieces = checked.pieces.split()
-        middle = arrow.fixed(self._middle(lengths, start, hashes))
+        middle = arrow.fixed(self._middle(lengths, start))
         return Encoded(
             arrow.joined(arrow.fixed(head.view(np.uint8).reshape(rows, _HEAD_BYTES)), checked.body, middle, *pieces)
         )
 
-    def _middle(self, lengths: Ints, after: bytes, hashes: Hashes | None) -> Any:
+    def _middle(self, lengths: Ints, after: bytes) -> Any:
         """Properties length, message id, and the constant that the other properties start with: all of one width."""
         start = 2 + len(_ID_START)
         end = start + self.ids.width
@@ -187,17 +175,27 @@ class Encoder:
         middle[:, 0] = lengths >> 8
         middle[:, 1] = lengths & 0xFF
         middle[:, 2:start] = np.frombuffer(_ID_START, np.uint8)
-        self._fill(middle[:, start:end], hashes)
+        self._fill(middle[:, start:end])
         middle[:, end:] = np.frombuffer(b"\x02" + after, np.uint8)
         return middle
 
-    def _fill(self, target: npt.NDArray[np.uint8], hashes: Hashes | None) -> None:
-        """The id of each row."""
+    def _fill(self, target: npt.NDArray[np.uint8]) -> None:
+        """The id of each row; zeros where it is made of the content, of which it is no part."""
         if isinstance(self.ids, ContentIds):
-            assert hashes is not None, "ids of content are made of hashes"
-            self.ids.fill(target, hashes)
+            target[:] = 0
         else:
             self.ids.fill(target)
+
+    def identify(self, encoded: Encoded, checked: Checked, hashes: Hashes) -> None:
+        """Write the ids of content into all items that ``join`` has made of ``checked``, before anything is taken of them."""
+        assert isinstance(self.ids, ContentIds)
+        data, ends = arrow.data(encoded.items)
+        width = self.ids.width
+        ids = np.empty((len(hashes), width), np.uint8)
+        self.ids.fill(ids, hashes)
+        spaces = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))
+        places = ends[:-1] + arrow.lengths(checked.body) + _HEAD_BYTES + 2 + len(_ID_START)
+        spaces[places] = ids.view(spaces.dtype)[:, 0]
 
     def _check_bodies(self, body: pa.Array, bad_rows: BadRows) -> None:
         nulls = arrow.nulls(body)

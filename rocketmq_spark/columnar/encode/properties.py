@@ -224,11 +224,6 @@ def add_properties(
         add_map(pieces, batch.column(columns["properties"]), bad_rows, _reserved(own), by_name)
 
 
-def encoded_texts(pieces: TextPieces) -> pa.Array | None:
-    """The string of each row; None where no row has one."""
-    return pieces.joined() if pieces.lengths.any() else None
-
-
 def add_delays(
     pieces: PropertyPieces, batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows
 ) -> Flags | None:

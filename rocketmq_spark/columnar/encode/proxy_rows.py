@@ -23,7 +23,7 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import NOTHING, Flags, Ints, Pieces
 from rocketmq_spark.columnar.encode import properties
-from rocketmq_spark.columnar.encode.encoder import OVERHEAD, Checked, Encoded, Encoder, Hashes, RowTopics
+from rocketmq_spark.columnar.encode.encoder import OVERHEAD, Checked, Encoded, Encoder, RowTopics
 from rocketmq_spark.columnar.encode.properties import BadRows, PropertyPieces, TextPieces
 from rocketmq_spark.grpc_proxy import outgoing
 from rocketmq_spark.grpc_proxy.facts import MessageType
@@ -197,16 +197,16 @@ class ProxyRowEncoder(Encoder):
             bad_rows.add(first & second, f"it is {one} and {other}, and over gRPC it can be one of them only")
         return checked
 
-    def join(self, checked: Checked, hashes: Hashes | None = None, topics: RowTopics | None = None) -> Encoded:
+    def join(self, checked: Checked, topics: RowTopics | None = None) -> Encoded:
         pieces = checked.pieces
         if not isinstance(pieces, ProxyPieces):
-            return Encoder.join(self, checked, hashes)
+            return Encoder.join(self, checked)
         assert topics is not None, "a message of gRPC says its topic"
         assert self.proxy is not None
         born_ms = epoch_ms()
         common = [self.proxy.of(name, born_ms) for name in topics.names]
         ids = np.full((len(checked.body), self.ids.width + 1), _COMMA, np.uint8)
-        self._fill(ids[:, :-1], hashes)
+        self._fill(ids[:, :-1])
         message = Pieces(len(checked.body))
         if topics.codes is None:
             message.constant(common[0].first)

@@ -23,8 +23,8 @@ from rocketmq_spark.stored.ends import AT_LEAST_ONCE, QueueEnds
 logger = logging.getLogger(__name__)
 
 ROOM = "rocketmq"
-# The ids of rows are made as this number says: 1 and 2 were other ids.
-VERSION = 3
+# The ids of rows are made as this number says: 1 were other ids.
+VERSION = 2
 _EPOCH = f"{ROOM}/epoch"
 _OFFSETS_BYTES = 16
 _SUM = "sum"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 
+from rocketmq_spark.base import extras
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.parsing import duration
@@ -64,6 +65,11 @@ def problems(options: Options, columns: Collection[str]) -> list[str]:
         found.append(
             "option 'deliveryGuarantee' is exactly-once, and rows name their topics: option 'allowedTopics' must list all of "
             "them, so that it can be noted where they end before anything is sent"
+        )
+    if not extras.installed("xxhash"):
+        found.append(
+            "option 'deliveryGuarantee' is exactly-once, but xxhash, which hashes rows, is not installed: "
+            f"{extras.command(extras.ARROW)}"
         )
     if options.exactly_once_settle < MIN_SETTLE_S:
         found.append(

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyspark import TaskContext
 
@@ -22,10 +21,12 @@ from rocketmq_spark import session
 from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.columnar.arrow import Flags
 from rocketmq_spark.columnar.encode.content_ids import (
     ROW_BYTES,
     BatchName,
     ContentIds,
+    Hashes,
     RowHash,
     StoredRows,
 )
@@ -52,7 +53,6 @@ from rocketmq_spark.stored.look import Look
 
 logger = logging.getLogger(__name__)
 
-Bytes = npt.NDArray[np.uint8]
 # More ids do not travel with the plan: tasks read theirs again.
 MAX_IDS = 1_000_000
 SINK = "sink"
@@ -205,33 +205,28 @@ class TaskOnce:
         self.stored = noted_ids(options, plan.ends)
         self._given_up = given_up.watch()
 
-    @property
-    def repeats(self) -> bool:
-        """Whether rows may be stored already."""
-        return self._rows is not None
-
     def count(self, tally: Tally) -> None:
         """Note what is stored, and which of it no row has matched."""
         if self._rows is not None:
             tally.unmatched = self._rows.left
         tally.found, tally.found_of_batch = self._found, self.plan.stored
 
-    def hashes(self, batch: pa.RecordBatch, columns: Mapping[str, str], texts: pa.Array | None) -> Bytes:
-        """Of the rows of ``batch``, whose properties are ``texts``."""
-        return self._hash(batch, columns, self._topic, texts)
+    def hashes(self, items: pa.Array, batch: pa.RecordBatch, columns: Mapping[str, str]) -> Hashes:
+        """Of the rows of ``batch``, whose ``items`` have no ids yet."""
+        return self._hash(items, batch, columns, self._topic)
 
-    def unstored(self, batch: pa.RecordBatch, columns: Mapping[str, str], texts: pa.Array | None) -> pa.RecordBatch:
-        """The rows of ``batch`` that are to be sent."""
+    def missing(self, hashes: Hashes, columns: Mapping[str, str]) -> Flags | None:
+        """Which rows are not stored and are to be sent; None where it is all of them."""
         if self._rows is None:
-            return batch
-        missing = self._rows.missing(self.hashes(batch, columns, texts))
+            return None
+        missing = self._rows.missing(hashes)
         if MESSAGE_ID in columns and self._rows.exceeded:
             raise MessageRefused(
                 f"rows of one task have the same id in column {columns[MESSAGE_ID]!r}, and some of them are stored: which of "
                 "them cannot be determined",
                 remedy="Option 'messageId' must name a column that identifies a row",
             )
-        return batch if missing.all() else batch.filter(pa.array(missing))
+        return None if missing.all() else missing
 
     def sender(self, sender: Sender) -> Sender:
         """One that knows the queues of the note only, and sends while Spark wants this attempt."""

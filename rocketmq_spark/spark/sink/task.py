@@ -210,17 +210,19 @@ class TaskWriter:
             for topic in self._topics_seen:  # it may be on other brokers by now
                 self._check_timers(topic)
         checked, plan = self._checked(batch)
-        hashes = None
+        encoded = self._encoder.join(checked, plan.topics(len(batch)))
         if self._once is not None:
-            if self._once.repeats:
-                batch, whole = self._once.unstored(batch, self._names, checked.texts), batch
+            hashes = self._once.hashes(encoded.items, batch, self._names)
+            missing = self._once.missing(hashes, self._names)
+            if missing is not None:
+                batch, hashes, whole = batch.filter(pa.array(missing)), hashes[missing], batch
                 self._tally.already_stored(len(whole) - len(batch))
                 if not len(batch):
                     return
                 checked, plan = self._checked(batch)
-            hashes = self._once.hashes(batch, self._names, checked.texts)
+                encoded = self._encoder.join(checked, plan.topics(len(batch)))
+            self._encoder.identify(encoded, checked, hashes)
         plan = self._whole.look(batch, plan)
-        encoded = self._encoder.join(checked, hashes, plan.topics(len(batch)))
         delayed = checked.delayed
         if plan.order is not None:
             encoded = encoded.take(plan.order)
