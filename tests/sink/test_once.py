@@ -291,19 +291,19 @@ def test_a_layout_of_environments_may_be_spelled_otherwise(rocketmq: LocalBroker
     assert sink.plan(sink.options(**given, environments=other)).begun
 
 
+@KINDS
 def test_too_many_ids_are_read_again_by_the_tasks(
-    rocketmq: LocalBroker, make_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch
+    rocketmq: LocalBroker, make_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch, attributes: Any
 ) -> None:
     monkeypatch.setattr(once, "MAX_IDS", 10)
-    topic = make_topic(queues=4)
+    topic = make_topic(queues=4, attributes=attributes)
     options = sink.options(topic=topic)
     plan = sink.plan(options)
     for partition in range(2):
         sink.attempt(plan, options, frame(body=numbered(10, 10 * partition)), partition=partition)
     again = sink.plan(options)
     assert again.found is None
-    assert again.places is not None
-    assert set(again.places) == {0, 1}
+    assert set(again.places or ()) == {0, 1}
     assert sink.attempt(again, options, frame(body=numbered(12)), partition=0).already_stored == 10
     assert sorted(bodies(stored(rocketmq, topic, 22))) == sorted([*numbered(20), "000010", "000011"])
 
