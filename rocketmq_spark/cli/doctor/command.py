@@ -34,6 +34,7 @@ from rocketmq_spark.errors import (
     LocalBrokerError,
     NotSupported,
     OffsetError,
+    OptionError,
     RemoteProtocolError,
     RocketMQError,
 )
@@ -293,6 +294,8 @@ def of_exactly_once(target: Target, subject: Subject) -> Finding:
     given = {**target.settings(), **named, "delivery_guarantee": guarantee.EXACTLY_ONCE}
     try:
         options = options_table.parse(given).for_role("sink")
+        if problems := guarantee.problems(options, ()):
+            raise OptionError.of(problems)
         ends = once.noted(options)
         begun = ""
         if subject.checkpoint is not None:

@@ -196,9 +196,10 @@ def standing(folder: Folder, write: str) -> str:
         return "the query was not started yet"
     name = batch_name(folder, write)
     note = _note(folder, f"{ROOM}/{name.number}/{write}")
-    if folder.read_bytes(f"commits/{name.number}") is not None:
-        return f"batch {name.number} is finished"
-    return f"batch {name.number} is begun, {'with' if note is not None and note.is_of(name) else 'without'} a note"
+    finished = folder.read_bytes(f"commits/{name.number}") is not None
+    there = note is not None and (note.name == name if finished else note.is_of(name))
+    state = "finished" if finished else "begun"
+    return f"batch {name.number} is {state}, {'with' if there else 'without'} a note"
 
 
 def epoch(folder: Folder) -> int:

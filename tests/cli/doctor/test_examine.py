@@ -16,6 +16,7 @@ import pytest
 
 from rocketmq_spark import Consumer, PullConsumer
 from rocketmq_spark.admin.groups import QueuePositions
+from rocketmq_spark.base import extras
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.cli.connection import Target
@@ -351,6 +352,11 @@ class TestOfReaders:
         assert "compaction topic" in said(compacted)[1]
         (folder / "metadata").write_text("{}")
         assert (said(one)[0], "has no id" in said(one)[1]) == (Level.BROKEN, True)
+
+    def test_what_no_sink_would_begin_with(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(extras, "installed", lambda module: module != "xxhash")
+        found = command.of_exactly_once(Target({"name_server": "127.0.0.1:1"}), Subject(["t"], exactly_once=True))
+        assert (found.level, "xxhash, which hashes rows, is not installed" in found.found) == (Level.BROKEN, True)
 
     def test_a_user_who_may_write_and_not_read(self, secured: Secured) -> None:
         (topic,) = names(1, "once")
