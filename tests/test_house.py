@@ -64,7 +64,7 @@ ORDER = {
     " decode.properties decode.rows decode.careful decode.decoder encode.properties encode.batch"
     " encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends look",
-    "base": "codes extras lifecycle process java threads clock copies timer retry",
+    "base": "codes extras exposition lifecycle process java threads clock copies timer retry",
     "client": "calls route topics questions broker instance transactions sender replies admin groups pulls member",
     "spool": "records schedule changes files database lanes recovery store folders redelivery spool",
     "options": "names parsing transport table typed",
@@ -108,17 +108,19 @@ OUTSIDE = {
     "pyarrow": "wire.compression columnar stored spark.source.tasks spark.checkpoints.entries spark.sink",
     "numpy": "remoting.bulk pull.answers columnar stored spark.sink",
     "xxhash": "columnar.encode.content_ids",
+    "prometheus_client": "base.exposition spark.monitoring.listeners",
     "grpc": "grpc_proxy.channel",
     "google": "grpc_proxy.protos",
     "click": "cli",
     "rich": "cli localbroker.distro",
     "pytest": "testing",
-    "socket": "remoting.endpoint remoting.bulk localbroker.process cli.lag spark.sink.given_up localbroker.maven",
+    "socket": "remoting.endpoint remoting.bulk localbroker.process base.exposition spark.sink.given_up localbroker.maven",
     "ssl": "remoting.endpoint localbroker.maven",
     "select": "remoting.endpoint spark.sink.given_up",
     "subprocess": "localbroker cli.background spark.tuning",
-    "threading": "base.lifecycle base.threads remoting.endpoint remoting.connection remoting.pool client.calls"
-    " client.instance client.route base.copies producer.batching producer.destination base.timer producer.faults"
+    "threading": "base.lifecycle base.threads base.exposition spark.monitoring.listeners remoting.endpoint"
+    " remoting.connection remoting.pool client.calls client.instance client.route base.copies"
+    " producer.batching producer.destination base.timer producer.faults"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
     " producer.transactions producer.requests producer.tracing client.replies localbroker aio.producer"
     " cli consumer.push.member_state consumer.push.workers consumer.settings consumer.push.offset_store"

@@ -8,11 +8,15 @@ import stat
 from pathlib import Path
 from types import SimpleNamespace
 
+import prometheus_client
 import pytest
+import yaml
 
+from rocketmq_spark.base import exposition, extras
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.spark.monitoring.listeners import METRICS, MetricsListener, QueryFigures, markdown, text
+from rocketmq_spark.spark.monitoring.listeners import METRICS, MetricsListener, QueryFigures, families, markdown
 from rocketmq_spark.spark.sink.report import AtBroker, Written
+from tests.test_exposition import get
 
 ROOT = Path(__file__).parents[1]
 DASHBOARD = json.loads((ROOT / "conf" / "grafana-dashboard.json").read_text("utf-8"))
@@ -107,12 +111,12 @@ def test_the_counts_of_a_writer():
 def test_prometheus_text():
     figures = QueryFigures('o"r\\d\ners', WRITER)
     figures.progress(told(), 1.0)
-    lines = text({"1": figures, "2": QueryFigures("other")}).splitlines()
+    lines = exposition.text(families([figures, QueryFigures("other")])).splitlines()
     assert "# TYPE rocketmq_spark_query_active gauge" in lines
     assert 'rocketmq_spark_query_active{query="other"} 1.0' in lines
-    assert r'rocketmq_spark_lost_ranges_total{query="o\"r\\d\ners",cause="truncated"} 0.0' in lines
+    assert r'rocketmq_spark_lost_ranges_total{cause="truncated",query="o\"r\\d\ners"} 0.0' in lines
     shape = re.compile(
-        r'# (HELP \w+ .+|TYPE \w+ (gauge|counter))|\w+\{\w+="([^"\\]|\\["\\n])*"(,\w+="[^"]*")?\} [0-9.e+]+'
+        r'# (HELP \w+ .+|TYPE \w+ (gauge|counter))|\w+\{\w+="([^"\\]|\\["\\n])*"(,\w+="([^"\\]|\\["\\n])*")?\} [0-9.e+]+'
     )
     assert [line for line in lines if not shape.fullmatch(line)] == []
 
@@ -140,6 +144,42 @@ def test_the_listener_writes_both_files(tmp_path):
     assert (first["query"], first["lag"], first["sink"]["rows"]) == ("orders", 4, 7)
     assert (second["query"], second["batchId"], "sink" in second) == ("other", 1, False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q.jsonl", "q.prom"]
+
+
+def test_a_port_serves_the_same_until_it_is_closed(tmp_path):
+    listener = MetricsListener(tmp_path / "q.prom", port=0)
+    listener.onQueryStarted(event())
+    listener.onQueryProgress(event(progress=told()))
+    assert get(listener.url) == (200, (tmp_path / "q.prom").read_text(), "text/plain; version=0.0.4; charset=utf-8")
+    with pytest.raises(OptionError, match=r"cannot listen on 127\.0\.0\.1:\d+: .*in use"):
+        MetricsListener(port=int(listener.url.split(":")[2].split("/")[0]))
+    listener.close()
+    with pytest.raises(ConnectionRefusedError):
+        get(listener.url)
+    listener.close()
+
+
+def test_a_registry_has_the_figures_among_its_own():
+    listener = MetricsListener(port=0)
+    listener.onQueryStarted(event())
+    registry = prometheus_client.CollectorRegistry()
+    prometheus_client.Gauge("mine", "Of the program", registry=registry).set(3)
+    registry.register(listener)
+    listener.onQueryProgress(event(progress=told()))
+    assert registry.get_sample_value("mine") == 3
+    assert registry.get_sample_value("rocketmq_spark_lag_messages", {"query": "orders"}) == 4
+    assert registry.get_sample_value("rocketmq_spark_rows_total", {"query": "orders"}) == 5
+    listener.close()
+
+
+def test_without_prometheus_client_only_json_lines_are_written(monkeypatch, tmp_path):
+    monkeypatch.setattr(extras, "installed", lambda name: name != "prometheus_client")
+    for given in ({"prometheus": tmp_path / "q.prom"}, {"port": 0}):
+        with pytest.raises(OptionError, match=r"needs prometheus-client.*pip install 'prometheus-client>="):
+            MetricsListener(**given)
+    listener = MetricsListener(json_lines=tmp_path / "q.jsonl")
+    listener.onQueryProgress(event(progress=told()))
+    assert json.loads((tmp_path / "q.jsonl").read_text())["lag"] == 4
 
 
 def test_a_name_that_is_no_unicode_disturbs_nobody_and_the_file_is_for_every_reader(tmp_path):
@@ -265,3 +305,21 @@ def test_panels_of_the_dashboard_do_not_overlap():
         assert max(x for x, _ in cells) < 24
         taken |= cells
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def test_alerts_are_about_figures_that_there_are():
+    """conf/alerts.yml as Prometheus reads it; promtool, which would check the expressions, cannot be had here."""
+    groups = yaml.safe_load((ROOT / "conf" / "alerts.yml").read_text("utf-8"))["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len({rule["alert"] for rule in rules}) == len(rules) >= 7
+    known = {metric.name for metric in METRICS}
+    page = (ROOT / "docs" / "monitoring.md").read_text("utf-8")
+    for rule in rules:
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        names = set(re.findall(r"rocketmq_spark_\w+", rule["expr"]))
+        assert names, rule["alert"]
+        assert names <= known, rule["alert"]
+        assert rule["expr"].count("(") == rule["expr"].count(")")
+        assert {"summary", "description"} == set(rule["annotations"])
+        assert rule["labels"]["severity"] in {"critical", "warning"}
+    assert all(f"`{rule['alert']}`" in page for rule in rules[:3])

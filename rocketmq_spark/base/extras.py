@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 SPARK, ARROW, CLI, SPOOL, GRPC, DELAY, NOTEBOOK = "spark", "arrow", "cli", "spool", "grpc", "delay", "notebook"
 OTEL = "otel"
+METRICS = "metrics"
 
 # xxhash: ids of content, which exactly-once writes.
 _ARROW = ("pyarrow>=18.0", "numpy>=1.23.2", "xxhash>=3.1")
@@ -24,6 +25,7 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
     # Spark's stateful Python processors need it, in workers too.
     DELAY: (_PROTOBUF,),
     OTEL: ("opentelemetry-api>=1.27",),
+    METRICS: ("prometheus-client>=0.20",),
     NOTEBOOK: ("ipykernel>=6.29", "matplotlib>=3.8", "pandas>=2.2,<3"),
 }
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rocketmq_spark.base import exposition
 from rocketmq_spark.cli.output import aligned
 from rocketmq_spark.model.admin import Pace, QueueLag, pace, total
 
@@ -110,30 +111,23 @@ _METRICS = {
 def prometheus(sight: LagSnapshot) -> str:
     """In Prometheus' text format, one sample a queue. What is not known has none."""
     whose = next(name for name in ("group", "checkpoint") if name in sight.about)
-    lines = []
-    for name, (help_text, key) in _METRICS.items():
-        full = f"rocketmq_spark_reader_{name}"
-        lines += [f"# HELP {full} {help_text}", f"# TYPE {full} gauge"]
-        for row in sight.rows:
-            figures = _queue(row, sight)
-            value = figures[key]
-            labels = {
-                whose: sight.about[whose],
-                "topic": figures["topic"],
-                "broker": figures["brokerName"],
-                "queue": figures["queueId"],
-            }
+    queues = [_queue(row, sight) for row in sight.rows]
+
+    def samples(key: str) -> Iterator[tuple[dict[str, str], float]]:
+        for queue in queues:
+            value = queue[key]
             if value is not None:
                 assert isinstance(value, int)
-                lines.append(f"{full}{_labels(labels)} {value / 1000 if key == 'behindMs' else value}")
-    return "\n".join(lines) + "\n"
+                labels = {"topic": queue["topic"], "broker": queue["brokerName"], "queue": queue["queueId"]}
+                shown = {name: str(label) for name, label in {whose: sight.about[whose], **labels}.items()}
+                yield shown, value / 1000 if key == "behindMs" else value
 
-
-def _labels(values: Mapping[str, object]) -> str:
-    escaped = {
-        name: str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for name, value in values.items()
-    }
-    return "{" + ",".join(f'{name}="{text}"' for name, text in escaped.items()) + "}"
+    return exposition.text(
+        [
+            exposition.Family(f"rocketmq_spark_reader_{name}", "gauge", help_text, list(samples(key)))
+            for name, (help_text, key) in _METRICS.items()
+        ]
+    )
 
 
 def table(sight: LagSnapshot) -> list[str]:

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from click.testing import Result
@@ -16,9 +17,9 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.cli.conftest import Process, documents
-from tests.cli.test_metrics_server import get
 from tests.helpers import awaited, killed, total
 from tests.source.test_checkpoint import entry
+from tests.test_exposition import get
 
 Run = Callable[..., Result]
 Start = Callable[..., Process]
@@ -108,19 +109,22 @@ def test_of_a_query_by_its_checkpoint(
 def test_for_prometheus(half: tuple[str, str], run: Run) -> None:
     topic, group = half
     done = run("lag", "--group", group, "--prometheus")
-    label = f'{{group="{group}",topic="{topic}",broker="broker-a",queue="1"}}'
-    assert f"rocketmq_spark_reader_lag_messages{label} 6\n" in done.stdout
+    label = f'{{broker="broker-a",group="{group}",queue="1",topic="{topic}"}}'
+    assert f"rocketmq_spark_reader_lag_messages{label} 6.0\n" in done.stdout
     assert done.exit_code == 0
 
 
-def test_served_for_prometheus(rocketmq: LocalBroker, half: tuple[str, str], start: Start) -> None:
+def test_served_for_prometheus(rocketmq: LocalBroker, half: tuple[str, str], start: Start, run: Run) -> None:
     topic, group = half
     server = start("lag", "--group", group, "--serve", "0", "--json", "--name-server", rocketmq.name_server)
     url = json.loads(next(server.lines()))["url"]
-    lag = f'rocketmq_spark_reader_lag_messages{{group="{group}",topic="{topic}",broker="broker-a",queue="1"}}'
-    assert f"{lag} 6\n" in get(url)[1]
+    lag = f'rocketmq_spark_reader_lag_messages{{broker="broker-a",group="{group}",queue="1",topic="{topic}"}}'
+    taken = run("lag", "--group", group, "--serve", str(urlsplit(url).port))
+    assert taken.exit_code == 1
+    assert "Choose another port" in taken.stderr
+    assert f"{lag} 6.0\n" in get(url)[1]
     feed(rocketmq, topic, 2)
-    assert f"{lag} 8\n" in awaited(lambda: get(url)[1], lambda text: f"{lag} 8" in text)
+    assert f"{lag} 8.0\n" in awaited(lambda: get(url)[1], lambda text: f"{lag} 8" in text)
     server.ctrl_c()
     assert server.code == 0
 

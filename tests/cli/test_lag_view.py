@@ -67,11 +67,11 @@ def test_prometheus_text() -> None:
     odd = ROW._replace(queue=queue(1, broker='b"\\'))
     lines = prometheus(sight(EMPTY, odd)).splitlines()
     assert "# TYPE rocketmq_spark_reader_lag_messages gauge" in lines
-    label = r'{group="billing",topic="orders",broker="b\"\\",queue="1"}'
+    label = r'{broker="b\"\\",group="billing",queue="1",topic="orders"}'
     samples = [line for line in lines if not line.startswith("#")]
     assert [line.partition("reader_")[2] for line in samples if 'queue="1"' in line] == [
-        f"lag_messages{label} 6", f"lag_seconds{label} 192.0", f"lost_messages{label} 0", f"position{label} 4",
-        f"first_offset{label} 0", f"end_offset{label} 10",
+        f"lag_messages{label} 6.0", f"lag_seconds{label} 192.0", f"lost_messages{label} 0.0", f"position{label} 4.0",
+        f"first_offset{label} 0.0", f"end_offset{label} 10.0",
     ]  # fmt: skip
     assert [line.partition("{")[0] for line in samples if 'queue="0"' in line] == [
         "rocketmq_spark_reader_first_offset", "rocketmq_spark_reader_end_offset",

@@ -103,6 +103,7 @@ def test_what_garbage_collection_ends_may_roll_back_wherever_that_comes(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes while a half message is noted, on the same thread, which waited for itself with all others behind it."""
+    gc.freeze()  # what other tests have left takes seconds, longer than a send may
     Order(shop.producer.send_half(Message("T", b"x")))
 
     class Collecting(Deadline):
@@ -118,9 +119,12 @@ def test_what_garbage_collection_ends_may_roll_back_wherever_that_comes(
         shop.producer.send_half(Message("T", b"y"))
         ended.set()
 
-    threading.Thread(target=send, daemon=True).start()
-    assert ended.wait(30)
-    eventually(lambda: [decision for _, decision in shop.ends()] == [ROLLBACK])
+    try:
+        threading.Thread(target=send, daemon=True).start()
+        assert ended.wait(30)
+        eventually(lambda: [decision for _, decision in shop.ends()] == [ROLLBACK])
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize("ending", [False, True])

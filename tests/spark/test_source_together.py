@@ -21,11 +21,11 @@ from tests.spark.pipelines import holds, holds_bodies, holds_lines
 
 @pytest.fixture(scope="module")
 def other() -> Iterator[LocalBroker]:
-    """A second cluster, which closes connections that are idle for three seconds.
+    """A second cluster, which closes connections that are idle for six seconds.
 
-    So it closes one on which it owes an answer, too, when it stands still for three seconds: what is stored is sent again.
+    So it closes one on which it owes an answer, too, when it stands still for so long: what is stored is sent again.
     """
-    with LocalBroker(conf={"serverChannelMaxIdleTimeSeconds": 3}, quiet=True) as mq:
+    with LocalBroker(conf={"serverChannelMaxIdleTimeSeconds": 6}, quiet=True) as mq:
         yield mq
 
 
@@ -220,7 +220,7 @@ def _flat(offset: object) -> list[int]:
 
 
 def test_kinesis_sql_96_idle_past_every_close_of_idle_connections(spark, other, tmp_path):
-    """Past the broker's close (three seconds here) and past the end of idle workers, which Spark waits a minute for."""
+    """Past the broker's close (six seconds here) and past the end of idle workers, which Spark waits a minute for."""
     (topic,) = names(1, "quiet")
     other.create_topic(topic, 2)
     port = int(other.address("broker-a").rpartition(":")[2])

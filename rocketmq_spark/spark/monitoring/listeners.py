@@ -3,19 +3,21 @@
 The source itself commits finished positions when Spark asks for the next ones, which after the last batch of a run is
 at the next start. ``GroupOffsetListener`` hears of that batch at once, and commits the group's offsets.
 
-``MetricsListener`` writes what a query does as figures for others' tools: Prometheus text, or JSON lines. Every figure is one row
-of ``METRICS``; conf/grafana-dashboard.json shows them. Nothing is asked of brokers for it: all of it is in the progress of
-queries (``queries.progress``) and in what a ``foreach_batch_writer`` counts. What is not known has no line.
+``MetricsListener`` serves or writes what a query does as figures for others' tools: Prometheus text, or JSON lines. Every
+figure is one row of ``METRICS``; conf/grafana-dashboard.json shows them. Nothing is asked of brokers for it: all of it is in
+the progress of queries (``queries.progress``) and in what a ``foreach_batch_writer`` counts. What is not known has no line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import tempfile
+import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,12 +33,15 @@ from pyspark.sql.streaming.listener import (
 )
 
 from rocketmq_spark import options as options_table
+from rocketmq_spark.base import exposition
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
 from rocketmq_spark.pull.answers import Cause
 from rocketmq_spark.spark.monitoring.queries import of_progress, sink_counts
 from rocketmq_spark.spark.source.offsets import Offsets
 
 if TYPE_CHECKING:
+    from prometheus_client import Metric as CollectedMetric
+
     from rocketmq_spark.spark.sink.foreach import ForeachBatchWriter
 
 logger = logging.getLogger(__name__)
@@ -238,17 +243,13 @@ class QueryFigures:
             yield "rocketmq_spark_sink_broker_failures_total", {"broker": broker}, float(part.failures)
 
 
-def text(queries: Mapping[str, QueryFigures]) -> str:
-    """The figures of all queries in Prometheus' text format, version 0.0.4."""
-    lines: dict[str, list[str]] = {metric.name: [] for metric in METRICS}
-    for figures in queries.values():
+def families(queries: Iterable[QueryFigures]) -> list[exposition.Family]:
+    """The figures of queries that are known."""
+    found: dict[str, list[tuple[dict[str, str], float]]] = {metric.name: [] for metric in METRICS}
+    for figures in queries:
         for name, labels, value in figures.samples():
-            shown = ",".join(f'{k}="{_escaped(v)}"' for k, v in {"query": figures.query, **labels}.items())
-            lines[name].append(f"{name}{{{shown}}} {value!r}")
-    parts = [
-        [f"# HELP {m.name} {m.help}", f"# TYPE {m.name} {m.kind}", *lines[m.name]] for m in METRICS if lines[m.name]
-    ]
-    return "".join(f"{line}\n" for part in parts for line in part)
+            found[name].append(({"query": figures.query, **labels}, value))
+    return [exposition.Family(*metric, found[metric.name]) for metric in METRICS if found[metric.name]]
 
 
 def markdown() -> str:
@@ -258,22 +259,27 @@ def markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
 class MetricsListener(StreamingQueryListener):
-    """``spark.streams.addListener(MetricsListener(prometheus="/var/lib/node_exporter/orders.prom"))``.
+    """``spark.streams.addListener(MetricsListener(port=9108))``.
 
-    Writes metrics of all queries of the session whenever one of them makes progress. If a file cannot be written, the failure is
-    logged and no query is affected. Spark rarely reports an idle query, and reports nothing while a batch is running.
+    Serves, or writes whenever a query makes progress, metrics of all queries of the session. If a file cannot be written, the
+    failure is logged and no query is affected. Spark rarely reports an idle query, and reports nothing while a batch is running.
+    It is a collector of prometheus-client, too: ``REGISTRY.register(listener)`` adds its metrics to those of a registry.
 
     Args:
+        port: Where Prometheus finds them, at ``/metrics``; 0 is any free one. ``url`` has the address.
+        host: What it listens on: by default the machine itself only, ``0.0.0.0`` for all that reach it.
         prometheus: A file in Prometheus' text format, replaced atomically each time, for node_exporter's textfile collector.
         json_lines: A file to which each progress adds a line: ``query`` and the values of ``progress(query)``.
         writer: A ``foreach_batch_writer`` whose counts are added.
         writer_query: The name of the query of ``writer``; every query if not given.
+
+    Raises:
+        OptionError: There is nothing to write to, the port is taken, or prometheus-client is not installed, which all but
+            ``json_lines`` needs.
     """
+
+    url: str | None = None
 
     def __init__(
         self,
@@ -281,43 +287,81 @@ class MetricsListener(StreamingQueryListener):
         json_lines: str | Path | None = None,
         writer: ForeachBatchWriter | None = None,
         writer_query: str | None = None,
+        *,
+        port: int | None = None,
+        host: str = exposition.DEFAULT_HOST,
     ) -> None:
-        if prometheus is None and json_lines is None:
-            raise OptionError("MetricsListener needs prometheus=… or json_lines=…: the file to write to")
+        if prometheus is None and json_lines is None and port is None:
+            raise OptionError("MetricsListener needs port=…, or prometheus=… or json_lines=…: the file to write to")
+        if (prometheus is not None or port is not None) and (command := exposition.missing()):
+            raise OptionError("MetricsListener needs prometheus-client, which is not installed", remedy=command)
         self._prometheus = None if prometheus is None else Path(prometheus)
         self._json_lines = None if json_lines is None else Path(json_lines)
         self._writer, self._writer_query = writer, writer_query
         # By run: Spark reports a start at once, and what came before it, in its turn, later.
         self._queries: dict[str, QueryFigures] = {}
         self._replaced: deque[str] = deque(maxlen=_ENDED_QUERIES)
+        self._lock = threading.Lock()
+        self._serving = contextlib.ExitStack()
+        if port is not None:
+            self.url = self._serve(host, port)
+
+    def close(self) -> None:
+        """Serve no more. Safe to call twice."""
+        self._serving.close()
+
+    def collect(self) -> Iterator[CollectedMetric]:
+        """For a registry of prometheus-client."""
+        return exposition.metrics(self._families())
+
+    def _families(self) -> list[exposition.Family]:
+        with self._lock:
+            return families(self._queries.values())
+
+    def _serve(self, host: str, port: int) -> str:
+        try:
+            return self._serving.enter_context(
+                exposition.serving((host, port), lambda: exposition.text(self._families()))
+            )
+        except OSError as e:
+            raise OptionError(
+                f"MetricsListener cannot listen on {host}:{port}: {e.strerror}",
+                remedy="Choose another port, or stop what uses it",
+            ) from e
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """The query of ``event`` runs; its counters begin at 0."""
-        self._begun(event)
+        with self._lock:
+            self._begun(event)
         self._write()
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Write what the batch of ``event`` did."""
         raw = json.loads(event.progress.json)
         run = str(event.progress.runId)
-        if run not in self._queries and run not in self._replaced:  # it ran already when the listener was added
-            self._begun(event.progress)
-        figures = self._queries.get(run) or self._figures(event.progress)
-        self._write(json.dumps(figures.progress(raw, time.time()), separators=(",", ":")) + "\n")
+        with self._lock:
+            if run not in self._queries and run not in self._replaced:  # it ran already when the listener was added
+                self._begun(event.progress)
+            figures = self._queries.get(run) or self._figures(event.progress)
+            line = figures.progress(raw, time.time())
+        self._write(json.dumps(line, separators=(",", ":")) + "\n")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """The query of ``event`` has nothing to read, so no batch is running."""
-        if str(event.runId) in self._queries:
-            self._queries[str(event.runId)].idle(time.time())
-            self._write()
+        with self._lock:
+            if (figures := self._queries.get(str(event.runId))) is None:
+                return
+            figures.idle(time.time())
+        self._write()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """The query of ``event`` ended. Its metrics stay in the output until it runs again."""
-        if str(event.runId) in self._queries:
-            self._queries[str(event.runId)].active = False
-        ended = [run for run, figures in self._queries.items() if not figures.active]
-        for run in ended[:-_ENDED_QUERIES]:
-            del self._queries[run]
+        with self._lock:
+            if (figures := self._queries.get(str(event.runId))) is not None:
+                figures.active = False
+            ended = [run for run, each in self._queries.items() if not each.active]
+            for run in ended[:-_ENDED_QUERIES]:
+                del self._queries[run]
         self._write()
 
     def _begun(self, of: QueryStartedEvent | StreamingQueryProgress) -> None:
@@ -335,7 +379,7 @@ class MetricsListener(StreamingQueryListener):
     def _write(self, line: str = "") -> None:
         try:
             if self._prometheus is not None:
-                _replace(self._prometheus, text(self._queries).encode(errors="replace"))
+                _replace(self._prometheus, exposition.text(self._families()).encode())
             if self._json_lines is not None and line:
                 with self._json_lines.open("a", encoding="utf-8") as file:
                     file.write(line)

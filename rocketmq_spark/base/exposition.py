@@ -1,0 +1,173 @@
+"""Figures for Prometheus: their text, which prometheus-client writes (extra ``metrics``), and a server of it.
+
+Anyone who reaches the port may ask, so few requests are served at once and no connection is kept open. A server that listens
+on loopback only rejects requests whose Host header names another host (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rocketmq_spark.base import extras
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+PATH = "/metrics"
+DEFAULT_HOST = "127.0.0.1"
+# So long a client may be silent, or take for its request, and so many may be served at once.
+_IDLE_S, _AT_ONCE = 10.0, 16
+_LOOPBACK = {"localhost", "127.0.0.1", "[::1]", "::1"}
+_LOOK_S = 0.05  # how soon it sees that it is to end
+_TOTAL = "_total"
+
+Samples = Sequence[tuple[Mapping[str, str], float]]
+
+
+class Family(NamedTuple):
+    """A figure: its name, ``gauge`` or ``counter``, what it means, and its values by labels. What is not known has no value."""
+
+    name: str
+    kind: str
+    help: str
+    samples: Samples
+
+
+def missing() -> str | None:
+    """The command that installs what is needed; None if it is there."""
+    return None if extras.installed("prometheus_client") else extras.command(extras.METRICS)
+
+
+def metrics(families: Sequence[Family]) -> Iterator[Metric]:
+    """As prometheus-client has them, for the ``collect`` of a collector."""
+    from prometheus_client import Metric
+
+    for family in families:
+        # It adds what the names of counters end with.
+        made = Metric(family.name.removesuffix(_TOTAL), family.help, family.kind)
+        for labels, value in family.samples:
+            made.add_sample(family.name, {name: _unicode(text) for name, text in labels.items()}, value)
+        yield made
+
+
+def text(families: Sequence[Family]) -> str:
+    """In Prometheus' text format, version 0.0.4."""
+    from prometheus_client import generate_latest
+
+    return generate_latest(_Collector(families)).decode()
+
+
+class _Collector:
+    def __init__(self, families: Sequence[Family]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        return metrics(self._families)
+
+
+def _unicode(value: str) -> str:
+    """Half a surrogate pair, as names from Java may have, could not be written."""
+    return value.encode(errors="replace").decode()
+
+
+class _Server(ThreadingHTTPServer):
+    """One that has no more than a few threads: who is one too many is let go at once."""
+
+    daemon_threads = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._room = threading.BoundedSemaphore(_AT_ONCE)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._room.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        # A client that sends a byte now and then is never silent.
+        late = threading.Timer(_IDLE_S, _read_no_more, [request])
+        late.daemon = True
+        try:
+            late.start()
+            super().process_request_thread(request, client_address)
+        finally:
+            late.cancel()
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who went away in the midst is no news."""
+
+
+def _read_no_more(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RD)
+
+
+def _is_meant(served: str, host: str | None) -> bool:
+    """Whether a request means who serves: any name may be that of a machine, but not of a loopback address."""
+    if served not in _LOOPBACK or host is None:
+        return True
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    return name in _LOOPBACK
+
+
+@contextlib.contextmanager
+def serving(
+    address: tuple[str, int], figures: Callable[[], str], *, failures: type[Exception] | tuple[()] = ()
+) -> Iterator[str]:
+    """Serve what ``figures`` gives inside the block; gives the URL. Port 0 is any. One question is asked at a time, and where one
+    of ``failures`` is raised the answer is a 503 with its text.
+
+    Raises ``OSError`` for an address that cannot be listened on.
+    """
+    asking = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _IDLE_S
+
+        def do_GET(self) -> None:
+            if not _is_meant(address[0], self.headers.get("Host")):
+                self._answer(403, "This name is not served\n")
+                return
+            if self.path != PATH:
+                self._answer(404, f"There is {PATH} only\n")
+                return
+            try:
+                with asking:
+                    body = figures()
+            except failures as e:
+                self._answer(503, (" ".join(str(e).split()) or type(e).__name__) + "\n")
+            else:
+                self._answer(200, body)
+
+        def _answer(self, status: int, body: str) -> None:
+            data = body.encode(errors="replace")
+            self.send_response(status)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Scrapes are no news."""
+
+    server = _Server(address, Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(_LOOK_S,), name="metrics", daemon=True)
+    thread.start()
+    try:
+        yield f"http://{address[0]}:{server.server_address[1]}{PATH}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
