@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.cli.command import CliGroup
+from rocketmq_spark.cli.command import CliGroup, with_yes
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output, moment
 from rocketmq_spark.errors import (
@@ -251,7 +251,7 @@ def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
     metavar="TIME",
     help="Read again everything stored since this time (ISO-8601 or ms).",
 )
-@click.option("--apply", "really", is_flag=True, help="Apply the change; otherwise only preview it.")
+@with_yes
 @click.option("--quiet-for", "quiet_s", callback=_duration, default="60s", show_default=True, metavar="TIME",
               help="Fail if anything in FOLDER changed within this time.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Rewind even if FOLDER changed recently.")
@@ -286,7 +286,7 @@ def rewind(
         backup = back.carry_out(found, planned, datetime.now(UTC)).name
         lines.append(f"Done. To undo it, copy the files of {backup} back into {folder}")
     else:
-        lines.append("Nothing was changed: --apply does it")
+        lines.append("Nothing was changed: --yes does it")
     ranges = list(map(_range, planned.ranges))
     row = {
         "rewound": really,

@@ -91,6 +91,21 @@ def confirm(what: str, yes: bool) -> None:
         click.confirm(f"{what}?", abort=True, err=True)
 
 
+def _other_word(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        raise click.UsageError(
+            f"There is no {param.opts[0]}: without --yes the change is shown only, and --yes does it"
+        )
+
+
+def with_yes(command: Any) -> Any:
+    """The option ``--yes`` of a command that shows what it would do, and does it with ``--yes`` only, as ``really``."""
+    made = click.option("--yes", "really", is_flag=True, help="Do it; otherwise only show what would be done.")(command)
+    for word in ("--apply", "--execute", "--dry-run"):  # of other tools
+        made = click.option(word, is_flag=True, hidden=True, expose_value=False, callback=_other_word)(made)
+    return made
+
+
 def _be_silent() -> None:
     """The reader has left: drop even what is still in a buffer when Python ends."""
     for stream in (sys.stdout, sys.stderr):

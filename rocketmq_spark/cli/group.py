@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.cli.command import CliGroup, SendingCommand, confirm
+from rocketmq_spark.cli.command import CliGroup, SendingCommand, confirm, with_yes
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output
 
@@ -231,7 +231,7 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
     help="earliest, latest, a time (ISO-8601 or ms), 1h (so long ago), or JSON as for startingOffsets; JSON may omit queues.",
 )
 @click.option("--by-duration", "--shift-by", "--to-datetime", hidden=True, expose_value=False, callback=_kafkas)
-@click.option("--apply", "really", is_flag=True, help="Apply the change; otherwise only preview it.")
+@with_yes
 @click.option(
     "--force", is_flag=True, help="Set them although the group has members, which soon commit their own offsets again."
 )
@@ -264,7 +264,7 @@ def set_offsets(
     if hint:
         output.note(f"Brokers {'knew' if how['really'] else 'know'} no group {own}. {hint}")
     moved = sum(change.before != change.after for change in changes)
-    output.note(f"{moved} of {len(changes)} offsets {'are set' if how['really'] else 'would be set: --apply does it'}")
+    output.note(f"{moved} of {len(changes)} offsets {'are set' if how['really'] else 'would be set: --yes does it'}")
     if members:
         output.note(
             f"The group has {len(members)} members, whose own offsets overwrite these: {', '.join(members[:3])}"

@@ -84,6 +84,14 @@ def test_what_cannot_be_said(run: Run, query: Path, given: list[str], code: int,
     assert said.replace("{}", str(query)) in done.stderr
 
 
+@pytest.mark.parametrize("word", ["--apply", "--execute", "--dry-run"])
+def test_other_words_for_yes_are_refused(run: Run, query: Path, word: str) -> None:
+    for command in (("checkpoint", "rewind", str(query), "--to-batch", "0"), ("offsets", "set", "g", "--to", "latest")):
+        refused = run(*command, word)
+        assert refused.exit_code == 2
+        assert f"There is no {word}: without --yes the change is shown only, and --yes does it" in refused.stderr
+
+
 def test_rewound_with_a_backup(run: Run, query: Path) -> None:
     before = {path.name for path in (query / "offsets").iterdir()}
     dry = run("checkpoint", "rewind", str(query), "--to-time", "2027-01-15T08:00:30Z")
@@ -91,11 +99,11 @@ def test_rewound_with_a_backup(run: Run, query: Path) -> None:
         "What batches 1 to 2 read is read again, 11 offsets, in new batches from number 1 on:",
         "  orders/broker-a/0  from 5, before 12  (7)",
         "  orders/broker-a/1  from 5, before 9  (4)",
-        "Nothing was changed: --apply does it",
+        "Nothing was changed: --yes does it",
     ]
     assert "Not to be seen from here: whether the query runs" in dry.stderr
     assert {path.name for path in (query / "offsets").iterdir()} == before
-    (told,) = documents(run("checkpoint", "rewind", str(query), "--to-batch", "0", "--apply", "--json").stdout)
+    (told,) = documents(run("checkpoint", "rewind", str(query), "--to-batch", "0", "--yes", "--json").stdout)
     assert (told["rewound"], told["batchId"], told["again"]) == (True, 0, [1, 2])
     assert [(part["start"], part["end"]) for part in told["ranges"]] == [(5, 12), (5, 9)]
     assert {path.name for path in Path(told["backup"], "offsets").iterdir()} == before
@@ -105,7 +113,7 @@ def test_rewound_with_a_backup(run: Run, query: Path) -> None:
 
 def test_a_folder_that_just_changed_is_left_alone(run: Run, query: Path) -> None:
     (query / "offsets" / "2").touch()
-    rewind = ("checkpoint", "rewind", str(query), "--to-batch", "1", "--apply")
+    rewind = ("checkpoint", "rewind", str(query), "--to-batch", "1", "--yes")
     refused = run(*rewind)
     assert (refused.exit_code, "s ago, and the query may still run. Stop it, wait until 60 s" in refused.stderr) == (
         1,

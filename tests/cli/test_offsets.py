@@ -68,12 +68,12 @@ def test_shown(group: Group, run: Run) -> None:
 def test_set_is_a_dry_run_first(group: Group, run: Run) -> None:
     dry = run("offsets", "set", group.name, "--to", "earliest")
     assert "reads 6 again" in dry.stdout
-    assert dry.stderr == "2 of 2 offsets would be set: --apply does it\n"
+    assert dry.stderr == "2 of 2 offsets would be set: --yes does it\n"
     assert group.next_id() == group.ids[6]
-    done = run("offsets", "set", group.name, "--to", "earliest", "--apply", "--json")
+    done = run("offsets", "set", group.name, "--to", "earliest", "--yes", "--json")
     assert told(done) == [(0, None, 0), (1, 6, 0)]
     assert group.next_id() == group.ids[0]
-    assert told(run("offsets", "set", group.name, "--to", "latest", "--apply", "--json")) == [(0, 0, 0), (1, 0, 10)]
+    assert told(run("offsets", "set", group.name, "--to", "latest", "--yes", "--json")) == [(0, 0, 0), (1, 0, 10)]
 
 
 def test_by_time(group: Group, run: Run) -> None:
@@ -93,7 +93,7 @@ def test_by_json_of_some_queues(group: Group, run: Run) -> None:
     def to(offset: int, queue: str = "1") -> str:
         return json.dumps({group.topic: {"broker-a": {queue: offset}}})
 
-    assert told(run("offsets", "set", group.name, "--to", to(2), "--apply", "--json")) == [(1, 6, 2)]
+    assert told(run("offsets", "set", group.name, "--to", to(2), "--yes", "--json")) == [(1, 6, 2)]
     assert group.next_id() == group.ids[2]
     assert told(run("offsets", "set", group.name, "--to", to(-2), "--json")) == [(1, 2, 0)]
     assert told(run("offsets", "set", group.name, "--to", to(-1), "--json")) == [(1, 2, 10)]
@@ -101,7 +101,7 @@ def test_by_json_of_some_queues(group: Group, run: Run) -> None:
         (to(11), f"--to: {group.queue} is 11, but the queue has 0 to 10"),
         (to(0, "7"), f"--to names queues that there are not: {group.topic}/broker-a/7"),
     ):
-        wrong = run("offsets", "set", group.name, "--to", wanted, "--apply")
+        wrong = run("offsets", "set", group.name, "--to", wanted, "--yes")
         assert (wrong.exit_code, said in wrong.stderr) == (1, True), wrong.stderr
     other = run("offsets", "set", group.name, "--topic", "other", "--to", to(2))
     assert (other.exit_code, f"--to names {group.topic}, which --topic leaves out" in other.stderr) == (1, True)
@@ -112,7 +112,7 @@ def test_by_json_of_some_queues(group: Group, run: Run) -> None:
 def test_in_an_environment_the_queues_that_it_owns(group: Group, run: Run) -> None:
     """Its group has offsets of these only: in others nobody would ever move them."""
     where = ("--environment", "2", "-o", "environments=2", "--topic", group.topic)
-    assert told(run("offsets", "set", group.name, *where, "--to", "latest", "--apply", "--json")) == [(1, None, 10)]
+    assert told(run("offsets", "set", group.name, *where, "--to", "latest", "--yes", "--json")) == [(1, None, 10)]
 
 
 def test_a_group_that_has_none_begins_there(group: Group, run: Run) -> None:
@@ -120,7 +120,7 @@ def test_a_group_that_has_none_begins_there(group: Group, run: Run) -> None:
     missing = run("offsets", "set", group.name, "--to", "earliest")
     assert (missing.exit_code, f"group {group.name} has no offsets. Name what" in missing.stderr) == (1, True)
     chosen = ("--topic", group.topic, "--to", json.dumps({group.topic: {"broker-a": {"1": 4}}}))
-    assert told(run("offsets", "set", group.name, *chosen, "--apply", "--json")) == [(1, None, 4)]
+    assert told(run("offsets", "set", group.name, *chosen, "--yes", "--json")) == [(1, None, 4)]
     assert group.next_id() == group.ids[4]
     assert run("offsets", "show", "nobody").exit_code == 1
 
@@ -134,9 +134,9 @@ def test_a_misspelt_group_is_told_with_the_nearest(group: Group, run: Run) -> No
     chosen = ("--topic", group.topic, "--to", "latest")
     dry = run("offsets", "set", slip, *chosen)
     assert (dry.exit_code, f"Brokers know no group {slip}. Did you mean {group.name}" in dry.stderr) == (0, True)
-    done = run("offsets", "set", slip, *chosen, "--apply")
+    done = run("offsets", "set", slip, *chosen, "--yes")
     assert f"Brokers knew no group {slip}. Did you mean {group.name}" in done.stderr
-    assert "Did you mean" not in run("offsets", "set", slip, *chosen, "--apply").stderr
+    assert "Did you mean" not in run("offsets", "set", slip, *chosen, "--yes").stderr
     assert "Did you mean" not in run("offsets", "set", group.name, *chosen).stderr
     group.mq.admin.create_group(f"{slip}y")
     known = run("lag", "--group", f"{slip}y")
@@ -149,12 +149,12 @@ def test_while_members_live_they_would_overwrite_it(group: Group, run: Run) -> N
         member.start(lambda messages, context: None)
         shown = awaited(lambda: run("offsets", "show", group.name), lambda done: "1 members: " in done.stderr)
         assert "1 members: " in shown.stderr
-        refused = run("offsets", "set", group.name, "--to", "earliest", "--apply")
+        refused = run("offsets", "set", group.name, "--to", "earliest", "--yes")
         assert (refused.exit_code, "has 1 members, which would overwrite" in refused.stderr) == (1, True)
         assert (
             "1 members, whose own offsets overwrite these" in run("offsets", "set", group.name, "--to", "latest").stderr
         )
-        assert run("offsets", "set", group.name, "--to", "latest", "--apply", "--force").exit_code == 0
+        assert run("offsets", "set", group.name, "--to", "latest", "--yes", "--force").exit_code == 0
 
 
 @pytest.mark.parametrize(

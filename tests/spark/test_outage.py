@@ -227,7 +227,7 @@ def test_a_query_whose_broker_stays_away_goes_on_without_it_when_it_is_taken_bac
         assert "Nothing is lost: start broker broker-b" in text
         assert "checkpoint rewind" in text
         last = max(of.batches)
-        rewind = ("checkpoint", "rewind", str(tmp_path), "--to-batch", str(last), "--apply", "--force", "--json")
+        rewind = ("checkpoint", "rewind", str(tmp_path), "--to-batch", str(last), "--yes", "--force", "--json")
         assert CliRunner().invoke(app, rewind).exit_code == 0
         of.query = of.start()
         sent += of.feed(a)

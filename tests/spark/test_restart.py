@@ -171,7 +171,7 @@ def test_what_the_commands_say_of_a_query_with_state_and_back_to_an_earlier_batc
     assert [(b["batchId"], b["offsets"], len(b["ranges"])) for b in shown] == [(0, 40, 8), (1, 40, 8)]
     assert all(b["begun"] <= b["done"] for b in shown)
     assert {row["state"] for row in run("checkpoint", "diff", folder)} == {"behind"}
-    (rewound,) = run("checkpoint", "rewind", folder, "--to-batch", "0", "--apply", "--force")
+    (rewound,) = run("checkpoint", "rewind", folder, "--to-batch", "0", "--yes", "--force")
     assert (rewound["again"], sum(part["offsets"] for part in rewound["ranges"])) == ([1], 40)
     assert not list(Path(folder, "state").rglob("2.*")), "of batch 1, which is to be another one"
     count()
