@@ -6,6 +6,7 @@ only ids are decoded, and only those are kept that begin as one wants.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -299,6 +300,7 @@ class BatchHashes(ScopedHashes):
         super().__init__(scope)
         self._limit = limit
         self._at: Sequence[OffsetRange] = ()
+        self.counts: Counter[int] = Counter()  # of each task
         self._places: dict[int, Places] = {}
         self._of_all: Places | None = None
 
@@ -311,8 +313,9 @@ class BatchHashes(ScopedHashes):
             self._parts.clear()
         else:
             self._parts.append(rows)
-        numbers = np.unique(_partitions(rows)).tolist()
-        for number in numbers:
+        numbers, counts = (found.tolist() for found in np.unique(_partitions(rows), return_counts=True))
+        for number, count in zip(numbers, counts, strict=True):
+            self.counts[number] += count
             self._places.setdefault(number, {} if self._of_all is None else self._of_all)
         for places in {id(each): each for each in map(self._places.__getitem__, numbers)}.values():
             _widen(places, self._at)

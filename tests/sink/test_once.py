@@ -171,8 +171,9 @@ def test_rows_of_tasks_that_the_repeat_does_not_have_are_unmatched(
         sink.attempt(plan, options, part, partition=partition)
     again = sink.plan(options)
     assert total([sink.attempt(again, options, part, partition=i) for i, part in enumerate(parts)]).unmatched == 0
-    done = total([sink.attempt(again, options, *parts)])
-    assert (done.sent, done.already_stored, done.unmatched) == (20, 10, 20)
+    for attempt, sent in enumerate((20, 0)):  # the later one finds what this run has stored, too
+        done = total([sink.attempt(again, options, *parts, attempt=attempt)])
+        assert (done.sent, done.already_stored, done.unmatched) == (sent, 30 - sent, 20)
     assert total([sink.attempt(again, options, parts[1], partition=1), None]).unmatched == 0, "others may follow"
 
 
@@ -302,8 +303,7 @@ def test_too_many_ids_are_read_again_by_the_tasks(
     for partition in range(2):
         sink.attempt(plan, options, frame(body=numbered(10, 10 * partition)), partition=partition)
     again = sink.plan(options)
-    assert again.found is None
-    assert set(again.places or ()) == {0, 1}
+    assert (again.found, set(again.places or ())) == (None, {0, 1})
     assert sink.attempt(again, options, frame(body=numbered(12)), partition=0).already_stored == 10
     assert sorted(bodies(stored(rocketmq, topic, 22))) == sorted([*numbered(20), "000010", "000011"])
 

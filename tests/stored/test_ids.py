@@ -68,6 +68,7 @@ def test_tasks_are_given_their_ids_or_where_these_lie(
         places = dict.fromkeys(places, places[70_000])
     assert found.places() == {task: [OffsetRange(*part) for part in parts] for task, parts in places.items()}
     counts = {3: 1, 4: 2, 70_000: 3}
+    assert found.counts == {task: 3 * count for task, count in counts.items()}
     assert found.by_partition() == (
         {task: ROWS.tobytes() * count for task, count in counts.items()} if limit == 18 else None
     )

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -64,8 +64,8 @@ _CHECKED = "topics checked for exactly-once"
 class OncePlan:
     """What the tasks of a batch must know. ``begun`` is whether an earlier run may have sent some of its rows.
 
-    Then ``found`` has the hashes of what is stored, by partition; or ``places`` what each task must read. ``stored`` is how many
-    they are.
+    Then ``found`` has the hashes of what is stored, by partition; or ``places`` what each task must read. ``counts`` are how many
+    they are, by partition.
     """
 
     name: BatchName
@@ -74,7 +74,7 @@ class OncePlan:
     streaming: bool = True
     found: Mapping[int, bytes] | None = None
     places: Mapping[int, Sequence[OffsetRange]] | None = None
-    stored: int = 0
+    counts: Mapping[int, int] = field(default_factory=dict)
 
 
 def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int | None = None) -> OncePlan:
@@ -103,7 +103,7 @@ def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int
         logger.warning("batch %d goes to the queues of its note, although there may be others now: %s", name.number, e)
         now = ends
     ends = notes.extend(folder, made.note, now, options.exactly_once_settle).ends
-    return OncePlan(name, ends, True, True, found, hashes.places() if found is None else None, hashes.count)
+    return OncePlan(name, ends, True, True, found, hashes.places() if found is None else None, hashes.counts)
 
 
 def _within(options: Options) -> str:
@@ -197,10 +197,7 @@ class TaskOnce:
         self._topic = options.topic
         self._hash = RowHash(plan.name.query.encode())
         self._rows = _stored_rows(options, plan, partition, attempt)
-        if plan.places is not None and self._rows is not None:
-            self._found = self._rows.left
-        else:
-            self._found = len((plan.found or {}).get(partition, b"")) // ROW_BYTES
+        self._found = plan.counts.get(partition, 0)
         self.ids = ContentIds(scope, Timer("rocketmq-ids").wall_ms)
         self.stored = noted_ids(options, plan.ends)
         self._given_up = given_up.watch()
@@ -209,7 +206,7 @@ class TaskOnce:
         """Note what is stored, and which of it no row has matched."""
         if self._rows is not None:
             tally.unmatched = self._rows.left
-        tally.found, tally.found_of_batch = self._found, self.plan.stored
+        tally.found, tally.found_of_batch = self._found, sum(self.plan.counts.values())
 
     def hashes(self, items: pa.Array, batch: pa.RecordBatch, columns: Mapping[str, str]) -> Hashes:
         """Of the rows of ``batch``, whose ``items`` have no ids yet."""
