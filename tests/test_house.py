@@ -45,8 +45,9 @@ RANKS = """
 
 # Inside a room a module imports from those before it only.
 ORDER = {
-    "producer": "accumulator attempts faults outgoing settings topics spooling encoding destination in_flight confirming"
-    " long_delays batching engine housekeeping resending producer tracing transactions requests",
+    "producer": "accumulator attempts faults outgoing settings topics spooling encoding plain destination in_flight"
+    " confirming long_delays batching engine housekeeping resending producer tracing transactions requests routing rows sent"
+    " row_calls row_inputs bulk",
     "consumer": "pop pull push process_queue rebalance result push.member_state push.offset_store push.workers settings"
     " tracing push.concurrent pull.assigned ahead push.pulling push.orderly push.ownership push.rebalancing"
     " push.running pop.in_hand pop.listening pop.running push.consumer pull.polls pull.positions pull.upkeep"
@@ -56,13 +57,13 @@ ORDER = {
     "delay": "release stream envelope_records commits service node",
     "spark": "checkpoints monitoring sink source tuning source.offsets source.planner source.decisions source.filters"
     " source.recreation source.catalog source.waiting source.commit source.tasks source.stream source.readers"
-    " checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.routing sink.guarantee"
+    " checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
     " sink.checks sink.given_up sink.once sink.task sink.writers datasource sink.foreach monitoring.queries"
     " monitoring.listeners",
     "grpc_proxy": "facts protos answers channel outgoing proxy member transactions sender",
     "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
-    " decode.properties decode.rows decode.careful decode.decoder encode.properties encode.batch"
-    " encode.content_ids encode.encoder encode.proxy_rows",
+    " decode.properties decode.rows decode.careful decode.decoder encode.properties encode.columns encode.from_messages"
+    " encode.batch encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends look",
     "base": "codes extras exposition lifecycle process java threads clock copies timer retry",
     "client": "calls route topics questions broker instance transactions sender replies admin groups pulls member",
@@ -105,8 +106,10 @@ OUTSIDE = {
     **dict.fromkeys(("matplotlib", "IPython"), "notebook"),
     "opentelemetry": "session.telemetry",
     "py4j": "cli.demo.play spark.datasource",
-    "pyarrow": "wire.compression columnar stored spark.source.tasks spark.checkpoints.entries spark.sink",
-    "numpy": "remoting.bulk pull.answers columnar stored spark.sink",
+    "pyarrow": "wire.compression columnar stored spark.source.tasks spark.checkpoints.entries spark.sink producer.routing"
+    " producer.rows producer.sent producer.row_calls producer.row_inputs",
+    "numpy": "remoting.bulk pull.answers columnar stored spark.sink producer.routing producer.rows producer.sent"
+    " producer.row_calls producer.row_inputs",
     "xxhash": "columnar.encode.content_ids",
     "prometheus_client": "base.exposition spark.monitoring.listeners",
     "grpc": "grpc_proxy.channel",
@@ -122,7 +125,7 @@ OUTSIDE = {
     " remoting.connection remoting.pool client.calls client.instance client.route base.copies"
     " producer.batching producer.destination base.timer producer.faults"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
-    " producer.transactions producer.requests producer.tracing client.replies localbroker aio.producer"
+    " producer.transactions producer.requests producer.tracing producer.row_calls client.replies localbroker aio.producer"
     " cli consumer.push.member_state consumer.push.workers consumer.settings consumer.push.offset_store"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextvars import Context, copy_context
 from datetime import datetime, timedelta
 from queue import SimpleQueue
@@ -37,6 +37,7 @@ from rocketmq_spark.session import producers
 
 if TYPE_CHECKING:
     from rocketmq_spark.options.typed import ProducerOptions
+    from rocketmq_spark.producer.sent import SentRows
 
 logger = logging.getLogger(__name__)
 
@@ -249,6 +250,20 @@ class Producer(Asynchronous):
     ) -> SendResult:
         """Send ``messages`` of one topic in one request, to ``queue`` or to any. See ``rocketmq_spark.Producer.send_batch``."""
         return await self._ask(self._producer.send_batch, messages, queue, timeout_s)
+
+    async def send_arrow(self, rows: Any, topic: str | None = None, **how: Any) -> SentRows:
+        """Send the ``rows`` of Arrow data to ``topic``, on a thread. See ``rocketmq_spark.Producer.send_arrow``.
+
+        ``how``: its other keyword arguments. A call that is cancelled goes on if it had begun.
+        """
+        return await self._ask(self._producer.send_arrow, rows, topic, **how)
+
+    async def send_many(self, messages: Iterable[Message], **how: Any) -> SentRows:
+        """Send ``messages`` in batches, on a thread, which also iterates over them. See ``rocketmq_spark.Producer.send_many``.
+
+        ``how``: its other keyword arguments. A call that is cancelled goes on if it had begun.
+        """
+        return await self._ask(self._producer.send_many, messages, **how)
 
     async def request(self, message: Message, **how: Any) -> Reply:
         """Send a message, and wait for the reply of a consumer that receives it.

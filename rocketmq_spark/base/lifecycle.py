@@ -89,17 +89,22 @@ def _catch_up() -> None:
             close()
 
 
+# The number of this process: kept, for the system takes as long to say it as all other steps of a send.
+_process = [os.getpid()]
+os.register_at_fork(after_in_child=lambda: _process.__setitem__(0, os.getpid()))
+
+
 class Owner:
     """The process that made this, of ``what``: a producer, a consumer. Sockets, locks and threads of another one are no use."""
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._pid = os.getpid()
+        self._pid = _process[0]
 
     @property
     def here(self) -> bool:
         """Whether this process is it, and no fork of it."""
-        return os.getpid() == self._pid
+        return _process[0] == self._pid
 
     def check(self, closed: bool) -> None:
         """Raises ``ClosedError`` in a fork, and when it was ``closed``."""

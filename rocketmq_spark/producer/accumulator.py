@@ -71,11 +71,16 @@ class BatchEntry(NamedTuple):
     promise: Any
 
 
+# A message that is encoded when its batch leaves: body, properties without an id, flag, and the caller's promise.
+PlainEntry = tuple[bytes, str, int, Any]
+
+
 @dataclass(slots=True, eq=False)
 class MessageBatch:
     """Messages that leave together, at ``due_ms`` at the latest.
 
-    ``owner`` is the producer that started the batch and sends it, also when others add to it.
+    ``owner`` is the producer that started the batch and sends it, also when others add to it. ``plain`` messages are among
+    the ``entries`` until ``encoding.seal`` encodes them.
     """
 
     key: Key
@@ -88,6 +93,7 @@ class MessageBatch:
     keywords: dict[str, None] = field(default_factory=dict)
     keyword_bytes: int = 0
     is_open: bool = True
+    plain: bool = False
 
     def __post_init__(self) -> None:
         self.keyword_bytes = len((self.key.tag or "").encode())
@@ -152,6 +158,35 @@ class Accumulator:
         if full or batch.body_bytes > limits.max_bytes:
             self._close(batch)
         return batch
+
+    def add_plain(
+        self, key: Key, entry: PlainEntry, body_bytes: int, size: int, owner: Any, now_ms: int
+    ) -> MessageBatch | None:
+        """The same for a message without a queue whose keys no batch names; ``size`` is what it adds to a batch."""
+        limits = self.limits
+        if self.held_bytes >= limits.total_max_bytes:
+            return None
+        batch = self._open.get(key)
+        if batch is not None and batch.encoded_bytes + size > limits.max_encoded_bytes:
+            self._close(batch)
+            batch = None
+        if batch is None:
+            if len(self._open) >= limits.max_open or size > limits.max_encoded_bytes:
+                return None
+            batch = self._start(key, owner, now_ms)
+        batch.entries.append(entry)  # type: ignore[arg-type]
+        batch.plain = True
+        batch.body_bytes += body_bytes
+        batch.encoded_bytes += size
+        self.held_bytes += size
+        if batch.body_bytes > limits.max_bytes:
+            self._close(batch)
+        return batch
+
+    @property
+    def full(self) -> bool:
+        """Whether a batch was closed before it was due."""
+        return bool(self._closed)
 
     @property
     def due_ms(self) -> int | None:

@@ -22,13 +22,14 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import CallTimeout, ClosedError, MessageIllegal, RocketMQError, SendFailed
-from rocketmq_spark.model import MessageQueue, SendResult
+from rocketmq_spark.model import Message, MessageQueue, SendResult
 from rocketmq_spark.model.send import MessageEncoder
-from rocketmq_spark.producer import encoding
-from rocketmq_spark.producer.accumulator import Accumulator, BatchEntry, Key, MessageBatch
+from rocketmq_spark.producer import encoding, plain
+from rocketmq_spark.producer.accumulator import Accumulator, BatchEntry, Key, MessageBatch, PlainEntry
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.in_flight import Kept, Pending, Promise
 from rocketmq_spark.producer.outgoing import Callback, Outcome, split
+from rocketmq_spark.producer.plain import PlainKind
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import Topics
 
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 # A synchronous sender of a batch waits this much longer than the batch may take: its error says more than ours.
 _SLACK_S = 1.0
+# Of different tags and topics.
+_MAX_KINDS = 1024
 
 
 class BatchOwner(Protocol):
@@ -86,6 +89,28 @@ class Batcher:
         if ready:
             self.flush()
         return batch
+
+    def add_plain(self, key: Key, entry: PlainEntry, body_bytes: int, size: int, owner: BatchOwner) -> bool:
+        """Whether a batch took the message; otherwise it is to be sent directly. What is raised is as in ``add``."""
+        now_ms = self._timer.now_ms()
+        batch = call_s = None
+        ready = False
+        try:
+            with self._lock:
+                if not self._closed:
+                    batch = self.accumulator.add_plain(key, entry, body_bytes, size, owner, now_ms)
+                if batch is not None:
+                    ready = self.accumulator.full or batch.due_ms <= now_ms
+                    if len(batch.entries) == 1 or self._call_ms is None:
+                        call_s = self._next_call(now_ms)
+        finally:
+            if batch is None:
+                entry[3].pending.forget()
+        if call_s is not None:
+            self._call_later(call_s)
+        if ready:
+            self.flush()
+        return batch is not None
 
     def wall_ms(self) -> int:
         return self._timer.wall_ms()
@@ -178,10 +203,10 @@ class Batcher:
                 for owner in self._enqueue():
                     owner.pump(soon=True)
                 return
-            kept: dict[Pending, list[Kept]] = {}
-            for entry, own in zip(batch.entries, _shares(outcome, batch.entries), strict=True):
-                kept.setdefault(entry.promise.pending, []).append((entry.promise, own))
-            for pending, promises in kept.items():
+            all_kept = [
+                (entry[4], own) for entry, own in zip(batch.entries, _shares(outcome, batch.entries), strict=True)
+            ]
+            for pending, promises in _by_pending(all_kept).items():
                 handed = attempt(pending.keep, promises)
                 if isinstance(handed, Failure):  # one sender's trouble must not keep the others from their results
                     handed.log(logger, "results could not be handed over")
@@ -209,6 +234,8 @@ class AccumulatorMember:
         self._send_timeout_s = settings.send_timeout_s
         # Then each message goes with its own tag, and one of another tag must not be overtaken by its group.
         self._mixed = settings.features.chooses_queues is not None
+        self._max_body_bytes = settings.max_message_size
+        self._kinds: dict[tuple[str, str | None, bool], PlainKind] = {}
 
     def takes(self, prepared: Prepared, how: How) -> bool:
         """Whether the message may wait for company (the gate of ``DefaultMQProducer.canBatch``). One with a priority would be a
@@ -217,6 +244,38 @@ class AccumulatorMember:
         message = prepared.message
         alone = prepared.delayed or message.priority is not None or message.topic.startswith(codes.RETRY_PREFIX)
         return how.timeout_s is None and not alone
+
+    def quick(self, message: Message, callback: Callback | None) -> Promise | None:
+        """The future of a plain message that a batch took: it is encoded with all others of the batch when that leaves. None
+        where it goes the long way, which also says what is wrong with it.
+        """
+        body, kind = message.body, self._kind(message)
+        if kind is None or type(body) is not bytes or not 0 < len(body) <= self._max_body_bytes:
+            return None
+        text, size = kind.text, kind.size + len(body)
+        if message.keys or message.properties or message.flag or message.priority is not None:
+            found = plain.plain_text(message, kind)
+            if found is None:
+                return None
+            text, more = found
+            size += more
+        promise = self._pending.expect(callback)
+        entry = body, text, message.flag, promise
+        return promise if self.batcher.add_plain(kind.key, entry, len(body), size, self._owner) else None
+
+    def _kind(self, message: Message) -> PlainKind | None:
+        topic, tag, waits = message.topic, message.tags, message.wait_store_ok
+        if self._mixed or self._topics.keeps_batches(topic) is not False:
+            return None
+        try:
+            kind = self._kinds.get((topic, tag, waits))
+        except TypeError:  # a tag that is no text
+            return None
+        if kind is None and (kind := plain.plain_kind(topic, tag, waits, self._encoder)) is not None:
+            if len(self._kinds) >= _MAX_KINDS:
+                self._kinds.clear()
+            self._kinds[topic, tag, waits] = kind
+        return kind
 
     def add(
         self, prepared: Prepared, queue: MessageQueue | None, waits: bool, callback: Callback | None = None
@@ -237,6 +296,16 @@ class AccumulatorMember:
         if not self.batcher.wait(batch, result, self._send_timeout_s + _SLACK_S):
             raise CallTimeout("the batch has no answer in time; it may have been stored", topic=batch.key.topic)
         return result.result()
+
+
+def _by_pending(kept: list[Kept]) -> dict[Pending, list[Kept]]:
+    """Those of each producer."""
+    if len(senders := {promise.pending for promise, _ in kept}) == 1:
+        return dict.fromkeys(senders, kept)
+    found: dict[Pending, list[Kept]] = {}
+    for each in kept:
+        found.setdefault(each[0].pending, []).append(each)
+    return found
 
 
 def _one_of_several(outcome: Outcome, batch: MessageBatch) -> bool:

@@ -2,7 +2,7 @@
 
 ``Destinations`` returns the queue that the caller named or that a selector chose, if any. It asks for routes, and waits for
 a name server that does not answer. ``QueueChoice`` returns that queue, or the next one on a good broker; each thread has a
-round robin of its own. Selectors themselves are in ``queues/selection``, those of Spark's rows in ``spark/sink/routing``.
+round robin of its own. Selectors themselves are in ``queues/selection``, those of rows in ``routing``.
 
 ``OrderedQueues`` keeps the order of sends: one at a time per queue, and a send that is to be repeated stays first. While a
 send of a queue is out or waits for its next attempt, the queue is muted, so nothing overtakes a retry. Sends without a queue
@@ -182,7 +182,7 @@ class Destinations:
     def __init__(
         self, topics: Topics, timer: Timer, environment: Environment | None, later: Later | None = None
     ) -> None:
-        self._later = later
+        self.later = later
         self._topics = topics
         self._timer = timer
         self._environment = environment
@@ -196,7 +196,7 @@ class Destinations:
         try:
             return self.queues(topic, deadline)
         except RocketMQError as e:
-            if self._later is None or not self._later.may_pass(e):
+            if self.later is None or not self.later.may_pass(e):
                 raise
             return ()
 
@@ -223,7 +223,7 @@ class Destinations:
             except RouteNotFound:
                 pass
             except RocketMQError as e:
-                if self._later is None or not self._later.may_pass(e):
+                if self.later is None or not self.later.may_pass(e):
                     raise
         environment = self._environment
         if environment is not None and queue not in self.queues(topic, deadline):
@@ -233,7 +233,7 @@ class Destinations:
         name = selector.lower() if isinstance(selector, str) else ""
         if name == "roundrobin" or (name == "environment" and self._environment is not None and arg is None):
             return ANYHOW  # the default: avoids bad brokers, may be retried elsewhere, stays in the environment
-        later = self._later
+        later = self.later
         if later is None or not isinstance(selector, str) or not storable(selector, arg):
             if later is not None and isinstance(selector, str):
                 check_arg(selector, arg)  # as of what is kept: before anybody waits for a route

@@ -136,17 +136,6 @@ class Promise(Future[SendResult]):
             return self._result
         return super().result(timeout)
 
-    def keep(self, outcome: Outcome) -> bool:
-        """Take the outcome, with the lock; False if a waiter must be notified."""
-        if self._awaited:
-            return False
-        if isinstance(outcome, RocketMQError):
-            self._exception = outcome
-        else:
-            self._result = outcome
-        self._state = FINISHED
-        return True
-
     def tell(self, outcome: Outcome) -> None:
         """The same, and notify waiters, without the lock."""
         if isinstance(outcome, RocketMQError):
@@ -158,12 +147,28 @@ class Promise(Future[SendResult]):
 Kept = tuple[Promise, Outcome]
 
 
+def _settled(kept: Sequence[Kept]) -> list[Kept]:
+    """The promises take their outcomes, with the lock. Returns those whose waiters must be notified."""
+    awaited = []
+    for promise, outcome in kept:
+        if promise._awaited:
+            awaited.append((promise, outcome))
+            continue
+        if isinstance(outcome, SendResult):
+            promise._result = outcome
+        else:
+            promise._exception = outcome
+        promise._state = FINISHED
+    return awaited
+
+
 class Pending:
     """Outcomes that were promised and are not there yet."""
 
     def __init__(self, callbacks: Timer) -> None:
         self.lock = threading.RLock()
         self._callbacks = callbacks
+        self._calls = False  # whether the thread of callbacks is there
         self._none_left = threading.Condition(self.lock)
         self._count = 0
         self._lost: dict[str, RocketMQError] | None = None
@@ -176,8 +181,9 @@ class Pending:
 
     def expect(self, callback: Callback | None = None, msg_id: str = "") -> Promise:
         """A future that ``keep`` completes, once; then ``callback`` is called, too, on a thread that is there from now on."""
-        if callback is not None and not isinstance(callback, PromptCallback):
+        if callback is not None and not self._calls and not isinstance(callback, PromptCallback):
             self._callbacks.begin()
+            self._calls = True
         promise = Promise(self, callback, msg_id)
         with self.lock:
             self._count += 1
@@ -189,7 +195,7 @@ class Pending:
             if self._lost is not None:
                 self._lost.update({promise.msg_id: o for promise, o in kept if isinstance(o, RocketMQError)})
             with self.lock:
-                awaited = [each for each in kept if not each[0].keep(each[1])]
+                awaited = _settled(kept)
             for promise, outcome in awaited:
                 failed = attempt(promise.tell, outcome)
                 if isinstance(failed, Failure):  # Python's futures let through what is no Exception
@@ -284,8 +290,8 @@ class UnderWay:
                 raise closed()
             self.in_flight.brokers = brokers
             self._queues.max_out = self.in_flight.max_out
-            if queue in self._shut:
-                return self._shut[queue]
+            if queue in (shut := self._stays_shut(outgoing)):
+                return shut[queue]
             self._queues.put(outgoing, queue)
             self.in_flight.add(outgoing.size)
             return None
@@ -340,6 +346,12 @@ class UnderWay:
     def _has_room(self, size: int, ordered: bool) -> bool:
         return self._closed or self.in_flight.has_room(size, ordered)
 
+    def _stays_shut(self, outgoing: Outgoing) -> dict[Hashable, RocketMQError]:
+        """What its caller may not follow; nothing that is kept where a failure concerns only what waits behind it."""
+        if outgoing.shut is not None:
+            return outgoing.shut
+        return self._shut if self._stay_shut else {}
+
     def _finish(self, outgoing: Outgoing, outcome: Outcome) -> list[Outgoing]:
         """What fails with it: the requests that wait for the same queue, since none may overtake another."""
         behind: list[Outgoing] = []
@@ -348,8 +360,8 @@ class UnderWay:
         one = self._lanes and isinstance(outcome, MessageIllegal) and outgoing.line is None
         if queue is not None and isinstance(outcome, RocketMQError) and not one:
             behind = self._queues.shut(outgoing)
-            if self._stay_shut:
-                self._shut[queue] = outcome
+            for each in (outgoing, *behind):
+                self._stays_shut(each)[queue] = outcome
         else:
             self._queues.done(outgoing)
         for each in (outgoing, *behind):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Collection, MutableMapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence, Set
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import TIMER_MAX_DELAY_S, Property
@@ -16,6 +16,7 @@ from rocketmq_spark.errors import AccessDenied, CallTimeout, MessageRefused, Roc
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.encoding import ANYHOW, EnvelopedMessage, How, Prepared, single_request
+from rocketmq_spark.producer.outgoing import with_ids
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spooling import chooser
 from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, DelayHandle, Envelope, cancelling
@@ -58,6 +59,10 @@ class Timers:
         found = {name: self._known[name][0] for name in brokers}
         return {name: longest for name, longest in found.items() if longest is not None}
 
+    def missing(self, topic: str, brokers: Collection[str], deadline: Deadline) -> list[str]:
+        """Which brokers have none, and would deliver at once."""
+        return sorted(name for name, ms in self.longest_ms(topic, brokers, deadline).items() if not ms)
+
 
 class LongDelays:
     """Decides for each message with a timer, and makes envelopes. ``may_pass`` is of who has a spool: an envelope is made for it
@@ -74,7 +79,7 @@ class LongDelays:
     ) -> None:
         self._may_pass = may_pass
         self._sender = sender
-        self._timers = timers
+        self.timers = timers
         self._settings = settings
         self._wall_ms = wall_ms
         self._consumed = Deadline(0.0)
@@ -129,7 +134,7 @@ class LongDelays:
         due_ms = now_ms + int(delay) if delay is not None else int(moment or 0)
         if due_ms <= now_ms:
             return None
-        longest = self._timers.longest_ms(topic, brokers, deadline)
+        longest = self.timers.longest_ms(topic, brokers, deadline)
         without = sorted(name for name, ms in longest.items() if not ms)
         if without and self._settings.long_delay == "error":
             raise no_timers(f"a delay of {(due_ms - now_ms) / 1000:g} s", without, topic)
@@ -179,6 +184,23 @@ class LongDelays:
                 remedy=_NOBODY,
             )
         self._consumed = Deadline.after(CONSUMED_S)
+
+
+def to_all(queues: Iterable[MessageQueue], send: Callable[[MessageQueue], object]) -> None:
+    """Send to each of them, whatever comes of the others. Raises the first error in the end."""
+    failed: list[RocketMQError] = []
+    for queue in queues:
+        try:
+            send(queue)
+        except RocketMQError as e:
+            failed.append(e)
+    if failed:
+        raise failed[0]
+
+
+def told(result: SendResult, prepared: Prepared) -> SendResult:
+    """The outcome of one message for the caller of its send."""
+    return with_handle(with_ids(result, (prepared.msg_id,)), prepared)
 
 
 def with_handle(result: SendResult, prepared: Prepared) -> SendResult:

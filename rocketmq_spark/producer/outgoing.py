@@ -60,10 +60,19 @@ def split(result: SendResult, count: int) -> list[SendResult]:
         )
     status, _, queue, first, _, transaction_id, _, region_id = result
     offsets: Iterable[int | None] = itertools.repeat(None) if first is None else itertools.count(first)
-    return [
-        SendResult(status, msg_id, queue, offset, offset_id, transaction_id, None, region_id)
-        for msg_id, offset, offset_id in zip(ids, offsets, offset_ids, strict=False)
-    ]
+    same = itertools.repeat
+    each = zip(
+        same(status),
+        ids,
+        same(queue),
+        offsets,
+        offset_ids,
+        same(transaction_id),
+        same(None),
+        same(region_id),
+        strict=False,
+    )
+    return list(map(SendResult._make, each))
 
 
 Outcome = SendResult | RocketMQError
@@ -120,6 +129,7 @@ class _Handed(NamedTuple):
     spoolable: bool = True
     once: bool = False
     line: Hashable = None
+    shut: dict[Hashable, RocketMQError] | None = None
 
 
 class Outgoing(_Handed):
@@ -129,9 +139,10 @@ class Outgoing(_Handed):
     ``candidates`` of the topic's queues if that is given. Those that are ``ordered`` go one after the other to their
     queue, or those of a ``line``. ``selection``, a selector's name and argument, is what a spool keeps of a choice that could
     not be made yet; what is not ``spoolable`` is of use now or never, and what is sent ``once`` is not sent again while it may
-    be stored. ``timeout`` is a deadline, or seconds from the first attempt on, so that the time in which earlier ones of its
-    queue are sent does not count. ``done`` is called once, on any thread, and must not block. Hooks are shown ``message`` and
-    ``msg_ids``.
+    be stored. ``shut`` is of the sends of one call: the ordered queues of which one has failed, with its error; the others of the
+    call do not follow it there. ``timeout`` is a deadline, or seconds from the first attempt on, so that the time in which
+    earlier ones of its queue are sent does not count. ``done`` is called once, on any thread, and must not block. Hooks are shown
+    ``message`` and ``msg_ids``.
 
     Its ``attempts`` are over ``until`` then. ``refresh`` when the route is to be asked for before the next one. ``rest`` is what
     is left to send after ``confirmed`` messages of it were found stored; an attempt stores behind ``since``, which is noted

@@ -31,8 +31,9 @@ from rocketmq_spark.producer.engine import Engine, Unsent
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.housekeeping import Housekeeping
 from rocketmq_spark.producer.in_flight import Pending
-from rocketmq_spark.producer.long_delays import LongDelays, Timers, cancelling_request, with_handle
+from rocketmq_spark.producer.long_delays import LongDelays, Timers, cancelling_request, to_all, told
 from rocketmq_spark.producer.outgoing import Callback, Ended, Outcome, Outgoing, identified, ignore, in_turn, with_ids
+from rocketmq_spark.producer.plain import seal
 from rocketmq_spark.producer.settings import Hook, ProducerSettings
 from rocketmq_spark.producer.spooling import chooser
 from rocketmq_spark.queues.selection import Select
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 _ids = UniqKeys()
 _numbers = itertools.count()
+_NOTHING_SAID = (None,) * 6
 
 
 class BaseProducer(Closing):
@@ -158,7 +160,7 @@ class BaseProducer(Closing):
             result, batch = self._membership.add(prepared, place.queue, waits=True)
             if batch is not None:
                 return self._membership.result(batch, result)
-        return _told(self._engine.send(self._outgoing(prepared, place, deadline)), prepared)
+        return told(self._engine.send(self._outgoing(prepared, place, deadline)), prepared)
 
     def send_async(
         self,
@@ -182,6 +184,11 @@ class BaseProducer(Closing):
             MessageRefused, RouteNotFound, ClosedError: Raised at once. Later errors are in the future.
             CallTimeout: Too many messages were under way during the whole timeout.
         """
+        said = queue, selector, delay_level, delay, deliver_at, timeout_s
+        if self._membership is not None and said == _NOTHING_SAID:
+            self._owner.check(self._closing.locked())
+            if (plain := self._membership.quick(message, callback)) is not None:
+                return plain
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         prepared, place, deadline = self._admitted(message, how)
         if self._membership is not None and place.selector is None and self._membership.takes(prepared, how):
@@ -192,7 +199,7 @@ class BaseProducer(Closing):
 
         def done(ended: Ended) -> None:
             outcome = ended.outcome
-            self._pending.keep([(result, _told(outcome, prepared) if isinstance(outcome, SendResult) else outcome)])
+            self._pending.keep([(result, told(outcome, prepared) if isinstance(outcome, SendResult) else outcome)])
 
         try:
             outgoing = self._outgoing(prepared, place, deadline, done)
@@ -281,15 +288,9 @@ class BaseProducer(Closing):
         now_ms = self._engine.timer.wall_ms()
         request = cancelling_request(handle, topic, _ids.next(now_ms), self.settings, now_ms)
         first = MessageQueue(INNER_TOPIC, handle.broker_name, handle.queue_id)
-        failed: list[RocketMQError] = []
-        for queue in dict.fromkeys((first, *self._destinations.queues(INNER_TOPIC, deadline))):
-            try:
-                # Not spooled: it would come too late, while its caller took it for done.
-                self._engine.send(Outgoing(INNER_TOPIC, request, deadline, queue, spoolable=False))
-            except RocketMQError as e:
-                failed.append(e)
-        if failed:
-            raise failed[0]
+        queues = dict.fromkeys((first, *self._destinations.queues(INNER_TOPIC, deadline)))
+        # Not spooled: it would come too late, while its caller took it for done.
+        to_all(queues, lambda q: self._engine.send(Outgoing(INNER_TOPIC, request, deadline, q, spoolable=False)))
         return handle.msg_id
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
@@ -321,8 +322,8 @@ class BaseProducer(Closing):
         """What has no answer by then."""
         unsent = self._engine.close(deadline)
         if unsent:
-            group, count = self.settings.group, len(unsent)
-            logger.warning("producer of %s closed: %d sends have no answer, among them %s", group, count, unsent[:10])
+            said = self.settings.group, len(unsent), unsent[:10]
+            logger.warning("producer of %s closed: %d sends have no answer, among them %s", *said)
         return unsent
 
     def at_exit(self) -> dict[str, RocketMQError]:
@@ -342,6 +343,7 @@ class BaseProducer(Closing):
         """Queue ``batch`` of the accumulator for sending; ``done`` receives its outcome (``BatchOwner``)."""
         now_ms = self._engine.timer.wall_ms()
         batch_id = _ids.next(now_ms)
+        seal(batch, lambda count: _ids.take(count, now_ms), self._sender.encoder, now_ms)
         ids, whole = [entry.msg_id for entry in batch.entries], self._engine.topics.keeps_batches(batch.key.topic)
         outgoing = Outgoing(
             batch.key.topic,
@@ -393,8 +395,3 @@ class BaseProducer(Closing):
             selection=selection,
         )
         return in_turn(made, self._membership is not None) if self.settings.features.chooses_queues else made
-
-
-def _told(result: SendResult, prepared: Prepared) -> SendResult:
-    """The outcome of one message for the caller of a send."""
-    return with_handle(with_ids(result, (prepared.msg_id,)), prepared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Unpack, cast
 
 from rocketmq_spark.base import extras
@@ -9,12 +10,12 @@ from rocketmq_spark.base.clock import Deadline, epoch_ms
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.bulk import BulkProducer
 from rocketmq_spark.producer.confirming import StoredIds
 from rocketmq_spark.producer.engine import Unsent
-from rocketmq_spark.producer.requests import RequestProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import TransactionCheck
-from rocketmq_spark.session import instrumentation, parsed, replies, sender, trace_producer
+from rocketmq_spark.session import instrumentation, parsed, replies, row_encoder, sender, trace_producer
 from rocketmq_spark.session.spools import open_store, resending
 from rocketmq_spark.spool.folders import SpoolSettings
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _LAST_TRACES_S = 1.0
 
 
-class Producer(RequestProducer):
+class Producer(BulkProducer):
     """Sends messages. Defaults are those of RocketMQ's Java client.
 
     Args:
@@ -58,7 +59,17 @@ class Producer(RequestProducer):
         try:
             if spool is not None:
                 opened = resending(open_store(spool.folder, chosen, spool), send, settings)
-            super().__init__(send, settings, transaction_check, replies(chosen), spool=opened, stored=stored)
+            encoder = functools.partial(row_encoder, chosen)
+            super().__init__(
+                send,
+                settings,
+                transaction_check,
+                replies(chosen),
+                options=chosen,
+                row_encoder=encoder,
+                spool=opened,
+                stored=stored,
+            )
         except BaseException:
             if opened is not None:
                 opened.close(Deadline.after(0))

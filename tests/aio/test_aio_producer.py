@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from rocketmq_spark import Message, aio
@@ -21,7 +22,7 @@ from rocketmq_spark.producer import encoding
 from tests.aio.conftest import WAIT_S, producing, run, until
 from tests.consumer.messages import message
 from tests.helpers import raising
-from tests.producer.scripted import ScriptedSender, refused
+from tests.producer.scripted import ScriptedSender, ok, refused
 
 
 def test_sends_of_one_turn_go_out_in_their_order_and_each_has_its_result(sender: ScriptedSender) -> None:
@@ -438,5 +439,28 @@ def test_request_and_reply_are_those_of_the_producer(sender: ScriptedSender, mon
                 await producer.request(Message("T", b"x"))
             with pytest.raises(NotSupported):
                 await producer.reply(message(0), b"x")
+
+    run(body)
+
+
+def test_rows_and_messages_are_sent_on_threads_and_hold_nothing_up(sender: ScriptedSender) -> None:
+    go_on = threading.Event()
+
+    def waits(queue: MessageQueue, request: Any) -> SendResult:
+        assert go_on.wait(WAIT_S)
+        return ok(queue, request)
+
+    async def body() -> None:
+        async with producing() as producer:
+            sender.script = [waits]
+            rows = asyncio.ensure_future(producer.send_arrow(pa.table({"body": ["a", "b"]}), "T"))
+            await until(lambda: sender.calls)
+            await producer.send(Message("T", b"meanwhile"))
+            go_on.set()
+            assert [type(each) for each in await rows] == [SendResult] * 2
+            sent = await producer.send_many((Message("T", b"%d" % i) for i in range(3)), key=lambda _: "k")
+            assert [each.queue_offset for each in sent if isinstance(each, SendResult)] == [200, 201, 202]
+            with pytest.raises(MessageRefused, match="row 0: body is empty"):
+                await producer.send_arrow(pa.table({"body": [""]}), topic="T")
 
     run(body)

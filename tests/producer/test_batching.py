@@ -443,24 +443,6 @@ def test_errors_are_copied_with_their_cause() -> None:
     assert stored is result, "of this one it is known that it was acknowledged"
 
 
-def test_11_21_a_message_that_is_refused_leaves_no_promise_behind(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    producer = bench.producer(auto_batch=True)
-
-    def refuse(*args: Any) -> bytes:
-        raise MessageRefused("no")
-
-    for place in ("rocketmq_spark.producer.encoding.batch_item", "rocketmq_spark.producer.accumulator.Accumulator.add"):
-        with monkeypatch.context() as patch:
-            patch.setattr(place, refuse)
-            with pytest.raises(MessageRefused):
-                producer.send_async(message())
-    assert producer.flush(0.1)
-    producer.send_async(message())
-    assert producer.flush(0.1)
-
-
 def test_who_is_interrupted_after_its_batch_left_has_one_promise_as_anybody(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import OptionError, SelectorError
-from rocketmq_spark.queues.selection import select
-from rocketmq_spark.spark.sink.routing import (
+from rocketmq_spark.producer.routing import (
     Router,
     RoutingPlan,
     RowRange,
@@ -16,6 +15,7 @@ from rocketmq_spark.spark.sink.routing import (
     row_selector,
     selector_of,
 )
+from rocketmq_spark.queues.selection import select
 from tests.live.writes import frame, sink_options
 from tests.queues import qs
 

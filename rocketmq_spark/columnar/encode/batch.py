@@ -60,6 +60,16 @@ class UniqueIds:
         return now_ms - self._month[0]
 
 
+class KeptIds(UniqueIds):
+    """Message ids for a caller that is told them: ``last`` are those that were made last."""
+
+    last: npt.NDArray[np.uint8] = np.empty((0, UniqueIds.width), np.uint8)
+
+    def fill(self, target: npt.NDArray[np.uint8]) -> None:
+        super().fill(target)
+        self.last = target.copy()
+
+
 Rows = npt.NDArray[np.intp]
 # More different words are not said: each costs a broker what a key of an ordinary message does, and leads to the batch only.
 MAX_WORDS = 64

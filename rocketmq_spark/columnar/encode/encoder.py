@@ -145,6 +145,7 @@ class Encoder:
         flags = None
         if "flag" in self.columns:
             flags = pc.fill_null(arrow.plain(batch.column(self.columns["flag"])).cast(pa.int64()), 0).to_numpy()
+            bad_rows.add(flags != flags.astype(np.int32), f"{self.columns['flag']} takes more than 32 bits")
         return Checked(body, pieces, flags, delayed)
 
     def _pieces(self, batch: pa.RecordBatch, bad_rows: BadRows) -> PropertyPieces:

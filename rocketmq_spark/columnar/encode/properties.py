@@ -32,7 +32,9 @@ Reason = str | Callable[[int], str]
 
 
 class BadRows:
-    """Bad rows with their reasons; the first ten are shown."""
+    """Bad rows with their reasons; the first ten are shown. A subclass says what a row is called, and what was not sent."""
+
+    noun, of_what, counted = "row", "their Arrow batch", "Rows are counted from 0 within their partition"
 
     def __init__(self, first_row: int = 0) -> None:
         self._first_row = first_row
@@ -57,12 +59,13 @@ class BadRows:
         if not self._found:
             return
         faults = self.found()
-        shown = "; ".join(f"row {self._first_row + i}: {reason}" for i, reason in faults[:SHOWN])
+        noun = self.noun
+        shown = "; ".join(f"{noun} {self._first_row + i}: {reason}" for i, reason in faults[:SHOWN])
         more = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
         where = "" if partition is None else f" of partition {partition}"
         raise MessageRefused(
-            f"{len(faults)} rows{where} cannot be sent, and nothing of their Arrow batch was sent: {shown}{more}",
-            remedy="Rows are counted from 0 within their partition",
+            f"{len(faults)} {noun}s{where} cannot be sent, and nothing of {self.of_what} was sent: {shown}{more}",
+            remedy=self.counted,
         )
 
 
@@ -279,6 +282,7 @@ def _add_priorities(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name
     """Of every row, for a topic takes messages with a priority only: 0 for null."""
     values = pc.fill_null(arrow.plain(column).cast(pa.int64()), 0)
     bad_rows.add(values.to_numpy() < 0, f"{name} is negative")
+    bad_rows.add(values.to_numpy() >> 31 > 0, f"{name} takes more than 31 bits")
     _add(pieces, codes.Property.PRIORITY, values.cast(pa.string()).view(pa.binary()), bad_rows, name)
 
 

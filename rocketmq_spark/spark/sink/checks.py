@@ -27,11 +27,12 @@ from pyspark.sql.types import (
 from rocketmq_spark import session
 from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline, backoff
-from rocketmq_spark.columnar.encode.properties import MESSAGE_ID
+from rocketmq_spark.columnar.encode import columns
+from rocketmq_spark.columnar.encode.columns import RowColumn
 from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options, transport
-from rocketmq_spark.options.names import of_kafka_column, resolve
+from rocketmq_spark.options.names import resolve
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.encoding import check_topic as check_topic_name
 from rocketmq_spark.producer.long_delays import Timers, no_timers
@@ -42,48 +43,24 @@ from rocketmq_spark.queues.environment import by_position, check_chosen, positio
 from rocketmq_spark.spark.sink import guarantee
 from rocketmq_spark.spool.folders import problems as spool_problems
 
-_TEXT = (StringType,)
-_BYTES = (StringType, BinaryType)
-_INT = (ByteType, ShortType, IntegerType)
-_LONG = (*_INT, LongType)
-
-# Name, what it may be, and how that reads in a message.
-COLUMNS: dict[str, str] = {
-    "body": "string or binary",
-    "value": "string or binary",
-    "topic": "string",
-    "tags": "string",
-    "keys": "string or array<string>",
-    "properties": "map<string,string>",
-    "shardingKey": "string",
-    "queueId": "int",
-    "brokerName": "string",
-    "delayLevel": "int",
-    "delayMs": "bigint",
-    "deliverAt": "timestamp",
-    "flag": "int",
-    "priority": "int",
-}
-_NAMES = {name.lower(): name for name in COLUMNS}
-_SIMPLE: dict[str, tuple[type[DataType], ...]] = {
-    "body": _BYTES,
-    "value": _BYTES,
-    "queueid": _INT,
-    "delaylevel": _INT,
-    "delayms": _LONG,
-    "deliverat": (TimestampType,),
-    "flag": _INT,
-    "priority": _INT,
-    MESSAGE_ID: (*_TEXT, *_LONG),
+COLUMNS = columns.COLUMNS
+_KINDS: dict[type[DataType], str] = {
+    StringType: columns.TEXT,
+    BinaryType: columns.BYTES,
+    **dict.fromkeys((ByteType, ShortType, IntegerType), columns.INT),
+    LongType: columns.LONG,
+    TimestampType: columns.TIMESTAMP,
 }
 
 
-def _fits(name: str, kind: DataType) -> bool:
-    if name == "keys":
-        return isinstance(kind, _TEXT) or (isinstance(kind, ArrayType) and isinstance(kind.elementType, _TEXT))
-    if name == "properties":
-        return isinstance(kind, MapType) and isinstance(kind.keyType, _TEXT) and isinstance(kind.valueType, _TEXT)
-    return isinstance(kind, _SIMPLE.get(name, _TEXT))
+def _column(field: StructField) -> RowColumn:
+    kind = field.dataType
+    found = next((word for each, word in _KINDS.items() if isinstance(kind, each)), "")
+    if isinstance(kind, ArrayType) and isinstance(kind.elementType, StringType):
+        found = columns.TEXTS
+    if isinstance(kind, MapType) and isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType):
+        found = columns.TEXT_MAP
+    return RowColumn(field.name, found, kind.simpleString())
 
 
 def check_columns(
@@ -93,61 +70,7 @@ def check_columns(
 
     ``selector`` is None when the user named none.
     """
-    by_role, problems = _known_columns(schema, row_id)
-    if row_id is not None:
-        problems += _row_id(schema, row_id, by_role)
-    named = {field.name.lower() for field in schema.fields}
-    if not named & {"body", "value"}:
-        problems.append("column 'body' (or 'value') is missing; it is what a message carries")
-    if "topic" not in named and topic is None:
-        problems.append("there is neither option 'topic' nor a column 'topic'")
-    return by_role, problems + _needs(by_role, named, selector)
-
-
-def _known_columns(schema: StructType, row_id: str | None) -> tuple[dict[str, str], list[str]]:
-    problems = []
-    by_role: dict[str, str] = {}
-    for field in schema.fields:
-        name = field.name.lower()
-        if name not in _NAMES:
-            if row_id is None or name != row_id.lower():
-                hint = of_kafka_column(field.name, sink=True)
-                problems.append(f"column {field.name!r} is unknown; the sink takes {', '.join(COLUMNS)}{hint}")
-        elif name in by_role or (name in ("body", "value") and "body" in by_role):
-            problems.append(f"column {field.name!r} is there twice")
-        elif not _fits(name, field.dataType):
-            problems.append(_wrong(field, COLUMNS[_NAMES[name]]))
-        else:
-            by_role["body" if name == "value" else name] = field.name
-    return by_role, problems
-
-
-def _row_id(schema: StructType, row_id: str, by_role: dict[str, str]) -> list[str]:
-    fields = [field for field in schema.fields if field.name.lower() == row_id.lower()]
-    if len(fields) != 1:
-        many = "several columns of the DataFrame are" if fields else "no column of the DataFrame is"
-        return [f"option 'messageId' is {row_id!r}, but {many} called so"]
-    if not _fits(MESSAGE_ID, fields[0].dataType):
-        return [_wrong(fields[0], "string or bigint, since option 'messageId' names it")]
-    by_role[MESSAGE_ID] = fields[0].name
-    return []
-
-
-def _needs(by_role: Mapping[str, str], named: set[str], selector: object) -> list[str]:
-    problems = []
-    if selector == "column" and "queueid" not in named:
-        problems.append("queueSelector 'column' needs a column 'queueId'")
-    if selector == "hash" and "shardingkey" not in named:
-        problems.append("queueSelector 'hash' needs a column 'shardingKey'")
-    if selector not in ("column", None) and "queueid" in named:
-        problems.append(f"column {by_role.get('queueid', 'queueId')!r} means nothing with queueSelector {selector!r}")
-    if "brokername" in named and "queueid" not in named:
-        problems.append("column 'brokerName' needs a column 'queueId'")
-    return problems
-
-
-def _wrong(field: StructField, expected: str) -> str:
-    return f"column {field.name!r} is {field.dataType.simpleString()}; expected {expected}"
+    return columns.check_columns([_column(field) for field in schema.fields], topic, selector, row_id)
 
 
 logger = logging.getLogger(__name__)
@@ -196,10 +119,7 @@ def check(options: Options, schema: StructType, stream: bool = False) -> dict[st
     problems += _option_problems(options) + guarantee.problems(options, by_role)
     if by_position(options) and (stream or options.topic is None):
         problems.append(position_problem(options, _OF_STREAMS if stream else _OF_COLUMNS))
-    if "priority" in by_role and not transport.features(options).priorities:
-        problems.append(
-            f"column {by_role['priority']!r} is for messages over gRPC only; expected option 'transport' grpc"
-        )
+    problems += columns.check_features(by_role, transport.features(options))
     if problems:
         raise OptionError.of(problems)
     return by_role
@@ -291,10 +211,7 @@ def check_timers(
     deadline = Deadline.after(options.request_timeout)
     if brokers is None:
         brokers = {queue.broker_name for queue in sender.publish_queues(topic, deadline)}
-    without = sorted(
-        name for name, ms in timers(sender, options).longest_ms(topic, brokers, deadline).items() if not ms
-    )
-    if without:
+    if without := timers(sender, options).missing(topic, brokers, deadline):
         refused = no_timers(f"column {' and '.join(map(repr, wanted))}", without, topic)
         raise OptionError(refused.message, topic=topic, remedy=refused.remedy)
 

@@ -3,111 +3,46 @@
 Nothing is left to ``__del__`` or a thread after the task: a killed task gets no chance to clean up, and its next attempt
 sends again what it sent. That is at-least-once delivery.
 
-A broker stores a batch of a batch topic as one message, with an id, and with the tag and keys that all of its rows share. It
-filters such a batch by the batch's tag, so ``together`` puts rows of one tag together where their order allows it.
+How rows become batches is in ``producer/rows``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import queue as queues
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
-import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
 from rocketmq_spark import session
 from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.timer import Timer
-from rocketmq_spark.columnar.encode.batch import About, Rows, UniqueIds
-from rocketmq_spark.columnar.encode.encoder import Checked, Encoded, Encoder, Growth
+from rocketmq_spark.columnar.encode.batch import Rows, UniqueIds
+from rocketmq_spark.columnar.encode.encoder import Checked
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import RocketMQError, SendFailed
-from rocketmq_spark.model import Message, MessageQueue, SendStatus
+from rocketmq_spark.model import MessageQueue, SendStatus
 from rocketmq_spark.options import Options
-from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer import encoding
-from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
 from rocketmq_spark.producer.confirming import Confirming
-from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
+from rocketmq_spark.producer.routing import RoutingPlan
+from rocketmq_spark.producer.rows import RowSender, RowTools
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.producer.topics import note_positions
 from rocketmq_spark.session.spools import worker_spool
-from rocketmq_spark.spark.sink import checks, routing
+from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.once import OncePlan, TaskOnce, check_task
 from rocketmq_spark.spark.sink.report import Tally, Written, with_report
-from rocketmq_spark.spark.sink.routing import RoutingPlan, RowRange
-from rocketmq_spark.wire.messages import decode_batch
 
 logger = logging.getLogger(__name__)
-
-# With more tags in an Arrow batch each batch would have few rows.
-MAX_TAGS = 16
-
-
-class BatchTopicPlan:
-    """Those of one task."""
-
-    def __init__(self, options: Options, columns: Mapping[str, str], sender: Sender, now_ms: Callable[[], int]) -> None:
-        self._options = options
-        self._columns = columns
-        self._sender = sender
-        self._ids = UniqueIds(os.urandom(8), now_ms)
-        self._about: About | None = None
-
-    def look(self, batch: pa.RecordBatch, plan: RoutingPlan) -> RoutingPlan:
-        """The plan of ``batch`` with a share for each tag where that is right; ``properties`` are of its rows from now on."""
-        self._about = None
-        if not self._options.auto_batch or not any(
-            self._stored_whole(topic) for topic in {s.topic for s in plan.shares}
-        ):
-            return plan
-        self._about = About(batch, self._columns, MAX_KEYWORD_BYTES)
-        return together(plan, self._about, self._stored_whole, self._options.batch_by_tag)
-
-    def properties(self, topic: str, rows: Rows) -> dict[str, str]:
-        """Those of a batch of these rows; none where its messages are stored one by one."""
-        if self._about is None or not self._stored_whole(topic):
-            return {}
-        said = self._about.properties(rows)
-        if said is None:
-            return {}
-        batch_id = np.empty((1, 32), np.uint8)
-        self._ids.fill(batch_id)
-        return {Property.UNIQ_KEY: batch_id.tobytes().decode(), **said}
-
-    def _stored_whole(self, topic: str) -> bool:
-        return self._sender.keeps_batches(topic, Deadline.after(self._options.request_timeout))
-
-
-def together(plan: RoutingPlan, about: About, stored_whole: Callable[[str], bool], by_tag: str) -> RoutingPlan:
-    """The plan with a share for each tag. ``by_tag`` is the option.
-
-    Rows that name their queue keep their order there unless the option is ``true``: then those of one tag do.
-    """
-    if by_tag == "false" or not about.tags or (by_tag == "auto" and about.tags > MAX_TAGS):
-        return plan
-    orders, shares, at = [], [], 0
-    for share in plan.shares:
-        rows = plan.rows(share)
-        mixed = stored_whole(share.topic) and (share.queue is None or by_tag == "true")
-        for part in about.by_tag(rows) if mixed else [rows]:
-            orders.append(part)
-            shares.append(RowRange(share.topic, share.queue, at, at + len(part)))
-            at += len(part)
-    return plan if len(shares) == len(plan.shares) else RoutingPlan(np.concatenate(orders), shares)
-
 
 # How old a route may become in a long task, so that brokers that come back are used again; Java's interval.
 ROUTE_S = 30.0
@@ -152,24 +87,17 @@ class TaskWriter:
             self._engine.confirming = Confirming(once.stored, self._engine.timer)
         self._topics = self._engine.topics
         self._outcomes: queues.SimpleQueue[tuple[int, Ended]] = queues.SimpleQueue()
-        self._batch_bytes = min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
-        self._batch_rows = (
-            self._settings.features.most_one_by_one if {"shardingkey", "priority"} & self._names.keys() else None
-        )
-        self._grown = Growth(self._settings.features.adds_bytes, options.max_message_size)
-        ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms) if once is None else once.ids
-        encoder = session.row_encoder(options)
-        self._encoder: Encoder = encoder(self._names, options.max_message_size, ids, self._batch_bytes)
-        self._whole = BatchTopicPlan(options, self._names, self._sender, self._engine.timer.wall_ms)
-        self._router = routing.Router(options, self._names, self._queues)
-        self._candidates = routing.candidates(options)
-        self._long_delays = LongDelays(
+        long_delays = LongDelays(
             self._sender,
             checks.timers(self._sender, options),
             self._settings,
             self._engine.timer.wall_ms,
-            self._may_pass,
+            self.may_pass,
         )
+        ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms) if once is None else once.ids
+        encoder = session.row_encoder(options)
+        tools = RowTools(options, self._settings, self._sender, self._engine, encoder, long_delays)
+        self._rows = RowSender(tools, self._names, ids, self)
         self._tally = Tally()
         self._expected = 0
         self._row = 0
@@ -210,7 +138,7 @@ class TaskWriter:
             for topic in self._topics_seen:  # it may be on other brokers by now
                 self._check_timers(topic)
         checked, plan = self._checked(batch)
-        encoded = self._encoder.join(checked, plan.topics(len(batch)))
+        encoded = self._rows.join(batch, checked, plan)
         if self._once is not None:
             hashes = self._once.hashes(encoded.items, batch, self._names)
             missing = self._once.missing(hashes, self._names)
@@ -220,35 +148,16 @@ class TaskWriter:
                 if not len(batch):
                     return
                 checked, plan = self._checked(batch)
-                encoded = self._encoder.join(checked, plan.topics(len(batch)))
-            self._encoder.identify(encoded, checked, hashes)
-        plan = self._whole.look(batch, plan)
-        delayed = checked.delayed
-        if plan.order is not None:
-            encoded = encoded.take(plan.order)
-            delayed = delayed[plan.order] if delayed is not None else None
-        for share in plan.shares:
-            part, numbers = encoded.slice(share.start, share.end), plan.rows(share)
-            if delayed is not None and delayed[share.start : share.end].any():
-                waits = delayed[share.start : share.end]
-                self._send(share, part.take(np.flatnonzero(waits)), numbers[waits], delayed=True)
-                part, numbers = part.take(np.flatnonzero(~waits)), numbers[~waits]
-            self._send(share, part, numbers)
+                encoded = self._rows.join(batch, checked, plan)
+            self._rows.identify(encoded, checked, hashes)
+        self._rows.send(batch, checked, plan, encoded)
 
     def _checked(self, batch: pa.RecordBatch) -> tuple[Checked, RoutingPlan]:
         """The parts of all rows, and where they go. Raises for bad rows."""
-        faults = BadRows(self._row)
-        checked = self._encoder.check(batch, faults)
-        topics = self._router.topics(batch, faults, self._row)
-        if self._router.loops:
-            faults.raise_if_any(self._partition)
-        for rows in topics:
-            self._check_topic(rows.topic)
-        plan = self._router.plan(topics, faults)
-        faults.raise_if_any(self._partition)
-        return checked, plan
+        return self._rows.check(batch, BadRows(self._row), self._row, self._partition)
 
-    def _check_topic(self, topic: str) -> None:
+    def check_topic(self, topic: str) -> None:
+        """Once for each topic of the task."""
         if topic not in self._topics_seen:
             try:
                 checks.check_topic(self._sender, topic, self._options, expected=topic == self._options.topic)
@@ -256,60 +165,18 @@ class TaskWriter:
                 self._topics.awaited(topic, deadline, deadline.pause)
                 self._check_timers(topic)
             except RocketMQError as e:  # a topic that cannot be looked up now is the spool's to look up
-                if not self._may_pass(e):
+                if not self.may_pass(e):
                     raise
             self._topics_seen.add(topic)
 
-    def _may_pass(self, error: RocketMQError) -> bool:
+    def may_pass(self, error: RocketMQError) -> bool:
         """Whether a spool keeps what fails for it."""
         return self._spool is not None and passing(error, self._sender)
 
     def _check_timers(self, topic: str) -> None:
         checks.check_timers(self._sender, topic, self._options, self._names, self._topics.brokers_of(topic))
 
-    def _queues(self, topic: str, refresh: bool) -> Sequence[MessageQueue]:
-        return self._topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)
-
-    def _send(self, share: routing.RowRange, encoded: Encoded, rows: Rows, delayed: bool = False) -> None:
-        """Brokers ignore delays inside a batch. There is no order among delayed rows."""
-        max_bytes, at = 0 if delayed else self._batch_bytes, 0
-        for chunk in encoded.chunks(max_bytes, self._batch_rows, self._grown):
-            now_ms, place = self._engine.timer.wall_ms(), How(share.queue)
-            if len(chunk.body) <= max_bytes or not isinstance(chunk.body, memoryview):
-                topic, said = share.topic, self._whole.properties(share.topic, rows[at : at + chunk.rows])
-                request = encoding.batch_request(chunk.body, said, self._settings, now_ms)
-            else:  # a row that does not fit into a batch or must not travel in one
-                prepared = _alone(share.topic, chunk.body)
-                if delayed and self._options.long_delay == "dmq":
-                    prepared, place = self._long_delay(prepared, place)
-                topic, request = prepared.message.topic, encoding.single_request(prepared, self._settings, now_ms)
-            at += chunk.rows
-            self._submit(
-                Outgoing(
-                    topic,
-                    request,
-                    self._options.send_timeout,
-                    place.queue,
-                    ordered=not delayed,
-                    candidates=self._candidates if topic == share.topic else None,
-                    done=functools.partial(self._note, chunk.rows),
-                )
-            )
-
-    def _long_delay(self, prepared: Prepared, place: How) -> tuple[Prepared, How]:
-        topic, deadline = prepared.message.topic, Deadline.after(self._options.send_timeout)
-
-        def at_hand() -> Sequence[MessageQueue]:
-            try:
-                return self._queues(topic, False)
-            except RocketMQError as e:
-                if not self._may_pass(e):
-                    raise
-                return ()
-
-        return self._long_delays.placed(prepared, place, at_hand, deadline)
-
-    def _submit(self, outgoing: Outgoing) -> None:
+    def submit(self, outgoing: Outgoing) -> None:
         """Hand over what is counted when it ends; while there is no room for it, what ended is counted."""
         while not self._outcomes.empty() or not self._engine.has_room(
             outgoing.size, outgoing.ordered_queue is not None
@@ -318,8 +185,9 @@ class TaskWriter:
         self._expected += 1
         self._engine.submit(outgoing)
 
-    def _note(self, rows: int, ended: Ended) -> None:
-        self._outcomes.put((rows, ended))
+    def note(self, rows: Rows, ended: Ended) -> None:
+        """Count it later, on the task's thread."""
+        self._outcomes.put((len(rows), ended))
 
     def _outcome(self) -> tuple[int, Ended]:
         """The next one. Of what is out something ends within the send timeout, unless it was forgotten."""
@@ -360,12 +228,6 @@ class TaskWriter:
             self._tally.confirmed(ended.confirmed)
         failed = ended.brokers[:-1]
         self._tally.acknowledged(outcome.queue.broker_name, rows, ended.outgoing.size, ended.attempts - 1, failed)
-
-
-def _alone(topic: str, body: memoryview) -> Prepared:
-    """A row as a message of its own."""
-    (item,) = decode_batch(body)
-    return Prepared(Message(topic, bytes(item.body), flag=item.flag), "", item.properties, False)
 
 
 def write_task(

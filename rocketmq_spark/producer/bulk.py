@@ -1,0 +1,126 @@
+"""Many messages with one call: Arrow columns, or an iterable of messages. What needs pyarrow is imported when it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from rocketmq_spark.base import extras
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model import Message, MessageQueue
+from rocketmq_spark.producer.requests import RequestProducer
+from rocketmq_spark.queues.selection import Select
+
+if TYPE_CHECKING:
+    from rocketmq_spark.columnar.encode.encoder import Encoder
+    from rocketmq_spark.options import Options
+    from rocketmq_spark.producer.row_calls import CallTools
+    from rocketmq_spark.producer.sent import SentRows
+
+
+class BulkProducer(RequestProducer):
+    """A producer that sends many messages with one call. ``options`` are those it was made with, and ``row_encoder`` returns what
+    makes the transport's encoder of columns.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        options: Options | None = None,
+        row_encoder: Callable[[], Callable[..., Encoder]] | None = None,
+        **wiring: Any,
+    ) -> None:
+        self._options, self._row_encoder = options, row_encoder
+        super().__init__(*args, **wiring)
+
+    def send_arrow(
+        self,
+        rows: Any,
+        topic: str | None = None,
+        *,
+        selector: str | Select | None = None,
+        timeout_s: float | None = None,
+    ) -> SentRows:
+        """Send the rows of Arrow data in batches, and wait for the brokers' answers. Needs pyarrow.
+
+        The columns are those of the Spark sink (docs/options.md): ``body`` and any of ``topic``, ``tags``, ``keys``,
+        ``properties``, ``shardingKey``, ``queueId``, ``brokerName``, ``delayLevel``, ``delayMs``, ``deliverAt``, ``flag``,
+        ``priority``. Rows of one queue are sent in their order, one batch at a time; nothing is sent to a queue after a batch of
+        this call that failed there.
+
+        Args:
+            rows: A ``pyarrow`` ``Table`` or ``RecordBatch``, of which all rows are checked before any is sent; or a
+                ``RecordBatchReader``, of which each batch is checked before it is sent.
+            topic: The topic of all rows. Without it each row names its topic in column ``topic``.
+            selector: ``"hash"`` (of column ``shardingKey``), ``"column"`` (``queueId``, and ``brokerName``; the default if there
+                is such a column), ``"random"``, ``"roundRobin"``, ``"environment"``, ``"module:function"``, or a function of
+                queues, message and sharding key that is called for each row. By default batches go round the queues.
+            timeout_s: Seconds for all attempts of a batch instead of the send timeout.
+
+        Returns:
+            The outcome of each row, in the order of the rows. Call ``raise_for_failed`` on it, or look at ``failed``: what
+            brokers refuse, or do not answer in time, is in there and is not raised.
+
+        Raises:
+            OptionError: The columns do not fit, or pyarrow is not installed. Nothing was sent.
+            MessageRefused: Rows that no broker would take, by their numbers. Nothing was sent; of a reader the batches before
+                theirs were.
+            RouteNotFound: There is no such topic, or none of its brokers is up. Nothing was sent, of a reader as above.
+            ClosedError: The producer was closed.
+        """
+        how_long = self.settings.send_timeout_s if timeout_s is None else timeout_s
+        tools = self._call_tools("send_arrow")
+        from rocketmq_spark.producer import row_inputs
+
+        return row_inputs.send_arrow(tools, rows, row_inputs.RowTarget(topic, selector, how_long))
+
+    def send_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        queue: MessageQueue | None = None,
+        key: Callable[[Message], object] | None = None,
+        timeout_s: float | None = None,
+    ) -> SentRows:
+        """Send messages in batches, and wait for the brokers' answers. Needs pyarrow.
+
+        Batches are made by topic and queue, whatever the messages' tags and keys are. With ``queue`` or ``key``, they are sent in
+        their order within each queue, as rows of ``send_arrow`` are.
+
+        Args:
+            messages: A list or another sequence, of which all messages are checked before any is sent; or any iterable, of which
+                a portion is taken, checked and sent at a time.
+            queue: The queue of all messages. By default batches go round the queues of each topic.
+            key: Returns the key of a message: messages of one key go to one queue, as with selector ``"hash"``, and carry the
+                key as their sharding key. Over gRPC it is their message group.
+            timeout_s: Seconds for all attempts of a batch instead of the send timeout.
+
+        Returns:
+            The outcome of each message, in their order, as of ``send_arrow``: nothing that fails at a broker is raised.
+
+        Raises:
+            MessageRefused: Messages that no broker would take, by their numbers, or with ``wait_store_ok=False``. Nothing was
+                sent; of an iterable that is no sequence the portions before theirs were.
+            OptionError: pyarrow is not installed.
+            RouteNotFound, ClosedError: As of ``send_arrow``.
+        """
+        tools = self._call_tools("send_many")
+        from rocketmq_spark.producer import row_inputs
+
+        how_long = self.settings.send_timeout_s if timeout_s is None else timeout_s
+        how = row_inputs.RowTarget(None, "hash" if key is not None else None, how_long)
+        return row_inputs.send_many(tools, messages, how, row_inputs.MessageTarget(queue, key))
+
+    def _call_tools(self, method: str) -> CallTools:
+        """What a call sends with. What waits for company goes before it."""
+        self._owner.check(self._closing.locked())
+        if self._options is None or self._row_encoder is None or not extras.installed("pyarrow"):
+            raise OptionError(f"{method} needs pyarrow, which is not installed", remedy=extras.command(extras.ARROW))
+        from rocketmq_spark.producer.row_calls import CallTools
+        from rocketmq_spark.producer.rows import RowTools
+
+        if self._membership is not None:
+            self._membership.batcher.send_all()
+        delays, places = self._long_delays, self._destinations
+        rows = RowTools(self._options, self.settings, self._sender, self._engine, self._row_encoder(), delays)
+        return CallTools(rows, places, delays.timers, places.later, self._closing.locked)

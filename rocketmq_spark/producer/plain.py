@@ -1,0 +1,88 @@
+"""Plain messages of automatic batches: one tuple each, which is encoded with all others of its batch when that leaves. Pure.
+
+Plain is a message to any queue, without delay and priority, of a topic whose batches are not stored whole. What is checked here
+is what ``encoding.prepare`` checks; a message that is not plain, or that nobody would take, goes there and is told why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from rocketmq_spark.base import codes
+from rocketmq_spark.base.codes import Property
+from rocketmq_spark.errors import MessageRefused
+from rocketmq_spark.model import Message
+from rocketmq_spark.model.send import MessageEncoder
+from rocketmq_spark.producer.accumulator import BatchEntry, Key, MessageBatch, PlainEntry
+from rocketmq_spark.producer.encoding import SINGLE_MAX_PROPERTIES, check_topic
+from rocketmq_spark.wire.properties import encode_properties, message_properties
+
+
+class PlainKind(NamedTuple):
+    """What the plain messages of a topic and a tag have in common: the text of their properties, and what one adds to a batch
+    beside its body. ``room`` is what more properties may take.
+    """
+
+    key: Key
+    text: str
+    size: int
+    room: int
+
+
+_AN_ID = "0" * 32
+
+
+def plain_kind(topic: str, tag: str | None, waits: bool, encoder: MessageEncoder) -> PlainKind | None:
+    """None for messages that travel alone, or that no broker would take."""
+    if topic.startswith(codes.RETRY_PREFIX) or not (tag is None or isinstance(tag, str)):
+        return None
+    try:
+        check_topic(topic)
+        text = encode_properties({Property.TAGS: tag or None, Property.WAIT: "true" if waits else "false"})
+        whole = encode_properties({Property.UNIQ_KEY: _AN_ID}) + text
+        size = len(encoder.item(topic, b"", whole, 0, 0))
+    except MessageRefused:
+        return None
+    room = SINGLE_MAX_PROPERTIES - len(whole.encode())
+    return None if room < 0 else PlainKind(Key(topic, None, waits, tag or None, False), text, size, room)
+
+
+def plain_text(message: Message, kind: PlainKind) -> tuple[str, int] | None:
+    """The text of all properties but the id, and by how much it is longer than that of its kind. None for what is not plain."""
+    flag, keys, own = message.flag, message.keys, message.properties
+    if message.priority is not None or type(flag) is not int or not -(2**31) <= flag < 2**31:
+        return None
+    try:
+        if own:
+            more = encode_properties(message_properties(dataclasses.replace(message, tags=None)))
+        elif keys:
+            words = codes.KEY_SEPARATOR.join(keys)
+            if words.count(codes.KEY_SEPARATOR) >= len(keys) or "\x01" in words or "\x02" in words:
+                return None
+            more = f"{Property.KEYS}\x01{words}\x02"
+        else:
+            return kind.text, 0
+        size = len(more) if more.isascii() else len(more.encode())
+    except (MessageRefused, TypeError, AttributeError, UnicodeEncodeError):
+        return None
+    return (more + kind.text, size) if size <= kind.room else None
+
+
+def seal(batch: MessageBatch, take: Callable[[int], Sequence[str]], encoder: MessageEncoder, now_ms: int) -> None:
+    """Give the plain messages of a batch that leaves their ids, and encode them."""
+    if not batch.plain:
+        return
+    topic, item = batch.key.topic, encoder.item
+    entries: list[BatchEntry] = []
+    waiting: Sequence[BatchEntry | PlainEntry] = batch.entries
+    for entry, msg_id in zip(waiting, take(len(waiting)), strict=True):
+        if not isinstance(entry, BatchEntry):
+            body, text, flag, promise = entry
+            promise.msg_id = msg_id
+            encoded = item(topic, body, f"{text}{Property.UNIQ_KEY}\x01{msg_id}\x02", flag, now_ms)
+            entries.append(BatchEntry(encoded, len(body), msg_id, (), promise))
+        else:
+            entries.append(entry)
+    batch.entries, batch.plain = entries, False

@@ -1,0 +1,180 @@
+"""What ``send_arrow`` and ``send_many`` are given: checked as a whole, and cut into portions for a ``RowCall``."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from rocketmq_spark.columnar.encode.columns import (
+    INT,
+    TEXT,
+    RowColumn,
+    check_columns,
+    check_features,
+    of_arrow,
+    plain_batch,
+)
+from rocketmq_spark.columnar.encode.from_messages import Key, batch_of
+from rocketmq_spark.columnar.encode.properties import BadRows
+from rocketmq_spark.errors import MessageRefused, OptionError
+from rocketmq_spark.model import Message, MessageQueue
+from rocketmq_spark.options import Options, transport
+from rocketmq_spark.producer.row_calls import (
+    TIMERS,
+    CallTools,
+    MessagesOfCall,
+    MessagesOfIterator,
+    Portion,
+    RowCall,
+    RowsOfCall,
+    RowsOfReader,
+)
+from rocketmq_spark.producer.sent import SentRows
+from rocketmq_spark.queues.selection import Select
+
+BATCH_BYTES = 1 << 20
+# So much is encoded at once: several batches, and few enough to stay in caches.
+PORTION_BYTES, PORTION_ROWS = 8 << 20, 1 << 16
+PORTION_MESSAGES, STEP = 1 << 14, 64
+# A table of smaller chunks is copied into larger ones.
+SMALL_ROWS = 4096
+
+
+class MessageTarget(NamedTuple):
+    """Where the messages of ``send_many`` go."""
+
+    queue: MessageQueue | None = None
+    key: Key | None = None
+
+
+_PLACED = [RowColumn(name, TEXT, TEXT) for name in ("body", "topic", "shardingKey")]
+_PLACED_IN_A_QUEUE = [*_PLACED, RowColumn("queueId", INT, INT), RowColumn("brokerName", TEXT, TEXT)]
+
+
+class RowTarget(NamedTuple):
+    """What the caller of ``send_arrow`` says beside the rows."""
+
+    topic: str | None = None
+    selector: str | Select | None = None
+    timeout_s: float | None = None
+
+
+def send_arrow(tools: CallTools, data: Any, how: RowTarget) -> SentRows:
+    """``BulkProducer.send_arrow``. Anything that exports an Arrow stream is read as a reader."""
+    kind: type[BadRows] = RowsOfCall
+    batches: Iterable[pa.RecordBatch]
+    if isinstance(data, pa.RecordBatch):
+        schema, batches = data.schema, [data]
+    elif isinstance(data, pa.Table):
+        schema, batches = data.schema, _large(data).to_batches()
+    elif hasattr(data, "__arrow_c_stream__"):
+        reader = data if isinstance(data, pa.RecordBatchReader) else pa.RecordBatchReader.from_stream(data)
+        kind, schema, batches = RowsOfReader, reader.schema, reader
+    else:
+        raise OptionError(f"send_arrow got {type(data).__name__}; expected a Table, RecordBatch or RecordBatchReader")
+    options, columns = options_of(tools.rows.options, how, of_arrow(schema))
+    groups: Iterable[Sequence[Portion]] = (
+        [Portion(each, columns) for each in _cut(batch, columns)] for batch in batches
+    )
+    if kind is RowsOfCall:
+        groups = [[portion for group in groups for portion in group]]
+    return RowCall(tools, options, kind).run(groups)
+
+
+def send_many(tools: CallTools, messages: Iterable[Message], how: RowTarget, place: MessageTarget) -> SentRows:
+    """``BulkProducer.send_many``."""
+    features = tools.rows.settings.features
+    if place.queue is not None and place.key is not None:
+        raise OptionError("send_many got a queue and a key; expected one of them, for a key chooses the queue")
+    if place.queue is not None and features.chooses_queues:
+        raise MessageRefused(f"the messages are to go to {place.queue}, but {features.chooses_queues}")
+    options, _ = options_of(tools.rows.options, how, _PLACED if place.queue is None else _PLACED_IN_A_QUEUE)
+    kind = MessagesOfCall if isinstance(messages, Sequence) else MessagesOfIterator
+    groups: Iterable[Sequence[Portion]] = _grouped(iter(messages), kind, place, features.priorities)
+    if kind is MessagesOfCall:
+        groups = [[portion for group in groups for portion in group]]
+    return RowCall(tools, options, kind).run(groups)
+
+
+def _grouped(
+    messages: Iterator[Message], kind: type[BadRows], place: MessageTarget, priorities: bool
+) -> Iterator[Sequence[Portion]]:
+    first = 0
+    while portion := _taken(messages):
+        bad_rows = kind(first)
+        batch = batch_of(portion, bad_rows, *place)
+        if "priority" in batch.schema.names and not priorities:
+            bad_rows.rows(np.arange(len(portion)), "it or another has a priority, which goes over gRPC only")
+        bad_rows.raise_if_any()
+        yield [Portion(batch, {name: name for name in batch.schema.names})]
+        first += len(portion)
+
+
+def _taken(messages: Iterator[Message]) -> list[Message]:
+    """Enough for some batches; empty at the end."""
+    taken: list[Message] = []
+    size = 0
+    while len(taken) < PORTION_MESSAGES and size < PORTION_BYTES:
+        more = list(itertools.islice(messages, STEP))
+        taken += more
+        if len(more) < STEP:
+            break
+        with contextlib.suppress(TypeError):  # a body without a length is refused later
+            size += sum([len(each.body) for each in more])
+    return taken
+
+
+def _large(table: pa.Table) -> pa.Table:
+    """Each chunk is encoded by itself, and small ones would make small batches."""
+    chunks = max((column.num_chunks for column in table.columns), default=1)
+    return table.combine_chunks() if chunks > 1 and len(table) < chunks * SMALL_ROWS else table
+
+
+def _cut(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+    rows = len(batch)
+    step = max(1, min(PORTION_ROWS, rows * PORTION_BYTES // max(1, batch.nbytes)))
+    for start in range(0, rows, step):
+        yield plain_batch(batch.slice(start, step), columns)
+
+
+def options_of(options: Options, how: RowTarget, columns: Sequence[RowColumn]) -> tuple[Options, dict[str, str]]:
+    """The options of one call, and its columns by role. One ``OptionError`` lists everything that is wrong."""
+    by_role, problems = check_columns(columns, how.topic, how.selector)
+    features = transport.features(options)
+    problems += check_features(by_role, features) + _selector_problems(options, how, by_role)
+    if timed := [by_role[name] for name in TIMERS if name in by_role and options.long_delay == "dmq"]:
+        problems.append(f"column {timed[0]!r} cannot be sent with option 'longDelay' dmq: send such rows with send")
+    if problems:
+        raise OptionError.of(problems)
+    most = options.max_message_size
+    return dataclasses.replace(
+        options,
+        topic=how.topic,
+        queue_selector=how.selector or "roundRobin",
+        given=options.given | {"queue_selector"} if how.selector is not None else options.given - {"queue_selector"},
+        auto_batch=True,
+        batch_max_bytes=min(options.batch_max_bytes or BATCH_BYTES, most),
+        send_timeout=options.send_timeout if how.timeout_s is None else how.timeout_s,
+    ), by_role
+
+
+def _selector_problems(options: Options, how: RowTarget, by_role: Mapping[str, str]) -> list[str]:
+    selector, chooses = how.selector, transport.features(options).chooses_queues
+    if chooses and "queueid" in by_role:
+        return [f"column {by_role['queueid']!r} names a queue, but {chooses}"]
+    if selector is None or (callable(selector) and not chooses):
+        return []
+    taken = transport.SELECTORS if chooses else (*transport.SELECTORS, "column", "environment")
+    name = next((each for each in taken if str(selector).lower() == each.lower()), None)
+    if name is None and (chooses or ":" not in str(selector)):
+        why = f", for {chooses}" if chooses else ", or a function"
+        return [f"selector is {selector!r}; expected one of {', '.join(taken)}{why}"]
+    if name == "environment" and options.environment is None:
+        return ["selector 'environment' needs option 'environment'"]
+    return []

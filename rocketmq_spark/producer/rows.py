@@ -1,0 +1,270 @@
+"""Rows of Arrow batches to requests of an engine: checked, encoded, and cut into batches by topic and queue.
+
+A task of the sink and ``Producer.send_arrow`` both send so. Who owns the rows (``RowOwner``) decides what is known of topics,
+waits for room, and gets each end. A driver only in so far as it asks for routes and for kinds of topics.
+
+A broker stores a batch of a batch topic as one message, with an id, and with the tag and keys that all of its rows share. It
+filters such a batch by the batch's tag, so ``together`` puts rows of one tag together where their order allows it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rocketmq_spark.base import codes
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Property
+from rocketmq_spark.columnar.encode.batch import About, KeptIds, Rows, UniqueIds
+from rocketmq_spark.columnar.encode.content_ids import ContentIds, Hashes
+from rocketmq_spark.columnar.encode.encoder import Checked, Encoded, Encoder, Growth
+from rocketmq_spark.columnar.encode.properties import BadRows
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import Message, MessageQueue
+from rocketmq_spark.options import Options
+from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer import encoding, routing
+from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
+from rocketmq_spark.producer.encoding import How, Prepared
+from rocketmq_spark.producer.engine import Engine
+from rocketmq_spark.producer.long_delays import LongDelays
+from rocketmq_spark.producer.outgoing import Ended, Outgoing
+from rocketmq_spark.producer.routing import RoutingPlan, RowRange
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.wire.messages import decode_batch
+
+# With more tags in an Arrow batch each batch would have few rows.
+MAX_TAGS = 16
+
+
+class BatchTopicPlan:
+    """Which rows go together to batch topics, and what a batch says of them."""
+
+    def __init__(self, options: Options, columns: Mapping[str, str], sender: Sender, now_ms: Callable[[], int]) -> None:
+        self._options = options
+        self._columns = columns
+        self._sender = sender
+        self._ids = UniqueIds(os.urandom(8), now_ms)
+        self._about: About | None = None
+
+    def look(self, batch: pa.RecordBatch, plan: RoutingPlan) -> RoutingPlan:
+        """The plan of ``batch`` with a share for each tag where that is right; ``properties`` are of its rows from now on."""
+        self._about = None
+        if not self._options.auto_batch or not any(
+            self._stored_whole(topic) for topic in {s.topic for s in plan.shares}
+        ):
+            return plan
+        self._about = About(batch, self._columns, MAX_KEYWORD_BYTES)
+        return together(plan, self._about, self._stored_whole, self._options.batch_by_tag)
+
+    def properties(self, topic: str, rows: Rows) -> dict[str, str]:
+        """Those of a batch of these rows; none where its messages are stored one by one."""
+        if self._about is None or not self._stored_whole(topic):
+            return {}
+        said = self._about.properties(rows)
+        if said is None:
+            return {}
+        batch_id = np.empty((1, 32), np.uint8)
+        self._ids.fill(batch_id)
+        return {Property.UNIQ_KEY: batch_id.tobytes().decode(), **said}
+
+    def _stored_whole(self, topic: str) -> bool:
+        return self._sender.keeps_batches(topic, Deadline.after(self._options.request_timeout))
+
+
+def together(plan: RoutingPlan, about: About, stored_whole: Callable[[str], bool], by_tag: str) -> RoutingPlan:
+    """The plan with a share for each tag. ``by_tag`` is the option.
+
+    Rows that name their queue keep their order there unless the option is ``true``: then those of one tag do.
+    """
+    if by_tag == "false" or not about.tags or (by_tag == "auto" and about.tags > MAX_TAGS):
+        return plan
+    orders, shares, at = [], [], 0
+    for share in plan.shares:
+        rows = plan.rows(share)
+        mixed = stored_whole(share.topic) and (share.queue is None or by_tag == "true")
+        for part in about.by_tag(rows) if mixed else [rows]:
+            orders.append(part)
+            shares.append(RowRange(share.topic, share.queue, at, at + len(part)))
+            at += len(part)
+    return plan if len(shares) == len(plan.shares) else RoutingPlan(np.concatenate(orders), shares)
+
+
+class RowIds(Sequence[str]):
+    """The message ids of a request, which few ask for."""
+
+    def __init__(self, ids: npt.NDArray[np.uint8], rows: Rows) -> None:
+        self._ids = ids
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[str]: ...
+    def __getitem__(self, at: int | slice) -> str | Sequence[str]:
+        if isinstance(at, slice):
+            return RowIds(self._ids, self._rows[at])
+        return str(self._ids[self._rows[at]].tobytes(), "ascii")
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[at] for at in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} message ids from {self[0]}>" if len(self) else "()"
+
+
+class RowOwner(Protocol):
+    """Whose rows are sent."""
+
+    def check_topic(self, topic: str) -> None:
+        """Called for each topic of a batch before any of its rows is sent; raises if rows cannot be sent there."""
+
+    def may_pass(self, error: RocketMQError) -> bool:
+        """Whether a spool keeps what fails for it."""
+
+    def submit(self, outgoing: Outgoing) -> None:
+        """Hand over a request when there is room for it."""
+
+    def note(self, rows: Rows, ended: Ended) -> None:
+        """How the request of ``rows`` ended, on any thread; quick."""
+
+
+class RowTools(NamedTuple):
+    """What rows are sent with. ``make_encoder`` is that of ``session.row_encoder``."""
+
+    options: Options
+    settings: ProducerSettings
+    sender: Sender
+    engine: Engine
+    make_encoder: Callable[..., Encoder]
+    long_delays: LongDelays
+
+
+class RowSender:
+    """Sends the Arrow batches of one owner, whose columns are ``columns``, by role.
+
+    ``shut`` are queues that nothing may follow to (``Outgoing.shut``).
+    """
+
+    def __init__(
+        self,
+        tools: RowTools,
+        columns: Mapping[str, str],
+        ids: UniqueIds | ContentIds,
+        owner: RowOwner,
+        shut: dict[Hashable, RocketMQError] | None = None,
+    ) -> None:
+        options, settings = tools.options, tools.settings
+        self._options, self._settings = options, settings
+        self._engine, self._long_delays = tools.engine, tools.long_delays
+        self._columns, self._ids, self._owner, self._shut = columns, ids, owner, shut
+        self._batch_bytes = min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
+        one_by_one = {"shardingkey", "priority"} & columns.keys()
+        self._batch_rows = settings.features.most_one_by_one if one_by_one else None
+        self._grown = Growth(settings.features.adds_bytes, options.max_message_size)
+        self._encoder = tools.make_encoder(columns, options.max_message_size, ids, self._batch_bytes)
+        self._whole = BatchTopicPlan(options, columns, tools.sender, self._engine.timer.wall_ms)
+        self._router = routing.Router(options, columns, self._queues)
+        self._first = 0
+        self._candidates = routing.candidates(options)
+
+    def check(
+        self, batch: pa.RecordBatch, bad_rows: BadRows, first: int, partition: int | None = None
+    ) -> tuple[Checked, RoutingPlan]:
+        """The parts of all rows, and where they go. Raises for bad rows; ``first`` is the number of the batch's first row."""
+        checked = self._encoder.check(batch, bad_rows)
+        topics = self._router.topics(batch, bad_rows, first)
+        if self._router.loops:
+            bad_rows.raise_if_any(partition)
+        for rows in topics:
+            self._owner.check_topic(rows.topic)
+        plan = self._router.plan(topics, bad_rows)
+        bad_rows.raise_if_any(partition)
+        return checked, plan
+
+    def join(self, batch: pa.RecordBatch, checked: Checked, plan: RoutingPlan) -> Encoded:
+        """The items of the rows; ids of content are left out (``identify``)."""
+        return self._encoder.join(checked, plan.topics(len(batch)))
+
+    def identify(self, encoded: Encoded, checked: Checked, hashes: Hashes) -> None:
+        """Write ids of content into all items that ``join`` has made of ``checked``."""
+        self._encoder.identify(encoded, checked, hashes)
+
+    def send(
+        self, batch: pa.RecordBatch, checked: Checked, plan: RoutingPlan, encoded: Encoded, first: int = 0
+    ) -> None:
+        """Hand the rows over, request by request; the owner is told of them by their numbers from ``first`` on."""
+        self._first = first
+        plan = self._whole.look(batch, plan)
+        delayed = checked.delayed
+        if plan.order is not None:
+            encoded = encoded.take(plan.order)
+            delayed = delayed[plan.order] if delayed is not None else None
+        for share in plan.shares:
+            part, numbers = encoded.slice(share.start, share.end), plan.rows(share)
+            if delayed is not None and delayed[share.start : share.end].any():
+                waits = delayed[share.start : share.end]
+                self._send(share, part.take(np.flatnonzero(waits)), numbers[waits], delayed=True)
+                part, numbers = part.take(np.flatnonzero(~waits)), numbers[~waits]
+            self._send(share, part, numbers)
+
+    def _send(self, share: RowRange, encoded: Encoded, rows: Rows, delayed: bool = False) -> None:
+        """Brokers ignore delays inside a batch. There is no order among delayed rows."""
+        alone = delayed or share.topic.startswith(codes.RETRY_PREFIX)
+        max_bytes, at = 0 if alone else self._batch_bytes, 0
+        for chunk in encoded.chunks(max_bytes, self._batch_rows, self._grown):
+            mine = rows[at : at + chunk.rows]
+            at += chunk.rows
+            now_ms, place = self._engine.timer.wall_ms(), How(share.queue)
+            if len(chunk.body) <= max_bytes or not isinstance(chunk.body, memoryview):
+                topic, said = share.topic, self._whole.properties(share.topic, mine)
+                request = encoding.batch_request(chunk.body, said, self._settings, now_ms)
+            else:  # a row that does not fit into a batch or must not travel in one
+                prepared = _alone(share.topic, chunk.body)
+                if delayed and self._options.long_delay == "dmq":
+                    prepared, place = self._long_delay(prepared, place)
+                topic, request = prepared.message.topic, encoding.single_request(prepared, self._settings, now_ms)
+            self._owner.submit(
+                Outgoing(
+                    topic,
+                    request,
+                    self._options.send_timeout,
+                    place.queue,
+                    ordered=not delayed,
+                    candidates=self._candidates if topic == share.topic else None,
+                    done=functools.partial(self._owner.note, mine + self._first),
+                    msg_ids=RowIds(self._ids.last, mine) if isinstance(self._ids, KeptIds) else (),
+                    shut=self._shut,
+                )
+            )
+
+    def _long_delay(self, prepared: Prepared, place: How) -> tuple[Prepared, How]:
+        topic, deadline = prepared.message.topic, Deadline.after(self._options.send_timeout)
+
+        def at_hand() -> Sequence[MessageQueue]:
+            try:
+                return self._queues(topic, False)
+            except RocketMQError as e:
+                if not self._owner.may_pass(e):
+                    raise
+                return ()
+
+        return self._long_delays.placed(prepared, place, at_hand, deadline)
+
+    def _queues(self, topic: str, refresh: bool) -> Sequence[MessageQueue]:
+        return self._engine.topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)
+
+
+def _alone(topic: str, body: memoryview) -> Prepared:
+    """A row as a message of its own."""
+    (item,) = decode_batch(body)
+    return Prepared(Message(topic, bytes(item.body), flag=item.flag), "", item.properties, False)

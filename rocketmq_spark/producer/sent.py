@@ -1,0 +1,214 @@
+"""What became of the rows of one ``send_arrow``, or the messages of one ``send_many``. Needs pyarrow and numpy.
+
+Batches are few and rows many: a result keeps the end of each batch, which rows were in it, and the message ids as bytes. Columns
+and results of single rows are made when they are asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rocketmq_spark.columnar import arrow
+from rocketmq_spark.columnar.arrow import Ints
+from rocketmq_spark.errors import RocketMQError, SendFailed
+from rocketmq_spark.model import SendResult
+from rocketmq_spark.producer.outgoing import Outcome
+
+_SEPARATOR = ","
+_UNKNOWN = SendFailed("the row has no outcome")
+
+
+class _Part:
+    """Rows that ended together."""
+
+    def __init__(self, rows: Ints, outcome: Outcome) -> None:
+        self.rows = rows
+        self.outcome = outcome
+
+    @property
+    def result(self) -> SendResult | None:
+        return self.outcome if isinstance(self.outcome, SendResult) else None
+
+    @functools.cached_property
+    def offset_ids(self) -> Sequence[str | None]:
+        """What the broker calls each row; the same for all rows of a batch that is stored as one."""
+        joined = None if self.result is None else self.result.offset_msg_id
+        each = (joined or "").split(_SEPARATOR)
+        return each if len(each) == len(self.rows) and joined else [joined] * len(self.rows)
+
+    @property
+    def offset(self) -> int | None:
+        """That of the first row; None where the broker did not say it."""
+        return None if self.result is None else self.result.queue_offset
+
+    def results(self, msg_ids: Sequence[str]) -> Iterable[Outcome]:
+        """Of all rows, together."""
+        result = self.result
+        if result is None:
+            return [self.outcome] * len(msg_ids)
+        status, _, queue, first, _, *more = result
+        offsets: Iterable[int | None] = itertools.repeat(None) if first is None else itertools.count(first)
+        same = itertools.repeat
+        return map(
+            SendResult._make,
+            zip(same(status), msg_ids, same(queue), offsets, self.offset_ids, *map(same, more), strict=False),
+        )
+
+    def result_of(self, at: int, msg_id: str) -> Outcome:
+        """Of the row at this place in the part."""
+        result = self.result
+        if result is None:
+            return self.outcome
+        status, _, queue, first, _, *more = result
+        return SendResult(status, msg_id, queue, None if first is None else first + at, self.offset_ids[at], *more)
+
+
+class SentRows(Sequence[SendResult | RocketMQError]):
+    """The outcome of each row of ``Producer.send_arrow``, or of each message of ``Producer.send_many``, in their order.
+
+    Item ``i`` is the ``SendResult`` of row ``i``, or its error. Rows of one batch share their error. Made of ``parts``, rows that
+    ended together, and the message ``ids`` as bytes.
+    """
+
+    def __init__(self, parts: Sequence[_Part], ids: npt.NDArray[np.uint8]) -> None:
+        self._parts = parts
+        self._ids = ids
+        self._which = np.empty(len(ids), np.int32)
+        self._at = np.empty(len(ids), np.int64)
+        for number, part in enumerate(parts):
+            self._which[part.rows] = number
+            self._at[part.rows] = np.arange(len(part.rows))
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, row: int) -> SendResult | RocketMQError: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[SendResult | RocketMQError]: ...
+    def __getitem__(self, row: int | slice) -> SendResult | RocketMQError | list[SendResult | RocketMQError]:
+        if isinstance(row, slice):
+            return [self[each] for each in range(*row.indices(len(self)))]
+        part, msg_id = self._parts[self._which[row]], str(self._ids[row].tobytes(), "ascii")
+        outcome: Outcome = part.result_of(int(self._at[row]), msg_id)
+        return outcome
+
+    def __iter__(self) -> Iterator[SendResult | RocketMQError]:
+        width = self._ids.shape[1]
+        ids = self._ids.tobytes().decode()
+        found: list[SendResult | RocketMQError] = [_UNKNOWN] * len(self)
+        for part in self._parts:
+            rows = part.rows.tolist()
+            mine = part.results([ids[row * width : (row + 1) * width] for row in rows])
+            for row, outcome in zip(rows, mine, strict=True):
+                found[row] = outcome
+        return iter(found)
+
+    def __repr__(self) -> str:
+        return f"SentRows({len(self)} rows, {len(self.failed)} of them failed)"
+
+    @property
+    def failed(self) -> npt.NDArray[np.int64]:
+        """The numbers of the rows that failed, sorted; ``table.take(sent.failed)`` is what is left to send."""
+        return np.flatnonzero(self._of_parts([part.result is None for part in self._parts], np.bool_))
+
+    def raise_for_failed(self) -> None:
+        """Raise the error of the first failed row, if any row failed. It has a note that says how many did."""
+        failed = self.failed
+        if not len(failed):
+            return
+        error = self._parts[self._which[failed[0]]].outcome
+        assert isinstance(error, RocketMQError)
+        note = f"{len(failed)} of {len(self)} rows failed, the first of them row {failed[0]}"
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        raise error
+
+    @property
+    def table(self) -> pa.Table:
+        """The outcomes as columns: ``status``, ``brokerName``, ``queueId``, ``queueOffset``, ``msgId``, ``error``.
+
+        Of a failed row all but ``msgId`` and ``error`` are null. ``queueId`` is null over gRPC, and ``queueOffset`` where
+        ``SendResult.queue_offset`` is None.
+        """
+        results = [part.result for part in self._parts]
+        queues = [None if each is None or each.queue is None else each.queue for each in results]
+        columns = {
+            "status": self._texts([None if each is None else each.status.value for each in results]),
+            "brokerName": self._texts([None if queue is None else queue.broker_name for queue in queues]),
+            "queueId": self._numbers([_queue_id(queue) for queue in queues], np.int32, pa.int32()),
+            "queueOffset": self._offsets(),
+            "msgId": arrow.fixed(self._ids).view(pa.string()) if len(self._ids) else pa.nulls(0, pa.string()),
+            "error": self._texts([None if part.result is not None else str(part.outcome) for part in self._parts]),
+        }
+        return pa.table(columns)
+
+    def _of_parts(self, values: Sequence[Any], kind: Any) -> npt.NDArray[Any]:
+        return np.array(values, kind)[self._which] if len(self._ids) else np.empty(0, kind)
+
+    def _texts(self, values: Sequence[str | None]) -> pa.Array:
+        return pa.array(values, pa.string()).take(arrow.integers(self._which, pa.int32()))
+
+    def _numbers(self, values: Sequence[int | None], kind: Any, shown: pa.DataType) -> pa.Array:
+        numbers = self._of_parts([each or 0 for each in values], kind)
+        return pa.array(numbers, shown, mask=self._of_parts([each is None for each in values], np.bool_))
+
+    def _offsets(self) -> pa.Array:
+        first = [part.offset for part in self._parts]
+        numbers = self._of_parts([each or 0 for each in first], np.int64) + self._at
+        return pa.array(numbers, pa.int64(), mask=self._of_parts([each is None for each in first], np.bool_))
+
+
+def _queue_id(queue: Any) -> int | None:
+    return None if queue is None or queue.queue_id < 0 else int(queue.queue_id)
+
+
+class Ends:
+    """Collects the ends of requests while rows are sent."""
+
+    def __init__(self) -> None:
+        self._parts: list[_Part] = []
+        self._ids: list[npt.NDArray[np.uint8]] = []
+        self.rows = 0
+
+    def begin(self, ids: npt.NDArray[np.uint8]) -> None:
+        """The next rows are sent with these message ids."""
+        self._ids.append(ids)
+        self.rows += len(ids)
+
+    def add(self, rows: Ints, outcome: Outcome) -> None:
+        """Rows of the whole call ended so."""
+        self._parts.append(_Part(rows, outcome))
+
+    def result(self) -> SentRows:
+        """What became of all rows. Of an error that says which messages are stored, each row gets its own."""
+        ids = np.concatenate(self._ids) if self._ids else np.empty((0, 32), np.uint8)
+        parts: list[_Part] = []
+        for part in self._parts:
+            error = part.outcome
+            if isinstance(error, RocketMQError) and (error.stored or error.behind):
+                parts += _each(part.rows, error, ids)
+            else:
+                parts.append(part)
+        return SentRows(parts, ids)
+
+
+def _each(rows: Ints, error: RocketMQError, ids: npt.NDArray[np.uint8]) -> Iterator[_Part]:
+    """Each row by itself."""
+    behind = frozenset(error.behind)
+    not_sent = SendFailed(
+        f"not sent, because one before it in its group was refused: {error.message}",
+        error.addr, error.broker_code, error.topic, remark=error.remark, remedy=error.remedy,
+    )  # fmt: skip
+    not_sent.__cause__ = error
+    for row in rows.tolist():
+        msg_id = ids[row].tobytes().decode()
+        outcome: Outcome = error.stored.get(msg_id, not_sent if msg_id in behind else error)
+        yield _Part(np.array([row]), outcome)

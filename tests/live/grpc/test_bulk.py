@@ -1,0 +1,53 @@
+"""``send_arrow`` and ``send_many`` over gRPC through a real Proxy; brokers are read directly."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark import Message, SendResult
+from rocketmq_spark.errors import MessageIllegal, MessageRefused, OptionError, SendFailed
+from tests.live.grpc.proxied import forgotten, new_topic, producer, stored_rows
+
+__all__ = ["forgotten"]
+
+
+def test_rows_and_messages_are_where_the_results_say_they_are(proxied):
+    topic = new_topic(proxied)
+    rows = pa.table(
+        {"body": [f"{i}" for i in range(500)], "tags": ["t"] * 500, "keys": [[f"k{i}"] for i in range(500)]}
+    )
+    with producer(proxied, batch_max_bytes="8k") as sends:
+        sent = [*sends.send_arrow(rows, topic), *sends.send_many([Message(topic, b"x", keys=["k"])] * 50)]
+        with pytest.raises(
+            OptionError, match="column 'queueId' names a queue, but over gRPC the Proxy chooses the queue"
+        ):
+            sends.send_arrow(pa.table({"body": ["x"], "queueId": [1]}), topic)
+        with pytest.raises(MessageRefused, match="row 1: body is empty"):
+            sends.send_arrow(pa.table({"body": ["x", ""], "tags": ["a", "b"]}), topic)
+    found = {row["msgId"]: row for row in stored_rows(proxied, topic, 550)}
+    assert {msg_id: row["queueOffset"] for msg_id, row in found.items()} == {
+        each.msg_id: each.queue_offset for each in sent if isinstance(each, SendResult)
+    }
+    assert [found[each.msg_id]["body"] for each in sent[:500]] == [f"{i}".encode() for i in range(500)]
+
+
+def test_messages_of_a_group_keep_their_order_and_one_that_is_refused_fails_with_those_behind_it_alone(proxied):
+    topic = new_topic(proxied, "FIFO")
+    keys = [f"k{i % 5}" for i in range(100)]
+    keys[7] = "k" * 70  # the Proxy takes none of that length
+    messages = [Message(topic, f"{i:03}".encode(), properties={"key": key}) for i, key in enumerate(keys)]
+    with producer(proxied) as sends:
+        sent = sends.send_many(messages, key=lambda each: each.properties["key"])
+    assert 7 in sent.failed
+    assert isinstance(sent[7], MessageIllegal)
+    assert all(isinstance(sent[i], SendFailed | MessageIllegal) for i in sent.failed)
+    assert len(sent.failed) < 20, "of its own request and chain"
+    of_key = defaultdict(list)
+    stored = stored_rows(proxied, topic, 100 - len(sent.failed))
+    for row in stored:
+        of_key[row["properties"]["key"]].append(row["body"])
+    assert all(bodies == sorted(bodies) for bodies in of_key.values())
+    assert {row["msgId"] for row in stored} == {each.msg_id for each in sent if isinstance(each, SendResult)}

@@ -1,0 +1,417 @@
+"""``send_arrow`` and ``send_many`` over a scripted sender."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rocketmq_spark import options as options_table
+from rocketmq_spark.base import extras
+from rocketmq_spark.base.codes import Response
+from rocketmq_spark.columnar.encode.encoder import Encoder
+from rocketmq_spark.errors import (
+    ClosedError,
+    ConnectionLost,
+    MessageRefused,
+    OptionError,
+    RocketMQError,
+    RouteNotFound,
+    SendFailed,
+)
+from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
+from rocketmq_spark.producer import row_inputs
+from rocketmq_spark.producer.bulk import BulkProducer
+from rocketmq_spark.producer.sent import SentRows
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.queues.selection import select
+from rocketmq_spark.wire.messages import decode_batch
+from rocketmq_spark.wire.properties import decode_properties
+from tests.producer.scripted import Bench, ManualTimer, ScriptedSender, ok, refused
+from tests.producer.test_spooling import FakeSpool
+from tests.queues import qs
+
+LOST = ConnectionLost("gone", "host:1")
+
+
+class Bulk:
+    """A bench whose producers send many messages at once."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench, self.sender = bench, bench.sender
+
+    def producer(self, options: dict[str, object] | None = None, spool: Any = None, **settings: Any) -> BulkProducer:
+        given = {"nameServer": "x:1", "group": "g", **(options or {})}
+        chosen = options_table.parse(given).for_role("producer")
+        made = BulkProducer(
+            self.sender,
+            ProducerSettings(**{"group": "g", "heartbeat_s": 0, "route_refresh_s": 0, **settings}),
+            make_timer=self.bench.timer,
+            options=chosen,
+            row_encoder=lambda: Encoder,
+            spool=spool,
+        )
+        self.bench.producers.append(made)
+        return made
+
+    @property
+    def sent(self) -> list[tuple[MessageQueue, list[tuple[str, dict[str, str]]]]]:
+        """The queue of each request, and body and properties of its messages."""
+        return [(queue, messages(request)) for _, queue, request in self.sender.calls]
+
+    @property
+    def bodies(self) -> list[list[str]]:
+        return [[body for body, _ in found] for _, found in self.sent]
+
+
+def messages(request: SendRequest) -> list[tuple[str, dict[str, str]]]:
+    if not request.batch:
+        return [(bytes(request.data).decode(), decode_properties(request.properties))]
+    return [(bytes(item.body).decode(), decode_properties(item.properties)) for item in decode_batch(request.data)]
+
+
+@pytest.fixture
+def bulk(bench: Bench) -> Bulk:
+    return Bulk(bench)
+
+
+def table(*bodies: str, **columns: Any) -> pa.Table:
+    return pa.table({"body": list(bodies), **columns})
+
+
+def in_batches(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Portions, and so batches, of at most so many rows."""
+    monkeypatch.setattr(row_inputs, "PORTION_ROWS", rows)
+    monkeypatch.setattr(row_inputs, "SMALL_ROWS", 0)
+
+
+def test_rows_go_as_one_batch_with_a_result_for_each(bulk: Bulk) -> None:
+    rows = table("a", "b", "c", tags=["t", None, "t"], keys=[["k", "l"], [], None])
+    sent = bulk.producer().send_arrow(rows, "T")
+    ((queue, found),) = bulk.sent
+    assert [(body, p.get("TAGS"), p.get("KEYS")) for body, p in found] == [
+        ("a", "t", "k l"),
+        ("b", None, None),
+        ("c", "t", None),
+    ]
+    ids = [properties["UNIQ_KEY"] for _, properties in found]
+    assert list(sent) == [SendResult(SendStatus.SEND_OK, ids[i], queue, 100 + i, f"OFF{100 + i}") for i in range(3)]
+    assert sent[-1] == sent[2]
+    assert sent[1:] == [sent[1], sent[2]]
+    assert sent.table.to_pydict() == {
+        "status": ["SEND_OK"] * 3,
+        "brokerName": [queue.broker_name] * 3,
+        "queueId": [queue.queue_id] * 3,
+        "queueOffset": [100, 101, 102],
+        "msgId": ids,
+        "error": [None] * 3,
+    }
+    assert (len(sent), sent.failed.tolist(), repr(sent)) == (3, [], "SentRows(3 rows, 0 of them failed)")
+    sent.raise_for_failed()
+
+
+def test_batches_go_round_the_queues_and_are_cut_by_size(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = bulk.producer({"batchMaxBytes": 250}).send_arrow(table(*map(str, range(12))), "T")
+    assert [row for batch in bulk.bodies for row in batch] == [str(i) for i in range(12)]
+    assert len(bulk.sent) > 2
+    assert len({queue for queue, _ in bulk.sent}) == min(4, len(bulk.sent))
+    assert [messages(request)[0][0] for request in bulk.sender.requests] == [batch[0] for batch in bulk.bodies]
+    places = [
+        (queue, 100 * number + at) for number, (queue, found) in enumerate(bulk.sent, 1) for at in range(len(found))
+    ]
+    assert [(each.queue, each.queue_offset) for each in sent if isinstance(each, SendResult)] == places
+
+
+def test_nothing_is_nothing(bulk: Bulk) -> None:
+    sent = bulk.producer().send_arrow(table(), "T")
+    assert (len(sent), list(sent), sent.table.num_rows, sent.failed.tolist()) == (0, [], 0, [])
+    assert list(bulk.producer().send_arrow(table("a").slice(0, 0).to_reader(), "T")) == []
+
+
+def test_hash_sends_the_rows_of_a_key_to_its_queue_in_order(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_batches(monkeypatch, 10)
+    keys = [f"k{i % 7}" for i in range(50)]
+    sent = bulk.producer().send_arrow(table(*map(str, range(50)), shardingKey=keys), "T", selector="hash")
+    for i, outcome in enumerate(sent):
+        assert isinstance(outcome, SendResult)
+        assert outcome.queue == select("hash", qs("a:0-1 b:0-1"), None, keys[i])  # type: ignore[arg-type]
+    for queue in qs("a:0-1 b:0-1"):
+        mine = [int(body) for at, found in bulk.sent for body, _ in found if at == queue]
+        assert mine == sorted(mine)
+
+
+def test_a_column_names_the_queue(bulk: Bulk) -> None:
+    rows = table("x", "y", "z", queueId=[1, 0, 1], brokerName=["b", "a", "b"])
+    sent = bulk.producer().send_arrow(rows, "T")
+    assert [each.queue for each in sent if isinstance(each, SendResult)] == list(qs("b:1 a:0 b:1"))
+    with pytest.raises(
+        MessageRefused, match=r"1 rows cannot be sent, and nothing of this call .*: row 1: .* no queue 7 on"
+    ):
+        bulk.producer().send_arrow(table("x", "y", queueId=[1, 7], brokerName=["b", "b"]), "T")
+
+
+def test_a_function_chooses_for_each_row(bulk: Bulk) -> None:
+    def last(queues: list[MessageQueue], message: Any, key: object) -> MessageQueue:
+        return queues[-1] if message.body == b"x" else queues[0]
+
+    sent = bulk.producer().send_arrow(table("x", "y"), "T", selector=last)
+    assert [each.queue for each in sent if isinstance(each, SendResult)] == list(qs("b:1 a:0"))
+
+
+def test_rows_name_their_topics(bulk: Bulk) -> None:
+    bulk.sender.routes["U"] = tuple(qs("c:0", topic="U"))
+    sent = bulk.producer().send_arrow(table("x", "y", "z", topic=["T", "U", "T"]))
+    assert [each.queue.topic for each in sent if isinstance(each, SendResult) and each.queue] == ["T", "U", "T"]
+    assert sorted(bulk.bodies) == [["x", "z"], ["y"]]
+
+
+def test_bad_rows_anywhere_in_a_table_send_nothing(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_batches(monkeypatch, 2)
+    producer = bulk.producer()
+    with pytest.raises(MessageRefused) as e:
+        producer.send_arrow(table("a", "b", "c", "d", ""), "T")
+    assert e.value.message == (
+        "1 rows cannot be sent, and nothing of this call was sent: row 4: body is empty, which brokers refuse"
+    )
+    assert e.value.remedy == "Rows are counted from 0 within the call"
+    with pytest.raises(MessageRefused, match="row 3: flag takes more than 32 bits"):
+        producer.send_arrow(table("a", "b", "c", "d", flag=[1, -(2**31), 2**31 - 1, 2**31]), "T")
+    assert bulk.sender.calls == []
+
+
+def test_of_a_reader_what_came_before_a_bad_row_is_sent(bulk: Bulk) -> None:
+    reader = pa.RecordBatchReader.from_batches(
+        pa.schema({"body": pa.string()}),
+        [pa.record_batch({"body": each}) for each in (["a", "b"], ["c", "d"], ["e", ""], ["f"])],
+    )
+    with pytest.raises(MessageRefused, match="nothing of their Arrow batch was sent: row 5: body is empty") as e:
+        bulk.producer().send_arrow(reader, "T")
+    assert bulk.bodies == [["a", "b"], ["c", "d"]]
+    assert e.value.remedy == "Rows are counted from 0 within the call. The Arrow batches before theirs were sent"
+    assert e.value.__notes__ == ["Before that: SentRows(4 rows, 0 of them failed)"]
+
+
+def test_a_reader_that_raises_ends_the_call_when_all_have_ended(bulk: Bulk) -> None:
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"body": ["a"]})
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        bulk.producer().send_arrow(pa.RecordBatchReader.from_batches(pa.schema({"body": pa.string()}), batches()), "T")
+    assert bulk.bodies == [["a"]]
+
+
+def test_what_fails_is_in_the_result(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_batches(monkeypatch, 2)
+    bulk.sender.script = [ok, refused(Response.MESSAGE_ILLEGAL), ok]
+    rows = table("a", "b", "c", "d", "e")
+    sent = bulk.producer().send_arrow(rows, "T")
+    assert sent.failed.tolist() == [2, 3]
+    assert rows.take(sent.failed)["body"].to_pylist() == ["c", "d"]
+    assert isinstance(sent[2], RocketMQError)
+    assert sent.table["status"].to_pylist() == ["SEND_OK", "SEND_OK", None, None, "SEND_OK"]
+    assert sent.table["queueOffset"].to_pylist() == [100, 101, None, None, 100]
+    assert [bool(each) for each in sent.table["error"].to_pylist()] == [False, False, True, True, False]
+    with pytest.raises(RocketMQError) as e:
+        sent.raise_for_failed()
+    assert e.value.__notes__ == ["2 of 5 rows failed, the first of them row 2"]
+    assert repr(sent) == "SentRows(5 rows, 2 of them failed)"
+
+
+def test_what_may_go_anywhere_is_tried_elsewhere(bulk: Bulk) -> None:
+    bulk.sender.script = [LOST]
+    sent = bulk.producer().send_arrow(table("a", "b"), "T")
+    assert sent.failed.tolist() == []
+    assert len({queue.broker_name for _, queue, _ in bulk.sender.calls}) == 2
+
+
+def test_nothing_of_the_call_follows_a_failure_to_its_queue(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_batches(monkeypatch, 2)
+    bulk.sender.script = [ok, LOST]
+    rows = table(*"abcdefgh", queueId=[0, 1] * 4, brokerName=["a"] * 8)
+    producer = bulk.producer()
+    sent = producer.send_arrow(rows, "T")
+    assert bulk.bodies == [["a"], ["b"], ["c"], ["e"], ["g"]]
+    assert sent.failed.tolist() == [1, 3, 5, 7]
+    assert isinstance(sent[3], SendFailed)
+    assert "an earlier batch of its queue was given up" in str(sent[3])
+    assert producer.send_arrow(rows, "T").failed.tolist() == [], "the next call starts anew"
+
+
+class Slow(ScriptedSender):
+    """Answers 10 ms later; ``most`` is the largest number of bytes that were out at once."""
+
+    most = 0
+
+    def send_async(self, queue, request, deadline, done):  # type: ignore[no-untyped-def]
+        self.calls.append(("async", queue, request))
+        self.waiting.append((queue, request, done))
+        self.most = max(self.most, sum(len(each.data) for _, each, _ in self.waiting))
+        ManualTimer(self.time).later(0.01, self.answer)
+
+
+@pytest.mark.parametrize("columns", [{}, {"queueId": [0] * 40}])
+def test_bytes_out_are_bounded(bulk: Bulk, columns: dict[str, Any]) -> None:
+    bulk.sender = bulk.bench.sender = Slow(bulk.bench.time, "a:0")
+    producer = bulk.producer({"batchMaxBytes": 100, "totalBatchMaxBytes": 8192})
+    sent = producer.send_arrow(table(*map(str, range(40)), **columns), "T")
+    assert sent.failed.tolist() == []
+    assert [row for batch in bulk.bodies for row in batch] == [str(i) for i in range(40)]
+    assert bulk.sender.most <= 100 if columns else 300 < bulk.sender.most <= 800
+    assert len(bulk.bodies) == 40
+
+
+def test_a_producer_that_is_closed_meanwhile_says_so_for_each_row(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_batches(monkeypatch, 1)
+    producer = bulk.producer()
+
+    def closes(queue: MessageQueue, request: SendRequest) -> SendResult:
+        producer._closing.acquire()
+        return ok(queue, request)
+
+    bulk.sender.script = [closes]
+    sent = producer.send_arrow(table("a", "b", "c"), "T")
+    producer._closing.release()
+    assert bulk.bodies == [["a"]]
+    assert sent.failed.tolist() == [1, 2]
+    assert isinstance(sent[2], ClosedError)
+    assert len(set(sent.table["msgId"].to_pylist())) == 3
+    producer.close()
+    with pytest.raises(ClosedError):
+        producer.send_arrow(table("a"), "T")
+
+
+def test_ctrl_c_is_the_users(bulk: Bulk) -> None:
+    def interrupted(queue: MessageQueue, request: SendRequest) -> SendResult:
+        raise KeyboardInterrupt
+
+    bulk.sender.script = [interrupted]
+    with pytest.raises(KeyboardInterrupt):
+        bulk.producer().send_arrow(table("a"), "T")
+
+
+def test_a_spool_takes_what_may_pass(bulk: Bulk) -> None:
+    bulk.sender.by_broker = {"a": lambda: LOST, "b": lambda: LOST}
+    spool = FakeSpool()
+    sent = bulk.producer(spool=spool, retries=0).send_arrow(table("a", "b"), "T")
+    assert [each.status for each in sent if isinstance(each, SendResult)] == [SendStatus.SPOOLED] * 2
+    assert sent.table["queueOffset"].to_pylist() == [None, None]
+    (kept,) = spool.kept
+    assert list(kept.msg_ids) == sent.table["msgId"].to_pylist()
+
+
+def test_a_batch_topic_gets_the_tag_and_the_keys_of_a_batch(bulk: Bulk) -> None:
+    bulk.sender.batch_topics["T"] = True
+    bulk.producer().send_arrow(table("a", "b", "c", tags=["s", "t", "s"], keys=["k", "l", "m"]), "T")
+    said = [decode_properties(request.properties) for request in bulk.sender.requests]
+    assert [(each["TAGS"], each["KEYS"]) for each in said] == [("s", "k m"), ("t", "l")]
+    assert bulk.bodies == [["a", "c"], ["b"]]
+
+
+def test_delayed_rows_travel_alone(bulk: Bulk) -> None:
+    rows = table("a", "b", "c", delayLevel=[0, 3, None])
+    sent = bulk.producer().send_arrow(rows, "T")
+    assert sorted(bulk.bodies) == [["a", "c"], ["b"]]
+    assert [each.msg_id for each in sent if isinstance(each, SendResult)] == sent.table["msgId"].to_pylist()
+    bulk.sender.longest_timers["b"] = 0
+    with pytest.raises(MessageRefused, match=r"column 'delayMs' cannot be kept: b is older than RocketMQ 5\.0"):
+        bulk.producer().send_arrow(table("a", delayMs=[5]), "T")
+    with pytest.raises(OptionError, match="column 'delayMs' cannot be sent with option 'longDelay' dmq"):
+        bulk.producer({"longDelay": "dmq"}).send_arrow(table("a", delayMs=[5]), "T")
+
+
+def test_arrow_types_of_other_tools_are_taken(bulk: Bulk) -> None:
+    rows = pa.table(
+        {
+            "body": pa.array([b"a", b"b"], pa.large_binary()),
+            "tags": pa.array(["t", None]).dictionary_encode(),
+            "keys": pa.array([["k"], None], pa.large_list(pa.large_string())),
+            "properties": pa.array([[("p", "v")], []], pa.map_(pa.string(), pa.large_string())),
+            "flag": pa.array([7, None], pa.uint8()),
+            "deliverAt": pa.array([None, datetime(2033, 1, 1, tzinfo=UTC)], pa.timestamp("ns", "UTC")),
+            "shardingKey": pa.nulls(2),
+        }
+    )
+    bulk.producer().send_arrow(rows, "T")
+    found = {body: properties for _, batch in bulk.sent for body, properties in batch}
+    assert {name: found["a"].get(name) for name in ("TAGS", "KEYS", "p")} == {"TAGS": "t", "KEYS": "k", "p": "v"}
+    assert found["b"]["TIMER_DELIVER_MS"] == str(round(datetime(2033, 1, 1, tzinfo=UTC).timestamp() * 1000))
+    assert "__SHARDINGKEY" not in found["a"]
+
+
+def test_whatever_exports_an_arrow_stream_is_read(bulk: Bulk) -> None:
+    class Frame:
+        def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+            return table("a", "b").__arrow_c_stream__(requested_schema)
+
+    assert len(bulk.producer().send_arrow(Frame(), "T")) == 2
+    assert len(bulk.producer().send_arrow(pa.record_batch({"body": ["a"]}), "T")) == 1
+    with pytest.raises(OptionError, match="send_arrow got list; expected a Table"):
+        bulk.producer().send_arrow([b"a"], "T")
+
+
+def test_all_that_is_wrong_is_named_at_once(bulk: Bulk) -> None:
+    rows = pa.table({"valeu": ["a"], "tags": [1], "deliverAt": [datetime(2033, 1, 1)], "priority": [1]})
+    with pytest.raises(OptionError) as e:
+        bulk.producer().send_arrow(rows, selector="machineRoom")
+    for problem in (
+        "column 'valeu' is unknown",
+        "column 'tags' is int64; expected string",
+        r"column 'deliverAt' is timestamp\[us\]; expected timestamp",
+        "column 'body' \\(or 'value'\\) is missing",
+        "neither option 'topic' nor a column 'topic'",
+        "'priority' is for messages over gRPC only",
+        "selector is 'machineRoom'; expected one of roundRobin, random, hash, column, environment, or a function",
+    ):
+        e.match(problem)
+
+
+def test_what_a_producer_cannot_do_is_said(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RouteNotFound):
+        bulk.producer(auto_create_topics=False).send_arrow(table("a"), "missing")
+    with pytest.raises(OptionError, match="selector 'environment' needs option 'environment'"):
+        bulk.producer().send_arrow(table("a"), "T", selector="environment")
+    monkeypatch.setattr(extras, "installed", lambda module: False)
+    with pytest.raises(OptionError, match="send_arrow needs pyarrow, which is not installed"):
+        bulk.producer().send_arrow(table("a"), "T")
+
+
+def test_hooks_see_each_batch_with_its_ids(bulk: Bulk) -> None:
+    seen: list[Any] = []
+    producer = bulk.producer()
+    producer.add_hook(
+        before=lambda context: seen.append((list(context.msg_ids), context.msg_ids[1:][0], repr(context.msg_ids)))
+    )
+    sent = producer.send_arrow(table("a", "b"), "T")
+    ids = sent.table["msgId"].to_pylist()
+    assert seen == [(ids, ids[1], f"<2 message ids from {ids[0]}>")]
+
+
+def test_what_waits_for_company_goes_before_the_rows(bulk: Bulk) -> None:
+    from rocketmq_spark.model import Message
+
+    producer = bulk.producer(auto_batch=True)
+    producer.send_async(Message("T", b"first"))
+    producer.send_arrow(table("a"), "T")
+    assert bulk.bodies == [["first"], ["a"]]
+
+
+def test_an_error_that_says_what_is_stored_is_not_the_error_of_all(bulk: Bulk) -> None:
+    """Over gRPC messages of a batch may be requests of their own."""
+
+    def partly(queue: MessageQueue, request: SendRequest) -> RocketMQError:
+        ids = [properties["UNIQ_KEY"] for _, properties in messages(request)]
+        error = refused(Response.MESSAGE_ILLEGAL)
+        error.stored = {ids[0]: SendResult(SendStatus.SEND_OK, ids[0], queue, 5)}
+        error.behind = (ids[2],)
+        return error
+
+    bulk.sender.script = [partly]
+    sent: SentRows = bulk.producer().send_arrow(table("a", "b", "c"), "T")
+    assert sent.failed.tolist() == [1, 2]
+    assert isinstance(sent[0], SendResult)
+    assert sent[0].queue_offset == 5
+    assert "one before it in its group was refused" in str(sent[2])

@@ -1,0 +1,156 @@
+"""``send_many``: as ``send_arrow`` (``test_bulk``), of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.columnar.encode.from_messages import batch_of
+from rocketmq_spark.columnar.encode.properties import BadRows
+from rocketmq_spark.errors import MessageRefused, OptionError, RouteNotFound
+from rocketmq_spark.model import Message, SendResult
+from rocketmq_spark.options.transport import FEATURES, GRPC
+from rocketmq_spark.producer import row_inputs
+from rocketmq_spark.producer.encoding import prepare
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.queues.selection import select
+from rocketmq_spark.wire.properties import decode_properties
+from tests.producer.test_bulk import Bulk, bulk
+from tests.queues import q, qs
+
+__all__ = ["bulk"]
+
+
+def message(body: Any = b"x", topic: str = "T", **more: Any) -> Message:
+    return Message(topic, body, **more)
+
+
+def test_messages_go_as_one_batch_whatever_their_tags_are(bulk: Bulk) -> None:
+    given = [
+        message(b"a", tags="t", keys=["k", "l"], properties={"p": "v", "q": None}),
+        message(bytearray(b"b"), flag=7),
+        message(memoryview(b"cdc")[::2], tags="u", keys="k"),
+    ]
+    sent = bulk.producer().send_many(given)
+    ((queue, found),) = bulk.sent
+    own = [{name: value for name, value in properties.items() if name != "UNIQ_KEY"} for _, properties in found]
+    assert [body for body, _ in found] == ["a", "b", "cc"]
+    assert own == [{"TAGS": "t", "KEYS": "k l", "p": "v"}, {}, {"TAGS": "u", "KEYS": "k"}]
+    assert [(each.queue, each.queue_offset) for each in sent if isinstance(each, SendResult)] == [
+        (queue, 100 + i) for i in range(3)
+    ]
+    assert [each.msg_id for each in sent if isinstance(each, SendResult)] == [p["UNIQ_KEY"] for _, p in found]
+
+
+def test_each_topic_has_its_batches_and_results_are_in_order(bulk: Bulk) -> None:
+    bulk.sender.routes["U"] = tuple(qs("c:0", topic="U"))
+    given = [message(str(i).encode(), "TU"[i % 2]) for i in range(9)]
+    sent = bulk.producer().send_many(given)
+    assert [each.queue.topic for each in sent if isinstance(each, SendResult) and each.queue] == list("TUTUTUTUT")
+    assert sorted(bulk.bodies) == [["0", "2", "4", "6", "8"], ["1", "3", "5", "7"]]
+    with pytest.raises(RouteNotFound):
+        bulk.producer(auto_create_topics=False).send_many([message(), message(topic="missing")])
+    assert len(bulk.sender.calls) == 2
+
+
+def test_a_key_chooses_the_queue(bulk: Bulk) -> None:
+    given = [message(str(i).encode(), properties={"user": f"u{i % 5}"}) for i in range(20)]
+    sent = bulk.producer().send_many(given, key=lambda each: each.properties["user"])
+    for each, outcome in zip(given, sent, strict=True):
+        assert isinstance(outcome, SendResult)
+        assert outcome.queue == select("hash", qs("a:0-1 b:0-1"), each, each.properties["user"])  # type: ignore[index]
+    for _, found in bulk.sent:
+        assert [int(body) for body, _ in found] == sorted(int(body) for body, _ in found)
+    for keys, why in (({b"x": None}, "message 0: its key is None"), ({}, r"message 0: KeyError: b'x'")):
+        with pytest.raises(MessageRefused, match=why):
+            bulk.producer().send_many([message()], key=lambda each, keys=keys: keys[each.body])  # type: ignore[misc]
+
+
+def test_a_queue_takes_all(bulk: Bulk) -> None:
+    sent = bulk.producer().send_many([message(), message()], queue=q("b:1"))
+    assert [each.queue for each in sent if isinstance(each, SendResult)] == [q("b:1")] * 2
+    with pytest.raises(MessageRefused, match="topic 'T' has no queue 8 on broker 'b'"):
+        bulk.producer().send_many([message()], queue=q("b:8"))
+    with pytest.raises(OptionError, match="a queue and a key"):
+        bulk.producer().send_many([message()], queue=q("b:1"), key=str)
+    with pytest.raises(MessageRefused, match="over gRPC the Proxy chooses the queue"):
+        bulk.producer(features=FEATURES[GRPC]).send_many([message()], queue=q("b:1"))
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        ({"body": b""}, "body is empty, which brokers refuse"),
+        ({"body": "text"}, "TypeError: the message body is str; expected bytes"),
+        ({"body": None}, "TypeError: the message body is NoneType; expected bytes"),
+        ({"topic": ""}, "there is no topic"),
+        ({"topic": "a b"}, "topic 'a b': .*"),
+        ({"tags": "a\x01"}, "tags contains the separator 0x01 or 0x02"),
+        ({"tags": "\ud800"}, "UnicodeEncodeError: .*"),
+        ({"keys": ["a b"]}, "key 'a b' has a blank, and RocketMQ splits keys at blanks"),
+        ({"properties": {"TAGS": "x"}}, "a property has a name that is RocketMQ's own, such as TAGS"),
+        ({"properties": {"p": ""}}, "property 'p' is empty; .*"),
+        ({"flag": 2**31}, "flag takes more than 32 bits"),
+        ({"flag": 1.5}, "TypeError: flag and priority are whole numbers"),
+        ({"priority": 1}, ".* has a priority, which goes over gRPC only|it has no priority.*"),
+        ({"wait_store_ok": False}, "its wait_store_ok is False: send it with send"),
+    ],
+)
+def test_a_bad_message_is_named_and_nothing_is_sent(bulk: Bulk, bad: dict[str, Any], why: str) -> None:
+    given = [message(), message(**bad)]
+    with pytest.raises(MessageRefused, match=rf"nothing of this call was sent: .*message 1: ({why})") as e:
+        bulk.producer().send_many(given)
+    assert e.value.remedy == "Messages are counted from 0 within the call"
+    assert bulk.sender.calls == []
+
+
+def test_an_iterator_is_sent_by_portions(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_inputs, "PORTION_MESSAGES", 2)
+    monkeypatch.setattr(row_inputs, "STEP", 2)
+    taken: list[int] = []
+
+    def messages() -> Iterator[Message]:
+        for i in range(5):
+            taken.append(len(bulk.sender.calls))
+            yield message(b"" if i == 4 else str(i).encode())
+
+    with pytest.raises(MessageRefused, match="nothing of their portion was sent: message 4: body is empty") as e:
+        bulk.producer().send_many(messages())
+    assert bulk.bodies == [["0", "1"], ["2", "3"]]
+    assert taken == [0, 0, 1, 1, 2]
+    assert e.value.__notes__ == ["Before that: SentRows(4 rows, 0 of them failed)"]
+    assert list(bulk.producer().send_many(iter([]))) == []
+    assert [each.status.value for each in bulk.producer().send_many(message() for _ in range(2))] == ["SEND_OK"] * 2  # type: ignore[union-attr]
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02 "), min_size=1, max_size=5)
+MESSAGES = st.builds(
+    Message,
+    st.just("T"),
+    st.binary(min_size=1, max_size=9),
+    st.none() | TEXT,
+    st.lists(TEXT, max_size=2),
+    st.none() | st.dictionaries(TEXT.map("u".__add__), TEXT | st.none(), max_size=3),
+    st.sampled_from([0, 0, 5, -1]),
+)
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=8))
+def test_they_have_the_properties_of_send(given: list[Message]) -> None:
+    from rocketmq_spark.columnar.encode.batch import KeptIds
+    from rocketmq_spark.columnar.encode.encoder import Encoder
+    from rocketmq_spark.wire.messages import decode_batch
+
+    batch = batch_of(given, bad_rows := BadRows())
+    assert bad_rows.found() == []
+    encoder = Encoder({name: name for name in batch.schema.names}, 1 << 20, KeptIds(bytes(8), lambda: 0))
+    (chunk,) = encoder(batch).chunks(1 << 20)
+    settings = ProducerSettings(group="g")
+    for item, each in zip(decode_batch(chunk.body), given, strict=True):  # type: ignore[arg-type]
+        expected = {**decode_properties(prepare(each, "x", settings).properties), "UNIQ_KEY": "", "WAIT": ""}
+        assert {**decode_properties(item.properties), "UNIQ_KEY": "", "WAIT": ""} == expected
+        assert (bytes(item.body), item.flag) == (each.body, each.flag)
