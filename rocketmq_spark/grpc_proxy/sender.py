@@ -81,7 +81,9 @@ class ProxySender:
         return True
 
     def any_master(self) -> bool:
-        return True
+        """As far as a Proxy, which names no brokers, tells it: whether any topic is there of those that were."""
+        known, seconds = list(self._routes), self._proxy.access.request_timeout_s
+        return not known or any(_is_there(self._route, topic, Deadline.after(seconds)) for topic in known)
 
     def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         return {}
@@ -178,6 +180,14 @@ def _route(proxy: Proxy, routes: dict[str, _Route], topic: str, deadline: Deadli
     lanes = known.lanes if known else _lanes(topic, proxy.addresses)
     routes[topic] = _Route(types, lanes, time.monotonic() + ROUTE_S)
     return routes[topic]
+
+
+def _is_there(route: Callable[..., _Route], topic: str, deadline: Deadline) -> bool:
+    try:
+        route(topic, deadline, refresh=True)
+    except RouteNotFound as e:
+        return e.broker_code is None
+    return True
 
 
 def _lanes(topic: str, addresses: Sequence[str]) -> tuple[MessageQueue, ...]:

@@ -41,10 +41,24 @@ def test_a_batch_that_is_too_large_at_the_broker_is_so_for_good():
     assert (error.retriable, error.remark) == (False, words)
 
 
-def test_a_missing_topic_is_a_missing_route_as_over_remoting():
-    error = refused(status(Code.TOPIC_NOT_FOUND, "no"), "a:1", "t")
+UNTYPED = "TopicMessageType validate failed, the expected type is UNSPECIFIED, but actual type is NORMAL"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(Code.TOPIC_NOT_FOUND, "no"), (Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, UNTYPED)]
+)
+def test_a_missing_topic_is_a_missing_route_as_over_remoting(code, words):
+    error = refused(status(code, words), "a:1", "t")
     assert type(error) is errors.RouteNotFound
-    assert error.broker_code == codes.Response.TOPIC_NOT_EXIST
+    assert (error.broker_code, error.remark) == (codes.Response.TOPIC_NOT_EXIST, words)
+
+
+@pytest.mark.parametrize("words", ["no writable queue", "no readable queue"])
+def test_a_topic_whose_master_is_away_is_no_matter_of_rights(words):
+    """A sink would fail at once, and what a spool holds be dead, while a slave is there alone."""
+    error = refused(status(Code.FORBIDDEN, words), "a:1", "t")
+    assert type(error) is errors.ServiceNotAvailable
+    assert (error.retriable, error.remark) == (True, words)
 
 
 @pytest.mark.parametrize(
