@@ -36,6 +36,8 @@ UNKNOWN_QUEUE = -1
 ROUTE_S = 30.0
 # Chains of one batch that are under way at once, when its messages are of many groups.
 _AT_ONCE = 32
+# So many topics are looked for when one is missing: that is done for each send that fails.
+_LOOKED_FOR = 8
 _WRITABLE = (Permission.WRITE, Permission.READ_WRITE)
 
 
@@ -81,8 +83,8 @@ class ProxySender:
         return True
 
     def any_master(self) -> bool:
-        """As far as a Proxy, which names no brokers, tells it: whether any topic is there of those that were."""
-        known, seconds = list(self._routes), self._proxy.access.request_timeout_s
+        """As far as a Proxy, which names no brokers, tells it: whether any topic is there of those that were, or of some."""
+        known, seconds = list(self._routes)[:_LOOKED_FOR], self._proxy.access.request_timeout_s
         return not known or any(_is_there(self._route, topic, Deadline.after(seconds)) for topic in known)
 
     def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:

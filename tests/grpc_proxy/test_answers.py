@@ -33,9 +33,16 @@ def test_what_the_proxy_refuses(code, kind, retriable):
     assert (error.addr, error.broker_code, error.topic, error.remark) == ("a:1", code, "t", "its words")
 
 
-def test_a_batch_that_is_too_large_at_the_broker_is_so_for_good():
-    """Else a sink sends it again and again, and a producer does not send it in halves."""
-    words = "java.lang.RuntimeException: message body size exceeded, MessageExtEncoder.encode"
+@pytest.mark.parametrize(
+    "words",
+    [
+        "java.lang.RuntimeException: message body size exceeded, MessageExtEncoder.encode",
+        "the message is illegal, maybe msg body or properties length not matched. msg body length limit 4194304B",
+        "timer message illegal, the delay time should not be bigger than the max delay 259200000ms",
+    ],
+)
+def test_what_a_broker_refuses_for_good_is_so_through_a_proxy_too(words):
+    """Else a sink sends it again and again, and a producer does not send its batch in halves."""
     error = refused(status(Code.INTERNAL_SERVER_ERROR, words), "a:1", "t")
     assert type(error) is errors.MessageIllegal
     assert (error.retriable, error.remark) == (False, words)
