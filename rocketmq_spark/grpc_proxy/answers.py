@@ -85,12 +85,12 @@ def refused(status: Any, addr: str, topic: str | None = None) -> RocketMQError:
     if code == Code.INTERNAL_SERVER_ERROR and _GROWN in (words or ""):
         why = "with what the Proxy adds to each message, the batch is larger than brokers take"
         return MessageIllegal(why, addr, code, topic, remark=words, remedy="Send fewer messages in a batch")
-    if code == Code.INTERNAL_SERVER_ERROR and (words or "").startswith(_ILLEGAL):
+    if code == Code.INTERNAL_SERVER_ERROR and any(one in (words or "") for one in _ILLEGAL):
         return MessageIllegal("the broker refuses the message", addr, code, topic, remark=words)
     if code == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE and _UNTYPED in (words or ""):
         why = "the Proxy does not know the topic: there is no such one, or none of its brokers is up"
         return RouteNotFound(why, addr, Response.TOPIC_NOT_EXIST, topic, remark=words)
-    if code == Code.FORBIDDEN and words in _NO_QUEUE:
+    if code == Code.FORBIDDEN and any(one in (words or "") for one in _NO_QUEUE):
         why = "no master of the topic is up, or it lacks the permission"
         return ServiceNotAvailable(why, addr, code, topic, remark=words)
     if code in _CLASSES:

@@ -48,7 +48,8 @@ def test_what_a_broker_refuses_for_good_is_so_through_a_proxy_too(words):
     assert (error.retriable, error.remark) == (False, words)
 
 
-UNTYPED = "TopicMessageType validate failed, the expected type is UNSPECIFIED, but actual type is NORMAL"
+THROWN = "org.apache.rocketmq.proxy.common.ProxyException: "
+UNTYPED = f"{THROWN}TopicMessageType validate failed, the expected type is UNSPECIFIED, but actual type is NORMAL"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_a_missing_topic_is_a_missing_route_as_over_remoting(code, words):
     assert (error.broker_code, error.remark) == (codes.Response.TOPIC_NOT_EXIST, words)
 
 
-@pytest.mark.parametrize("words", ["no writable queue", "no readable queue"])
+@pytest.mark.parametrize("words", [f"{THROWN}no writable queue", "no readable queue"])
 def test_a_topic_whose_master_is_away_is_no_matter_of_rights(words):
     """A sink would fail at once, and what a spool holds be dead, while a slave is there alone."""
     error = refused(status(Code.FORBIDDEN, words), "a:1", "t")
