@@ -80,7 +80,7 @@ class ProxySender:
         return error
 
     def any_broker(self) -> bool:
-        return True
+        return self.any_master()
 
     def any_master(self) -> bool:
         """As far as a Proxy, which names no brokers, tells it: whether any topic is there of those that were, or of some."""
