@@ -65,6 +65,9 @@ _REMEDIES: dict[int, str] = {
 _TRUST = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "Peer name", "certificate verify failed")
 _NO_TLS = ("WRONG_VERSION_NUMBER", "wrong version number")
 _GROWN = "message body size exceeded"  # of a batch; it does not pass
+_ILLEGAL = ("the message is illegal", "timer message illegal")  # brokers' words, with the code of a Proxy's own faults
+# Of a topic that a Proxy does not know, or cannot ask brokers about; and of one whose masters are away, or lack the permission.
+_UNTYPED, _NO_QUEUE = "the expected type is UNSPECIFIED", ("no writable queue", "no readable queue")
 _LARGE = "larger than max"
 _SERVERS_LARGE = "exceeds maximum size"  # where a server says it
 _HEADERS = "Invalid metadata"  # of an access key or a token with a line end, as it may have from a file
@@ -82,6 +85,14 @@ def refused(status: Any, addr: str, topic: str | None = None) -> RocketMQError:
     if code == Code.INTERNAL_SERVER_ERROR and _GROWN in (words or ""):
         why = "with what the Proxy adds to each message, the batch is larger than brokers take"
         return MessageIllegal(why, addr, code, topic, remark=words, remedy="Send fewer messages in a batch")
+    if code == Code.INTERNAL_SERVER_ERROR and any(one in (words or "") for one in _ILLEGAL):
+        return MessageIllegal("the broker refuses the message", addr, code, topic, remark=words)
+    if code == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE and _UNTYPED in (words or ""):
+        why = "the Proxy does not know the topic: there is no such one, or none of its brokers is up"
+        return RouteNotFound(why, addr, Response.TOPIC_NOT_EXIST, topic, remark=words)
+    if code == Code.FORBIDDEN and any(one in (words or "") for one in _NO_QUEUE):
+        why = "no master of the topic is up, or it lacks the permission"
+        return ServiceNotAvailable(why, addr, code, topic, remark=words)
     if code in _CLASSES:
         made: type[BrokerError] = _CLASSES[code]
     elif Code.BAD_REQUEST <= code < Code.INTERNAL_ERROR:

@@ -36,6 +36,8 @@ UNKNOWN_QUEUE = -1
 ROUTE_S = 30.0
 # Chains of one batch that are under way at once, when its messages are of many groups.
 _AT_ONCE = 32
+# So many topics are looked for when one is missing: that is done for each send that fails.
+_LOOKED_FOR = 8
 _WRITABLE = (Permission.WRITE, Permission.READ_WRITE)
 
 
@@ -78,10 +80,12 @@ class ProxySender:
         return error
 
     def any_broker(self) -> bool:
-        return True
+        return self.any_master()
 
     def any_master(self) -> bool:
-        return True
+        """As far as a Proxy, which names no brokers, tells it: whether any topic is there of those that were, or of some."""
+        known, seconds = list(self._routes)[:_LOOKED_FOR], self._proxy.access.request_timeout_s
+        return not known or any(_is_there(self._route, topic, Deadline.after(seconds)) for topic in known)
 
     def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         return {}
@@ -178,6 +182,14 @@ def _route(proxy: Proxy, routes: dict[str, _Route], topic: str, deadline: Deadli
     lanes = known.lanes if known else _lanes(topic, proxy.addresses)
     routes[topic] = _Route(types, lanes, time.monotonic() + ROUTE_S)
     return routes[topic]
+
+
+def _is_there(route: Callable[..., _Route], topic: str, deadline: Deadline) -> bool:
+    try:
+        route(topic, deadline, refresh=True)
+    except RouteNotFound as e:
+        return e.broker_code is None
+    return True
 
 
 def _lanes(topic: str, addresses: Sequence[str]) -> tuple[MessageQueue, ...]:

@@ -189,6 +189,8 @@ def test_a_spool_gets_the_items_of_brokers():
             "2 rows .* row 0: a property is not UTF-8",
         ),
         ({"tags": pa.array([b"a", b"\xff"]), "delayMs": [5, None]}, "row 1: TAGS is not UTF-8"),
+        ({"tags": pa.array([b"a\xc3", b"\xa9b"]), "delayMs": [5, None]}, "2 rows .* row 0: TAGS is not UTF-8"),
+        ({"properties": [[("_SYS_MSG_PRIORITY_", "high")]] * 2}, "2 rows .* RocketMQ's own"),
         (
             {
                 "properties": pa.array([[], [(b"a", b"\xff")]], pa.map_(pa.binary(), pa.binary())),

@@ -33,18 +33,40 @@ def test_what_the_proxy_refuses(code, kind, retriable):
     assert (error.addr, error.broker_code, error.topic, error.remark) == ("a:1", code, "t", "its words")
 
 
-def test_a_batch_that_is_too_large_at_the_broker_is_so_for_good():
-    """Else a sink sends it again and again, and a producer does not send it in halves."""
-    words = "java.lang.RuntimeException: message body size exceeded, MessageExtEncoder.encode"
+@pytest.mark.parametrize(
+    "words",
+    [
+        "java.lang.RuntimeException: message body size exceeded, MessageExtEncoder.encode",
+        "the message is illegal, maybe msg body or properties length not matched. msg body length limit 4194304B",
+        "timer message illegal, the delay time should not be bigger than the max delay 259200000ms",
+    ],
+)
+def test_what_a_broker_refuses_for_good_is_so_through_a_proxy_too(words):
+    """Else a sink sends it again and again, and a producer does not send its batch in halves."""
     error = refused(status(Code.INTERNAL_SERVER_ERROR, words), "a:1", "t")
     assert type(error) is errors.MessageIllegal
     assert (error.retriable, error.remark) == (False, words)
 
 
-def test_a_missing_topic_is_a_missing_route_as_over_remoting():
-    error = refused(status(Code.TOPIC_NOT_FOUND, "no"), "a:1", "t")
+THROWN = "org.apache.rocketmq.proxy.common.ProxyException: "
+UNTYPED = f"{THROWN}TopicMessageType validate failed, the expected type is UNSPECIFIED, but actual type is NORMAL"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(Code.TOPIC_NOT_FOUND, "no"), (Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, UNTYPED)]
+)
+def test_a_missing_topic_is_a_missing_route_as_over_remoting(code, words):
+    error = refused(status(code, words), "a:1", "t")
     assert type(error) is errors.RouteNotFound
-    assert error.broker_code == codes.Response.TOPIC_NOT_EXIST
+    assert (error.broker_code, error.remark) == (codes.Response.TOPIC_NOT_EXIST, words)
+
+
+@pytest.mark.parametrize("words", [f"{THROWN}no writable queue", "no readable queue"])
+def test_a_topic_whose_master_is_away_is_no_matter_of_rights(words):
+    """A sink would fail at once, and what a spool holds be dead, while a slave is there alone."""
+    error = refused(status(Code.FORBIDDEN, words), "a:1", "t")
+    assert type(error) is errors.ServiceNotAvailable
+    assert (error.retriable, error.remark) == (True, words)
 
 
 @pytest.mark.parametrize(

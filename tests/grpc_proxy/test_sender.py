@@ -20,6 +20,7 @@ from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import LANES, UNKNOWN_QUEUE, ProxySender, _Requests
 from rocketmq_spark.model import MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.model.send import SentMessage, TransactionState
+from rocketmq_spark.producer.spooling import passing
 from tests.grpc_proxy.scripted import THREADS, acknowledge, client, route, serving, serving_bytes, status
 from tests.helpers import raising
 
@@ -65,6 +66,27 @@ def test_a_topic_that_is_missing_or_takes_no_writes():
     ):
         sender.publish_queues("t", soon())
     assert caught.value.broker_code is None
+
+
+def test_while_no_topic_is_there_that_was_a_missing_one_may_come_back():
+    """As where their only broker is away: a spool would take nothing, and give up what it has."""
+    there = {"t", "u"}
+
+    def answer(request: Any, context: Any) -> Any:
+        known = request.topic.name in there
+        return route()(request, context) if known else proto("QueryRouteResponse")(status=status(Code.TOPIC_NOT_FOUND))
+
+    def away(topic: str) -> bool:
+        return passing(errors.RouteNotFound("no", broker_code=Response.TOPIC_NOT_EXIST, topic=topic), sender)
+
+    with sending(QueryRoute=answer) as (sender, _):
+        assert not away("a name that is wrong")
+        for topic in sorted(there):
+            sender.publish_queues(topic, soon())
+        there.remove("t")
+        assert (sender.any_broker(), sender.any_master(), away("t")) == (True, True, False)
+        there.clear()
+        assert (sender.any_broker(), sender.any_master(), away("t")) == (False, False, True)
 
 
 def test_one_answer_for_all_messages():

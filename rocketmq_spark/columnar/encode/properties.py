@@ -139,14 +139,14 @@ def _add_constant(
     pieces: PropertyPieces, names: pa.Array, values: pa.Array, bad_rows: BadRows, reserved: pa.Array, by_name: bool
 ) -> None:
     width, rows = len(names), len(values) // len(names)
-    everywhere = np.arange(rows)
-    for reason in _name_faults(names, reserved).values():
+    everywhere, faults = np.arange(rows), _name_faults(names, reserved)
+    for reason in faults.values():
         bad_rows.rows(everywhere, reason)
     bad = arrow.rows_with(values, _SEPARATORS)
     bad_rows.rows(bad // width, "a property's value contains the separator 0x01 or 0x02")
     for entry in np.flatnonzero(arrow.lengths(values) == 0):
         bad_rows.rows(np.array([entry // width]), _empty(names[int(entry) % width]))
-    named = list(enumerate(names.to_pylist()))
+    named = [(i, name) for i, name in enumerate(names.to_pylist()) if i not in faults]
     for i, name in sorted(named, key=lambda each: each[1]) if by_name else named:
         pieces.value(name, values if width == 1 else values.take(pa.array(np.arange(i, len(values), width))))
 

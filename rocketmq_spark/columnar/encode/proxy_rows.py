@@ -267,11 +267,10 @@ def _no_texts(values: pa.Array) -> list[int]:
     used = bytes(data[int(ends[0]) : int(ends[-1])])
     if used.isascii():
         return []
-    try:
-        used.decode()
-    except UnicodeDecodeError:
-        pass
-    else:
+    first = np.frombuffer(used, np.uint8)[(ends[:-1] - ends[0])[np.diff(ends) > 0]]
+    if _is_text(used) and not bool(
+        (first & 0xC0 == 0x80).any()
+    ):  # nor does one begin within a letter of the one before
         return []
     return [i for i, value in enumerate(values.to_pylist()) if value is not None and not _is_text(value)]
 
