@@ -6,10 +6,13 @@ That nothing comes is for the test to say (``counts`` with 0), after something t
 from __future__ import annotations
 
 import contextlib
+import dis
+import functools
 import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 import pytest
@@ -76,6 +79,26 @@ def raising(error: BaseException) -> Callable[..., Any]:
         raise error
 
     return code
+
+
+def unlike_ctrl_c(frame: FrameType) -> bool:
+    """Whether what a tracer raises at this line has another effect than Ctrl-C: where newer Pythons stop and older ones do not.
+
+    At a jump back (since 3.12, whose comprehensions jump in the function that they stand in) it leaves the frame without its
+    ``except``, ``finally`` and ``__exit__``, where a signal's goes through them. A generator that is closed in a ``yield
+    from`` (since 3.13) is not interrupted there.
+    """
+    return frame.f_lasti in _untrue_stops(frame.f_code)
+
+
+@functools.cache
+def _untrue_stops(code: CodeType) -> frozenset[int]:
+    if sys.version_info < (3, 12):
+        return frozenset()
+    every = list(dis.get_instructions(code))
+    jumps = [one for one in every if one.opname == "JUMP_BACKWARD"]
+    places = {one.argval for one in jumps} if sys.version_info < (3, 13) else {one.offset for one in jumps}
+    return frozenset(places | {one.offset for one in every if one.opname == "CLEANUP_THROW"})
 
 
 def no_more_threads(monkeypatch: pytest.MonkeyPatch, name: str = "") -> None:

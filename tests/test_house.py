@@ -74,9 +74,9 @@ ORDER = {
     " demo.feed demo.stage demo.play",
     "queues": "environment selection allocation",
     "remoting": "protocol endpoint connection bulk pool",
-    "session": "proxied spools looks telemetry producers consumers admin",
+    "session": "proxied spools looks telemetry producers consumers topics admin",
     "aio": "loop producer consumers",
-    "admin": "tools groups topics brokers",
+    "admin": "tools groups topics messages brokers",
     "model": "membership message pull send admin",
     "wire": "header properties identifiers loose_json names compression rpc messages envelope bodies member_bodies traces",
 }

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from rocketmq_spark.admin.tools import AdminTools, ask_each, deadline
-from rocketmq_spark.base.codes import Response
+from rocketmq_spark.base.codes import FIRST_TO_UPDATE_USERS, Response
 from rocketmq_spark.client.admin import masters_of
 from rocketmq_spark.client.calls import refused
-from rocketmq_spark.errors import OptionError, RemoteProtocolError, RocketMQError
+from rocketmq_spark.errors import NotSupported, OptionError, RemoteProtocolError, RocketMQError
 from rocketmq_spark.model import BrokerData
 from rocketmq_spark.model.admin import AccessPolicy, BrokerState, UserAccount
 from rocketmq_spark.wire import bodies, rpc
@@ -194,10 +194,16 @@ Kept = TypeVar("Kept")
 
 def users(tools: AdminTools, name: str | None = None) -> list[UserAccount]:
     """All users by name, or the one of that name. Where brokers differ a user is there more than once."""
-    answers = _all(tools, lambda broker: rpc.AUTH_LIST_USER.request(filter=name, bname=broker))
-    kept = ((broker, user) for broker, body in answers for user in users_in(body))
-    found = _merged((broker, user) for broker, user in kept if name is None or user.name == name)
+    answers = _listed(tools, name)
+    found = _merged(
+        (broker, user) for broker, answer in answers for user in users_in(answer.body) if name in (None, user.name)
+    )
     return [UserAccount(user.name, user.is_super, user.enabled, brokers) for user, brokers in found]
+
+
+def _listed(tools: AdminTools, name: str | None) -> list[tuple[str, Command]]:
+    """What each broker says of its users; some ask for a part of the name."""
+    return _all(tools, lambda broker: rpc.AUTH_LIST_USER.request(filter=name, bname=broker))
 
 
 def set_user(
@@ -208,7 +214,12 @@ def set_user(
     enabled: bool | None = None,
 ) -> list[UserAccount]:
     """Create a user on the masters that do not have it, which needs a ``password``, and change it on the others."""
-    there = {broker for account in users(tools, name) for broker in account.brokers}
+    there: set[str] = set()
+    for broker, answer in _listed(tools, name):
+        for user in users_in(answer.body):
+            if user.name == name:
+                there.add(broker)
+                _check_change(user, broker, answer, password, is_super, enabled)
     lacking = sorted(_masters(tools).keys() - there)
     if lacking and not password:
         raise OptionError(f"user {name} is not on {', '.join(lacking)}; expected a password to create it")
@@ -220,6 +231,19 @@ def set_user(
 
     _all(tools, put)
     return users(tools, name)
+
+
+def _check_change(
+    user: StoredUser, broker: str, answer: Command, password: str | None, is_super: bool | None, enabled: bool | None
+) -> None:
+    """That a broker would change what it is asked to."""
+    same = is_super in (None, user.is_super) and enabled in (None, user.enabled) and password is None
+    if answer.version < FIRST_TO_UPDATE_USERS and not same:
+        raise NotSupported(
+            f"broker {broker} is older than RocketMQ 5.3.2, which says that it changed a user and changes nothing; nothing was "
+            f"changed",
+            remedy=f"Delete user {user.name}, which also deletes its policies, and set it again",
+        )
 
 
 def delete_user(tools: AdminTools, name: str) -> None:
@@ -241,7 +265,7 @@ def _kept(tools: AdminTools, user: str | None) -> list[tuple[str, StoredPolicy]]
     """Policies by broker."""
     subject = None if user is None else _subject(user)
     answers = _all(tools, lambda broker: rpc.AUTH_LIST_ACL.request(subjectFilter=subject, bname=broker))
-    kept = [(broker, policy) for broker, body in answers for policy in policies_in(body)]
+    kept = [(broker, policy) for broker, answer in answers for policy in policies_in(answer.body)]
     return [(broker, policy) for broker, policy in kept if subject is None or policy.subject == subject]
 
 
@@ -255,6 +279,7 @@ def set_policy(
 ) -> list[AccessPolicy]:
     """Allow or deny a user these actions on a resource, instead of what was said of that resource before."""
     body = policy_body(_subject(user), resource, actions, allowed, sources)
+    _kept(tools, user)  # where one broker has no policies nothing is changed on the others
     _all(tools, lambda broker: rpc.AUTH_UPDATE_ACL.request(body, subject=_subject(user), bname=broker))
     return policies(tools, user)
 
@@ -284,9 +309,19 @@ def _masters(tools: AdminTools) -> dict[str, str]:
     return masters_of(tools.admin.cluster())
 
 
-def _all(tools: AdminTools, make: Callable[[str], Command]) -> list[tuple[str, bytes]]:
+def _all(tools: AdminTools, make: Callable[[str], Command]) -> list[tuple[str, Command]]:
     asked = {name: (address, make(name)) for name, address in _masters(tools).items()}
-    return [(name, bytes(answer.body)) for name, answer in ask_each(tools, asked, (Response.SUCCESS,))]
+    answers = []
+    for name, answer in ask_each(tools, asked, (Response.SUCCESS, Response.REQUEST_CODE_NOT_SUPPORTED)):
+        if answer.code != Response.SUCCESS:
+            raise NotSupported(
+                f"broker {name} has no users and policies: ACL 2.0 came with RocketMQ 5.3",
+                asked[name][0],
+                answer.code,
+                remedy="Use newer brokers; older ones read the rights of ACL 1.0 from their conf/plain_acl.yml",
+            )
+        answers.append((name, answer))
+    return answers
 
 
 def _merged(kept: Iterable[tuple[str, Kept]]) -> list[tuple[Kept, tuple[str, ...]]]:

@@ -1,4 +1,4 @@
-"""Topics: list, describe, create, widen, shrink; and their stored messages by ids and keys.
+"""Topics: list, describe, create, update, widen, shrink, delete.
 
 A topic is of the masters of a cluster, and a change of it ends when the route shows it.
 """
@@ -6,18 +6,16 @@ A topic is of the masters of a cluster, and a change of it ends when the route s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from rocketmq_spark.admin.tools import AdminTools, ask_each
-from rocketmq_spark.base.codes import MESSAGE_TYPE, Response, TopicType
+from rocketmq_spark.base.codes import CLEANUP_POLICY, MESSAGE_TYPE, QUEUE_TYPE, Perm, Response, TopicType
 from rocketmq_spark.client.admin import batch_attributes, shown_queues
-from rocketmq_spark.client.groups import own
-from rocketmq_spark.errors import LocalProtocolError, NotFound, OptionError
-from rocketmq_spark.model import QueueData, ReceivedMessage, TopicRoute
+from rocketmq_spark.errors import NotSupported, OptionError, ServerFault
+from rocketmq_spark.model import QueueData, TopicRoute
 from rocketmq_spark.model.admin import TopicDescription, TopicOnBroker, TopicQueues, permission
 from rocketmq_spark.wire import bodies, rpc
-from rocketmq_spark.wire.identifiers import OffsetMessageId
-from rocketmq_spark.wire.messages import decode_leniently
 from rocketmq_spark.wire.names import is_user_topic
 
 
@@ -31,6 +29,11 @@ def names(tools: AdminTools, system: bool = False) -> list[str]:
 def describe(tools: AdminTools, topic: str) -> TopicDescription:
     """How brokers keep a topic, and what its queues have. Raises ``RouteNotFound`` with the nearest names."""
     route = tools.admin.routes.existing(topic, 0.0)
+    return TopicDescription(topic, _on_brokers(tools, route), tools.admin.describe_topic(topic))
+
+
+def _on_brokers(tools: AdminTools, route: TopicRoute) -> dict[str, TopicOnBroker]:
+    topic = route.topic
     masters = {name: data.master for name, data in sorted(route.brokers.items()) if data.master}
     asked = {
         name: (address, rpc.GET_TOPIC_CONFIG.request(topic=tools.calls.on_wire(topic), bname=name))
@@ -43,7 +46,7 @@ def describe(tools: AdminTools, topic: str) -> TopicDescription:
             brokers[name] = _kept(bodies.topic_config(answer.body))
         elif name in by_route:  # a broker before 5.0, or a Proxy
             brokers[name] = _routed(by_route[name], bool(route.order_conf))
-    return TopicDescription(topic, brokers, tools.admin.describe_topic(topic))
+    return brokers
 
 
 def _kept(config: bodies.TopicConfig) -> TopicOnBroker:
@@ -81,8 +84,7 @@ def widen(
 ) -> TopicQueues:
     """Give a topic more queues. ``named`` is what errors call their number."""
     there = _there(tools, topic, brokers)
-    if any(max(data.read_queues, data.write_queues) > queues for data in there.values()):
-        raise _wrong_way(named, topic, queues, there, "shrink")
+    _check_queues(topic, queues, there, named)
     return _queues(tools.admin.resize_topic(topic, queues, list(there)))
 
 
@@ -109,6 +111,93 @@ def shrink(
     return _queues(tools.admin.resize_topic(topic, queues, list(there)), hidden)
 
 
+# As which text a user gives a permission.
+PERMISSIONS = {permission(bits): bits for bits in (Perm.READ | Perm.WRITE, Perm.READ, Perm.WRITE)}
+# Attributes that a topic has from its creation on, and what it has without them.
+_FIXED = {QUEUE_TYPE: "SimpleCQ", CLEANUP_POLICY: "DELETE"}
+
+
+class TopicChange(NamedTuple):
+    """What a topic gets; what is None, and each attribute that is not named, stays as it is."""
+
+    queues: int | None = None
+    permission: str | None = None
+    order: bool | None = None
+    attributes: Mapping[str, str] = {}
+
+
+def update(
+    tools: AdminTools,
+    topic: str,
+    change: TopicChange,
+    brokers: Sequence[str] | None = None,
+    named: str = "queues",
+) -> TopicDescription:
+    """Change a topic on the masters of ``brokers`` (default: all that have it); it gets no fewer queues.
+
+    All that can be found out before is: a change that is refused then has changed nothing anywhere.
+    """
+    if not any(wanted is not None for wanted in change[:3]) and not change.attributes:
+        raise OptionError("nothing is to change; expected queues, a permission, an order or attributes")
+    if change.permission not in (None, *PERMISSIONS):
+        raise OptionError(f"permission is {change.permission!r}; expected {', '.join(PERMISSIONS)}")
+    there = _there(tools, topic, brokers)
+    _check_queues(topic, change.queues, there, named)
+    attributes = _new_attributes(tools, topic, change, there)
+    configs = {name: _changed(tools.admin.topic_config(topic, name), change, attributes[name]) for name in there}
+    try:
+        tools.admin.change_topic(topic, configs)
+    except ServerFault as e:
+        if not change.attributes:
+            raise
+        asked = ", ".join(f"{name}={value}" for name, value in change.attributes.items())
+        raise OptionError(f"a broker does not take {asked}", e.addr, topic=topic, remark=e.remark) from e
+    return describe(tools, topic)
+
+
+def _new_attributes(
+    tools: AdminTools, topic: str, change: TopicChange, there: Mapping[str, QueueData]
+) -> dict[str, dict[str, str]]:
+    """What each broker lacks of the attributes. Brokers take none again that stays for ever, though its value be the same.
+
+    Those before 5.0 have none, and put the order back to what name servers say at once.
+    """
+    if not change.attributes and change.order is None:
+        return {name: {} for name in there}
+    kept = _on_brokers(tools, tools.admin.routes.existing(topic, 0.0))
+    found: dict[str, dict[str, str]] = {}
+    for name in there:
+        if name not in kept or kept[name].message_type is None:
+            lacks = "has no attributes" if change.attributes else "takes the order from name servers"
+            raise NotSupported(
+                f"broker {name} is older than RocketMQ 5.0 and {lacks}; nothing was changed",
+                topic=topic,
+                remedy=None if change.attributes else "Set it there: mqadmin updateOrderConf",
+            )
+        now = {**_FIXED, **kept[name].attributes}
+        found[name] = {key: value for key, value in change.attributes.items() if now.get(key) != value}
+        if fixed := sorted(found[name].keys() & _FIXED):
+            raise OptionError(
+                f"attribute {fixed[0]!r} of topic {topic} is {now[fixed[0]]!r} for ever; nothing was changed",
+                remedy="Create another topic with it",
+            )
+    return found
+
+
+def _changed(now: bodies.TopicConfig, change: TopicChange, attributes: Mapping[str, str]) -> bodies.TopicConfig:
+    perm = now.perm
+    if change.permission is not None:
+        perm = perm & ~(Perm.READ | Perm.WRITE) | PERMISSIONS[change.permission]
+    return replace(
+        now,
+        read_queues=change.queues or now.read_queues,
+        write_queues=change.queues or now.write_queues,
+        perm=int(perm),
+        order=now.order if change.order is None else change.order,
+        attributes=attributes,
+    )
+
+
 def _there(tools: AdminTools, topic: str, brokers: Sequence[str] | None) -> dict[str, QueueData]:
     """What a topic has on the brokers that are named. Raises an error where it is not."""
     tools.admin.routes.existing(topic, 0.0)
@@ -119,6 +208,12 @@ def _there(tools: AdminTools, topic: str, brokers: Sequence[str] | None) -> dict
             remedy=f"Create it there: rocketmq-spark topic create {topic} --broker {missing[0]}",
         )
     return there
+
+
+def _check_queues(topic: str, queues: int | None, there: Mapping[str, QueueData], named: str) -> None:
+    """That there are no fewer than a topic has."""
+    if queues is not None and any(max(data.read_queues, data.write_queues) > queues for data in there.values()):
+        raise _wrong_way(named, topic, queues, there, "shrink")
 
 
 def _wrong_way(named: str, topic: str, queues: int, there: Mapping[str, QueueData], other: str) -> OptionError:
@@ -137,115 +232,3 @@ def delete(tools: AdminTools, topic: str) -> None:
     """Delete a topic with its messages. Raises ``RouteNotFound`` with the nearest names."""
     tools.admin.routes.existing(topic, 0.0)
     tools.admin.delete_topic(topic)
-
-
-# A broker gives 32 to a question unless it is configured to give more, and 64 at most (maxMsgsNumBatch).
-MOST = 64
-_EVER_MS = (1 << 63) - 1
-
-
-class IndexSearch(NamedTuple):
-    """What the index of a broker is asked for; ``unique``: an id that a producer gave."""
-
-    key: str
-    begin_ms: int
-    end_ms: int
-    limit: int
-    unique: bool = False
-
-
-def message_by_id(tools: AdminTools, message_id: str, topic: str | None = None) -> ReceivedMessage:
-    """The message with an id: an offset message id, or with ``topic`` also the id that its producer gave it.
-
-    Both have the same form. An offset message id names a broker's address, so one that names none of this cluster's is
-    taken for a producer's. Raises ``NotFound``. Mirrors ``DefaultMQAdminExtImpl.queryMessage``.
-    """
-    place = _place(message_id)
-    at = None if place is None else _broker_at(tools, place.host)
-    if place is not None and at is not None:
-        message = _at(tools, at, place, topic)
-        if message is not None and (topic is None or topic in (message.topic, message.queue.topic)):
-            return message
-    if topic is None:
-        if at is not None:
-            raise _not_found(message_id)
-        raise NotFound(
-            f"id {message_id} is not of a message of these brokers",
-            remedy="For an id that its producer gave, give the topic, too; an offset message id names one of the brokers",
-        )
-    search = IndexSearch(message_id, 0, _EVER_MS, MOST, True)
-    found = [m for m in _indexed(tools, topic, search) if m.msg_id == message_id]
-    if not found:
-        raise _not_found(message_id, topic)
-    return min(found, key=lambda message: message.store_timestamp)
-
-
-def messages_by_key(
-    tools: AdminTools, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None, limit: int = 32
-) -> list[ReceivedMessage]:
-    """Messages of a topic with a business key, or whose producer gave them this id, as they were stored.
-
-    The newest ``limit`` of each broker, stored from ``begin_ms`` to ``end_ms``.
-    """
-    if not 0 < limit <= MOST:
-        raise OptionError(f"limit is {limit}; expected 1 to {MOST}, what a broker gives to one question")
-    search = IndexSearch(key, begin_ms or 0, _EVER_MS if end_ms is None else end_ms, limit)
-    # What an index finds has the hash of the key.
-    return [m for m in _indexed(tools, topic, search) if key in m.keys or key == m.msg_id]
-
-
-def _place(message_id: str) -> OffsetMessageId | None:
-    try:
-        return OffsetMessageId.parse(message_id)
-    except LocalProtocolError:
-        return None
-
-
-def _broker_at(tools: AdminTools, host: str) -> str | None:
-    """The name of the broker at an address; only those of the cluster are asked."""
-    for name, data in tools.admin.cluster().items():
-        if host in data.addresses.values():
-            return name
-    return None
-
-
-def _at(tools: AdminTools, broker: str, place: OffsetMessageId, topic: str | None) -> ReceivedMessage | None:
-    on_wire = None if topic is None else tools.calls.on_wire(topic)
-    command = rpc.VIEW_MESSAGE_BY_ID.request(offset=place.offset, topic=on_wire, bname=broker)
-    # "can not find message by the offset": code 1
-    answer = tools.calls.ask(place.host, command, accept=(Response.SUCCESS, Response.SYSTEM_ERROR))
-    if answer.code != Response.SUCCESS:
-        return None
-    # What a broker reads in the midst of a message is anything.
-    found = [m for m in decode_leniently(answer.body, broker) if m.commit_log_offset == place.offset]
-    return own(found[0], tools.calls.scope) if found else None
-
-
-def _indexed(tools: AdminTools, topic: str, search: IndexSearch) -> list[ReceivedMessage]:
-    """What the indexes of the topic's masters have, in the order of storing. Where a master is away its slave is asked."""
-    route = tools.admin.routes.existing(topic, 0.0)
-    asked = {
-        name: (
-            address,
-            rpc.QUERY_MESSAGE.request(
-                topic=tools.calls.on_wire(topic),
-                key=search.key,
-                maxNum=search.limit,
-                beginTimestamp=search.begin_ms,
-                endTimestamp=search.end_ms,
-                _UNIQUE_KEY_QUERY=search.unique or None,
-                bname=name,
-            ),
-        )
-        for name, data in sorted(route.brokers.items())
-        if (address := data.replica("hint"))
-    }
-    found: list[ReceivedMessage] = []
-    for name, answer in ask_each(tools, asked, (Response.SUCCESS, Response.QUERY_NOT_FOUND)):
-        if answer.code == Response.SUCCESS:
-            found += (own(message, tools.calls.scope) for message in decode_leniently(answer.body, name))
-    return sorted(found, key=lambda message: (message.store_timestamp, message.queue, message.queue_offset))
-
-
-def _not_found(message_id: str, topic: str | None = None) -> NotFound:
-    return NotFound(f"there is no message with id {message_id}", topic=topic)

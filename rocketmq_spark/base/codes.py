@@ -16,6 +16,7 @@ VERSION = 513
 FIRST_WITH_TIMERS = 412  # 5.0.0; older brokers take timer properties for the user's own and deliver at once
 FIRST_WITH_BOUNDARY = 440  # 5.1.4; older brokers answer a search by time with the message nearest to it
 FIRST_WITH_ATTRIBUTES = FIRST_WITH_TIMERS  # of topics; older brokers leave them out
+FIRST_TO_UPDATE_USERS = 476  # 5.3.2; 5.3.0 and 5.3.1 say that they did, and change nothing
 TIMER_MAX_DELAY_S = 3 * 24 * 3600  # a broker's timerMaxDelaySec unless it is configured otherwise
 # A broker adds the time to it, and delivers at once what is negative then: half of what a long of Java holds.
 LONGEST_DELAY_MS = 1 << 62

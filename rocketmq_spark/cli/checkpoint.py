@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.cli.command import CliGroup, with_yes
+from rocketmq_spark.cli.command import TIMES, CliGroup, time_option, with_yes
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output, moment
 from rocketmq_spark.errors import (
@@ -223,15 +223,6 @@ def _drifted(one: Drift) -> dict[str, object]:
     }
 
 
-def _time(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    from rocketmq_spark.options.parsing import timestamp
-
-    try:
-        return None if value is None else timestamp(value)
-    except ValueError as e:
-        raise click.BadParameter(f"{value!r} is not {e}") from e
-
-
 def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
     from rocketmq_spark.options.parsing import duration
 
@@ -244,13 +235,7 @@ def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @checkpoint.command()
 @click.argument("folder")
 @click.option("--to-batch", "number", type=click.IntRange(0), metavar="N", help="Rewind to the end of batch N.")
-@click.option(
-    "--to-time",
-    "time_ms",
-    callback=_time,
-    metavar="TIME",
-    help="Read again everything stored since this time (ISO-8601 or ms).",
-)
+@time_option("--to-time", "time_ms", help=f"Read again everything stored since this time: {TIMES}.")
 @with_yes
 @click.option("--quiet-for", "quiet_s", callback=_duration, default="60s", show_default=True, metavar="TIME",
               help="Fail if anything in FOLDER changed within this time.")  # fmt: skip

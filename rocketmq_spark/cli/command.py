@@ -12,7 +12,10 @@ import difflib
 import errno
 import importlib
 import os
+import re
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -106,6 +109,47 @@ def with_yes(command: Any) -> Any:
     return made
 
 
+TIMES = "ISO-8601 (UTC without a zone), 1h (so long ago), @milliseconds"
+
+
+def time_ms(text: str) -> int:
+    """What a time is in ms since 1970, as all commands take it: ``TIMES``, or the number of milliseconds alone."""
+    from rocketmq_spark.options.parsing import duration, timestamp
+
+    stripped = text.strip()
+    if re.fullmatch(r"[\d.]+\s*[a-z]+", stripped):
+        return round((time.time() - duration(stripped)) * 1000)
+    if re.fullmatch(r"@\d+", stripped):
+        return int(stripped[1:])
+    try:
+        return timestamp(stripped)
+    except ValueError as e:
+        raise ValueError(f"{e}; 1h (so long ago) and @ with milliseconds are times, too") from None
+
+
+def start_or_time(text: str) -> str | int:
+    """``latest``, ``earliest``, or a time in ms since 1970."""
+    word = text.strip().lower()
+    if word in ("latest", "earliest"):
+        return word
+    try:
+        return time_ms(text)
+    except ValueError as e:
+        raise ValueError(f"latest, earliest, or {e}") from None
+
+
+def time_option(*names: str, help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """An option whose value is a time, in ms since 1970."""
+
+    def parsed(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+        try:
+            return None if value is None else time_ms(value)
+        except ValueError as e:
+            raise click.BadParameter(f"{value!r} is not {e}") from e
+
+    return click.option(*names, callback=parsed, metavar="TIME", help=help)
+
+
 def _be_silent() -> None:
     """The reader has left: drop even what is still in a buffer when Python ends."""
     for stream in (sys.stdout, sys.stderr):
@@ -124,10 +168,10 @@ def _unexpected(error: Exception) -> RocketMQError:
 _COMMANDS = {
     "demo": ("Run a stream from a broker to Spark and back: a few minutes.", "demo.play:demo"),
     "broker": ("Start and stop a real RocketMQ on this machine.", "broker:broker"),
-    "topic": ("Create, list, describe, widen, shrink and delete topics.", "topic:topic"),
+    "topic": ("Create, list, describe, update, shrink and delete topics.", "topic:topic"),
     "group": ("List, describe and delete consumer groups.", "group:group"),
     "cluster": ("Show the brokers of a cluster.", "cluster:cluster"),
-    "message": ("Show stored messages by id and by key.", "message:message"),
+    "message": ("Show stored messages by id, by key and by time.", "message:message"),
     "user": ("List, set and delete users (ACL 2.0).", "cluster:user"),
     "policy": ("List, set and delete what users may do (ACL 2.0).", "cluster:policy"),
     "produce": ("Send lines of text, or generated orders, to a topic.", "produce:produce"),

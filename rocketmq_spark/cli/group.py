@@ -5,13 +5,12 @@ Their lag is watched by ``lag``.
 
 from __future__ import annotations
 
-import re
 import time
 from typing import TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.cli.command import CliGroup, SendingCommand, confirm, with_yes
+from rocketmq_spark.cli.command import TIMES, CliGroup, SendingCommand, confirm, start_or_time, with_yes
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output
 
@@ -164,19 +163,17 @@ Wanted = str | int | dict["MessageQueue", int]
 
 
 def _to(ctx: click.Context, param: click.Parameter, value: str) -> Wanted:
-    from rocketmq_spark.options.parsing import consume_from, duration, offsets
+    from rocketmq_spark.options.parsing import offsets
 
     try:
-        if re.fullmatch(r"[\d.]+\s*[a-z]+", value.strip()):
-            return round((time.time() - duration(value)) * 1000)
         if not value.lstrip().startswith("{"):
-            return consume_from(value)
+            return start_or_time(value)
         by_queue = offsets()(value)
         assert not isinstance(by_queue, str)
         return by_queue
     except ValueError as e:
         raise click.BadParameter(
-            f'{value!r} is not {e}; 1h (so long ago) is one, and JSON such as {{"orders":{{"broker-a":{{"0":17}}}}}}'
+            f'{value!r} is not {e}, and JSON such as {{"orders":{{"broker-a":{{"0":17}}}}}}'
         ) from e
 
 
@@ -228,7 +225,7 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
     required=True,
     callback=_to,
     metavar="WHERE",
-    help="earliest, latest, a time (ISO-8601 or ms), 1h (so long ago), or JSON as for startingOffsets; JSON may omit queues.",
+    help=f"earliest, latest, a time ({TIMES}), or JSON as for startingOffsets; JSON may omit queues.",
 )
 @click.option("--by-duration", "--shift-by", "--to-datetime", hidden=True, expose_value=False, callback=_kafkas)
 @with_yes

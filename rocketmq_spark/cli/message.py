@@ -1,5 +1,5 @@
-"""``rocketmq-spark message`` and ``dlq``: stored messages by id and by key; what a consumer group could not consume, and back to
-its topic with it.
+"""``rocketmq-spark message`` and ``dlq``: stored messages by id, by key and by time; what a consumer group could not consume,
+and back to its topic with it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rocketmq_spark.base.clock import utc_text
-from rocketmq_spark.cli.command import CliGroup, SendingCommand
+from rocketmq_spark.cli.command import TIMES, CliGroup, SendingCommand, time_option
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.tail import document, line
@@ -46,25 +46,11 @@ class DeadLetterFilter:
         )
 
 
-def _time(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    from rocketmq_spark.options.parsing import timestamp
-
-    try:
-        return None if value is None else timestamp(value)
-    except ValueError as e:
-        raise click.BadParameter(f"{value!r} is not {e}") from e
-
-
-def time_option(name: str, help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """An option whose value is a time, in ms since 1970."""
-    return click.option(name, callback=_time, metavar="TIME", help=help)
-
-
 def _chosen(function: Callable[..., None]) -> Callable[..., None]:
     """The options that choose letters."""
     for add in (
-        time_option("--until", "Only dead letters before this time: ISO-8601 or ms."),
-        time_option("--since", "Only dead letters at or after this time: ISO-8601 or ms."),
+        time_option("--until", help=f"Only dead letters before this time: {TIMES}."),
+        time_option("--since", help=f"Only dead letters at or after this time: {TIMES}."),
         click.option(
             "--key", "keys", multiple=True, help="Only dead letters with this key or message id (may be repeated)."
         ),
@@ -257,7 +243,7 @@ def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilte
 
 @click.group(cls=CliGroup)
 def message() -> None:
-    """Show stored messages by their ids and keys."""
+    """Show stored messages by their ids, by keys and by time."""
 
 
 @message.command()
@@ -267,9 +253,9 @@ def message() -> None:
 @click.pass_obj
 def get(output: Output, target: Target, message_id: str, topic: str | None) -> None:
     """Show one message, by its offset message id, or with --topic also by the id that its producer gave it."""
-    from rocketmq_spark.admin import topics
+    from rocketmq_spark.admin import messages
 
-    one = topics.message_by_id(target.client(), message_id, topic)
+    one = messages.message_by_id(target.client(), message_id, topic)
     row = {
         **document(one),
         "offsetMsgId": one.offset_msg_id,
@@ -285,25 +271,39 @@ def get(output: Output, target: Target, message_id: str, topic: str | None) -> N
 
 @message.command()
 @click.option("--topic", required=True, help="The topic to look in.")
-@click.option("--key", required=True, help="A business key, or the id that the producer gave.")
-@time_option("--since", "Only messages stored at or after this time: ISO-8601 or ms.")
-@time_option("--until", "Only messages stored until this time: ISO-8601 or ms.")
+@click.option("--key", help="A business key, or the id that the producer gave. Without it: all messages of a time.")
+@time_option("--from", "--since", "begin", help=f"Only messages stored at or after this time: {TIMES}.")
+@time_option("--to", "--until", "end", help="Only messages stored until this time.")
 @click.option(
     "--limit",
-    type=click.IntRange(1, 64),
+    type=click.IntRange(1),
     default=32,
     show_default=True,
-    help="The newest so many of each broker; brokers look no further.",
+    help="With --key the newest so many of each broker, up to 64; else the oldest so many, up to 10000.",
 )
 @connected
 @click.pass_obj
 def find(
-    output: Output, target: Target, topic: str, key: str, since: int | None, until: int | None, limit: int
+    output: Output, target: Target, topic: str, key: str | None, begin: int | None, end: int | None, limit: int
 ) -> None:
-    """Show the messages of a topic that have a key, oldest first."""
-    from rocketmq_spark.admin import topics
+    """Show the messages of a topic that have a key, or that were stored in a time, oldest first.
 
-    found = topics.messages_by_key(target.client(), topic, key, since, until, limit)
+    By time, all queues are read from the masters, with --environment those of the environment.
+    """
+    from rocketmq_spark.admin import messages
+    from rocketmq_spark.queues.environment import environment_of
+
+    if key is None and begin is None and end is None:
+        raise click.UsageError("Give --key, or a time: --from, --to or both")
+    client = target.client()
+    if key is not None:
+        found = messages.messages_by_key(client, topic, key, begin, end, limit)
+    else:
+        found = messages.messages_of_time(client, topic, begin, end, limit, environment_of(target.options()))
     for one in found:
         output.item(document(one), line(one))
-    output.note(f"{len(found)} messages with key {key}")
+    if key is not None:
+        output.note(f"{len(found)} messages with key {key}")
+    else:
+        more = "; there may be more: --limit, or --from the last of these" if len(found) == limit else ""
+        output.note(f"{len(found)} messages of that time{more}")

@@ -10,15 +10,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from rocketmq_spark.base.clock import utc_text
 from rocketmq_spark.base.lifecycle import on_signals
-from rocketmq_spark.cli.command import CliCommand, SendingCommand
+from rocketmq_spark.cli.command import TIMES, CliCommand, SendingCommand, start_or_time, time_ms
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Json, Output, shown
 from rocketmq_spark.errors import OffsetError
@@ -34,20 +33,26 @@ if TYPE_CHECKING:
 _RAW_BYTES = 40
 
 
-def _begin(ctx: click.Context, param: click.Parameter, value: str | None) -> str | int | datetime | None:
-    """``earliest``, ``latest``, an offset as an int, or a moment."""
+class StoredAt(NamedTuple):
+    """The first message that was stored at or after a time."""
+
+    time_ms: int
+
+
+Place = str | int | StoredAt
+
+
+def _begin(ctx: click.Context, param: click.Parameter, value: str | None) -> Place | None:
+    """``earliest``, ``latest``, an offset as an int, or a time."""
     text = (value or "").strip()
     if value is None or text in ("earliest", "latest"):
         return text or None
     if text.isdigit():
         return int(text)
     try:
-        if text.startswith("@"):
-            return datetime.fromtimestamp(int(text[1:]) / 1000, UTC)
-        moment = datetime.fromisoformat(text)
-    except (ValueError, OverflowError) as e:
-        raise click.BadParameter(f"{text!r} is not earliest, latest, an offset, an ISO time or @milliseconds") from e
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return StoredAt(time_ms(text))
+    except ValueError as e:
+        raise click.BadParameter(f"{text!r} is not earliest, latest, an offset, or a time: {TIMES}") from e
 
 
 def _tags(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -67,8 +72,7 @@ def _tags(ctx: click.Context, param: click.Parameter, value: str | None) -> str 
     "begin",
     callback=_begin,
     metavar="WHERE",
-    help="earliest, latest, an offset (in every queue), or a time: 2026-01-31T12:00:00Z (UTC without a zone), "
-    "@1769860800000 (milliseconds). [default: latest; with --no-follow earliest]",
+    help=f"earliest, latest, an offset (in every queue), or a time: {TIMES}. [default: latest; with --no-follow earliest]",
 )
 @click.option("--tags", callback=_tags, help="Only messages with one of these tags: 'a || b'.")
 @click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
@@ -79,7 +83,7 @@ def tail(
     output: Output,
     target: Target,
     topic: str,
-    begin: str | int | datetime | None,
+    begin: Place | None,
     tags: str | None,
     count: int | None,
     follow: bool,
@@ -98,11 +102,11 @@ def tail(
         output.item(document(message), line(message))
 
 
-def _seek(reader: TopicReader, begin: str | int | datetime) -> None:
+def _seek(reader: TopicReader, begin: Place) -> None:
     from rocketmq_spark.cli import reading
 
-    if isinstance(begin, datetime):
-        reader.seek_time(int(begin.timestamp() * 1000))
+    if isinstance(begin, StoredAt):
+        reader.seek_time(begin.time_ms)
     elif isinstance(begin, int):
         reader.seek(reading.at_offset(begin))
     else:
@@ -163,14 +167,11 @@ _POLL_S = 0.5
 
 
 def start(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Callback of ``--from``: ``earliest``, ``latest`` or a time, as the consumers' option has it."""
-    from rocketmq_spark.options.parsing import consume_from
-
+    """Callback of ``--from``: ``earliest``, ``latest`` or a time, as the consumers' option takes it."""
     try:
-        consume_from(value)
+        return str(start_or_time(value))
     except ValueError as e:
         raise click.BadParameter(f"{value!r} is not {e}") from e
-    return value
 
 
 def consuming(begin: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -186,7 +187,7 @@ def consuming(begin: str) -> Callable[[Callable[..., None]], Callable[..., None]
                 show_default=True,
                 callback=start,
                 metavar="WHERE",
-                help="Where to begin in a queue without an offset of the group: earliest, latest, or a time (ISO-8601 or ms).",
+                help=f"Where to begin in a queue without an offset of the group: earliest, latest, or a time: {TIMES}.",
             ),
             click.option("--sql", help="Only messages for which this SQL92 expression is true."),
             click.option("--tags", help="Only messages with one of these tags: 'a || b'."),

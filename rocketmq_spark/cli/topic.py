@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=CliGroup)
 def topic() -> None:
-    """Create, list, describe, widen, shrink and delete topics."""
+    """Create, list, describe, update, widen, shrink and delete topics."""
 
 
 @topic.command()
@@ -86,18 +86,63 @@ def widen(output: Output, target: Target, name: str, queues: int, brokers: tuple
     _show(output, topics.widen(target.client(), name, queues, brokers or None, "--queues"))
 
 
-def _refuse_part(target: Target, name: str) -> None:
-    """With an environment other commands keep to its queues. These take the messages of all of them."""
+def _refuse_part(target: Target, name: str, what: str = "take the messages of all") -> None:
+    """With an environment other commands keep to its queues. These reach all environments."""
     from rocketmq_spark.errors import OptionError
     from rocketmq_spark.queues.environment import environment_of
 
     options = target.options()
     if environment_of(options) is not None:
         raise OptionError(
-            f"topic {name} is shared by environments, and {options.environment_source} names one of them: this would take the "
-            "messages of all",
+            f"topic {name} is shared by environments, and {options.environment_source} names one of them: this would {what}",
             remedy="To do that leave the environment out; one with topics of its own has environmentMode=suffix",
         )
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--queues", type=click.IntRange(1), help="Queues on each broker from now on; 'shrink' removes queues.")
+@click.option(
+    "--permission",
+    type=click.Choice(["RW", "R", "W"], case_sensitive=False),
+    help="RW: read and write; R: brokers reject new messages; W: brokers reject readers.",
+)
+@click.option("--order/--no-order", default=None, help="Whether brokers keep the topic as an ordered one.")
+@click.option(
+    "--attribute",
+    multiple=True,
+    callback=pairs,
+    metavar="NAME=VALUE",
+    help="Set an attribute, such as message.type=FIFO (may be repeated).",
+)
+@click.option("--broker", "brokers", multiple=True, help="Only on this broker (may be repeated; default: all).")
+@connected
+@click.pass_obj
+def update(
+    output: Output, /, target: Target, name: str, queues: int | None, brokers: tuple[str, ...], **how: Any
+) -> None:
+    """Change a topic. What is not given stays as it is."""
+    from rocketmq_spark.admin import topics
+
+    if queues is None and how["permission"] is None and how["order"] is None and not how["attribute"]:
+        raise click.UsageError("Give what is to change: --queues, --permission, --order, --no-order or --attribute")
+    if how["permission"] in ("R", "W"):
+        _refuse_part(target, name, "stop the producers or the consumers of all")
+    change = topics.TopicChange(queues, how["permission"], how["order"], how["attribute"])
+    there = topics.update(target.client(), name, change, brokers or None, "--queues")
+    for broker, kept in sorted(there.brokers.items()):
+        row = {
+            "topic": name,
+            "brokerName": broker,
+            "queues": kept.write_queues,
+            "permission": kept.permission,
+            "type": kept.message_type,
+            "order": kept.order,
+            "attributes": dict(kept.attributes),
+        }
+        told = [f"{key} {row[key]}" for key in ("permission", "type") if row[key]]
+        told += ["ordered"] if kept.order else []
+        output.item(row, f"Topic {name} has {kept.write_queues} queues on {broker}: {', '.join(told)}")
 
 
 @topic.command()

@@ -95,7 +95,7 @@ class BaseAdmin(Closing):
 
     def queues_of(self, topic: str, brokers: Sequence[str] | None = None) -> dict[str, QueueData]:
         """How many queues a topic has on each of ``brokers`` (default: all); those where it is not are left out."""
-        route = self._route_or_none(topic)
+        route = _route_or_none(self.routes, topic)
         queues = route.queues if route is not None else ()
         return {data.broker_name: data for data in queues if brokers is None or data.broker_name in brokers}
 
@@ -103,16 +103,25 @@ class BaseAdmin(Closing):
         """Give a topic so many queues on each of ``brokers``, where it is, and wait until the route shows them. What lies in
         queues that it has no more is not read until it has them again.
         """
-        deadline, wanted = Deadline.after(timeout_s), {}
-        for name, address in masters_of(self.cluster(), brokers).items():
-            now = self.topic_config(topic, name)
-            resized = replace(now, read_queues=queues, write_queues=queues, attributes={})
-            self._calls.ask(address, put_topic(self._calls.on_wire(topic), name, resized), deadline)
-            wanted[name] = queues, queues, now.perm
+        kept = {name: self.topic_config(topic, name) for name in brokers}
+        resized = {
+            name: replace(now, read_queues=queues, write_queues=queues, attributes={}) for name, now in kept.items()
+        }
+        return self.change_topic(topic, resized, timeout_s)
+
+    def change_topic(self, topic: str, configs: Mapping[str, TopicConfig], timeout_s: float = 30.0) -> TopicRoute:
+        """Give a topic these configurations, by the names of brokers that have it, and wait until the route shows them.
+
+        Attributes that a configuration does not name stay as they are.
+        """
+        deadline = Deadline.after(timeout_s)
+        for name, address in masters_of(self.cluster(), sorted(configs)).items():
+            self._calls.ask(address, put_topic(self._calls.on_wire(topic), name, configs[name]), deadline)
+        wanted = {name: (config.read_queues, config.write_queues, config.perm) for name, config in configs.items()}
         return self._await_route(topic, wanted, deadline)
 
     def _await_route(self, topic: str, wanted: Mapping[str, tuple[int, int, int]], deadline: Deadline) -> TopicRoute:
-        while (route := self._route_or_none(topic)) is None or not _shows(route, wanted):
+        while (route := _route_or_none(self.routes, topic)) is None or not _shows(route, wanted):
             if deadline.expired:
                 raise CallTimeout("the name server does not show the topic in time", topic=topic)
             deadline.pause(_LOOK_EVERY_S)
@@ -221,12 +230,6 @@ class BaseAdmin(Closing):
     def _ask(self, broker: str, command: Command) -> Command:
         return self._calls.ask(masters_of(self.cluster(), [broker])[broker], command)
 
-    def _route_or_none(self, topic: str) -> TopicRoute | None:
-        try:
-            return self.routes.get(topic, 0.0)
-        except (RouteNotFound, TopicNotFound):
-            return None
-
 
 def put_topic(topic_on_wire: str, broker: str, config: TopicConfig) -> Command:
     """The request that makes a topic on a broker, or changes it. Attributes that are not named stay as they are."""
@@ -274,6 +277,13 @@ def masters_of(cluster: Mapping[str, BrokerData], brokers: Sequence[str] | None 
             remedy=f"Known brokers: {', '.join(sorted(cluster)) or 'none'}",
         )
     return {name: address for name, address in masters.items() if address}
+
+
+def _route_or_none(routes: Routes, topic: str) -> TopicRoute | None:
+    try:
+        return routes.get(topic, 0.0)
+    except (RouteNotFound, TopicNotFound):
+        return None
 
 
 def _check(problem: str | None) -> None:

@@ -93,6 +93,8 @@ _STATUS = {
     Response.PULL_RETRY_IMMEDIATELY: PullStatus.NO_MATCHED_MSG,
     Response.PULL_OFFSET_MOVED: PullStatus.OFFSET_ILLEGAL,
 }
+# The codes of answers to pulls; any other is an error.
+ANSWERED = tuple(_STATUS)
 
 
 class LongPolls:

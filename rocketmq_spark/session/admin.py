@@ -1,4 +1,6 @@
-"""``Admin``: administration for users. What each verb asks and changes stands in the room ``admin``."""
+"""``Admin``: administration for users, but for its verbs on topics (``topics``). What each verb asks and changes stands in the
+room ``admin``.
+"""
 
 from __future__ import annotations
 
@@ -7,140 +9,16 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rocketmq_spark import options as options_table
-from rocketmq_spark.admin import brokers, groups, topics
+from rocketmq_spark.admin import brokers, groups, messages
 from rocketmq_spark.admin.groups import Wanted
-from rocketmq_spark.admin.tools import AdminTools
-from rocketmq_spark.base.lifecycle import Closing, Owner
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import BrokerData, MessageQueue, ReceivedMessage
-from rocketmq_spark.model.admin import (
-    AccessPolicy,
-    BrokerState,
-    GroupDescription,
-    OffsetChange,
-    TopicDescription,
-    TopicQueues,
-    UserAccount,
-)
-from rocketmq_spark.options import Options
+from rocketmq_spark.model.admin import AccessPolicy, BrokerState, GroupDescription, OffsetChange, UserAccount
 from rocketmq_spark.queues.environment import environment_of
-from rocketmq_spark.session import client
+from rocketmq_spark.session.topics import AdminBase, TopicAdmin
 
 if TYPE_CHECKING:
     from rocketmq_spark.options.typed import AdminOptions
-
-
-class AdminBase(Closing):
-    """The options, and whether it was closed."""
-
-    def __init__(self, options: Options) -> None:
-        self._options = options
-        self._owner = Owner("admin")
-        self._closed = False
-
-    @property
-    def _tools(self) -> AdminTools:
-        self._owner.check(self._closed)
-        return client(self._options)
-
-    def _own(self, group: str) -> str:
-        """The group's name in the environment of the options."""
-        environment = environment_of(self._options)
-        return group if environment is None else environment.group(group)
-
-    def close(self) -> None:
-        """End it: every verb raises ``ClosedError`` from now on. Connections belong to the process, and others may use them."""
-        self._closed = True
-
-
-class TopicAdmin(AdminBase):
-    """Verbs on topics."""
-
-    def topics(self, system: bool = False) -> list[str]:
-        """Return the names of all topics, sorted.
-
-        Args:
-            system: Include RocketMQ's own topics, and those of retries and dead letters.
-        """
-        return topics.names(self._tools, system)
-
-    def describe_topic(self, topic: str) -> TopicDescription:
-        """Return type, permission, attributes and offsets of a topic, as its brokers have them (``mqadmin topicStatus``).
-
-        Args:
-            topic: The topic.
-
-        Raises:
-            RouteNotFound: There is no such topic. The error names similar ones.
-        """
-        return topics.describe(self._tools, topic)
-
-    def create_topic(
-        self,
-        topic: str,
-        queues: int = 8,
-        brokers: Sequence[str] | None = None,
-        *,
-        attributes: Mapping[str, str] | None = None,
-        batch: bool = False,
-    ) -> TopicQueues:
-        """Create a topic; returns when the name server shows it. Unlike ``mqadmin updateTopic`` it changes no existing topic.
-
-        Args:
-            topic: The topic.
-            queues: Number of queues on each broker.
-            brokers: Only on these brokers (default: all).
-            attributes: Attributes, such as ``{"message.type": "FIFO"}``. Brokers before 5.0 have none: ``NotSupported``.
-            batch: Store batches whole (docs/batch-topics.md).
-
-        Raises:
-            OptionError: The topic is on one of these brokers, or its name is not allowed.
-            BrokerNotFound: One of ``brokers`` has no master now.
-        """
-        return topics.create(self._tools, topic, queues, brokers, attributes or {}, batch)
-
-    def widen_topic(self, topic: str, queues: int, brokers: Sequence[str] | None = None) -> TopicQueues:
-        """Add queues. Messages stay in their queues; hash selectors use the new queues too, so a key may move to another queue.
-
-        Args:
-            topic: The topic. Its permission and attributes stay as they are.
-            queues: The new number of queues on each broker.
-            brokers: Only on these brokers (default: all that have it).
-
-        Raises:
-            OptionError: The topic has more queues than ``queues``, or is not on one of ``brokers``.
-        """
-        return topics.widen(self._tools, topic, queues, brokers)
-
-    def shrink_topic(
-        self, topic: str, queues: int, brokers: Sequence[str] | None = None, *, preview: bool = False
-    ) -> TopicQueues:
-        """Remove the queues with the highest ids. Their messages cannot be read until the topic has these queues again.
-
-        Args:
-            topic: The topic.
-            queues: The new number of queues on each broker.
-            brokers: Only on these brokers (default: all that have it).
-            preview: Change nothing. The result has the current queues, and the number of messages that would become unreadable.
-
-        Returns:
-            Its queues, and how many messages became unreadable (``hidden``).
-
-        Raises:
-            OptionError: The topic has fewer queues than ``queues``, or is not on one of ``brokers``.
-        """
-        return topics.shrink(self._tools, topic, queues, brokers, preview)
-
-    def delete_topic(self, topic: str) -> None:
-        """Delete a topic and its messages, on masters, slaves and name servers (``mqadmin deleteTopic``).
-
-        Args:
-            topic: The topic.
-
-        Raises:
-            RouteNotFound: There is no such topic.
-        """
-        topics.delete(self._tools, topic)
 
 
 class GroupAdmin(AdminBase):
@@ -271,21 +149,35 @@ class BrokerAdmin(AdminBase):
         Raises:
             NotFound: There is no such message, or brokers have deleted it.
         """
-        return topics.message_by_id(self._tools, message_id, topic)
+        return messages.message_by_id(self._tools, message_id, topic)
 
     def find_messages(
-        self, topic: str, key: str, *, begin_ms: int | None = None, end_ms: int | None = None, limit: int = 32
+        self,
+        topic: str,
+        key: str | None = None,
+        *,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        limit: int = 32,
     ) -> list[ReceivedMessage]:
-        """Return messages of a topic by a key, in the order of their store times (``mqadmin queryMsgByKey``).
+        """Return messages of a topic by a key (``mqadmin queryMsgByKey``), or by the time, in the order of their store times.
 
         Args:
             topic: The topic.
-            key: One of the message's business keys, or the id that its producer gave it.
+            key: One of the message's business keys, or the id that its producer gave it. None returns all messages that were
+                stored in the time, of all queues; in an environment, of its own.
             begin_ms: Only messages stored at or after this time, in ms since 1970.
             end_ms: Only messages stored until this time, in ms since 1970.
-            limit: At most this many messages of each broker, the newest ones; 1 to 64, the limit of brokers.
+            limit: With a key, at most this many messages of each broker, the newest ones; 1 to 64, the limit of brokers.
+                Without a key, at most this many in all, the oldest ones; 1 to 10,000.
+
+        Raises:
+            OptionError: ``limit`` is out of range, or without a key the time ends before it begins.
         """
-        return topics.messages_by_key(self._tools, topic, key, begin_ms, end_ms, limit)
+        if key is not None:
+            return messages.messages_by_key(self._tools, topic, key, begin_ms, end_ms, limit)
+        environment = environment_of(self._options)
+        return messages.messages_of_time(self._tools, topic, begin_ms, end_ms, limit, environment)
 
     def cluster(self) -> list[BrokerData]:
         """Return the brokers that the name server knows: names, clusters and addresses by broker id (0: the master)."""
@@ -344,6 +236,7 @@ class AccessAdmin(AdminBase):
 
         Raises:
             OptionError: The user does not exist on a broker, and ``password`` is None.
+            NotSupported: A broker is older than 5.3, or is 5.3.0 or 5.3.1 and has the user: these change none.
         """
         return brokers.set_user(self._tools, name, password, is_super, enabled)
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from rocketmq_spark.admin import brokers
-from rocketmq_spark.base.codes import Request
-from rocketmq_spark.errors import BrokerNotFound, OptionError, RemoteProtocolError
+from rocketmq_spark.base.codes import FIRST_TO_UPDATE_USERS, Request, Response
+from rocketmq_spark.errors import BrokerNotFound, NotSupported, OptionError, RemoteProtocolError
 from rocketmq_spark.model.admin import AccessPolicy, UserAccount
+from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
-from tests.mockbroker import MockBroker, ok
+from tests.mockbroker import MockBroker, ok, refuse
 
 USERS, CREATE, UPDATE = Request.AUTH_LIST_USER, Request.AUTH_CREATE_USER, Request.AUTH_UPDATE_USER
 POLICIES = Request.AUTH_LIST_ACL
 ANN = {"username": "ann", "password": "secret", "userType": "Normal", "userStatus": "enable"}
 
 
-def listed(*items: object) -> object:
+def listed(*items: object) -> Command:
     return ok(json.dumps(items).encode())
 
 
@@ -70,6 +72,23 @@ def test_a_user_is_created_where_it_lacks_and_changed_where_it_is(
     assert json.loads(second.seen(UPDATE)[0].body) == {"username": "ann", "userType": "Super"}
 
 
+def test_a_broker_that_changes_no_user_though_it_says_so_is_not_asked_to(
+    broker: MockBroker, second: MockBroker, tools: Parts
+) -> None:
+    """5.3.0 and 5.3.1 put back what they have: a password that leaked, a user that was to be disabled."""
+    broker.on(USERS, listed(ANN))
+    second.on(USERS, replace(listed(ANN), version=FIRST_TO_UPDATE_USERS - 1))
+    for change in ({"password": "new"}, {"is_super": True}, {"enabled": False}):
+        with pytest.raises(NotSupported, match=r"broker-b is older than RocketMQ 5\.3\.2.*Delete user ann"):
+            brokers.set_user(tools, "ann", **change)
+    assert (broker.seen(UPDATE), second.seen(UPDATE)) == ([], [])
+    second.on(USERS, replace(ok(), version=FIRST_TO_UPDATE_USERS - 1))
+    brokers.set_user(tools, "ann", "new")  # is created there
+    assert (len(broker.seen(UPDATE)), len(second.seen(CREATE))) == (1, 1)
+    second.on(USERS, replace(listed(ANN), version=FIRST_TO_UPDATE_USERS - 1))
+    assert [user.enabled for user in brokers.set_user(tools, "ann", is_super=False, enabled=True)] == [True]
+
+
 def test_policies(broker: MockBroker, second: MockBroker, tools: Parts) -> None:
     entry = {"resource": "Topic:t", "actions": ["Sub", "Get"], "sourceIps": None, "decision": "Allow"}
     there = {"subject": "User:ann", "policies": [{"policyType": "Custom", "entries": [entry]}]}
@@ -114,6 +133,27 @@ def test_nothing_is_said_to_be_done_where_only_a_slave_is_registered(
     with pytest.raises(BrokerNotFound, match="no master of broker-b is registered"):
         brokers.delete_user(tools, "ann")
     assert broker.seen(Request.AUTH_DELETE_USER) == []
+
+
+def test_a_broker_that_has_no_users_keeps_all_as_they_are(broker: MockBroker, second: MockBroker, tools: Parts) -> None:
+    """As while a cluster is upgraded to 5.3."""
+    broker.on(USERS, listed(ANN))
+    broker.on(POLICIES, ok())
+    for code in (USERS, CREATE, UPDATE, POLICIES, Request.AUTH_UPDATE_ACL, Request.AUTH_DELETE_USER):
+        second.on(code, refuse(Response.REQUEST_CODE_NOT_SUPPORTED, f" request type {code} not supported"))
+    for verb in (
+        lambda: brokers.users(tools),
+        lambda: brokers.set_user(tools, "ann", "new"),
+        lambda: brokers.delete_user(tools, "ann"),
+        lambda: brokers.policies(tools),
+        lambda: brokers.set_policy(tools, "ann", "Topic:t", ["Pub"]),
+        lambda: brokers.delete_policy(tools, "ann", "Topic:t"),
+    ):
+        with pytest.raises(NotSupported, match=r"broker-b has no users and policies: ACL 2\.0 came with RocketMQ 5\.3"):
+            verb()
+    assert {command.code for command in broker.requests} <= {
+        USERS, POLICIES, Request.GET_BROKER_CLUSTER_INFO, Request.GET_ROUTEINFO_BY_TOPIC,
+    }  # fmt: skip
 
 
 def test_who_is_not_there_is_not_deleted(broker: MockBroker, second: MockBroker, tools: Parts) -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rocketmq_spark.admin import topics
+from rocketmq_spark.admin import messages
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import AccessDenied, NotFound, OptionError
 from rocketmq_spark.wire.identifiers import OffsetMessageId
@@ -31,18 +31,18 @@ def message(**fields: object) -> bytes:
 
 def test_an_offset_message_id_is_asked_of_its_broker(broker: MockBroker, tools: Parts) -> None:
     broker.on(VIEW, ok(message()))
-    found = topics.message_by_id(tools, offset_id(broker))
+    found = messages.message_by_id(tools, offset_id(broker))
     assert (found.body, found.topic, found.broker_name, found.msg_id) == (b"found", "t", "broker-a", "U1")
     (asked,) = broker.seen(VIEW)
     assert (asked.ext["offset"], asked.ext["bname"], "topic" in asked.ext) == (str(AT), "broker-a", False)
-    assert topics.message_by_id(tools, offset_id(broker), "t").msg_id == "U1"
+    assert messages.message_by_id(tools, offset_id(broker), "t").msg_id == "U1"
     assert broker.seen(VIEW)[1].ext["topic"] == "t"
 
 
 def test_an_address_that_is_no_broker_of_the_cluster_is_not_dialled(broker: MockBroker, tools: Parts) -> None:
     """The id of a producer has the same form, and its first bytes are anything."""
     with MockBroker({VIEW: ok(message())}) as stranger, pytest.raises(NotFound, match="is not of a message of these"):
-        topics.message_by_id(tools, offset_id(stranger))
+        messages.message_by_id(tools, offset_id(stranger))
     assert (broker.seen(VIEW), stranger.requests) == ([], [])
 
 
@@ -59,13 +59,13 @@ def test_what_is_not_there_is_not_found(answer: object, broker: MockBroker, tool
     """In the midst of a message a broker reads anything for one, and gives it away."""
     broker.on(VIEW, answer)
     with pytest.raises(NotFound, match="no message with id"):
-        topics.message_by_id(tools, offset_id(broker))
+        messages.message_by_id(tools, offset_id(broker))
 
 
 def test_a_refusal_is_no_absence(broker: MockBroker, tools: Parts) -> None:
     broker.on(VIEW, refuse(Response.NO_PERMISSION, "not for you"))
     with pytest.raises(AccessDenied):
-        topics.message_by_id(tools, offset_id(broker))
+        messages.message_by_id(tools, offset_id(broker))
 
 
 def test_an_id_of_a_producer_is_looked_up_in_its_topic(broker: MockBroker, tools: Parts) -> None:
@@ -73,12 +73,12 @@ def test_an_id_of_a_producer_is_looked_up_in_its_topic(broker: MockBroker, tools
     other = stored(b"other", text(UNIQ_KEY="U2"), topic="t")
     twice = message(store_ms=9) + message(store_ms=5)
     broker.on(QUERY, [ok(other + twice), ok(other), refuse(Response.QUERY_NOT_FOUND)])
-    assert topics.message_by_id(tools, "U1", "t").store_timestamp == 5
+    assert messages.message_by_id(tools, "U1", "t").store_timestamp == 5
     ext = broker.seen(QUERY)[0].ext
     assert (ext["key"], ext["topic"], ext["_UNIQUE_KEY_QUERY"], ext["maxNum"]) == ("U1", "t", "true", "64")
     for _ in range(2):
         with pytest.raises(NotFound, match="no message with id U1"):
-            topics.message_by_id(tools, "U1", "t")
+            messages.message_by_id(tools, "U1", "t")
 
 
 def test_an_offset_message_id_of_another_topic(broker: MockBroker, tools: Parts) -> None:
@@ -86,7 +86,7 @@ def test_an_offset_message_id_of_another_topic(broker: MockBroker, tools: Parts)
     broker.on(VIEW, ok(message()))
     broker.on(QUERY, refuse(Response.QUERY_NOT_FOUND))
     with pytest.raises(NotFound):
-        topics.message_by_id(tools, offset_id(broker), "another")
+        messages.message_by_id(tools, offset_id(broker), "another")
 
 
 def test_keys_are_compared_and_messages_are_in_order(broker: MockBroker, tools: Parts) -> None:
@@ -94,17 +94,17 @@ def test_keys_are_compared_and_messages_are_in_order(broker: MockBroker, tools: 
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address, "broker-b": second.address}))
         broker.on(QUERY, ok(message(store_ms=7) + stored(properties=text(KEYS="kk"), topic="t")))
         second.on(QUERY, ok(message(store_ms=3)))
-        found = topics.messages_by_key(tools, "t", "k", 5, 9, 4)
+        found = messages.messages_by_key(tools, "t", "k", 5, 9, 4)
         assert [(m.store_timestamp, m.broker_name) for m in found] == [(3, "broker-b"), (7, "broker-a")]
         for server in (broker, second):
             ext = server.seen(QUERY)[0].ext
             assert (ext["beginTimestamp"], ext["endTimestamp"], ext["maxNum"]) == ("5", "9", "4")
             assert "_UNIQUE_KEY_QUERY" not in ext
-        assert len(topics.messages_by_key(tools, "t", "U1")) == 2
+        assert len(messages.messages_by_key(tools, "t", "U1")) == 2
         second.on(QUERY, refuse(Response.QUERY_NOT_FOUND))
-        assert len(topics.messages_by_key(tools, "t", "other")) == 1
+        assert len(messages.messages_by_key(tools, "t", "other")) == 1
     with pytest.raises(OptionError, match="limit is 65; expected 1 to 64"):
-        topics.messages_by_key(tools, "t", "k", limit=65)
+        messages.messages_by_key(tools, "t", "k", limit=65)
 
 
 def test_where_a_master_is_away_its_slave_is_asked(broker: MockBroker, tools: Parts) -> None:
@@ -114,14 +114,14 @@ def test_where_a_master_is_away_its_slave_is_asked(broker: MockBroker, tools: Pa
         table["brokerDatas"][1]["brokerAddrs"] = {"1": slave.address}
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, ok(json.dumps(table).encode()))
         broker.on(QUERY, refuse(Response.QUERY_NOT_FOUND))
-        assert topics.message_by_id(tools, "U1", "t").broker_name == "broker-b"
-        assert [m.broker_name for m in topics.messages_by_key(tools, "t", "k")] == ["broker-b"]
+        assert messages.message_by_id(tools, "U1", "t").broker_name == "broker-b"
+        assert [m.broker_name for m in messages.messages_by_key(tools, "t", "k")] == ["broker-b"]
         assert [m.broker_name for m in tools.admin.messages_of_key("t", "k", 0, 9)] == ["broker-b"]
 
 
 def test_names_are_the_users(broker: MockBroker, tools: Parts) -> None:
     inside = Parts(broker.address, scope=Scope("ns"))
     broker.on(QUERY, ok(stored(properties=text(KEYS="k"), topic="ns%t")))
-    (found,) = topics.messages_by_key(inside, "t", "k")
+    (found,) = messages.messages_by_key(inside, "t", "k")
     assert (found.topic, found.queue.topic, broker.seen(QUERY)[0].ext["topic"]) == ("t", "t", "ns%t")
     inside.close()

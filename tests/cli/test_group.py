@@ -82,6 +82,36 @@ def test_messages_by_id_and_key(run, consumed):
     assert (done.exit_code, "there is no message with id nothing" in done.stderr) == (1, True)
 
 
+def test_messages_by_time(run, consumed):
+    """In every form in which commands take a time."""
+    topic, _ = consumed
+    find = ("message", "find", "--topic", topic)
+    rows = awaited(lambda: documents(run(*find, "--from", "1h", "--json").stdout), lambda rows: len(rows) == 10)
+    times = [row["storeTimestamp"] for row in rows]
+    assert times == sorted(times)
+    assert sorted(row["body"] for row in rows) == sorted(str(n) for n in range(10))
+    first, last = times[0], times[-1]
+    for begin in (first, "2020-01-01", "@1577836800000", "1577836800000"):
+        assert documents(run(*find, "--from", begin, "--to", last, "--json").stdout) == rows
+    assert run(*find, "--to", "1h").stderr == "0 messages of that time\n"
+    assert run(*find, "--since", "0s", "--until", "2999-01-01").stderr == "0 messages of that time\n"
+    few = (*find, "--to", last, "--limit", "3")
+    assert documents(run(*few, "--json").stdout) == rows[:3]
+    said = "3 messages of that time; there may be more: --limit, or --from the last of these\n"
+    assert (len((shown := run(*few)).stdout.splitlines()), shown.stderr) == (3, said)
+    for arguments, code, said in (
+        ([], 2, "Give --key, or a time"),
+        (["--from", "yesterday"], 2, "'yesterday' is not epoch milliseconds or ISO-8601"),
+        (["--from", "@x"], 2, "1h (so long ago) and @ with milliseconds are times, too"),
+        (["--from", "0s", "--to", "1h"], 1, "before it begins"),
+        (["--from", "1h", "--limit", "10001"], 1, "limit is 10001; expected 1 to 10000"),
+        (["--key", "all", "--limit", "65"], 1, "limit is 65; expected 1 to 64"),
+    ):
+        done = run(*find, *arguments)
+        assert (done.exit_code, said in " ".join(done.stderr.split())) == (code, True), done.stderr
+    assert "Did you mean" in run("message", "find", "--topic", topic + "x", "--from", "1h").stderr
+
+
 def test_the_brokers_of_a_cluster(run, rocketmq):
     (found,) = documents(run("cluster", "--json").stdout)
     assert (found["brokerName"], found["brokerId"], found["address"]) == ("broker-a", 0, rocketmq.address("broker-a"))

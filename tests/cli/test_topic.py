@@ -75,6 +75,42 @@ def test_a_topic_that_gets_fewer_queues_says_what_goes_out_of_sight(run, rocketm
     assert sum(bounds.max_offset for bounds in rocketmq.admin.describe_topic(name).values()) == 80
 
 
+def test_a_topic_is_updated_and_keeps_the_rest(run, rocketmq, name):
+    rocketmq.create_topic(name, 2, attributes={"message.type": "FIFO"})
+    done = run("topic", "update", name, "--permission", "r", "--queues", "4")
+    assert done.stdout == f"Topic {name} has 4 queues on broker-a: permission R, type FIFO\n", done.stderr
+    done = run(
+        "topic",
+        "update",
+        name,
+        "--order",
+        "--attribute",
+        "message.type=NORMAL",
+        "--attribute",
+        "reserve.time=60000",
+        "--json",
+    )
+    assert documents(done.stdout) == [
+        {
+            "topic": name, "brokerName": "broker-a", "queues": 4, "permission": "R", "type": "NORMAL", "order": True,
+            "attributes": {"message.type": "NORMAL", "reserve.time": "60000"},
+        }
+    ]  # fmt: skip
+    assert run("topic", "update", name, "--permission", "RW", "--no-order").exit_code == 0
+    config = rocketmq.admin.topic_config(name, "broker-a")
+    assert (config.read_queues, config.write_queues, config.perm, config.order) == (4, 4, 6, False)
+    for arguments, code, said in (
+        ([], 2, "Give what is to change"),
+        (["--queues", "3"], 1, f"--queues is 3, fewer than topic {name} has: 4 on broker-a"),
+        (["--attribute", "queue.type=BatchCQ"], 1, "'queue.type' of topic"),
+        (["--attribute", "colour=red"], 1, "a broker does not take colour=red"),
+        (["--attribute", "message.type=ROUND"], 1, "a broker does not take message.type=ROUND"),
+    ):
+        done = run("topic", "update", name, *arguments)
+        assert (done.exit_code, said in " ".join(done.stderr.split())) == (code, True), done.stderr
+    assert rocketmq.admin.topic_config(name, "broker-a") == config
+
+
 def test_json(run, name):
     created = run("topic", "create", name, "--queues", "2", "--broker", "broker-a", "--json")
     assert documents(created.stdout) == [{"topic": name, "brokers": ["broker-a"], "queues": 2}]
@@ -109,7 +145,14 @@ def test_system_topics_are_shown_on_request(run):
 
 
 @pytest.mark.parametrize(
-    "verb", [["describe"], ["delete", "--yes"], ["widen", "--queues", "9"], ["shrink", "--queues", "1", "--yes"]]
+    "verb",
+    [
+        ["describe"],
+        ["delete", "--yes"],
+        ["update", "--permission", "RW"],
+        ["widen", "--queues", "9"],
+        ["shrink", "--queues", "1", "--yes"],
+    ],
 )
 def test_a_misspelt_topic_is_told_with_the_nearest(run, topic, verb):
     done = run("topic", verb[0], topic + "x", *verb[1:])
@@ -138,6 +181,8 @@ def test_an_environment_of_a_shared_topic_takes_nothing_from_the_others(run, roc
     for verb in verbs:
         done = run("topic", *verb, "--environment", "2", "-o", "environments=2")
         assert (done.exit_code, "this would take the messages of all" in done.stderr) == (1, True), done.stderr
+    done = run("topic", "update", name, "--permission", "R", "--environment", "2", "-o", "environments=2")
+    assert (done.exit_code, "this would stop the producers or the consumers of all" in done.stderr) == (1, True)
     monkeypatch.setenv("ROCKETMQ_ENVIRONMENT", "2")
     done = run("topic", *verbs[0])
     assert "variable ROCKETMQ_ENVIRONMENT names one of them" in done.stderr

@@ -21,7 +21,7 @@ from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.wire.bodies import GroupMembership
 from tests.client.conftest import Parts
-from tests.helpers import no_more_threads, raising
+from tests.helpers import no_more_threads, raising, unlike_ctrl_c
 from tests.producer.scripted import ManualTimer, Time
 
 FILES = {module.__file__ for module in (instance, member, consumer, pull_consumer, running, upkeep, upkeep)}
@@ -41,7 +41,7 @@ class Interrupts:
         if path not in FILES:
             return None
         line = linecache.getline(path, frame.f_lineno).strip()
-        if event == "line" and not line.startswith(UNPARTED):
+        if event == "line" and not line.startswith(UNPARTED) and not unlike_ctrl_c(frame):
             self.left -= 1
             if self.left == -1:
                 self.where = f"{path}:{frame.f_lineno} {line}"

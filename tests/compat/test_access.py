@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from rocketmq_spark import Admin, Consumer, Message, Producer
-from rocketmq_spark.errors import AccessDenied
+from rocketmq_spark.errors import AccessDenied, NotSupported, OptionError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.options import DEFAULT_GROUP
-from tests.compat.features import VERSIONS, runs
+from tests.compat.features import VERSIONS, refused, runs
 from tests.fix_clusters import SECURED, WITHOUT_TIMERS
+from tests.helpers import awaited
 from tests.mockbroker import eventually
 from tests.reading import bodies, read
 
@@ -79,3 +80,58 @@ def test_rights_of_acl_1(keyed: LocalBroker) -> None:
 @runs("keys and rights of ACL 2.0", VERSIONS[2:], "keyed")
 def test_rights_of_acl_2(keyed: LocalBroker) -> None:
     check(keyed)
+
+
+USERS = "users and policies of ACL 2.0: `Admin`, `user`, `policy`"
+
+
+@runs(USERS, VERSIONS[2:], "keyed")
+def test_users_and_policies(keyed: LocalBroker) -> None:
+    """Their whole life, each step with what the user may do then."""
+    ann = {"access_key": "ann", "secret_key": "a-secret"}
+    with Admin(keyed.name_server, **ADMINS) as admin, Admin(keyed.name_server, **ann) as user:
+        with pytest.raises(OptionError, match="user ann is not on broker-a; expected a password"):
+            admin.set_user("ann", enabled=True)
+        (account,) = admin.set_user("ann", "a-secret")
+        assert (account.name, account.is_super, account.enabled, account.brokers) == ("ann", False, True, ("broker-a",))
+        assert account in admin.users()
+        with pytest.raises(AccessDenied):
+            user.describe_topic("orders")
+        (policy,) = admin.set_policy("ann", "Topic:orders", ["Get"])
+        assert (policy.user, policy.actions, policy.allowed, policy.sources) == ("ann", ("Get",), True, ())
+        assert awaited(lambda: user.describe_topic("orders").permission) == "RW"
+        admin.set_policy("ann", "Topic:orders", ["Get", "Pub"], allowed=False, sources=["127.0.0.1"])
+        (policy,) = admin.policies("ann")
+        assert (policy.actions, policy.allowed, policy.sources) == (("Get", "Pub"), False, ("127.0.0.1",))
+        with pytest.raises(AccessDenied):
+            user.describe_topic("orders")
+        assert {found.user for found in admin.policies()} >= {"ann", "only-writes"}
+        admin.delete_policy("ann", "Topic:orders")
+        assert admin.policies("ann") == []
+        with pytest.raises(OptionError, match="user ann has no policy for Topic:orders"):
+            admin.delete_policy("ann", "Topic:orders")
+        for change in ({"password": "another"}, {"is_super": True}, {"enabled": False}):
+            with pytest.raises(NotSupported, match=r"broker-a is older than RocketMQ 5\.3\.2.*nothing was changed"):
+                admin.set_user("ann", **change)
+        assert admin.set_user("ann", enabled=True, is_super=False) == [account]
+        admin.set_policy("ann", "Topic:secrets", ["Sub"])
+        admin.delete_user("ann")
+        assert ("ann" in [found.name for found in admin.users()], admin.policies("ann")) == (False, [])
+        with pytest.raises(OptionError, match="there is no user ann"):
+            admin.delete_user("ann")
+
+
+@refused(USERS, VERSIONS[:2])
+def test_users_and_policies_are_refused(older: LocalBroker) -> None:
+    """By its name, and the remedy says what such a broker has instead."""
+    with Admin(older.name_server) as admin:
+        for verb in (
+            admin.users,
+            admin.policies,
+            lambda: admin.set_user("ann", "a-secret"),
+            lambda: admin.delete_user("ann"),
+            lambda: admin.set_policy("ann", "Topic:orders", ["Get"]),
+            lambda: admin.delete_policy("ann", "Topic:orders"),
+        ):
+            with pytest.raises(NotSupported, match=r"broker-a has no users and policies.*plain_acl\.yml"):
+                verb()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import Admin, Message, Producer, PullConsumer
-from rocketmq_spark.errors import GroupNotFound, NotFound, OffsetError, RouteNotFound
+from rocketmq_spark.errors import GroupNotFound, NotFound, NotSupported, OffsetError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from tests.compat.features import runs
 from tests.helpers import awaited, stored, total
@@ -158,7 +158,35 @@ def test_a_pull_consumer_seeks_and_commits(older: LocalBroker, make: Make) -> No
         assert polled(consumer, 11) == [*sent[12:], *more]
 
 
-@runs("`Admin`: topics, groups, offsets, `message get` and `find`")
+ADMIN = "`Admin`: topics, groups, offsets, `message get` and `find`"
+
+
+@runs(ADMIN)
+def test_a_topic_is_changed_and_its_messages_found_by_time(older: LocalBroker, make: Callable[..., str]) -> None:
+    name = make(3)
+    with Admin(older.name_server) as admin, Producer(older.name_server, "p") as producer:
+        for n in range(10):
+            producer.send(Message(name, b"body %d" % n, keys=["same"]))
+        found = awaited(lambda: admin.find_messages(name, "same"), lambda messages: len(messages) == 10)
+        in_order = sorted(found, key=lambda message: (message.store_timestamp, message.queue))
+        assert admin.find_messages(name) == in_order
+        begin_ms, end_ms = in_order[3].store_timestamp, in_order[6].store_timestamp
+        of_time = [message for message in in_order if begin_ms <= message.store_timestamp <= end_ms]
+        assert admin.find_messages(name, begin_ms=begin_ms, end_ms=end_ms) == of_time
+        there = admin.update_topic(name, 4, permission="R").brokers["broker-a"]
+        assert (there.read_queues, there.write_queues, there.permission) == (4, 4, "R")
+        if older.version >= "5":
+            changed = admin.update_topic(name, order=True, attributes={"message.type": "FIFO"})
+            assert (changed.message_type, changed.brokers["broker-a"].order) == ("FIFO", True)
+        else:
+            with pytest.raises(NotSupported, match="has no attributes; nothing was changed"):
+                admin.update_topic(name, attributes={"message.type": "FIFO"})
+            with pytest.raises(NotSupported, match="takes the order from name servers; nothing was changed"):
+                admin.update_topic(name, order=True)
+        assert admin.update_topic(name, permission="RW").permission == "RW"
+
+
+@runs(ADMIN)
 def test_admin(older: LocalBroker) -> None:
     name = f"adm-{time.time_ns()}"
     with Admin(older.name_server) as admin, Producer(older.name_server, "p") as producer:

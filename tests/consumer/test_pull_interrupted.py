@@ -26,7 +26,7 @@ from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, PullAnswer, Pu
 from rocketmq_spark.model.membership import ResetOffsets
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, as_rows, bodies, made, message
 from tests.consumer.reads import COUNT, Reads
-from tests.helpers import RAISED, waits_in
+from tests.helpers import RAISED, unlike_ctrl_c, waits_in
 from tests.mockbroker import eventually
 
 ENDS = ["break", "islice", "exception"]
@@ -177,7 +177,8 @@ class Interrupted:
         path = frame.f_code.co_filename.replace(os.sep, "/")
         if "/rocketmq_spark/consumer/" not in path:
             return None
-        if event == "line" and not linecache.getline(path, frame.f_lineno).lstrip().startswith(UNPARTED):
+        parted = not linecache.getline(path, frame.f_lineno).lstrip().startswith(UNPARTED)
+        if event == "line" and parted and not unlike_ctrl_c(frame):
             if self.left == 0 and not self.consumer._polls.given:
                 self.left = -1
                 raise KeyboardInterrupt

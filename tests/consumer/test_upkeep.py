@@ -29,7 +29,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import NO_FILTER, MessageQueue
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies, made
-from tests.helpers import raising, waits_in
+from tests.helpers import raising, unlike_ctrl_c, waits_in
 from tests.producer.scripted import ManualTimer, Time
 
 QUEUE = MessageQueue("t", "b", 0)
@@ -147,7 +147,8 @@ class Interrupts:
         path = frame.f_code.co_filename
         if path != upkeep.__file__:
             return None
-        if event == "line" and not linecache.getline(path, frame.f_lineno).lstrip().startswith(("with ", "try:")):
+        parted = not linecache.getline(path, frame.f_lineno).lstrip().startswith(("with ", "try:"))
+        if event == "line" and parted and not unlike_ctrl_c(frame):
             self.left -= 1
             if self.left == -1:
                 raise KeyboardInterrupt

@@ -22,6 +22,7 @@ from rocketmq_spark.remoting import endpoint
 from rocketmq_spark.remoting.connection import Connection
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command
+from tests.helpers import unlike_ctrl_c
 from tests.mockbroker import PING
 
 # More than a socket takes at a time.
@@ -75,7 +76,7 @@ def interrupted(at: int, call: Callable[[], object]) -> bool:
         if code not in WRITING and code.co_filename != endpoint.__file__:
             return None
         line = linecache.getline(code.co_filename, frame.f_lineno).strip()
-        if event == "line" and not line.startswith(UNPARTED) and next(left) == 0:
+        if event == "line" and not line.startswith(UNPARTED) and not unlike_ctrl_c(frame) and next(left) == 0:
             raise KeyboardInterrupt
         return trace
 

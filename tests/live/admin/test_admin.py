@@ -11,7 +11,15 @@ from click.testing import CliRunner
 
 from rocketmq_spark import Admin, Message, Producer, PullConsumer
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.errors import AccessDenied, GroupNotFound, NotFound, OffsetError, OptionError, RouteNotFound
+from rocketmq_spark.errors import (
+    AccessDenied,
+    GroupNotFound,
+    NotFound,
+    OffsetError,
+    OptionError,
+    RocketMQError,
+    RouteNotFound,
+)
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.wire import rpc
 from tests.cli.conftest import documents
@@ -55,6 +63,45 @@ def test_the_life_of_a_topic(rocketmq: LocalBroker, name: str) -> None:
         with pytest.raises(RouteNotFound):
             admin.describe_topic(name)
         assert name not in _ask(rocketmq, "topicList")
+
+
+def test_a_topic_is_changed_as_mqadmin_sees_it(rocketmq: LocalBroker, name: str) -> None:
+    with Admin(rocketmq.name_server) as admin, Producer(rocketmq.name_server, "p", send_timeout="2s") as producer:
+        admin.create_topic(name, 2)
+        there = admin.update_topic(name, permission="R", order=True, attributes={"message.type": "FIFO"})
+        assert (there.permission, there.message_type, there.brokers["broker-a"].order) == ("R", "FIFO", True)
+        assert '"perm":4' in re.sub(r"\s", "", _ask(rocketmq, "topicRoute", "-t", name))
+        with pytest.raises(RocketMQError):
+            producer.send(Message(name, b"refused"))
+        assert admin.update_topic(name, 4, permission="RW").brokers["broker-a"].attributes == {"message.type": "FIFO"}
+        awaited(lambda: producer.queues(name), lambda queues: len(queues) == 4)
+        assert producer.send(Message(name, b"taken")).queue.topic == name
+        _ask(rocketmq, "updateTopic", "-t", name, "-b", rocketmq.address("broker-a"), "-r", "4", "-w", "4", "-p", "2")
+        assert awaited(lambda: admin.describe_topic(name), lambda there: there.permission == "W").messages == 0
+        with pytest.raises(OptionError, match=r"a broker does not take colour=red.*unsupported key: colour"):
+            admin.update_topic(name, attributes={"colour": "red"})
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_messages_by_time(rocketmq: LocalBroker, name: str, batch: bool) -> None:
+    with Admin(rocketmq.name_server) as admin, Producer(rocketmq.name_server, "p", auto_batch=batch) as producer:
+        admin.create_topic(name, 4, batch=batch)
+        for burst in range(3):
+            producer.send_batch([Message(name, b"%d-%d" % (burst, n), tags="a") for n in range(40)])
+            producer.send(Message(name, b"%d-last" % burst))
+        assert producer.flush(10)
+        total(rocketmq, name, 123)
+        found = awaited(lambda: admin.find_messages(name, limit=500), lambda messages: len(messages) == 123)
+        times = [message.store_timestamp for message in found]
+        assert times == sorted(times)
+        assert len({(message.queue, message.queue_offset) for message in found}) == 123
+        middle = times[60]
+        part = admin.find_messages(name, begin_ms=middle, end_ms=times[100], limit=500)
+        assert part == [message for message in found if middle <= message.store_timestamp <= times[100]]
+        assert admin.find_messages(name, begin_ms=middle, limit=5) == part[:5]
+        assert admin.find_messages(name, begin_ms=times[-1] + 1) == admin.find_messages(name, end_ms=times[0] - 1) == []
+        with pytest.raises(OptionError, match="limit is 0"):
+            admin.find_messages(name, limit=0)
 
 
 def test_a_group_its_lag_its_offsets_and_its_end(rocketmq: LocalBroker, name: str) -> None:

@@ -1,0 +1,235 @@
+"""Stored messages by their ids, by keys, and by the time at which they were stored."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from rocketmq_spark.admin.tools import AdminTools, ask_each, deadline
+from rocketmq_spark.base.codes import Response
+from rocketmq_spark.client.groups import own
+from rocketmq_spark.client.pulls import ANSWERED, answer_of, command_of
+from rocketmq_spark.client.questions import BrokerQuestions, Question
+from rocketmq_spark.errors import LocalProtocolError, NotFound, OptionError
+from rocketmq_spark.model import MessageQueue, PullAnswer, PullRequest, PullStatus, ReceivedMessage
+from rocketmq_spark.model.admin import GROUP
+from rocketmq_spark.queues.environment import Environment, Own
+from rocketmq_spark.wire import rpc
+from rocketmq_spark.wire.identifiers import OffsetMessageId
+from rocketmq_spark.wire.messages import decode_leniently
+
+# A broker gives 32 to a question unless it is configured to give more, and 64 at most (maxMsgsNumBatch).
+MOST = 64
+_EVER_MS = (1 << 63) - 1
+
+
+class IndexSearch(NamedTuple):
+    """What the index of a broker is asked for; ``unique``: an id that a producer gave."""
+
+    key: str
+    begin_ms: int
+    end_ms: int
+    limit: int
+    unique: bool = False
+
+
+def message_by_id(tools: AdminTools, message_id: str, topic: str | None = None) -> ReceivedMessage:
+    """The message with an id: an offset message id, or with ``topic`` also the id that its producer gave it.
+
+    Both have the same form. An offset message id names a broker's address, so one that names none of this cluster's is
+    taken for a producer's. Raises ``NotFound``. Mirrors ``DefaultMQAdminExtImpl.queryMessage``.
+    """
+    place = _place(message_id)
+    at = None if place is None else _broker_at(tools, place.host)
+    if place is not None and at is not None:
+        message = _at(tools, at, place, topic)
+        if message is not None and (topic is None or topic in (message.topic, message.queue.topic)):
+            return message
+    if topic is None:
+        if at is not None:
+            raise _not_found(message_id)
+        raise NotFound(
+            f"id {message_id} is not of a message of these brokers",
+            remedy="For an id that its producer gave, give the topic, too; an offset message id names one of the brokers",
+        )
+    search = IndexSearch(message_id, 0, _EVER_MS, MOST, True)
+    found = [m for m in _indexed(tools, topic, search) if m.msg_id == message_id]
+    if not found:
+        raise _not_found(message_id, topic)
+    return min(found, key=lambda message: message.store_timestamp)
+
+
+def messages_by_key(
+    tools: AdminTools, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None, limit: int = 32
+) -> list[ReceivedMessage]:
+    """Messages of a topic with a business key, or whose producer gave them this id, as they were stored.
+
+    The newest ``limit`` of each broker, stored from ``begin_ms`` to ``end_ms``.
+    """
+    if not 0 < limit <= MOST:
+        raise OptionError(f"limit is {limit}; expected 1 to {MOST}, what a broker gives to one question")
+    search = IndexSearch(key, begin_ms or 0, _EVER_MS if end_ms is None else end_ms, limit)
+    # What an index finds has the hash of the key.
+    return [m for m in _indexed(tools, topic, search) if key in m.keys or key == m.msg_id]
+
+
+def _place(message_id: str) -> OffsetMessageId | None:
+    try:
+        return OffsetMessageId.parse(message_id)
+    except LocalProtocolError:
+        return None
+
+
+def _broker_at(tools: AdminTools, host: str) -> str | None:
+    """The name of the broker at an address; only those of the cluster are asked."""
+    for name, data in tools.admin.cluster().items():
+        if host in data.addresses.values():
+            return name
+    return None
+
+
+def _at(tools: AdminTools, broker: str, place: OffsetMessageId, topic: str | None) -> ReceivedMessage | None:
+    on_wire = None if topic is None else tools.calls.on_wire(topic)
+    command = rpc.VIEW_MESSAGE_BY_ID.request(offset=place.offset, topic=on_wire, bname=broker)
+    # "can not find message by the offset": code 1
+    answer = tools.calls.ask(place.host, command, accept=(Response.SUCCESS, Response.SYSTEM_ERROR))
+    if answer.code != Response.SUCCESS:
+        return None
+    # What a broker reads in the midst of a message is anything.
+    found = [m for m in decode_leniently(answer.body, broker) if m.commit_log_offset == place.offset]
+    return own(found[0], tools.calls.scope) if found else None
+
+
+def _indexed(tools: AdminTools, topic: str, search: IndexSearch) -> list[ReceivedMessage]:
+    """What the indexes of the topic's masters have, in the order of storing. Where a master is away its slave is asked."""
+    route = tools.admin.routes.existing(topic, 0.0)
+    asked = {
+        name: (
+            address,
+            rpc.QUERY_MESSAGE.request(
+                topic=tools.calls.on_wire(topic),
+                key=search.key,
+                maxNum=search.limit,
+                beginTimestamp=search.begin_ms,
+                endTimestamp=search.end_ms,
+                _UNIQUE_KEY_QUERY=search.unique or None,
+                bname=name,
+            ),
+        )
+        for name, data in sorted(route.brokers.items())
+        if (address := data.replica("hint"))
+    }
+    found: list[ReceivedMessage] = []
+    for name, answer in ask_each(tools, asked, (Response.SUCCESS, Response.QUERY_NOT_FOUND)):
+        if answer.code == Response.SUCCESS:
+            found += (own(message, tools.calls.scope) for message in decode_leniently(answer.body, name))
+    return sorted(found, key=lambda message: (message.store_timestamp, message.queue, message.queue_offset))
+
+
+def _not_found(message_id: str, topic: str | None = None) -> NotFound:
+    return NotFound(f"there is no message with id {message_id}", topic=topic)
+
+
+# So many of all queues are given at once, and so many bytes of what is read ahead are held.
+MOST_BY_TIME, _HELD_BYTES = 10_000, 64 << 20
+_PULLED = 32
+
+
+class _Stretch:
+    """The messages of one queue that were stored in a time, oldest first: ``head`` is the next one, with its time.
+
+    Brokers look for a time as if those of a queue's messages never went back, and so does this. What cannot be decoded counts
+    if the time is right that it says, and ends nothing if it is not.
+    """
+
+    def __init__(self, queue: MessageQueue, start: int, end: int, begin_ms: int, end_ms: int) -> None:
+        self.queue = queue
+        self.head: tuple[int, ReceivedMessage] | None = None
+        self._at, self._end = start, end
+        self._begin_ms, self._end_ms = begin_ms, end_ms
+        self._rest: Iterator[tuple[int, ReceivedMessage]] = iter(())
+
+    @property
+    def hungry(self) -> bool:
+        """Whether a pull must say what the next message is."""
+        return self.head is None and self._at < self._end
+
+    def request(self, max_bytes: int) -> PullRequest:
+        count = min(_PULLED, self._end - self._at)
+        return PullRequest(
+            GROUP, self.queue, self._at, count, post_filter=True, suspend_s=0.0, max_bytes=max_bytes, decoded=False
+        )
+
+    def take(self, answer: PullAnswer) -> None:
+        over = answer.status is PullStatus.NO_NEW_MSG or answer.next_offset <= self._at
+        self._at = self._end if over else answer.next_offset
+        if answer.read is not None:
+            self._rest = self._within(answer.read())
+        self.advance()
+
+    def advance(self) -> None:
+        self.head = next(self._rest, None)
+
+    def _within(self, messages: Iterable[ReceivedMessage]) -> Iterator[tuple[int, ReceivedMessage]]:
+        for message in messages:
+            at_ms = message.store_timestamp
+            if message.queue_offset >= self._end or (at_ms > self._end_ms and message.decode_error is None):
+                self._at = self._end
+                return
+            if self._begin_ms <= at_ms <= self._end_ms:
+                yield at_ms, message
+
+
+def messages_of_time(
+    tools: AdminTools,
+    topic: str,
+    begin_ms: int | None,
+    end_ms: int | None,
+    limit: int,
+    environment: Environment | None = None,
+) -> list[ReceivedMessage]:
+    """The first ``limit`` messages of a topic that were stored from ``begin_ms`` to ``end_ms``, of all its queues (those of the
+    ``environment``), in the order of storing. Read from masters, as the group ``rocketmq-spark-cli``.
+    """
+    first_ms, last_ms = begin_ms or 0, _EVER_MS if end_ms is None else end_ms
+    if not 0 < limit <= MOST_BY_TIME:
+        raise OptionError(f"limit is {limit}; expected 1 to {MOST_BY_TIME}, or a key")
+    if first_ms > last_ms:
+        raise OptionError(f"the time ends at {last_ms}, before it begins at {first_ms}")
+    queues = Own(environment)(tools.routes.existing(topic, 0.0).readable())
+    bounds = tools.brokers.bounds(queues, deadline(tools))
+    times = {} if begin_ms is None else dict.fromkeys(bounds, first_ms)
+    starts = tools.brokers.search_offsets(times, deadline(tools), group=GROUP)
+    stretches = [
+        _Stretch(queue, b.clamp(starts.get(queue, b.min_offset)), b.max_offset, first_ms, last_ms)
+        for queue, b in sorted(bounds.items())
+    ]
+    found: list[ReceivedMessage] = []
+    heads: list[tuple[int, MessageQueue, int, ReceivedMessage]] = []
+    filled = range(len(stretches))
+    while len(found) < limit:
+        _fill(tools, [stretches[n] for n in filled], _HELD_BYTES // len(stretches) if stretches else 0)
+        for n in filled:
+            if head := stretches[n].head:
+                heapq.heappush(heads, (head[0], stretches[n].queue, n, head[1]))
+        if not heads:
+            break
+        _, _, n, message = heapq.heappop(heads)
+        found.append(message)
+        stretches[n].advance()
+        filled = range(n, n + 1)
+    return found
+
+
+def _fill(tools: AdminTools, stretches: Sequence[_Stretch], max_bytes: int) -> None:
+    """Pull for those that are hungry, all at once, until each has a head or has come to its end."""
+    questions = BrokerQuestions(tools.calls, tools.routes)
+    while hungry := [one for one in stretches if one.hungry]:
+        requests = [one.request(max_bytes) for one in hungry]
+        asked = [
+            Question(r.queue.broker_name, command_of(r, tools.calls, True), r.queue.topic, r.queue) for r in requests
+        ]
+        answers = questions.ask_all(asked, deadline(tools), ANSWERED)
+        for one, request, answer in zip(hungry, requests, answers, strict=True):
+            one.take(answer_of(request, answer, request.queue.broker_name, tools.calls.scope))

@@ -1,0 +1,158 @@
+"""What ``Admin`` is made of: the options, its end, and its verbs on topics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rocketmq_spark.admin import topics
+from rocketmq_spark.admin.tools import AdminTools
+from rocketmq_spark.base.lifecycle import Closing, Owner
+from rocketmq_spark.model.admin import TopicDescription, TopicQueues
+from rocketmq_spark.options import Options
+from rocketmq_spark.queues.environment import environment_of
+from rocketmq_spark.session import client
+
+
+class AdminBase(Closing):
+    """The options, and whether it was closed."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._owner = Owner("admin")
+        self._closed = False
+
+    @property
+    def _tools(self) -> AdminTools:
+        self._owner.check(self._closed)
+        return client(self._options)
+
+    def _own(self, group: str) -> str:
+        """The group's name in the environment of the options."""
+        environment = environment_of(self._options)
+        return group if environment is None else environment.group(group)
+
+    def close(self) -> None:
+        """End it: every verb raises ``ClosedError`` from now on. Connections belong to the process, and others may use them."""
+        self._closed = True
+
+
+class TopicAdmin(AdminBase):
+    """Verbs on topics."""
+
+    def topics(self, system: bool = False) -> list[str]:
+        """Return the names of all topics, sorted.
+
+        Args:
+            system: Include RocketMQ's own topics, and those of retries and dead letters.
+        """
+        return topics.names(self._tools, system)
+
+    def describe_topic(self, topic: str) -> TopicDescription:
+        """Return type, permission, attributes and offsets of a topic, as its brokers have them (``mqadmin topicStatus``).
+
+        Args:
+            topic: The topic.
+
+        Raises:
+            RouteNotFound: There is no such topic. The error names similar ones.
+        """
+        return topics.describe(self._tools, topic)
+
+    def create_topic(
+        self,
+        topic: str,
+        queues: int = 8,
+        brokers: Sequence[str] | None = None,
+        *,
+        attributes: Mapping[str, str] | None = None,
+        batch: bool = False,
+    ) -> TopicQueues:
+        """Create a topic; returns when the name server shows it. Unlike ``mqadmin updateTopic`` it changes no existing topic.
+
+        Args:
+            topic: The topic.
+            queues: Number of queues on each broker.
+            brokers: Only on these brokers (default: all).
+            attributes: Attributes, such as ``{"message.type": "FIFO"}``. Brokers before 5.0 have none: ``NotSupported``.
+            batch: Store batches whole (docs/batch-topics.md).
+
+        Raises:
+            OptionError: The topic is on one of these brokers, or its name is not allowed.
+            BrokerNotFound: One of ``brokers`` has no master now.
+        """
+        return topics.create(self._tools, topic, queues, brokers, attributes or {}, batch)
+
+    def update_topic(
+        self,
+        topic: str,
+        queues: int | None = None,
+        brokers: Sequence[str] | None = None,
+        *,
+        permission: str | None = None,
+        order: bool | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> TopicDescription:
+        """Change a topic. What is not given stays as it is (``mqadmin updateTopic``, ``updateTopicPerm``).
+
+        Args:
+            topic: The topic.
+            queues: The new number of queues on each broker, as for ``widen_topic``; ``shrink_topic`` removes queues.
+            brokers: Only on these brokers (default: all that have it).
+            permission: ``RW``, ``R`` (brokers reject new messages) or ``W`` (brokers reject readers).
+            order: Whether brokers keep the topic as an ordered one. The ``orderTopicConf`` of name servers, which
+                ``mqadmin updateTopic -o true`` also sets, does not change.
+            attributes: Attributes to set, such as ``{"message.type": "FIFO"}``; others stay.
+
+        Returns:
+            The topic as it is after the change.
+
+        Raises:
+            OptionError: Nothing is to change, the topic has more queues than ``queues`` or is not on one of ``brokers``, or an
+                attribute cannot be changed.
+            NotSupported: A broker is older than RocketMQ 5.0: it has no attributes, and takes the order from name servers.
+        """
+        change = topics.TopicChange(queues, permission, order, attributes or {})
+        return topics.update(self._tools, topic, change, brokers)
+
+    def widen_topic(self, topic: str, queues: int, brokers: Sequence[str] | None = None) -> TopicQueues:
+        """Add queues. Messages stay in their queues; hash selectors use the new queues too, so a key may move to another queue.
+
+        Args:
+            topic: The topic. Its permission and attributes stay as they are.
+            queues: The new number of queues on each broker.
+            brokers: Only on these brokers (default: all that have it).
+
+        Raises:
+            OptionError: The topic has more queues than ``queues``, or is not on one of ``brokers``.
+        """
+        return topics.widen(self._tools, topic, queues, brokers)
+
+    def shrink_topic(
+        self, topic: str, queues: int, brokers: Sequence[str] | None = None, *, preview: bool = False
+    ) -> TopicQueues:
+        """Remove the queues with the highest ids. Their messages cannot be read until the topic has these queues again.
+
+        Args:
+            topic: The topic.
+            queues: The new number of queues on each broker.
+            brokers: Only on these brokers (default: all that have it).
+            preview: Change nothing. The result has the current queues, and the number of messages that would become unreadable.
+
+        Returns:
+            Its queues, and how many messages became unreadable (``hidden``).
+
+        Raises:
+            OptionError: The topic has fewer queues than ``queues``, or is not on one of ``brokers``.
+        """
+        return topics.shrink(self._tools, topic, queues, brokers, preview)
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic and its messages, on masters, slaves and name servers (``mqadmin deleteTopic``).
+
+        Args:
+            topic: The topic.
+
+        Raises:
+            RouteNotFound: There is no such topic.
+        """
+        topics.delete(self._tools, topic)

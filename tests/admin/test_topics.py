@@ -1,0 +1,185 @@
+"""Topics that are changed: what stays, what is refused before anything is changed, and what brokers refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rocketmq_spark import Admin, session
+from rocketmq_spark.admin import topics
+from rocketmq_spark.admin.topics import TopicChange
+from rocketmq_spark.base.codes import Request, Response
+from rocketmq_spark.errors import BrokerNotFound, NotSupported, OptionError, ServerFault
+from tests.client.conftest import Parts
+from tests.mockbroker import Call, MockBroker, ok, refuse
+
+PUT, CONFIG, ALL, ROUTE = (
+    Request.UPDATE_AND_CREATE_TOPIC, Request.GET_TOPIC_CONFIG, Request.GET_ALL_TOPIC_CONFIG, Request.GET_ROUTEINFO_BY_TOPIC,
+)  # fmt: skip
+
+
+class Kept:
+    """Topic ``t`` as two brokers keep it, and as the route shows it; what they are asked to put they put."""
+
+    def __init__(self, broker: MockBroker, second: MockBroker) -> None:
+        self.servers = {"broker-a": broker, "broker-b": second}
+        self.configs: dict[str, dict[str, Any]] = {
+            name: {
+                "topicName": "t", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6, "topicFilterType": "SINGLE_TAG",
+                "topicSysFlag": 2, "order": False, "attributes": {"message.type": "FIFO"},
+            }
+            for name in self.servers
+        }  # fmt: skip
+        table = {
+            name: {"brokerName": name, "cluster": "c", "brokerAddrs": {"0": s.address}}
+            for name, s in self.servers.items()
+        }
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": table}).encode()))
+        broker.on(ROUTE, self.route)
+        for server in self.servers.values():
+            server.on(CONFIG, lambda call: ok(json.dumps(self.configs[call.ext("bname")]).encode()))
+            server.on(Request.GET_TOPIC_STATS_INFO, ok(b'{"offsetTable":{}}'))
+            server.on(PUT, self.put)
+
+    def route(self, call: Call) -> Any:
+        data = [
+            {"brokerName": name, "cluster": "c", "brokerAddrs": {"0": s.address}} for name, s in self.servers.items()
+        ]
+        return ok(json.dumps({"brokerDatas": data, "queueDatas": [
+            {"brokerName": name, "readQueueNums": c["readQueueNums"], "writeQueueNums": c["writeQueueNums"], "perm": c["perm"]}
+            for name, c in self.configs.items()
+        ]}).encode())  # fmt: skip
+
+    def put(self, call: Call) -> Any:
+        kept = self.configs[call.ext("bname")]
+        kept |= {name: int(call.ext(name)) for name in ("readQueueNums", "writeQueueNums", "perm", "topicSysFlag")}
+        kept["order"] = call.ext("order") == "true"
+        for pair in call.command.ext.get("attributes", "").split(","):
+            if pair:
+                name, _, value = pair[1:].partition("=")
+                kept["attributes"] = {**kept["attributes"], name: value}
+        return ok()
+
+    def seen(self) -> list[tuple[str, dict[str, str]]]:
+        return [(name, command.ext) for name, server in self.servers.items() for command in server.seen(PUT)]
+
+
+@pytest.fixture
+def kept(broker: MockBroker, tools: Parts) -> Iterator[Kept]:
+    with MockBroker() as second:
+        yield Kept(broker, second)
+
+
+def test_what_is_not_given_stays(kept: Kept, tools: Parts) -> None:
+    there = topics.update(tools, "t", TopicChange(permission="R"))
+    assert [(name, ext["perm"], ext["readQueueNums"], ext["writeQueueNums"], ext["topicSysFlag"], ext["order"],
+             "attributes" in ext) for name, ext in kept.seen()] == [
+        (name, "4", "4", "4", "2", "false", False) for name in ("broker-a", "broker-b")
+    ]  # fmt: skip
+    assert (there.permission, there.message_type) == ("R", "FIFO")
+    there = topics.update(tools, "t", TopicChange(6, order=True, attributes={"reserve.time": "60000"}))
+    assert there.permission == "R"
+    for name in kept.servers:
+        on = there.brokers[name]
+        assert (on.read_queues, on.write_queues, on.order) == (6, 6, True)
+        assert on.attributes == {"message.type": "FIFO", "reserve.time": "60000"}
+    assert topics.update(tools, "t", TopicChange(permission="RW")).brokers["broker-a"].order
+    assert not topics.update(tools, "t", TopicChange(order=False)).brokers["broker-a"].order
+
+
+def test_other_bits_of_a_permission_stay(kept: Kept, tools: Parts) -> None:
+    kept.configs["broker-a"]["perm"] = 7
+    topics.update(tools, "t", TopicChange(permission="W"))
+    assert [config["perm"] for config in kept.configs.values()] == [3, 2]
+
+
+def test_on_one_broker_only(kept: Kept, tools: Parts) -> None:
+    there = topics.update(tools, "t", TopicChange(8, "W"), ["broker-b"])
+    assert [name for name, _ in kept.seen()] == ["broker-b"]
+    assert there.permission == "RW, W"
+
+
+@pytest.mark.parametrize(
+    ("change", "only", "said"),
+    [
+        (TopicChange(), None, "nothing is to change"),
+        (TopicChange(3), None, r"queues is 3, fewer than topic t has: 4 on broker-a, 4 on broker-b.*topic shrink"),
+        (TopicChange(0), None, "queues is 0, fewer than"),
+        (TopicChange(permission="rw"), None, "permission is 'rw'; expected RW, R, W"),
+        (TopicChange(9), ["broker-a", "broker-c"], "topic t is not on broker-c"),
+        (TopicChange(9, attributes={"queue.type": "BatchCQ"}), None, "'queue.type' of topic t is 'SimpleCQ' for ever"),
+        (
+            TopicChange(attributes={"cleanup.policy": "COMPACTION"}),
+            None,
+            "'cleanup.policy' of topic t is 'DELETE' for ever",
+        ),
+    ],
+)
+def test_what_is_refused_changes_nothing(
+    change: TopicChange, only: list[str] | None, said: str, kept: Kept, tools: Parts
+) -> None:
+    with pytest.raises(OptionError, match=said):
+        topics.update(tools, "t", change, only)
+    assert kept.seen() == []
+
+
+def test_an_attribute_that_is_so_is_not_sent_again(kept: Kept, tools: Parts) -> None:
+    """Brokers refuse those that stay for ever even then."""
+    kept.configs["broker-b"]["attributes"] = {"queue.type": "BatchCQ"}
+    with pytest.raises(OptionError, match=r"'queue\.type' of topic t is 'SimpleCQ' for ever"):
+        topics.update(tools, "t", TopicChange(attributes={"queue.type": "BatchCQ", "message.type": "FIFO"}))
+    attributes = {"queue.type": "BatchCQ", "message.type": "FIFO", "cleanup.policy": "DELETE"}
+    topics.update(tools, "t", TopicChange(attributes=attributes), ["broker-b"])
+    ((name, ext),) = kept.seen()
+    assert (name, ext["attributes"]) == ("broker-b", "+message.type=FIFO")
+
+
+def test_brokers_before_5_0_have_no_attributes(kept: Kept, tools: Parts) -> None:
+    """All others are left alone, too. Without attributes such a broker is changed like any other."""
+    second = kept.servers["broker-b"]
+    second.on(CONFIG, refuse(Response.REQUEST_CODE_NOT_SUPPORTED))
+    second.on(ALL, lambda call: ok(json.dumps({"topicConfigTable": {"t": kept.configs["broker-b"]}}).encode()))
+    with pytest.raises(
+        NotSupported, match=r"broker-b is older than RocketMQ 5\.0 and has no attributes; nothing was changed"
+    ):
+        topics.update(tools, "t", TopicChange(9, attributes={"message.type": "NORMAL"}))
+    with pytest.raises(
+        NotSupported, match=r"broker-b .* takes the order from name servers; nothing.*mqadmin updateOrderConf"
+    ):
+        topics.update(tools, "t", TopicChange(9, order=True))
+    assert kept.seen() == []
+    there = topics.update(tools, "t", TopicChange(9, "R"))
+    assert {(on.write_queues, on.permission) for on in there.brokers.values()} == {(9, "R")}
+
+
+def test_what_a_broker_does_not_take_is_said_in_its_words(kept: Kept, tools: Parts) -> None:
+    kept.servers["broker-a"].on(PUT, refuse(Response.SYSTEM_ERROR, "unsupported key: colour"))
+    with pytest.raises(OptionError, match=r"a broker does not take colour=red.*unsupported key: colour"):
+        topics.update(tools, "t", TopicChange(attributes={"colour": "red"}))
+    with pytest.raises(ServerFault):
+        topics.update(tools, "t", TopicChange(9))
+
+
+def test_where_a_master_is_away_nothing_is_changed(kept: Kept, broker: MockBroker, tools: Parts) -> None:
+    table = {
+        name: {"brokerName": name, "cluster": "c", "brokerAddrs": {number: server.address}}
+        for (name, server), number in zip(kept.servers.items(), "01", strict=True)
+    }
+    broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": table}).encode()))
+    with pytest.raises(BrokerNotFound, match="no master of broker-b"):
+        topics.update(tools, "t", TopicChange(9))
+    assert kept.seen() == []
+    topics.update(tools, "t", TopicChange(9), ["broker-a"])
+    assert [name for name, _ in kept.seen()] == ["broker-a"]
+
+
+def test_admin(kept: Kept, broker: MockBroker) -> None:
+    with Admin(broker.address) as admin:
+        there = admin.update_topic("t", 5, permission="W", order=True, attributes={"message.type": "NORMAL"})
+        assert (there.permission, there.message_type, there.brokers["broker-a"].order) == ("W", "NORMAL", True)
+        with pytest.raises(OptionError, match="nothing is to change"):
+            admin.update_topic("t")
+    session.close_all()
