@@ -219,7 +219,7 @@ def test_of_groups_that_send_to_a_topic_the_one_that_did_last_is_asked_and_no_ot
 def test_an_answer_that_a_proxy_does_not_take_is_logged_and_holds_up_no_other_question(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with talking() as (scripted, sender, queue):
+    with talking(request_timeout_s=60.0) as (scripted, sender, queue):  # else the first answer may be late here
         asked: list[object] = []
         leave = sender.join("g", 0, lambda message, place: (asked.append(place), COMMIT)[1])
         sender.send(queue, HALF, soon())
