@@ -115,11 +115,11 @@ def test_what_garbage_collection_ends_may_roll_back_wherever_that_comes(
 
     def send() -> None:
         monkeypatch.setattr(transactions, "Deadline", Collecting)
-        shop.producer.send_half(Message("T", b"y"))
+        shop.producer.send_half(Message("T", b"y"), timeout_s=60)  # a collection of all that tests made takes seconds
         ended.set()
 
     threading.Thread(target=send, daemon=True).start()
-    assert ended.wait(30)
+    assert ended.wait(60)
     eventually(lambda: [decision for _, decision in shop.ends()] == [ROLLBACK])
 
 
