@@ -7,7 +7,7 @@ PYTEST = $(BIN)/python -m pytest
 # Containers set it to stay small. Every process of Spark's, of the tests and of the demo would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-4.2 source-4.2 check soak soak-pipelines soak-properties soak-compat soak-pyspark soak-chaos soak-group soak-exactly-once soak-late-threads bench docs site site-check notebooks clean java
+.PHONY: demo test test-4.2 source-4.2 check soak soak-pipelines soak-properties soak-compat soak-pyspark soak-python in-memory-and-spark soak-chaos soak-group soak-exactly-once soak-late-threads bench docs site site-check notebooks clean java
 .NOTPARALLEL:
 
 # TRANSPORT=grpc: its results go through a Proxy.
@@ -31,9 +31,9 @@ source-4.2: $(READY)
 check: $(READY)
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary
 
-# A part of it: make soak ONLY=pipelines, ONLY=properties, ONLY=compat, ONLY=pyspark, ONLY=exactly-once, ONLY=late-threads, ONLY=chaos SEED=7 SECONDS=480 or ONLY=group SEED=7 SECONDS=600
+# A part of it: make soak ONLY=pipelines, ONLY=properties, ONLY=compat, ONLY=pyspark, ONLY=python, ONLY=exactly-once, ONLY=late-threads, ONLY=chaos SEED=7 SECONDS=480 or ONLY=group SEED=7 SECONDS=600
 # (a new seed each time without SEED).
-soak: java $(READY) $(if $(ONLY),soak-$(ONLY),soak-pipelines soak-properties soak-compat soak-pyspark soak-chaos soak-group)
+soak: java $(READY) $(if $(ONLY),soak-$(ONLY),soak-pipelines soak-properties soak-compat soak-pyspark soak-python soak-chaos soak-group)
 
 soak-pipelines: $(READY)
 	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s --complete tests/spark tests/kill tests/notebooks tests/examples tests/sink/test_outage.py \
@@ -54,6 +54,18 @@ soak-pyspark: java
 		env=.venv-pyspark-$$version; test -d $$env || $$python -m venv $$env || exit 1; \
 		$$env/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[arrow,cli]' 'pandas<3' "pyspark==$$version.*" && \
 		PYSPARK_PYTHON=$$env/bin/python $$env/bin/python -m tests.older_pyspark || exit 1; done
+
+# Everything in memory, and a read and a write through Spark, with Python 3.12 and 3.13 where the machine has them, or with PYTHON=
+# alone, each in an environment of its own.
+soak-python: java
+	@pythons=$$(.ci/machine pythons $(PYTHON)) || exit 1; test -n "$$pythons" || echo "This machine has no Python 3.12 or 3.13: nothing was run"; \
+	for python in $$pythons; do \
+		env=.venv-$$($$python -c 'import sys; print("python%d.%d" % sys.version_info[:2])') && \
+		$(MAKE) --no-print-directory VENV=$$env PYTHON=$$python in-memory-and-spark || exit 1; done
+
+in-memory-and-spark: $(READY)
+	@$(BIN)/python --version && $(PYTEST) --complete tests/spark/test_read.py::test_batch tests/spark/test_write.py::test_stream_from_topic_to_topic && \
+		$(PYTEST) --complete -n 2 --dist loadfile -m "not live and not spark and not slow"
 
 soak-exactly-once: $(READY)
 	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s --complete tests/kill/test_exactly_once.py tests/sink/test_once.py

@@ -90,6 +90,7 @@ def main() -> None:
         SparkSession.builder.master("local[2]")
         .config(map=exactly_once_conf())
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()
     )
     with LocalBroker() as broker:

@@ -191,18 +191,3 @@ def test_options_of_a_block_are_options(block: Block) -> None:
     """All of one block are ours, or Spark's own that every source is handed; Kafka's stand in blocks that say so."""
     if 'format("kafka")' not in block.text:
         assert [name for name in re.findall(r'\.option\("([^"]+)"', block.text) if name.lower() not in OPTIONS] == []
-
-
-def test_each_feature_names_tests_that_exist_or_why_it_is_left_out() -> None:
-    rows = [
-        line.split("|")[1:-1] for line in (ROOT / "docs" / "features.md").read_text("utf-8").splitlines() if "|" in line
-    ]
-    features = [
-        [cell.strip() for cell in row] for row in rows if not set(row[0]) <= {"-", " "} and row[0].strip() != "feature"
-    ]
-    assert len(features) > 40
-    for feature, *_, here, tests in features:
-        named = re.findall(r"`(tests/[^`]+)`", tests)
-        assert named or "**left out**" in here, feature
-        for name in named:
-            assert (ROOT / name).exists(), f"{feature}: {name}"

@@ -232,7 +232,7 @@ class TestTheMachine:
         return folder
 
     def machine(self, programs: Path, *arguments: str, java_home: str = "") -> subprocess.CompletedProcess[str]:
-        env = {"PATH": str(programs), "JAVA_HOME": java_home}
+        env = {"PATH": str(programs), "JAVA_HOME": java_home, "HOME": str(programs)}
         command = ["/bin/sh", str(ROOT / ".ci" / "machine"), *arguments]
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
 
@@ -256,6 +256,17 @@ class TestTheMachine:
         self.program(programs, "python3", "exit 1")
         (programs / "python3.12").symlink_to(sys.executable)
         assert self.machine(programs, "python").stdout == "python3.12\n"
+
+    def test_newer_pythons_those_of_path_and_of_pyenv_or_the_one_that_is_named(self, programs):
+        assert self.machine(programs, "pythons").stdout == ""
+        (programs / "python3.12").symlink_to(sys.executable)
+        self.program(programs, "python3.13", "exit 127")  # as pyenv has it for one that is not chosen
+        own = programs / ".pyenv" / "versions" / "3.13.7" / "bin"
+        own.mkdir(parents=True)
+        (own / "python3").symlink_to(sys.executable)
+        assert self.machine(programs, "pythons").stdout == f"python3.12\n{own}/python3\n"
+        assert self.machine(programs, "pythons", sys.executable).stdout == f"{sys.executable}\n"
+        assert self.machine(programs, "pythons", "python9").returncode == 1
 
     def test_no_java(self, programs):
         done = self.machine(programs, "java")

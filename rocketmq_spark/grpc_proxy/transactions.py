@@ -110,11 +110,12 @@ class ProxyTransactions:
             finally:
                 self._turn.release()
             error = stream.wait(deadline)
-            if error is None and topic in self._topics:
-                self._taken.add(topic)
-                return None
             if error is not None:
                 return error
+            with self._lock:  # who names its topic alone leaves out what is not taken by then
+                if topic in self._topics:
+                    self._taken.add(topic)
+                    return None
 
     def _alone(self, topic: str, group: str, address: str, deadline: Deadline) -> RocketMQError | None:
         """Nothing is named by other threads meanwhile: the answer would be about that, too."""
@@ -127,6 +128,8 @@ class ProxyTransactions:
         try:
             # Another thread may have taken back what was refused.
             error = named(lambda topics: _with(topics, topic, group))
+            if error is None:
+                self._taken.add(topic)
             if error is None or error.retriable:
                 return error
             mine = _with({topic: self._topics.get(topic, ())}, topic, group)

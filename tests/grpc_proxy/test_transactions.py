@@ -17,7 +17,6 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, SysFlag
 from rocketmq_spark.errors import (
-    AccessDenied,
     ClosedError,
     ConnectionLost,
     MessageIllegal,
@@ -372,74 +371,6 @@ def test_a_half_message_does_not_wait_for_an_endpoint_that_is_away() -> None:
         assert streams[away].wait(Deadline.after(0)) is not None, "it does not know us"
         leave(soon())
         proxy.close()
-
-
-@pytest.mark.parametrize("before", [False, True])
-def test_a_topic_that_is_refused_does_not_silence_the_others(before: bool) -> None:
-    """A user without the right, or who has it no more, hears it of this topic alone; the Proxy still asks about the others."""
-    with talking() as (scripted, sender, queue):
-        asked: list[str] = []
-        leave = sender.join("g", 0, lambda message, place: asked.append(place.topic) or COMMIT)
-        sender.send(queue, HALF, soon())
-        if before:
-            sender.send(queue._replace(topic="u"), HALF, soon())
-        scripted.refused.add("u")
-        if before:
-            sender._transactions._beat()
-            eventually(lambda: sender._transactions._streams[queue.broker_name]._error is not None)
-        for _ in range(2):
-            with pytest.raises(AccessDenied) as caught:
-                sender.send(queue._replace(topic="u"), HALF, soon())
-            assert caught.value.unsent
-            sender.send(queue, HALF, soon())
-        assert [request.messages[0].topic.name for _, request in scripted.sent] == ["t", *["u"] * before, "t", "t"]
-        assert [topic.name for topic in scripted.settings[-1].publishing.topics] == ["t"]
-        scripted.ask("t")
-        eventually(lambda: asked == ["t"])
-        scripted.refused.clear()
-        sender.send(queue._replace(topic="u"), HALF, soon())
-        assert [topic.name for topic in scripted.settings[-1].publishing.topics] == ["t", "u"]
-        leave(soon())
-
-
-def test_a_topic_that_is_refused_later_is_told_apart_by_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
-    with talking() as (scripted, sender, queue):
-        leave = sender.join("g", 0, lambda message, place: COMMIT)
-        sender.send(queue._replace(topic="u"), HALF, soon())
-        scripted.refused.add("u")
-        sender.send(queue, HALF, soon())
-        assert "rejects one of the topics ['u']" in caplog.text
-        assert [topic.name for topic in scripted.settings[-1].publishing.topics] == ["t"]
-        leave(soon())
-
-
-def test_a_refused_topic_takes_none_from_other_threads() -> None:
-    """What one names alone is accepted, or refused, without the others' topics."""
-    for _ in range(10):
-        with talking() as (scripted, sender, queue):
-            leave = sender.join("g", 0, lambda message, place: COMMIT)
-            sender.send(queue._replace(topic="old"), HALF, soon())
-            scripted.refused.add("bad")
-            refused: SimpleQueue[str] = SimpleQueue()
-            together = threading.Barrier(4)
-
-            def send(
-                topic: str, sender: Any = sender, queue: Any = queue, refused: Any = refused, together: Any = together
-            ) -> None:
-                together.wait(30)
-                try:
-                    sender.send(queue._replace(topic=topic), HALF, soon())
-                except AccessDenied:
-                    refused.put(topic)
-
-            threads = [threading.Thread(target=send, args=(topic,)) for topic in ("bad", "t", "u", "v")]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(30)
-            assert (refused.get(timeout=10), refused.qsize()) == ("bad", 0)
-            eventually(lambda scripted=scripted: scripted.topics() == {"old", "t", "u", "v"})
-            leave(soon())
 
 
 def test_where_no_thread_can_be_had_nothing_is_sent_and_the_next_time_all_begins(

@@ -116,7 +116,7 @@ def test_what_garbage_collection_ends_may_roll_back_wherever_that_comes(
 
     def send() -> None:
         monkeypatch.setattr(transactions, "Deadline", Collecting)
-        shop.producer.send_half(Message("T", b"y"))
+        shop.producer.send_half(Message("T", b"y"), timeout_s=60)
         ended.set()
 
     try:
