@@ -123,7 +123,7 @@ class MessageBatch:
 
 
 class Accumulator:
-    """The open batches, and those that were closed and wait to be taken. ``limits`` may be replaced at any time."""
+    """The open batches, and those that were ``closed`` and wait to be taken. ``limits`` may be replaced at any time."""
 
     def __init__(self, limits: BatchLimits | None = None) -> None:
         self.limits = limits or BatchLimits()
@@ -131,7 +131,7 @@ class Accumulator:
         self._open: dict[Key, MessageBatch] = {}
         self._by_age: list[tuple[int, int, MessageBatch]] = []
         self._numbers = itertools.count()
-        self._closed: list[MessageBatch] = []
+        self.closed: list[MessageBatch] = []
         self._taken: set[MessageBatch] = set()
         self._started_ms = 0
 
@@ -184,11 +184,6 @@ class Accumulator:
         return batch
 
     @property
-    def full(self) -> bool:
-        """Whether a batch was closed before it was due."""
-        return bool(self._closed)
-
-    @property
     def due_ms(self) -> int | None:
         """When the next batch is old enough; None while none is open."""
         by_age = self._by_age
@@ -198,13 +193,13 @@ class Accumulator:
 
     def ready(self, now_ms: int) -> bool:
         """Whether ``take`` would give anything."""
-        return bool(self._closed) or ((due_ms := self.due_ms) is not None and due_ms <= now_ms)
+        return bool(self.closed) or ((due_ms := self.due_ms) is not None and due_ms <= now_ms)
 
     def take(self, now_ms: int) -> list[MessageBatch]:
         """The batches that leave now, oldest first. Each must be given back with ``done`` or ``halve``, once."""
         while (due_ms := self.due_ms) is not None and due_ms <= now_ms:
             self._close(self._by_age[0][2])
-        taken, self._closed = self._closed, []
+        taken, self.closed = self.closed, []
         self._taken.update(taken)
         return sorted(taken, key=lambda batch: batch.created_ms)
 
@@ -227,7 +222,7 @@ class Accumulator:
             half = MessageBatch(batch.key, batch.owner, batch.created_ms, batch.due_ms, is_open=False)
             for entry in entries:
                 half.add(entry, batch.encoded_bytes)
-            self._closed.append(half)
+            self.closed.append(half)
 
     def _start(self, key: Key, owner: Any, now_ms: int) -> MessageBatch:
         # Who waited for the lock may have read the clock before others: batches of one key leave in the order of their start.
@@ -239,7 +234,7 @@ class Accumulator:
 
     def _close(self, batch: MessageBatch) -> None:
         self._forget(batch)
-        self._closed.append(batch)
+        self.closed.append(batch)
 
     def _forget(self, batch: MessageBatch) -> None:
         batch.is_open = False

@@ -100,7 +100,7 @@ class Batcher:
                 if not self._closed:
                     batch = self.accumulator.add_plain(key, entry, body_bytes, size, owner, now_ms)
                 if batch is not None:
-                    ready = self.accumulator.full or batch.due_ms <= now_ms
+                    ready = bool(self.accumulator.closed) or batch.due_ms <= now_ms
                     if len(batch.entries) == 1 or self._call_ms is None:
                         call_s = self._next_call(now_ms)
         finally:
@@ -249,7 +249,13 @@ class AccumulatorMember:
         """The future of a plain message that a batch took: it is encoded with all others of the batch when that leaves. None
         where it goes the long way, which also says what is wrong with it.
         """
-        body, kind = message.body, self._kind(message)
+        body, topic, tag, waits = message.body, message.topic, message.tags, message.wait_store_ok
+        if self._topics.whole.get(topic) is not False or self._mixed:
+            return None
+        try:
+            kind = self._kinds.get((topic, tag, waits)) or self._kind(topic, tag, waits)
+        except TypeError:  # a tag that is no text
+            return None
         if kind is None or type(body) is not bytes or not 0 < len(body) <= self._max_body_bytes:
             return None
         text, size = kind.text, kind.size + len(body)
@@ -263,15 +269,8 @@ class AccumulatorMember:
         entry = body, text, message.flag, promise
         return promise if self.batcher.add_plain(kind.key, entry, len(body), size, self._owner) else None
 
-    def _kind(self, message: Message) -> PlainKind | None:
-        topic, tag, waits = message.topic, message.tags, message.wait_store_ok
-        if self._mixed or self._topics.keeps_batches(topic) is not False:
-            return None
-        try:
-            kind = self._kinds.get((topic, tag, waits))
-        except TypeError:  # a tag that is no text
-            return None
-        if kind is None and (kind := plain.plain_kind(topic, tag, waits, self._encoder)) is not None:
+    def _kind(self, topic: str, tag: str | None, waits: bool) -> PlainKind | None:
+        if (kind := plain.plain_kind(topic, tag, waits, self._encoder)) is not None:
             if len(self._kinds) >= _MAX_KINDS:
                 self._kinds.clear()
             self._kinds[topic, tag, waits] = kind

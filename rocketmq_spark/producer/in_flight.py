@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, RUNNING
 from typing import Any, NamedTuple
@@ -114,10 +114,15 @@ class Promise(Future[SendResult]):
     _awaited = False
     _done_callbacks: list[Callable[[Future[SendResult]], object]]
 
+    callback: Callback | None = None
+    msg_id = ""
+
     def __init__(self, pending: Pending, callback: Callback | None, msg_id: str) -> None:
         self.pending = pending
-        self.callback = callback
-        self.msg_id = msg_id
+        if callback is not None:
+            self.callback = callback
+        if msg_id:
+            self.msg_id = msg_id
 
     def __getattr__(self, name: str) -> Any:
         if name not in _WAITING:
@@ -229,10 +234,16 @@ class Pending:
 
 
 def _call_each(called: Sequence[tuple[Callback, Outcome]]) -> None:
+    each = iter(called)
+    while isinstance(
+        failed := attempt(_call_rest, each), Failure
+    ):  # a user's code: it must not cost the others their outcomes
+        failed.log(logger, "a callback failed")
+
+
+def _call_rest(called: Iterator[tuple[Callback, Outcome]]) -> None:
     for callback, outcome in called:
-        failed = attempt(callback, outcome)
-        if isinstance(failed, Failure):  # a user's code: it must not cost the others their outcomes
-            failed.log(logger, "a callback failed")
+        callback(outcome)
 
 
 class Landing(NamedTuple):
