@@ -17,7 +17,7 @@ import heapq
 import itertools
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.errors import OptionError
@@ -71,29 +71,40 @@ class BatchEntry(NamedTuple):
     promise: Any
 
 
-# A message that is encoded when its batch leaves: body, properties without an id, flag, and the caller's promise.
-PlainEntry = tuple[bytes, str, int, Any]
+class PlainEntry(Protocol):
+    """A message that is encoded when its batch leaves; ``text`` are its properties without an id."""
+
+    body: bytes
+    text: str
+    flag: int
+    msg_id: str
+    keys: Sequence[str]
+
+    @property
+    def promise(self) -> Any:
+        """The caller's."""
 
 
 @dataclass(slots=True, eq=False)
 class MessageBatch:
     """Messages that leave together, at ``due_ms`` at the latest.
 
-    ``owner`` is the producer that started the batch and sends it, also when others add to it. ``plain`` messages are among
-    the ``entries`` until ``encoding.seal`` encodes them.
+    ``owner`` is the producer that started the batch and sends it, also when others add to it. If ``plain`` messages are among
+    the ``entries``, ``plain.seal`` makes the ``sealed`` items of all.
     """
 
     key: Key
     owner: Any
     created_ms: int
     due_ms: int
-    entries: list[BatchEntry] = field(default_factory=list)
+    entries: list[BatchEntry | PlainEntry] = field(default_factory=list)
     body_bytes: int = 0
     encoded_bytes: int = 0
     keywords: dict[str, None] = field(default_factory=dict)
     keyword_bytes: int = 0
     is_open: bool = True
     plain: bool = False
+    sealed: list[Sized] | None = None
 
     def __post_init__(self) -> None:
         self.keyword_bytes = len((self.key.tag or "").encode())
@@ -109,7 +120,17 @@ class MessageBatch:
         return True
 
     def items(self) -> list[Sized]:
-        return [entry.item for entry in self.entries]
+        """The encoded messages."""
+        return self.sealed or [entry.item for entry in self.entries if isinstance(entry, BatchEntry)]
+
+    def half(self, part: slice) -> MessageBatch:
+        """A closed batch of a part of the messages, which are encoded."""
+        half = MessageBatch(self.key, self.owner, self.created_ms, self.due_ms, self.entries[part], is_open=False)
+        half.sealed = self.items()[part]
+        half.encoded_bytes = sum(map(len, half.sealed))
+        for entry in half.entries:
+            half._add_keywords(entry.keys)
+        return half
 
     def _add_keywords(self, keys: Sequence[str]) -> bool:
         known = self.keywords
@@ -174,7 +195,7 @@ class Accumulator:
             if len(self._open) >= limits.max_open or size > limits.max_encoded_bytes:
                 return None
             batch = self._start(key, owner, now_ms)
-        batch.entries.append(entry)  # type: ignore[arg-type]
+        batch.entries.append(entry)
         batch.plain = True
         batch.body_bytes += body_bytes
         batch.encoded_bytes += size
@@ -218,11 +239,7 @@ class Accumulator:
         """A batch that was taken leaves again at the next ``take``, in two parts."""
         self._taken.discard(batch)
         middle = len(batch.entries) // 2
-        for entries in (batch.entries[:middle], batch.entries[middle:]):
-            half = MessageBatch(batch.key, batch.owner, batch.created_ms, batch.due_ms, is_open=False)
-            for entry in entries:
-                half.add(entry, batch.encoded_bytes)
-            self.closed.append(half)
+        self.closed += [batch.half(slice(None, middle)), batch.half(slice(middle, None))]
 
     def _start(self, key: Key, owner: Any, now_ms: int) -> MessageBatch:
         # Who waited for the lock may have read the clock before others: batches of one key leave in the order of their start.

@@ -116,6 +116,9 @@ class Promise(Future[SendResult]):
 
     callback: Callback | None = None
     msg_id = ""
+    # Of a plain message, which its promise carries (``accumulator.PlainEntry``).
+    body, text, flag = b"", "", 0
+    keys: Sequence[str] = ()
 
     def __init__(self, pending: Pending, callback: Callback | None, msg_id: str) -> None:
         self.pending = pending
@@ -132,6 +135,10 @@ class Promise(Future[SendResult]):
                 self._waiters, self._done_callbacks, self._condition = [], [], threading.Condition()
                 self._awaited = True
         return self.__dict__[name]
+
+    @property
+    def promise(self) -> Promise:
+        return self
 
     def done(self) -> bool:
         return self._state == FINISHED
@@ -152,10 +159,10 @@ class Promise(Future[SendResult]):
 Kept = tuple[Promise, Outcome]
 
 
-def _settled(kept: Sequence[Kept]) -> list[Kept]:
+def _settled(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> list[Kept]:
     """The promises take their outcomes, with the lock. Returns those whose waiters must be notified."""
     awaited = []
-    for promise, outcome in kept:
+    for promise, outcome in zip(promises, outcomes, strict=True):
         if promise._awaited:
             awaited.append((promise, outcome))
             continue
@@ -194,24 +201,27 @@ class Pending:
             self._count += 1
         return promise
 
-    def keep(self, kept: Sequence[Kept]) -> None:
+    def keep(self, promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> None:
         """The outcomes are there: together, for those of a batch come together."""
         try:
             if self._lost is not None:
-                self._lost.update({promise.msg_id: o for promise, o in kept if isinstance(o, RocketMQError)})
+                both = zip(promises, outcomes, strict=True)
+                self._lost.update({promise.msg_id: o for promise, o in both if isinstance(o, RocketMQError)})
             with self.lock:
-                awaited = _settled(kept)
+                awaited = _settled(promises, outcomes)
             for promise, outcome in awaited:
                 failed = attempt(promise.tell, outcome)
                 if isinstance(failed, Failure):  # Python's futures let through what is no Exception
                     failed.log(logger, "a callback of a future failed")
-            if called := [(promise.callback, outcome) for promise, outcome in kept if promise.callback is not None]:
+            callbacks = [promise.callback for promise in promises]
+            if callbacks.count(None) < len(callbacks):
+                called = [(call, o) for call, o in zip(callbacks, outcomes, strict=True) if call is not None]
                 if all(isinstance(callback, PromptCallback) for callback, _ in called):
                     _call_each(called)
                 else:
                     self._callbacks.later(0, functools.partial(_call_each, called))
         finally:
-            self.forget(len(kept))
+            self.forget(len(promises))
 
     def forget(self, count: int = 1) -> None:
         """So many promises less: kept, or taken back."""

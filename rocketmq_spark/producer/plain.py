@@ -6,7 +6,7 @@ is what ``encoding.prepare`` checks; a message that is not plain, or that nobody
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import NamedTuple
 
 from rocketmq_spark.base import codes
@@ -14,7 +14,7 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
 from rocketmq_spark.model.send import MessageEncoder
-from rocketmq_spark.producer.accumulator import BatchEntry, Key, MessageBatch, PlainEntry
+from rocketmq_spark.producer.accumulator import BatchEntry, Key, MessageBatch
 from rocketmq_spark.producer.encoding import SINGLE_MAX_PROPERTIES, check_topic
 from rocketmq_spark.wire.properties import encode_properties
 
@@ -80,13 +80,12 @@ def seal(batch: MessageBatch, take: Callable[[int], Sequence[str]], encoder: Mes
     if not batch.plain:
         return
     topic, item = batch.key.topic, encoder.item
-    entries: list[BatchEntry] = []
-    waiting: Sequence[BatchEntry | PlainEntry] = batch.entries
-    for entry, msg_id in zip(waiting, take(len(waiting)), strict=True):
-        if not isinstance(entry, BatchEntry):
-            body, text, flag, promise = entry
-            promise.msg_id = msg_id
-            encoded = item(topic, body, f"{text}{_ID}{msg_id}\x02", flag, now_ms)
-            entry = BatchEntry._make((encoded, len(body), msg_id, (), promise))
-        entries.append(entry)
-    batch.entries, batch.plain = entries, False
+    sealed: list[Sized] = []
+    for entry, msg_id in zip(batch.entries, take(len(batch.entries)), strict=True):
+        if isinstance(entry, BatchEntry):
+            sealed.append(entry.item)
+            continue
+        entry.msg_id = msg_id
+        sealed.append(item(topic, entry.body, f"{entry.text}{_ID}{msg_id}\x02", entry.flag, now_ms))
+        entry.body, entry.text = b"", ""  # who keeps the future need not keep them
+    batch.sealed, batch.plain = sealed, False

@@ -198,7 +198,7 @@ class BaseProducer(Closing):
 
         def done(ended: Ended) -> None:
             outcome = ended.outcome
-            self._pending.keep([(result, told(outcome, prepared) if isinstance(outcome, SendResult) else outcome)])
+            self._pending.keep([result], [told(outcome, prepared) if isinstance(outcome, SendResult) else outcome])
 
         try:
             outgoing = self._outgoing(prepared, place, deadline, done)
