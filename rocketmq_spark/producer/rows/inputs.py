@@ -24,7 +24,7 @@ from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import MessageRefused, OptionError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.options import Options, transport
-from rocketmq_spark.producer.row_calls import (
+from rocketmq_spark.producer.rows.calls import (
     TIMERS,
     CallTools,
     MessagesOfCall,
@@ -34,7 +34,7 @@ from rocketmq_spark.producer.row_calls import (
     RowsOfCall,
     RowsOfReader,
 )
-from rocketmq_spark.producer.sent import SentRows
+from rocketmq_spark.producer.rows.sent import SentRows
 from rocketmq_spark.queues.selection import Select
 
 BATCH_BYTES = 1 << 20
