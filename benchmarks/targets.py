@@ -94,6 +94,7 @@ CEILING, KAFKA = "Spark's ceiling, prebuilt batches", "spark-sql-kafka batch rea
 WRITE, KAFKA_WRITE, HASH = "Spark batch write", "spark-sql-kafka batch write", "Spark batch write by shardingKey"
 JAVA_BATCH = ("Java batches of 1 MiB, 2 threads", "Java autoBatch, asynchronous")
 PRODUCER = "Producer, autoBatch, asynchronous"
+SEND_ARROW, SEND_MANY = "Producer.send_arrow", "Producer.send_many"
 SEND, DROP = "batch bodies sent, made before", "Spark's ceiling, rows dropped"
 SPARK_WHOLE, BULK_WHOLE = "Spark batch read, batch topic", "bulk pull, batch topic"
 ALONE_WHOLE, LITE_WHOLE = "pull and decode, no Spark, batch topic", "Java LitePull, 32 a pull, batch topic"
@@ -161,6 +162,9 @@ TARGETS: Sequence[Target] = (
     ),
     Target("batch write with exactly-once of at-least-once", (0.95, 0.97), ratio("write", ONCE, WRITE)),
     Target("write by shardingKey of round robin", (0.7, 0.7), ratio("write", HASH, WRITE)),
+    Target("send_arrow of Java's batch producer", (0.9, 0.9), ratio("write", SEND_ARROW, JAVA_BATCH[0])),
+    Target("send_many of Java's autoBatch", (0.8, 0.8), ratio("write", SEND_MANY, JAVA_BATCH[1])),
+    Target("send_async with autoBatch of Java's", (0.35, 0.35), ratio("write", PRODUCER, JAVA_BATCH[1])),
     Target("batch write over gRPC of Java's asynchronous sends", (2.0, 2.0), ratio("grpc", WRITE_GRPC, JAVA_GRPC)),
     Target(
         "p50 of send over gRPC of Java's", (1.3,),

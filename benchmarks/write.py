@@ -6,9 +6,12 @@ Sustained: the clock stops when all messages can be read, not when they are ackn
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -16,7 +19,7 @@ from benchmarks import harness, raw, spark, targets, workload
 from benchmarks.harness import Case, Found, Result
 from benchmarks.kafka import KafkaNode
 from benchmarks.read import java_run
-from rocketmq_spark import LocalBroker, Producer
+from rocketmq_spark import LocalBroker, Producer, SentRows
 
 # Of the messages of a read a write has one in so many: it takes longer. What goes message by message has a part of those.
 SHARE, SLOWER = 2, 10
@@ -57,6 +60,8 @@ class Writes:
             Case("Spark topic to topic, AvailableNow", self.stream),
             Case(targets.DROP, self.drop),
             Case(targets.PRODUCER, self.produced),
+            Case(targets.SEND_MANY, self.many),
+            Case(targets.SEND_ARROW, self.arrow),
             Case(targets.JAVA_BATCH[0], lambda: self.peer("batch", self.size, 1 << 20, 2), warm_up=False),
             Case(targets.JAVA_BATCH[1], lambda: self.peer("auto", self.size), warm_up=False),
             Case(targets.JAVA_WHOLE, lambda: self.peer("batch", self.size, 1 << 20, 2, whole=True), warm_up=False),
@@ -113,6 +118,26 @@ class Writes:
             workload.produce(producer, name, few, self.size)
             workload.wait_visible(self.broker, name, few)
         harness.expect("Producer", workload.visible(self.broker, name), few)
+        return result
+
+    def many(self) -> Result:
+        """A generator, so that the messages are made meanwhile, as Java's are."""
+        name, body = self.topic(), os.urandom(self.size)
+        messages = (workload.message(name, body, i) for i in range(self.count))
+        return self._sent(name, lambda producer: producer.send_many(messages))
+
+    def arrow(self) -> Result:
+        name, rows = self.topic(), pa.Table.from_batches([workload.frame(self.count, self.size)])
+        return self._sent(name, lambda producer: producer.send_arrow(rows, name))
+
+    def _sent(self, name: str, send: Callable[[Producer], SentRows]) -> Result:
+        with (
+            Producer(self.broker.name_server, "bench", send_timeout="30s") as producer,
+            harness.timed([self.pid], self.count) as result,
+        ):
+            send(producer).raise_for_failed()
+            workload.wait_visible(self.broker, name, self.count)
+        harness.expect("Producer", workload.visible(self.broker, name), self.count)
         return result
 
     def to_kafka(self, kafka: KafkaNode) -> Result:

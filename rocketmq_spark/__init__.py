@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.model.membership import ConsumerStats
     from rocketmq_spark.model.message import PoppedMessage
     from rocketmq_spark.model.send import TransactionState
-    from rocketmq_spark.producer.sent import SentRows
+    from rocketmq_spark.producer.rows.sent import SentRows
     from rocketmq_spark.producer.transactions import HalfMessage
     from rocketmq_spark.session.admin import Admin
     from rocketmq_spark.session.consumers import Consumer, PullConsumer, SimpleConsumer
@@ -52,7 +52,7 @@ _HOMES = {
     "RocketMQError": "errors",
     "SendResult": "model",
     "SendStatus": "model",
-    "SentRows": "producer.sent",
+    "SentRows": "producer.rows.sent",
     "SimpleConsumer": "session.consumers",
     "TransactionState": "model.send",
     "exactly_once_conf": "spark.tuning",

@@ -46,8 +46,8 @@ RANKS = """
 # Inside a room a module imports from those before it only.
 ORDER = {
     "producer": "accumulator attempts faults outgoing settings topics spooling encoding plain destination in_flight"
-    " confirming long_delays batching engine housekeeping resending producer tracing transactions requests routing rows sent"
-    " row_calls row_inputs bulk",
+    " confirming long_delays batching engine housekeeping resending producer tracing transactions requests rows"
+    " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
     "consumer": "pop pull push process_queue rebalance result push.member_state push.offset_store push.workers settings"
     " tracing push.concurrent pull.assigned ahead push.pulling push.orderly push.ownership push.rebalancing"
     " push.running pop.in_hand pop.listening pop.running push.consumer pull.polls pull.positions pull.upkeep"
@@ -106,10 +106,8 @@ OUTSIDE = {
     **dict.fromkeys(("matplotlib", "IPython"), "notebook"),
     "opentelemetry": "session.telemetry",
     "py4j": "cli.demo.play spark.datasource",
-    "pyarrow": "wire.compression columnar stored spark.source.tasks spark.checkpoints.entries spark.sink producer.routing"
-    " producer.rows producer.sent producer.row_calls producer.row_inputs",
-    "numpy": "remoting.bulk pull.answers columnar stored spark.sink producer.routing producer.rows producer.sent"
-    " producer.row_calls producer.row_inputs",
+    "pyarrow": "wire.compression columnar stored spark.source.tasks spark.checkpoints.entries spark.sink producer.rows",
+    "numpy": "remoting.bulk pull.answers columnar stored spark.sink producer.rows",
     "xxhash": "columnar.encode.content_ids",
     "prometheus_client": "base.exposition spark.monitoring.listeners",
     "grpc": "grpc_proxy.channel",
@@ -125,7 +123,7 @@ OUTSIDE = {
     " remoting.connection remoting.pool client.calls client.instance client.route base.copies"
     " producer.batching producer.destination base.timer producer.faults"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
-    " producer.transactions producer.requests producer.tracing producer.row_calls client.replies localbroker aio.producer"
+    " producer.transactions producer.requests producer.tracing producer.rows.calls client.replies localbroker aio.producer"
     " cli consumer.push.member_state consumer.push.workers consumer.settings consumer.push.offset_store"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"

@@ -37,7 +37,7 @@ from rocketmq_spark.session import producers
 
 if TYPE_CHECKING:
     from rocketmq_spark.options.typed import ProducerOptions
-    from rocketmq_spark.producer.sent import SentRows
+    from rocketmq_spark.producer.rows.sent import SentRows
 
 logger = logging.getLogger(__name__)
 

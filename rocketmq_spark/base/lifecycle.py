@@ -108,7 +108,7 @@ class Owner:
 
     def check(self, closed: bool) -> None:
         """Raises ``ClosedError`` in a fork, and when it was ``closed``."""
-        if not self.here:
+        if _process[0] != self._pid:
             raise ClosedError(
                 f"this {self._what} belongs to process {self._pid}, from which this one was forked",
                 remedy=f"Make a {self._what} in this process",

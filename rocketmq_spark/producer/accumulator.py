@@ -17,7 +17,7 @@ import heapq
 import itertools
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.errors import OptionError
@@ -71,29 +71,40 @@ class BatchEntry(NamedTuple):
     promise: Any
 
 
-# A message that is encoded when its batch leaves: body, properties without an id, flag, and the caller's promise.
-PlainEntry = tuple[bytes, str, int, Any]
+class PlainEntry(Protocol):
+    """A message that is encoded when its batch leaves; ``text`` are its properties without an id."""
+
+    body: bytes
+    text: str
+    flag: int
+    msg_id: str
+    keys: Sequence[str]
+
+    @property
+    def promise(self) -> Any:
+        """The caller's."""
 
 
 @dataclass(slots=True, eq=False)
 class MessageBatch:
     """Messages that leave together, at ``due_ms`` at the latest.
 
-    ``owner`` is the producer that started the batch and sends it, also when others add to it. ``plain`` messages are among
-    the ``entries`` until ``encoding.seal`` encodes them.
+    ``owner`` is the producer that started the batch and sends it, also when others add to it. If ``plain`` messages are among
+    the ``entries``, ``plain.seal`` makes the ``sealed`` items of all.
     """
 
     key: Key
     owner: Any
     created_ms: int
     due_ms: int
-    entries: list[BatchEntry] = field(default_factory=list)
+    entries: list[BatchEntry | PlainEntry] = field(default_factory=list)
     body_bytes: int = 0
     encoded_bytes: int = 0
     keywords: dict[str, None] = field(default_factory=dict)
     keyword_bytes: int = 0
     is_open: bool = True
     plain: bool = False
+    sealed: list[Sized] | None = None
 
     def __post_init__(self) -> None:
         self.keyword_bytes = len((self.key.tag or "").encode())
@@ -109,7 +120,17 @@ class MessageBatch:
         return True
 
     def items(self) -> list[Sized]:
-        return [entry.item for entry in self.entries]
+        """The encoded messages."""
+        return self.sealed or [entry.item for entry in self.entries if isinstance(entry, BatchEntry)]
+
+    def half(self, part: slice) -> MessageBatch:
+        """A closed batch of a part of the messages, which are encoded."""
+        half = MessageBatch(self.key, self.owner, self.created_ms, self.due_ms, self.entries[part], is_open=False)
+        half.sealed = self.items()[part]
+        half.encoded_bytes = sum(map(len, half.sealed))
+        for entry in half.entries:
+            half._add_keywords(entry.keys)
+        return half
 
     def _add_keywords(self, keys: Sequence[str]) -> bool:
         known = self.keywords
@@ -123,7 +144,7 @@ class MessageBatch:
 
 
 class Accumulator:
-    """The open batches, and those that were closed and wait to be taken. ``limits`` may be replaced at any time."""
+    """The open batches, and those that were ``closed`` and wait to be taken. ``limits`` may be replaced at any time."""
 
     def __init__(self, limits: BatchLimits | None = None) -> None:
         self.limits = limits or BatchLimits()
@@ -131,7 +152,7 @@ class Accumulator:
         self._open: dict[Key, MessageBatch] = {}
         self._by_age: list[tuple[int, int, MessageBatch]] = []
         self._numbers = itertools.count()
-        self._closed: list[MessageBatch] = []
+        self.closed: list[MessageBatch] = []
         self._taken: set[MessageBatch] = set()
         self._started_ms = 0
 
@@ -174,7 +195,7 @@ class Accumulator:
             if len(self._open) >= limits.max_open or size > limits.max_encoded_bytes:
                 return None
             batch = self._start(key, owner, now_ms)
-        batch.entries.append(entry)  # type: ignore[arg-type]
+        batch.entries.append(entry)
         batch.plain = True
         batch.body_bytes += body_bytes
         batch.encoded_bytes += size
@@ -182,11 +203,6 @@ class Accumulator:
         if batch.body_bytes > limits.max_bytes:
             self._close(batch)
         return batch
-
-    @property
-    def full(self) -> bool:
-        """Whether a batch was closed before it was due."""
-        return bool(self._closed)
 
     @property
     def due_ms(self) -> int | None:
@@ -198,13 +214,13 @@ class Accumulator:
 
     def ready(self, now_ms: int) -> bool:
         """Whether ``take`` would give anything."""
-        return bool(self._closed) or ((due_ms := self.due_ms) is not None and due_ms <= now_ms)
+        return bool(self.closed) or ((due_ms := self.due_ms) is not None and due_ms <= now_ms)
 
     def take(self, now_ms: int) -> list[MessageBatch]:
         """The batches that leave now, oldest first. Each must be given back with ``done`` or ``halve``, once."""
         while (due_ms := self.due_ms) is not None and due_ms <= now_ms:
             self._close(self._by_age[0][2])
-        taken, self._closed = self._closed, []
+        taken, self.closed = self.closed, []
         self._taken.update(taken)
         return sorted(taken, key=lambda batch: batch.created_ms)
 
@@ -223,11 +239,7 @@ class Accumulator:
         """A batch that was taken leaves again at the next ``take``, in two parts."""
         self._taken.discard(batch)
         middle = len(batch.entries) // 2
-        for entries in (batch.entries[:middle], batch.entries[middle:]):
-            half = MessageBatch(batch.key, batch.owner, batch.created_ms, batch.due_ms, is_open=False)
-            for entry in entries:
-                half.add(entry, batch.encoded_bytes)
-            self._closed.append(half)
+        self.closed += [batch.half(slice(None, middle)), batch.half(slice(middle, None))]
 
     def _start(self, key: Key, owner: Any, now_ms: int) -> MessageBatch:
         # Who waited for the lock may have read the clock before others: batches of one key leave in the order of their start.
@@ -239,7 +251,7 @@ class Accumulator:
 
     def _close(self, batch: MessageBatch) -> None:
         self._forget(batch)
-        self._closed.append(batch)
+        self.closed.append(batch)
 
     def _forget(self, batch: MessageBatch) -> None:
         batch.is_open = False

@@ -27,7 +27,7 @@ from rocketmq_spark.model.send import MessageEncoder
 from rocketmq_spark.producer import encoding, plain
 from rocketmq_spark.producer.accumulator import Accumulator, BatchEntry, Key, MessageBatch, PlainEntry
 from rocketmq_spark.producer.encoding import How, Prepared
-from rocketmq_spark.producer.in_flight import Kept, Pending, Promise
+from rocketmq_spark.producer.in_flight import Pending, Promise
 from rocketmq_spark.producer.outgoing import Callback, Outcome, split
 from rocketmq_spark.producer.plain import PlainKind
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -100,12 +100,12 @@ class Batcher:
                 if not self._closed:
                     batch = self.accumulator.add_plain(key, entry, body_bytes, size, owner, now_ms)
                 if batch is not None:
-                    ready = self.accumulator.full or batch.due_ms <= now_ms
+                    ready = bool(self.accumulator.closed) or batch.due_ms <= now_ms
                     if len(batch.entries) == 1 or self._call_ms is None:
                         call_s = self._next_call(now_ms)
         finally:
             if batch is None:
-                entry[3].pending.forget()
+                entry.promise.pending.forget()
         if call_s is not None:
             self._call_later(call_s)
         if ready:
@@ -203,11 +203,9 @@ class Batcher:
                 for owner in self._enqueue():
                     owner.pump(soon=True)
                 return
-            all_kept = [
-                (entry[4], own) for entry, own in zip(batch.entries, _shares(outcome, batch.entries), strict=True)
-            ]
-            for pending, promises in _by_pending(all_kept).items():
-                handed = attempt(pending.keep, promises)
+            outcomes, promises = _shares(outcome, batch.entries), [entry.promise for entry in batch.entries]
+            for pending, kept in _by_pending(promises, outcomes).items():
+                handed = attempt(pending.keep, *kept)
                 if isinstance(handed, Failure):  # one sender's trouble must not keep the others from their results
                     handed.log(logger, "results could not be handed over")
 
@@ -249,7 +247,13 @@ class AccumulatorMember:
         """The future of a plain message that a batch took: it is encoded with all others of the batch when that leaves. None
         where it goes the long way, which also says what is wrong with it.
         """
-        body, kind = message.body, self._kind(message)
+        body, topic, tag, waits = message.body, message.topic, message.tags, message.wait_store_ok
+        if self._topics.whole.get(topic) is not False or self._mixed:
+            return None
+        try:
+            kind = self._kinds.get((topic, tag, waits)) or self._kind(topic, tag, waits)
+        except TypeError:  # a tag that is no text
+            return None
         if kind is None or type(body) is not bytes or not 0 < len(body) <= self._max_body_bytes:
             return None
         text, size = kind.text, kind.size + len(body)
@@ -260,18 +264,11 @@ class AccumulatorMember:
             text, more = found
             size += more
         promise = self._pending.expect(callback)
-        entry = body, text, message.flag, promise
-        return promise if self.batcher.add_plain(kind.key, entry, len(body), size, self._owner) else None
+        promise.body, promise.text, promise.flag = body, text, message.flag
+        return promise if self.batcher.add_plain(kind.key, promise, len(body), size, self._owner) else None
 
-    def _kind(self, message: Message) -> PlainKind | None:
-        topic, tag, waits = message.topic, message.tags, message.wait_store_ok
-        if self._mixed or self._topics.keeps_batches(topic) is not False:
-            return None
-        try:
-            kind = self._kinds.get((topic, tag, waits))
-        except TypeError:  # a tag that is no text
-            return None
-        if kind is None and (kind := plain.plain_kind(topic, tag, waits, self._encoder)) is not None:
+    def _kind(self, topic: str, tag: str | None, waits: bool) -> PlainKind | None:
+        if (kind := plain.plain_kind(topic, tag, waits, self._encoder)) is not None:
             if len(self._kinds) >= _MAX_KINDS:
                 self._kinds.clear()
             self._kinds[topic, tag, waits] = kind
@@ -298,13 +295,18 @@ class AccumulatorMember:
         return result.result()
 
 
-def _by_pending(kept: list[Kept]) -> dict[Pending, list[Kept]]:
+_Both = tuple[list[Promise], list[Outcome]]
+
+
+def _by_pending(promises: list[Promise], outcomes: list[Outcome]) -> dict[Pending, _Both]:
     """Those of each producer."""
-    if len(senders := {promise.pending for promise, _ in kept}) == 1:
-        return dict.fromkeys(senders, kept)
-    found: dict[Pending, list[Kept]] = {}
-    for each in kept:
-        found.setdefault(each[0].pending, []).append(each)
+    if len(senders := {promise.pending for promise in promises}) == 1:
+        return dict.fromkeys(senders, (promises, outcomes))
+    found: dict[Pending, _Both] = {pending: ([], []) for pending in senders}
+    for promise, outcome in zip(promises, outcomes, strict=True):
+        mine, own = found[promise.pending]
+        mine.append(promise)
+        own.append(outcome)
     return found
 
 
@@ -316,7 +318,7 @@ def _one_of_several(outcome: Outcome, batch: MessageBatch) -> bool:
     return refused and len(batch.entries) > 1 and batch.key.queue is None
 
 
-def _shares(outcome: Outcome, entries: Sequence[BatchEntry]) -> list[Outcome]:
+def _shares(outcome: Outcome, entries: Sequence[BatchEntry | PlainEntry]) -> list[Outcome]:
     """Each message's own outcome; an error becomes a copy for each that it does not say to be stored, so that tracebacks do
     not mix.
     """

@@ -14,8 +14,8 @@ from rocketmq_spark.queues.selection import Select
 if TYPE_CHECKING:
     from rocketmq_spark.columnar.encode.encoder import Encoder
     from rocketmq_spark.options import Options
-    from rocketmq_spark.producer.row_calls import CallTools
-    from rocketmq_spark.producer.sent import SentRows
+    from rocketmq_spark.producer.rows.calls import CallTools
+    from rocketmq_spark.producer.rows.sent import SentRows
 
 
 class BulkProducer(RequestProducer):
@@ -70,9 +70,9 @@ class BulkProducer(RequestProducer):
         """
         how_long = self.settings.send_timeout_s if timeout_s is None else timeout_s
         tools = self._call_tools("send_arrow")
-        from rocketmq_spark.producer import row_inputs
+        from rocketmq_spark.producer.rows import inputs
 
-        return row_inputs.send_arrow(tools, rows, row_inputs.RowTarget(topic, selector, how_long))
+        return inputs.send_arrow(tools, rows, inputs.RowTarget(topic, selector, how_long))
 
     def send_many(
         self,
@@ -105,19 +105,19 @@ class BulkProducer(RequestProducer):
             RouteNotFound, ClosedError: As of ``send_arrow``.
         """
         tools = self._call_tools("send_many")
-        from rocketmq_spark.producer import row_inputs
+        from rocketmq_spark.producer.rows import inputs
 
         how_long = self.settings.send_timeout_s if timeout_s is None else timeout_s
-        how = row_inputs.RowTarget(None, "hash" if key is not None else None, how_long)
-        return row_inputs.send_many(tools, messages, how, row_inputs.MessageTarget(queue, key))
+        how = inputs.RowTarget(None, "hash" if key is not None else None, how_long)
+        return inputs.send_many(tools, messages, how, inputs.MessageTarget(queue, key))
 
     def _call_tools(self, method: str) -> CallTools:
         """What a call sends with. What waits for company goes before it."""
         self._owner.check(self._closing.locked())
         if self._options is None or self._row_encoder is None or not extras.installed("pyarrow"):
             raise OptionError(f"{method} needs pyarrow, which is not installed", remedy=extras.command(extras.ARROW))
-        from rocketmq_spark.producer.row_calls import CallTools
-        from rocketmq_spark.producer.rows import RowTools
+        from rocketmq_spark.producer.rows.calls import CallTools
+        from rocketmq_spark.producer.rows.sender import RowTools
 
         if self._membership is not None:
             self._membership.batcher.send_all()

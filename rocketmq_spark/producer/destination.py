@@ -2,7 +2,7 @@
 
 ``Destinations`` returns the queue that the caller named or that a selector chose, if any. It asks for routes, and waits for
 a name server that does not answer. ``QueueChoice`` returns that queue, or the next one on a good broker; each thread has a
-round robin of its own. Selectors themselves are in ``queues/selection``, those of rows in ``routing``.
+round robin of its own. Selectors themselves are in ``queues/selection``, those of rows in ``rows/routing``.
 
 ``OrderedQueues`` keeps the order of sends: one at a time per queue, and a send that is to be repeated stays first. While a
 send of a queue is out or waits for its next attempt, the queue is muted, so nothing overtakes a retry. Sends without a queue

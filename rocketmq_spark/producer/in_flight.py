@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, RUNNING
 from typing import Any, NamedTuple
@@ -114,10 +114,18 @@ class Promise(Future[SendResult]):
     _awaited = False
     _done_callbacks: list[Callable[[Future[SendResult]], object]]
 
+    callback: Callback | None = None
+    msg_id = ""
+    # Of a plain message, which its promise carries (``accumulator.PlainEntry``).
+    body, text, flag = b"", "", 0
+    keys: Sequence[str] = ()
+
     def __init__(self, pending: Pending, callback: Callback | None, msg_id: str) -> None:
         self.pending = pending
-        self.callback = callback
-        self.msg_id = msg_id
+        if callback is not None:
+            self.callback = callback
+        if msg_id:
+            self.msg_id = msg_id
 
     def __getattr__(self, name: str) -> Any:
         if name not in _WAITING:
@@ -127,6 +135,10 @@ class Promise(Future[SendResult]):
                 self._waiters, self._done_callbacks, self._condition = [], [], threading.Condition()
                 self._awaited = True
         return self.__dict__[name]
+
+    @property
+    def promise(self) -> Promise:
+        return self
 
     def done(self) -> bool:
         return self._state == FINISHED
@@ -147,10 +159,10 @@ class Promise(Future[SendResult]):
 Kept = tuple[Promise, Outcome]
 
 
-def _settled(kept: Sequence[Kept]) -> list[Kept]:
+def _settled(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> list[Kept]:
     """The promises take their outcomes, with the lock. Returns those whose waiters must be notified."""
     awaited = []
-    for promise, outcome in kept:
+    for promise, outcome in zip(promises, outcomes, strict=True):
         if promise._awaited:
             awaited.append((promise, outcome))
             continue
@@ -189,24 +201,27 @@ class Pending:
             self._count += 1
         return promise
 
-    def keep(self, kept: Sequence[Kept]) -> None:
+    def keep(self, promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> None:
         """The outcomes are there: together, for those of a batch come together."""
         try:
             if self._lost is not None:
-                self._lost.update({promise.msg_id: o for promise, o in kept if isinstance(o, RocketMQError)})
+                both = zip(promises, outcomes, strict=True)
+                self._lost.update({promise.msg_id: o for promise, o in both if isinstance(o, RocketMQError)})
             with self.lock:
-                awaited = _settled(kept)
+                awaited = _settled(promises, outcomes)
             for promise, outcome in awaited:
                 failed = attempt(promise.tell, outcome)
                 if isinstance(failed, Failure):  # Python's futures let through what is no Exception
                     failed.log(logger, "a callback of a future failed")
-            if called := [(promise.callback, outcome) for promise, outcome in kept if promise.callback is not None]:
+            callbacks = [promise.callback for promise in promises]
+            if callbacks.count(None) < len(callbacks):
+                called = [(call, o) for call, o in zip(callbacks, outcomes, strict=True) if call is not None]
                 if all(isinstance(callback, PromptCallback) for callback, _ in called):
                     _call_each(called)
                 else:
                     self._callbacks.later(0, functools.partial(_call_each, called))
         finally:
-            self.forget(len(kept))
+            self.forget(len(promises))
 
     def forget(self, count: int = 1) -> None:
         """So many promises less: kept, or taken back."""
@@ -229,10 +244,16 @@ class Pending:
 
 
 def _call_each(called: Sequence[tuple[Callback, Outcome]]) -> None:
+    each = iter(called)
+    while isinstance(
+        failed := attempt(_call_rest, each), Failure
+    ):  # a user's code: it must not cost the others their outcomes
+        failed.log(logger, "a callback failed")
+
+
+def _call_rest(called: Iterator[tuple[Callback, Outcome]]) -> None:
     for callback, outcome in called:
-        failed = attempt(callback, outcome)
-        if isinstance(failed, Failure):  # a user's code: it must not cost the others their outcomes
-            failed.log(logger, "a callback failed")
+        callback(outcome)
 
 
 class Landing(NamedTuple):

@@ -6,8 +6,7 @@ is what ``encoding.prepare`` checks; a message that is not plain, or that nobody
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import NamedTuple
 
 from rocketmq_spark.base import codes
@@ -15,9 +14,9 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
 from rocketmq_spark.model.send import MessageEncoder
-from rocketmq_spark.producer.accumulator import BatchEntry, Key, MessageBatch, PlainEntry
+from rocketmq_spark.producer.accumulator import BatchEntry, Key, MessageBatch
 from rocketmq_spark.producer.encoding import SINGLE_MAX_PROPERTIES, check_topic
-from rocketmq_spark.wire.properties import encode_properties, message_properties
+from rocketmq_spark.wire.properties import encode_properties
 
 
 class PlainKind(NamedTuple):
@@ -32,6 +31,8 @@ class PlainKind(NamedTuple):
 
 
 _AN_ID = "0" * 32
+_BLANK, _KEYS, _ID = codes.KEY_SEPARATOR, f"{Property.KEYS}\x01", f"{Property.UNIQ_KEY}\x01"
+_RESERVED, _TRANSIENT = codes.RESERVED_PROPERTIES, codes.TRANSIENT_PROPERTY_PREFIX
 
 
 def plain_kind(topic: str, tag: str | None, waits: bool, encoder: MessageEncoder) -> PlainKind | None:
@@ -54,20 +55,24 @@ def plain_text(message: Message, kind: PlainKind) -> tuple[str, int] | None:
     flag, keys, own = message.flag, message.keys, message.properties
     if message.priority is not None or type(flag) is not int or not -(2**31) <= flag < 2**31:
         return None
+    more = ""
     try:
-        if own:
-            more = encode_properties(message_properties(dataclasses.replace(message, tags=None)))
-        elif keys:
-            words = codes.KEY_SEPARATOR.join(keys)
-            if words.count(codes.KEY_SEPARATOR) >= len(keys) or "\x01" in words or "\x02" in words:
+        if keys:
+            words = _BLANK.join(keys)
+            if words.count(_BLANK) >= len(keys):
                 return None
-            more = f"{Property.KEYS}\x01{words}\x02"
-        else:
-            return kind.text, 0
+            more = f"{_KEYS}{words}\x02"
+        if own:
+            values = own.values()
+            if "" in own or "" in values or None in values or not _RESERVED.isdisjoint(own):
+                return None
+            more += "".join([f"{name}\x01{value}\x02" for name, value in own.items()])
         size = len(more) if more.isascii() else len(more.encode())
-    except (MessageRefused, TypeError, AttributeError, UnicodeEncodeError):
+    except (TypeError, AttributeError, UnicodeEncodeError):
         return None
-    return (more + kind.text, size) if size <= kind.room else None
+    pairs = bool(keys) + (len(own) if own else 0)
+    whole = more.count("\x01") == pairs == more.count("\x02") and _TRANSIENT not in more
+    return (more + kind.text, size) if whole and size <= kind.room else None
 
 
 def seal(batch: MessageBatch, take: Callable[[int], Sequence[str]], encoder: MessageEncoder, now_ms: int) -> None:
@@ -75,14 +80,12 @@ def seal(batch: MessageBatch, take: Callable[[int], Sequence[str]], encoder: Mes
     if not batch.plain:
         return
     topic, item = batch.key.topic, encoder.item
-    entries: list[BatchEntry] = []
-    waiting: Sequence[BatchEntry | PlainEntry] = batch.entries
-    for entry, msg_id in zip(waiting, take(len(waiting)), strict=True):
-        if not isinstance(entry, BatchEntry):
-            body, text, flag, promise = entry
-            promise.msg_id = msg_id
-            encoded = item(topic, body, f"{text}{Property.UNIQ_KEY}\x01{msg_id}\x02", flag, now_ms)
-            entries.append(BatchEntry(encoded, len(body), msg_id, (), promise))
-        else:
-            entries.append(entry)
-    batch.entries, batch.plain = entries, False
+    sealed: list[Sized] = []
+    for entry, msg_id in zip(batch.entries, take(len(batch.entries)), strict=True):
+        if isinstance(entry, BatchEntry):
+            sealed.append(entry.item)
+            continue
+        entry.msg_id = msg_id
+        sealed.append(item(topic, entry.body, f"{entry.text}{_ID}{msg_id}\x02", entry.flag, now_ms))
+        entry.body, entry.text = b"", ""  # who keeps the future need not keep them
+    batch.sealed, batch.plain = sealed, False

@@ -44,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 _ids = UniqKeys()
 _numbers = itertools.count()
-_NOTHING_SAID = (None,) * 6
 
 
 class BaseProducer(Closing):
@@ -184,8 +183,8 @@ class BaseProducer(Closing):
             MessageRefused, RouteNotFound, ClosedError: Raised at once. Later errors are in the future.
             CallTimeout: Too many messages were under way during the whole timeout.
         """
-        said = queue, selector, delay_level, delay, deliver_at, timeout_s
-        if self._membership is not None and said == _NOTHING_SAID:
+        anyhow = queue is None and selector is None and delay_level is None and delay is None and deliver_at is None
+        if self._membership is not None and anyhow and timeout_s is None:
             self._owner.check(self._closing.locked())
             if (plain := self._membership.quick(message, callback)) is not None:
                 return plain
@@ -199,7 +198,7 @@ class BaseProducer(Closing):
 
         def done(ended: Ended) -> None:
             outcome = ended.outcome
-            self._pending.keep([(result, told(outcome, prepared) if isinstance(outcome, SendResult) else outcome)])
+            self._pending.keep([result], [told(outcome, prepared) if isinstance(outcome, SendResult) else outcome])
 
         try:
             outgoing = self._outgoing(prepared, place, deadline, done)

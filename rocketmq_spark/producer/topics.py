@@ -60,7 +60,7 @@ class Topics:
         self._settings = settings
         self._known: dict[str, tuple[Sequence[MessageQueue], Sequence[MessageQueue]]] = {}
         self._unmade: set[str] = set()  # published through the template so far
-        self._whole: dict[str, bool] = {}  # whether batches are stored whole, where that was asked
+        self.whole: dict[str, bool] = {}  # whether batches are stored whole, where that was asked
         self.pinned: Mapping[str, tuple[MessageQueue, ...]] = {}  # of topics: these, whatever else the environment has
         self._rest = Deadline(0.0)
 
@@ -109,7 +109,7 @@ class Topics:
                 self._keep(topic, self._ask(topic, deadline, False), deadline)
             except RocketMQError as e:
                 logger.info("could not refresh the route of %s, using the cached one: %s", topic, e)
-        for topic in list(self._whole):
+        for topic in list(self.whole):
             self.ask_kind(topic, deadline)
 
     def brokers(self) -> set[str]:
@@ -124,12 +124,12 @@ class Topics:
     def ask_kind(self, topic: str, deadline: Deadline) -> bool:
         """Whether the topic stores batches whole. No without an answer, which is waited for during a part of a send's time."""
         soon = deadline.within(self._settings.send_timeout_s * _ASKING)
-        self._whole[topic] = self._sender.keeps_batches(topic, soon)
-        return self._whole[topic]
+        self.whole[topic] = self._sender.keeps_batches(topic, soon)
+        return self.whole[topic]
 
     def keeps_batches(self, topic: str) -> bool | None:
         """The same as it was said last, and again with each refresh of the routes; None if it was not asked."""
-        return self._whole.get(topic)
+        return self.whole.get(topic)
 
     def any_topic(self) -> str | None:
         return next(iter(self._known), None)

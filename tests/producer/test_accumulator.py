@@ -110,7 +110,7 @@ def test_2_7_nothing_of_a_batch_stays_behind() -> None:
             accumulator.done(batch)
     assert (accumulator.open_batches, accumulator.held_bytes) == (0, 0)
     assert not accumulator.ready(10**9)
-    assert [len(getattr(accumulator, name)) for name in ("_by_age", "_closed", "_taken")] == [0, 0, 0]
+    assert [len(getattr(accumulator, name)) for name in ("_by_age", "closed", "_taken")] == [0, 0, 0]
 
 
 def test_2_10_a_batch_keeps_its_key_its_time_and_who_started_it() -> None:

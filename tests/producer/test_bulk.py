@@ -23,9 +23,9 @@ from rocketmq_spark.errors import (
     SendFailed,
 )
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
-from rocketmq_spark.producer import row_inputs
 from rocketmq_spark.producer.bulk import BulkProducer
-from rocketmq_spark.producer.sent import SentRows
+from rocketmq_spark.producer.rows import inputs
+from rocketmq_spark.producer.rows.sent import SentRows
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.selection import select
 from rocketmq_spark.wire.messages import decode_batch
@@ -84,8 +84,8 @@ def table(*bodies: str, **columns: Any) -> pa.Table:
 
 def in_batches(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Portions, and so batches, of at most so many rows."""
-    monkeypatch.setattr(row_inputs, "PORTION_ROWS", rows)
-    monkeypatch.setattr(row_inputs, "SMALL_ROWS", 0)
+    monkeypatch.setattr(inputs, "PORTION_ROWS", rows)
+    monkeypatch.setattr(inputs, "SMALL_ROWS", 0)
 
 
 def test_rows_go_as_one_batch_with_a_result_for_each(bulk: Bulk) -> None:

@@ -21,7 +21,7 @@ def test_a_completion_completes_the_future_and_calls_back_on_the_callbacks_threa
     future = pending.expect(seen.append)
     assert not future.cancel()
     error = ConnectionLost("x")
-    pending.keep([(future, error)])
+    pending.keep([future], [error])
     assert future.exception(0) is error
     assert seen == []
     bench.time.run_due()
@@ -36,7 +36,7 @@ def test_a_callback_of_a_future_that_raises_anything_costs_the_others_nothing(be
     for promise in promises:
         promise.add_done_callback(raising(error))
     lost = ConnectionLost("x")
-    pending.keep([(promise, lost) for promise in promises])
+    pending.keep(promises, [lost] * len(promises))
     bench.time.run_due()
     assert [promise.exception(0) for promise in promises] == told == [lost] * 3
     assert caplog.text.count("mine") >= 3
@@ -51,7 +51,7 @@ def test_a_promise_does_what_futures_of_python_do(bench: Bench, first: str) -> N
     outcomes = [ok(q("a:0"), SendRequest("g", b"x")), ConnectionLost("x"), ok(q("a:1"), SendRequest("g", b"x"))]
 
     def keep() -> None:
-        pending.keep(list(zip(promises, outcomes, strict=True)))
+        pending.keep(promises, outcomes)
 
     def waited() -> tuple[set[object], set[object], list[object]]:
         return set(as_completed(promises, 30)), set(wait(promises, 30).done), [p.exception(30) for p in promises]
@@ -94,7 +94,7 @@ def test_none_left_waits_for_every_completion(bench: Bench) -> None:
     assert not pending.none_left(Deadline.after(1))
     pending.forget()
     result = ok(q("a:0"), SendRequest("g", b"x"))
-    timer.later(0.5, lambda: pending.keep([(first, result)]))
+    timer.later(0.5, lambda: pending.keep([first], [result]))
     assert pending.none_left(Deadline.after(1))
     assert bench.time.now == pytest.approx(1001.5)
 
@@ -107,7 +107,7 @@ def test_close_lets_the_last_callbacks_run_even_when_one_fails(
     first = pending.expect(raising(error))
     second = pending.expect(seen.append)
     with caplog.at_level(logging.ERROR):
-        pending.keep([(first, ConnectionLost("x")), (second, ConnectionLost("y"))])
+        pending.keep([first, second], [ConnectionLost("x"), ConnectionLost("y")])
         pending.close()
     assert len(seen) == 1
     assert type(error).__name__ in caplog.text

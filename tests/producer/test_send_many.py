@@ -14,8 +14,8 @@ from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import MessageRefused, OptionError, RouteNotFound
 from rocketmq_spark.model import Message, SendResult
 from rocketmq_spark.options.transport import FEATURES, GRPC
-from rocketmq_spark.producer import row_inputs
 from rocketmq_spark.producer.encoding import prepare
+from rocketmq_spark.producer.rows import inputs
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.selection import select
 from rocketmq_spark.wire.properties import decode_properties
@@ -109,8 +109,8 @@ def test_a_bad_message_is_named_and_nothing_is_sent(bulk: Bulk, bad: dict[str, A
 
 
 def test_an_iterator_is_sent_by_portions(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_inputs, "PORTION_MESSAGES", 2)
-    monkeypatch.setattr(row_inputs, "STEP", 2)
+    monkeypatch.setattr(inputs, "PORTION_MESSAGES", 2)
+    monkeypatch.setattr(inputs, "FEW_MESSAGES", 2)
     taken: list[int] = []
 
     def messages() -> Iterator[Message]:
@@ -125,6 +125,19 @@ def test_an_iterator_is_sent_by_portions(bulk: Bulk, monkeypatch: pytest.MonkeyP
     assert e.value.__notes__ == ["Before that: SentRows(4 rows, 0 of them failed)"]
     assert list(bulk.producer().send_many(iter([]))) == []
     assert [each.status.value for each in bulk.producer().send_many(message() for _ in range(2))] == ["SEND_OK"] * 2  # type: ignore[union-attr]
+
+
+def test_a_few_messages_at_a_time_become_columns(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "PORTION_MESSAGES", 6)
+    monkeypatch.setattr(inputs, "FEW_MESSAGES", 2)
+    given = [message(str(i).encode(), tags="t" if i in (8, 9) else None) for i in range(12)]
+    sent = bulk.producer().send_many(iter(given))
+    assert bulk.bodies == [[*"012345"], [*"67"], [*"89"], ["10", "11"]], "the columns of a portion are the same"
+    assert [found[0][1].get("TAGS") for _, found in bulk.sent] == [None, None, "t", None]
+    assert [each.queue_offset for each in sent[6:10] if isinstance(each, SendResult)] == [200, 201, 300, 301]
+    monkeypatch.setattr(inputs, "PORTION_BYTES", 100)
+    bulk.producer().send_many(message(b"x" * 60) for _ in range(6))
+    assert [len(bodies) for bodies in bulk.bodies[4:]] == [2, 2, 2]
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02 "), min_size=1, max_size=5)

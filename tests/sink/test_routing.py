@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import OptionError, SelectorError
-from rocketmq_spark.producer.routing import (
+from rocketmq_spark.producer.rows.routing import (
     Router,
     RoutingPlan,
     RowRange,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import SelectorError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.producer.routing import ByCallable, ByColumn, ByHash, TopicRows
+from rocketmq_spark.producer.rows.routing import ByCallable, ByColumn, ByHash, TopicRows
 from rocketmq_spark.queues.selection import select
 from tests.live.writes import frame
 from tests.queues import qs

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rocketmq_spark.columnar.encode.batch import About
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.producer.routing import RoutingPlan, RowRange
-from rocketmq_spark.producer.rows import MAX_TAGS, together
+from rocketmq_spark.producer.rows.routing import RoutingPlan, RowRange
+from rocketmq_spark.producer.rows.sender import MAX_TAGS, together
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
 from tests.helpers import stored

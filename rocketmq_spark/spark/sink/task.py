@@ -3,7 +3,7 @@
 Nothing is left to ``__del__`` or a thread after the task: a killed task gets no chance to clean up, and its next attempt
 sends again what it sent. That is at-least-once delivery.
 
-How rows become batches is in ``producer/rows``.
+How rows become batches is in ``producer/rows/sender``.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
-from rocketmq_spark.producer.routing import RoutingPlan
-from rocketmq_spark.producer.rows import RowSender, RowTools
+from rocketmq_spark.producer.rows.routing import RoutingPlan
+from rocketmq_spark.producer.rows.sender import RowSender, RowTools
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.producer.topics import note_positions
 from rocketmq_spark.session.spools import worker_spool

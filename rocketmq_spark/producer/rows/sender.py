@@ -29,13 +29,14 @@ from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer import encoding, routing
+from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
-from rocketmq_spark.producer.routing import RoutingPlan, RowRange
+from rocketmq_spark.producer.rows import routing
+from rocketmq_spark.producer.rows.routing import RoutingPlan, RowRange
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
 

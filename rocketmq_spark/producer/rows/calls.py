@@ -27,8 +27,8 @@ from rocketmq_spark.producer.destination import Destinations, Later
 from rocketmq_spark.producer.in_flight import InFlight
 from rocketmq_spark.producer.long_delays import Timers, no_timers
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
-from rocketmq_spark.producer.rows import RowSender, RowTools
-from rocketmq_spark.producer.sent import Ends, SentRows
+from rocketmq_spark.producer.rows.sender import RowSender, RowTools
+from rocketmq_spark.producer.rows.sent import Ends, SentRows
 from rocketmq_spark.producer.settings import ProducerSettings
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class CallTools(NamedTuple):
 
 
 class RowCall:
-    """Implements ``rows.RowOwner``. ``bad_rows`` makes what collects the bad rows of a portion, given its first row's number."""
+    """Implements ``sender.RowOwner``. ``bad_rows`` makes what collects the bad rows of a portion, from its first row's number."""
 
     def __init__(self, tools: CallTools, options: Options, bad_rows: Callable[[int], BadRows]) -> None:
         self._tools, self._bad_rows, self._options = tools, bad_rows, options

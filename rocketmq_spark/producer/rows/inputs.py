@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import MessageRefused, OptionError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.options import Options, transport
-from rocketmq_spark.producer.row_calls import (
+from rocketmq_spark.producer.rows.calls import (
     TIMERS,
     CallTools,
     MessagesOfCall,
@@ -35,13 +34,13 @@ from rocketmq_spark.producer.row_calls import (
     RowsOfCall,
     RowsOfReader,
 )
-from rocketmq_spark.producer.sent import SentRows
+from rocketmq_spark.producer.rows.sent import SentRows
 from rocketmq_spark.queues.selection import Select
 
 BATCH_BYTES = 1 << 20
 # So much is encoded at once: several batches, and few enough to stay in caches.
 PORTION_BYTES, PORTION_ROWS = 8 << 20, 1 << 16
-PORTION_MESSAGES, STEP = 1 << 14, 64
+PORTION_MESSAGES, FEW_MESSAGES = 1 << 14, 256
 # A table of smaller chunks is copied into larger ones.
 SMALL_ROWS = 4096
 
@@ -105,29 +104,32 @@ def send_many(tools: CallTools, messages: Iterable[Message], how: RowTarget, pla
 def _grouped(
     messages: Iterator[Message], kind: type[BadRows], place: MessageTarget, priorities: bool
 ) -> Iterator[Sequence[Portion]]:
+    """Portions of enough messages for some batches. They become columns a few at a time: what Python's garbage collector finds
+    alive it looks at again and again, and messages that go soon it does not.
+    """
     first = 0
-    while portion := _taken(messages):
+    parts: list[pa.RecordBatch] = []
+    while few := list(itertools.islice(messages, FEW_MESSAGES)):
         bad_rows = kind(first)
-        batch = batch_of(portion, bad_rows, *place)
+        batch = batch_of(few, bad_rows, *place)
         if "priority" in batch.schema.names and not priorities:
-            bad_rows.rows(np.arange(len(portion)), "it or another has a priority, which goes over gRPC only")
+            bad_rows.rows(np.arange(len(few)), "it or another has a priority, which goes over gRPC only")
         bad_rows.raise_if_any()
-        yield [Portion(batch, {name: name for name in batch.schema.names})]
-        first += len(portion)
+        first += len(few)
+        if parts and batch.schema != parts[0].schema:
+            yield [_portion(parts)]
+            parts = []
+        parts.append(batch)
+        if sum(map(len, parts)) >= PORTION_MESSAGES or sum([part.nbytes for part in parts]) >= PORTION_BYTES:
+            yield [_portion(parts)]
+            parts = []
+    if parts:
+        yield [_portion(parts)]
 
 
-def _taken(messages: Iterator[Message]) -> list[Message]:
-    """Enough for some batches; empty at the end."""
-    taken: list[Message] = []
-    size = 0
-    while len(taken) < PORTION_MESSAGES and size < PORTION_BYTES:
-        more = list(itertools.islice(messages, STEP))
-        taken += more
-        if len(more) < STEP:
-            break
-        with contextlib.suppress(TypeError):  # a body without a length is refused later
-            size += sum([len(each.body) for each in more])
-    return taken
+def _portion(parts: Sequence[pa.RecordBatch]) -> Portion:
+    (batch,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
+    return Portion(batch, {name: name for name in batch.schema.names})
 
 
 def _large(table: pa.Table) -> pa.Table:
