@@ -210,7 +210,9 @@ def certificates(folder: Path) -> Certificates:
     return made
 
 
-def tls_cluster(certs: Certificates, name: str = "server", client: str = "none") -> LocalBroker:
+def tls_cluster(
+    certs: Certificates, name: str = "server", client: str = "none", conf: Mapping[str, object] = MappingProxyType({})
+) -> LocalBroker:
     """A cluster whose servers speak TLS beside plain text; ``client`` is whether they ask for a client's certificate."""
     flags = (
         "-Dtls.server.mode=permissive",
@@ -225,7 +227,7 @@ def tls_cluster(certs: Certificates, name: str = "server", client: str = "none")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(servers, "_flags", lambda home: (*plain_flags(home)[1:], *flags))
         patch.setattr(cluster.distro, "fetch", lambda names, quiet=False: fetch([*names, "tls-test"], quiet))
-        made = LocalBroker(quiet=True)
+        made = LocalBroker(quiet=True, conf=conf)
         made.start()
         return made
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+# A wheel or sdist to try instead of one that is built here: .ci/release sets it.
+DIST_VARIABLE = "ROCKETMQ_SPARK_TEST_DIST"
 SOURCES = ("rocketmq_spark", "pyspark_rocketmq", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 
 
@@ -57,7 +59,8 @@ def pip(*arguments: object, cwd: Path) -> str:
 @pytest.fixture(scope="session")
 def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, sources, cwd=folder)
+    what = os.environ.get(DIST_VARIABLE, sources)
+    pip("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, what, cwd=folder)
     (found,) = folder.glob("*.whl")
     return found
 

@@ -40,7 +40,7 @@ class Block(NamedTuple):
 
 def blocks(path: Path) -> Iterator[Block]:
     text = path.read_text("utf-8")
-    for found in re.finditer(r"^([ ]*)```(\w*)\n(.*?)^\1```$", text, re.MULTILINE | re.DOTALL):
+    for found in re.finditer(r'^([ ]*)```(\w*)(?: title="[^"]+")?\n(.*?)^\1```$', text, re.MULTILINE | re.DOTALL):
         yield Block(f"{path.name}:{text.count(chr(10), 0, found.start()) + 2}", found[2], textwrap.dedent(found[3]))
 
 
@@ -100,7 +100,10 @@ def test_the_pages_have_commands_and_programs() -> None:
     """The patterns above find what is there."""
     assert len(list(lines())) >= 18
     assert len(list(mentions())) >= 20
-    fences = sum(len(re.findall(r"^ *```(?:python|py)$", path.read_text("utf-8"), re.MULTILINE)) for path in PAGES)
+    fences = sum(
+        len(re.findall(r'^ *```(?:python|py)(?: title="[^"]+")?$', path.read_text("utf-8"), re.MULTILINE))
+        for path in PAGES
+    )
     assert len(PYTHON) == fences >= 30
 
 

@@ -217,6 +217,7 @@ def test_the_version_is_the_same_everywhere(metadata):
     version = metadata["metadata"]["version"]
     assert rocketmq_spark.__version__ == version
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
 
 
 class TestTheMachine:

@@ -8,21 +8,27 @@ import inspect
 import io
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner
 
 from rocketmq_spark.cli.command import app
+from tests.fix_spark import environment
 from tests.helpers import indexed
 
 SHOWN = "127.0.0.1:9876"
 # A second cluster stands on a page; the tests have one broker, and its topics have other names.
 ALSO_SHOWN = "127.0.0.1:9877"
 COMMAND = "rocketmq-spark "
+PIPELINES = "spark-pipelines "
+NOT_RUN = ("py", "sh")  # the page says why
 # What a page shows and the fixtures of the tests have done: installed the package, and started a broker.
 DONE_BEFORE = ("python3 -m venv ", "pip install ", "rocketmq-spark broker ")
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# A block with a title is a file of that name.
+_FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 _SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -41,8 +47,13 @@ class Guide:
         """Run all blocks. What they leave in the session and the broker goes with the last one."""
         before = dict(self._spark.conf.getAll)
         try:
-            for language, text in _FENCE.findall(self.text):
-                self._block(language, text)
+            for language, title, text in _FENCE.findall(self.text):
+                if title:
+                    path = Path(self._here(title))
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_text(self._here(text), "utf-8")
+                else:
+                    self._block(language, text)
         finally:
             for query in self._spark.streams.active:
                 query.stop()
@@ -66,7 +77,7 @@ class Guide:
             indexed(self._mq)
             self._printed = self._as_shown("".join(self._command(line) for line in self._here(text).splitlines()))
         else:
-            assert language == "py", f"{self.path.name} has a block that nothing runs: {language}"
+            assert language in NOT_RUN, f"{self.path.name} has a block that nothing runs: {language}"
 
     def _python(self, text: str) -> str:
         """What the program prints. Tests that it defines are run, too, with our fixtures of these names."""
@@ -91,6 +102,15 @@ class Guide:
     def _command(self, line: str) -> str:
         if line.startswith(DONE_BEFORE) or not line:
             return ""
+        if line.startswith(PIPELINES):
+            program, *arguments = shlex.split(line)
+            path = Path(sys.executable).with_name(program)
+            ended = subprocess.run(
+                [path, *arguments], env=environment(), cwd=self._folder, capture_output=True, text=True
+            )
+            assert ended.returncode == 0, f"{line}\n{ended.stdout[-4000:]}\n{ended.stderr[-4000:]}"
+            # Of its log, the flows that ended and the end of the run.
+            return "".join(one + "\n" for one in ended.stdout.splitlines() if one.endswith("COMPLETED."))
         assert line.startswith(COMMAND), f"{self.path.name} has a line that nothing runs: {line}"
         arguments = shlex.split(line.removeprefix(COMMAND), comments=True)
         done = CliRunner(env={"ROCKETMQ_NAMESRV": self._mq.name_server}).invoke(app, arguments)

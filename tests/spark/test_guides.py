@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+import shutil
 
 import pytest
 
+from rocketmq_spark.localbroker import maven
+from tests.fix_broker import facts_of
+from tests.fix_clusters import SECURED, tls_cluster
 from tests.fix_spark import ROOT
 from tests.spark.guides import Guide
 
@@ -14,14 +20,58 @@ pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully suppo
 DOCS = ROOT / "docs"
 INDEX = (DOCS / "how-to.md").read_text("utf-8")
 PAGES = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
+# Pages that need a jar from the start of their session: the newest that can be had.
+OF_AVRO = ("avro-bodies", "schema-registry")
+AVRO = "org.apache.spark:spark-avro_2.13:4.2.0"
+AVRO_SHA256 = "4c186cedc03cbe4ee356a94b32232b347ef48611c3209400b3a77e4fe4abff4f"
+# Those that need a cluster of their own.
+OF_TLS = "tls-and-users"
+OTHERS = [path for path in PAGES if path.stem not in (*OF_AVRO, OF_TLS)]
+IN_A_SESSION = """
+    from pathlib import Path
+    from tests.fix_broker import ElsewhereBroker
+    from tests.spark.guides import Guide
+
+    facts, jar, folder, *pages = sys.argv[1:]
+    spark = new_session(spark_jars=jar)
+    with ElsewhereBroker(**json.loads(facts)) as mq:
+        for page in pages:
+            guide = Guide(Path(page), spark, mq, Path(folder))
+            guide.run()
+            report([len(guide.outputs), guide.differences()])
+    spark.stop()
+"""
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
 def test_a_page_does_what_it_says(path, spark, rocketmq, tmp_path):
     guide = Guide(path, spark, rocketmq, tmp_path)
     guide.run()
     assert guide.differences() == []
     assert guide.outputs, "a page shows what its program prints"
+
+
+@pytest.mark.spark
+def test_the_pages_with_avro_do_what_they_say(rocketmq, run_script, tmp_path):
+    jar = maven.download([AVRO], tmp_path / "jars", lambda size: None)[AVRO]
+    assert hashlib.sha256(jar.read_bytes()).hexdigest() == AVRO_SHA256
+    named = jar.rename(jar.with_suffix(".jar"))
+    pages = [DOCS / "how-to" / f"{name}.md" for name in OF_AVRO]
+    done = run_script(IN_A_SESSION, json.dumps(facts_of(rocketmq)), named, tmp_path, *pages)
+    assert done.report == [1, []]
+    assert done.reports == [[1, []]] * len(pages)
+
+
+def test_the_page_with_tls_and_users_does_what_it_says(spark, certs, tmp_path):
+    shutil.copy(certs.ca, tmp_path)
+    mq = tls_cluster(certs, conf={**SECURED, "autoCreateSubscriptionGroup": True})
+    try:
+        guide = Guide(DOCS / "how-to" / f"{OF_TLS}.md", spark, mq, tmp_path)
+        guide.run()
+    finally:
+        mq.close()
+    assert guide.differences() == []
+    assert guide.outputs
 
 
 def test_every_how_to_page_stands_in_the_index_once():
