@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, RouteNotFound, UnprovedError
+from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, UnprovedError
 from rocketmq_spark.model import LogState, MessageQueue, OffsetRange, QueueBounds, QueueEnd
 from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.stored.ends import AT_LEAST_ONCE, QueueEnds, last_times
@@ -277,13 +277,15 @@ class AskedStoredIds(NotedStoredIds):
         self._clock = clock or Clock()
         self._tools = make_tools(0.0, self._clock)
         self._noted: dict[tuple[str, str], _Noted] = {}
-        self._lock = threading.Lock()
+        self._away: dict[str, _Noted] = {}
+        # One for each broker: who asks one that hangs must not hold up those who send to others.
+        self._locks: dict[str, threading.Lock] = {}
 
     def end(self, queue: MessageQueue) -> QueueEnd:
         master = self._tools.routes.address(queue.broker_name)
         noted = self._fresh(queue, master)
         if noted is None:
-            with self._lock:
+            with self._locks.setdefault(queue.broker_name, threading.Lock()):
                 noted = self._fresh(queue, master)
                 if noted is None:
                     noted = self._noted[queue.topic, queue.broker_name] = self._ask(queue, master)
@@ -298,14 +300,20 @@ class AskedStoredIds(NotedStoredIds):
         return noted if self._clock.now() - noted.at < (NOTED_S if noted.error is None else _AWAY_S) else None
 
     def _ask(self, queue: MessageQueue, master: str) -> _Noted:
+        before = self._noted.get((queue.topic, queue.broker_name))
+        if before is not None:
+            before = before.before if before.error is not None else before._replace(before=None)
+        away = self._away.get(queue.broker_name)
+        if away is not None and away.master == master and self._clock.now() - away.at < _AWAY_S:
+            return away._replace(before=before)  # the other topics of a broker that hangs would each wait for it
         try:
             ends, error = self._ends_of(queue), None
         except RocketMQError as e:
             ends, error = QueueEnds({}, {}), e
-        before = self._noted.get((queue.topic, queue.broker_name))
-        if before is not None:
-            before = before.before if before.error is not None else before._replace(before=None)
-        return _Noted(self._clock.now(), master, ends, error, before)
+        noted = _Noted(self._clock.now(), master, ends, error, before)
+        if isinstance(error, CallTimeout):
+            self._away[queue.broker_name] = noted
+        return noted
 
     def _noted_of(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
         known = [self._noted.get(key) for key in {(queue.topic, queue.broker_name) for queue in queues}]
@@ -315,11 +323,9 @@ class AskedStoredIds(NotedStoredIds):
     def _ends_of(self, queue: MessageQueue) -> QueueEnds:
         deadline = Deadline.after(self._tools.question_s)
         try:
-            route = self._tools.routes.get(queue.topic, NOTED_S, deadline)
-            queues = {queue, *(each for each in route.readable() if each.broker_name == queue.broker_name)}
-            bounds = self._tools.offsets.bounds(queues, deadline)
+            bounds = self._tools.offsets.bounds(self._with_others(queue, deadline), deadline)
         except RocketMQError as e:
-            if not isinstance(e, RouteNotFound) and e.broker_code != Response.TOPIC_NOT_EXIST:
+            if e.broker_code != Response.TOPIC_NOT_EXIST:
                 raise
             return QueueEnds({queue: 0}, {})  # the send makes the topic
         if queue not in bounds:
@@ -330,3 +336,15 @@ class AskedStoredIds(NotedStoredIds):
                 remedy="Give the topic as many queues for reading as for writing",
             )
         return QueueEnds({each: bounds[each].max_offset for each in bounds}, {}, last_times(bounds))
+
+    def _with_others(self, queue: MessageQueue, deadline: Deadline) -> set[MessageQueue]:
+        """With those that one question tells of, too: by the route, or what is known while no name server says it."""
+        known = self._noted.get((queue.topic, queue.broker_name))
+        try:
+            route = self._tools.routes.get(queue.topic, NOTED_S, deadline.within(deadline.remaining() / 2))
+        except RocketMQError as e:
+            if not e.retriable:
+                raise
+            logger.info("could not refresh the route of %s: %s", queue.topic, e)
+            return {queue} if known is None else {queue, *known.ends.queues}
+        return {queue, *(each for each in route.readable() if each.broker_name == queue.broker_name)}

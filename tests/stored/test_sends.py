@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ClosedError, RocketMQError, UnprovedError, error_for
+from rocketmq_spark.errors import (
+    AccessDenied,
+    BrokerNotFound,
+    CallTimeout,
+    ClosedError,
+    ConnectionLost,
+    RocketMQError,
+    RouteNotFound,
+    UnprovedError,
+    error_for,
+)
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, QueueData, QueueEnd, TopicRoute
 from rocketmq_spark.stored.ends import QueueEnds
 from rocketmq_spark.stored.look import NOTED_S, AskedStoredIds, LookTools, NotedStoredIds
@@ -22,12 +34,15 @@ class Brokers:
         self.masters = {"a": "a:1", "b": "b:1"}
         self.asked: list[set[MessageQueue]] = []
         self.fails: Callable[[], RocketMQError] | None = None
+        self.route_fails: RocketMQError | None = None
         self.ids = AskedStoredIds(self.tools, Clock(lambda: self.now))
 
     def tools(self, timeout_s: float, clock: Clock) -> LookTools:
         return LookTools(self, self, lambda ranges: iter(()), timeout_s, 10.0, clock=clock)  # type: ignore[arg-type]
 
     def get(self, topic: str, max_age_s: float, deadline: Deadline) -> TopicRoute:
+        if self.route_fails is not None:
+            raise self.route_fails
         brokers = {name: BrokerData("c", name, {0: address}) for name, address in self.masters.items()}
         return TopicRoute("t", tuple(QueueData(name, 2 if name == "a" else 1, 2, 6) for name in "ab"), brokers)
 
@@ -81,6 +96,41 @@ def test_a_broker_that_does_not_say_is_asked_again_after_some_seconds(scripted: 
 def test_a_topic_that_the_send_makes_begins_at_its_beginning(scripted: Brokers) -> None:
     scripted.fails = lambda: error_for(17)("no such topic", "a:1", 17)
     assert scripted.ids.end(A0) == QueueEnd(0, "a:1")
+
+
+def test_ends_are_asked_for_by_the_queues_known_while_no_name_server_answers(scripted: Brokers) -> None:
+    """A producer goes on then, and so must one that notes ends."""
+    assert scripted.ids.end(A0) == QueueEnd(5, "a:1")
+    scripted.route_fails = ConnectionLost("no name server answers")
+    scripted.now, scripted.ends[A0] = scripted.now + NOTED_S + 1, 6
+    assert scripted.ids.end(A0) == QueueEnd(6, "a:1")
+    assert scripted.asked == [{A0, A1}, {A0, A1}]
+    scripted.route_fails = RouteNotFound("it has started anew, and knows nothing yet")
+    assert scripted.ids.end(B0) == QueueEnd(9, "b:1")
+    scripted.route_fails, scripted.now = AccessDenied("no"), scripted.now + NOTED_S + 1
+    with pytest.raises(AccessDenied):
+        scripted.ids.end(A0)
+
+
+def test_a_broker_that_hangs_is_asked_for_one_topic_and_holds_up_no_other_broker(scripted: Brokers) -> None:
+    asked, healed = threading.Event(), threading.Event()
+
+    def hang() -> RocketMQError:
+        asked.set()
+        assert healed.wait(30)
+        return CallTimeout("no answer")
+
+    scripted.fails = hang
+    with ThreadPoolExecutor() as pool:
+        try:
+            slow = [pool.submit(scripted.ids.end, MessageQueue(topic, "a", 0)) for topic in ("t", "u", "v")]
+            assert asked.wait(30)
+            scripted.fails = None
+            assert pool.submit(scripted.ids.end, B0).result(30) == QueueEnd(9, "b:1")
+        finally:
+            healed.set()
+        assert {type(each.exception(30)) for each in slow} == {CallTimeout}
+    assert len(scripted.asked) == 2
 
 
 def test_a_queue_that_nobody_can_read_is_refused(scripted: Brokers) -> None:
