@@ -81,6 +81,25 @@ def test_3_g_3_34_queues_change_hands_and_nothing_comes_twice(world: World) -> N
     assert Counter(one.sends.bodies + two.sends.bodies) == Counter(name.encode() for name in names)
 
 
+def test_a_node_that_is_closed_tells_what_was_answered_at_last(world: World) -> None:
+    """Told before what is under way has its end, the next node would send that again."""
+    one, two = world.node("one"), world.node("two")
+    one.sends.answer = lambda send: None
+    for name in ("m0", "m1"):
+        world.topic.put(envelope(name, 1))
+    for _ in range(3):
+        one.turn(ONE)
+    world.time.advance(2)
+    assert one.sends.bodies == [b"m0", b"m1"]
+    for answered in one.sends.waiting:
+        answered(Resent(MessageQueue("orders", "broker-a", 0)))
+    one.service.close()
+    for _ in range(3):
+        two.turn(ONE)
+    world.time.advance(10)
+    assert (world.offsets()[0], two.sends.bodies) == (2, [])
+
+
 def test_3_g_a_node_that_dies_is_followed_by_another_which_repeats_what_it_had_not_told(world: World) -> None:
     one, two = world.node("one"), world.node("two")
     for i in range(6):

@@ -7,7 +7,7 @@ import pytest
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.grpc_proxy.facts import MessageType
-from rocketmq_spark.grpc_proxy.outgoing import ProxyBatch, RequestEncoder, Topic
+from rocketmq_spark.grpc_proxy.outgoing import ProxyBatch, ProxyEncoder, RequestEncoder, Topic
 from rocketmq_spark.grpc_proxy.protos import get_ms, proto
 from rocketmq_spark.model.send import SentMessage
 
@@ -120,3 +120,17 @@ def test_a_batch_reads_its_messages_back():
     parts = [SentMessage(b"body", {**own, **more}) for more in groups]
     made = ProxyBatch.of(map(RequestEncoder(TOPIC, BORN, "host"), parts))
     assert made.messages() == parts
+
+
+def test_messages_of_several_topics_and_moments_in_turn_keep_their_own():
+    """What is made once for a topic and a moment is not for another topic, nor for a delay that was counted from another one."""
+    encoder = ProxyEncoder(lambda topic: f"ns%{topic}", "host", lambda request: ())
+    delayed = SentMessage(b"x", {Property.TIMER_DELAY_MS: "1000"})
+    asked = [("t", BORN), ("u", BORN), ("u", BORN + 5), ("t", BORN + 5), ("t", BORN), ("t", BORN)]
+    found = []
+    for topic, born in asked:
+        ((request,),) = ProxyBatch.of([encoder.of(topic, born)(delayed)]).chains
+        (message,) = proto("SendMessageRequest").FromString(request.data).messages
+        system = message.system_properties
+        found.append((message.topic.name, get_ms(system.born_timestamp), get_ms(system.delivery_timestamp)))
+    assert found == [(f"ns%{topic}", born, born + 1000) for topic, born in asked]

@@ -140,6 +140,29 @@ def test_stored_but_not_as_safely(code, stored):
         assert (result.status, result.queue_offset) == (stored, None)
 
 
+@pytest.mark.parametrize("worse", ["a", "b", "c"])
+def test_of_several_requests_the_least_safe_counts(worse):
+    """Whichever has its answer first: who wants all stored well sends again."""
+
+    def answer(request: Any, context: Any) -> Any:
+        (one,) = request.messages
+        if one.system_properties.message_group != worse:
+            return acknowledge(request, context)
+        made = proto("SendMessageResponse")(status=status(Code.HA_NOT_AVAILABLE))
+        made.entries.add(status=status(Code.HA_NOT_AVAILABLE))
+        return made
+
+    parts = [part(group, **{Property.SHARDING_KEY: group}) for group in "abc"]
+    with sending(*parts, SendMessage=answer) as (sender, queue):
+        assert sender.send(queue, REQUEST, soon()).status is SendStatus.SLAVE_NOT_AVAILABLE
+
+
+def test_where_a_delayed_message_will_lie_is_not_known():
+    """The offset of an answer is that among the delayed ones."""
+    with sending(part("A", **{Property.TIMER_DELIVER_MS: "99"})) as (sender, queue):
+        assert sender.send(queue, REQUEST, soon()).queue_offset is None
+
+
 def test_of_several_entries_those_that_are_named_must_be_ours():
     def answer(request: Any, context: Any) -> Any:
         made = proto("SendMessageResponse")(status=status(Code.MULTIPLE_RESULTS))
@@ -242,6 +265,17 @@ def test_what_may_pass_is_the_outcome_whichever_was_heard_of_first(first):
     requests._left = 2
     for error in (refused, busy) if first else (busy, refused):
         requests._landed(deque(), cast(Any, None), error)
+    assert outcomes == [busy]
+
+
+def test_what_waits_behind_a_passing_failure_is_not_sent():
+    """All of it is sent again: what went out after the failure would be there twice."""
+    outcomes: list[Any] = []
+    busy = errors.BrokerBusy("later")
+    requests = _Requests(cast(Any, None), MessageQueue("t", "a", 0), soon(), outcomes.append)
+    requests._left = 1
+    requests._waiting.append(deque([cast(Any, "not sent")]))
+    requests._landed(deque(), cast(Any, None), busy)
     assert outcomes == [busy]
 
 

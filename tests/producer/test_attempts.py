@@ -16,6 +16,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
     RouteNotFound,
     SendFailed,
+    UnprovedError,
     error_for,
 )
 from rocketmq_spark.model import SendResult, SendStatus
@@ -114,6 +115,13 @@ def test_transport_errors_are_retried(error: RocketMQError) -> None:
 @pytest.mark.parametrize("error", [MessageRefused("x"), LocalProtocolError("x"), ClosedError("x"), RouteNotFound("x")])
 def test_what_would_be_the_same_next_time_is_final(error: RocketMQError) -> None:
     assert attempts().judge(None, error, (), 3.0) is error
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_what_may_be_stored_is_not_sent_again(pinned: bool) -> None:
+    """Also where time alone bounds the attempts."""
+    error = UnprovedError("the broker lost its tail")
+    assert attempts(pinned, retries=None, pinned_retries=None).judge(q("a:0"), error, AB, 3.0) is error
 
 
 def test_three_attempts_then_an_error_with_everything_known() -> None:

@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.base.codes import Response
-from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
-from tests.producer.scripted import Bench, ok, refused
+from rocketmq_spark.base.codes import Property, Response
+from rocketmq_spark.errors import ConnectionLost, RocketMQError
+from rocketmq_spark.model import Message, MessageQueue, Resent, SendRequest, SendResult
+from rocketmq_spark.producer.resending import EngineResender
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.wire.messages import decode_batch
+from rocketmq_spark.wire.properties import decode_properties
+from tests.producer.scripted import Bench, ManualTimer, ok, refused
 from tests.producer.test_batching import batcher_of, bodies, sent
+from tests.producer.test_resending import bodies_of, kept_batch
 
 
 def refuses_three(queue: MessageQueue, request: SendRequest) -> SendResult:
@@ -32,3 +38,32 @@ def test_one_that_is_refused_for_good_does_not_take_others_along(bench: Bench, c
     assert {i: type(error).__name__ for i, error in failed.items()} == {3: "MessageIllegal"}
     assert sent(bench)[1:] == [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["0", "1"], ["2", "3"], ["2"], ["3"]]
     assert (accumulator.held_bytes, accumulator._taken) == (0, set())
+
+
+def test_of_a_batch_that_is_stored_in_part_nothing_is_sent_again(bench: Bench) -> None:
+    """A Proxy takes some requests of a batch and refuses one: halves of all would store the others twice."""
+    producer = bench.producer(auto_batch=True)
+    results = [producer.send_async(Message("T", b"%d" % i)) for i in range(4)]
+
+    def in_part(queue: MessageQueue, request: SendRequest) -> RocketMQError:
+        error = refused(Response.MESSAGE_ILLEGAL)
+        first, *_ = decode_batch(bytes(request.body))
+        error.stored = {decode_properties(first.properties)[Property.UNIQ_KEY]: ok(queue, request)}
+        return error
+
+    bench.sender.script = [in_part]
+    bench.time.advance(0.01)
+    assert sent(bench) == [["0", "1", "2", "3"]]
+    assert [type(result.exception(0)).__name__ for result in results] == ["NoneType", *["MessageIllegal"] * 3]
+
+
+def test_what_may_pass_ends_the_parts_of_a_batch_that_was_spooled(bench: Bench) -> None:
+    """All is tried again: what went out behind the failure would be there twice."""
+    settings = ProducerSettings(group="g", retries=None, pinned_retries=None)
+    resender = EngineResender(bench.sender, settings, ManualTimer(bench.time))
+    bench.sender.script = [refused(Response.MESSAGE_ILLEGAL), ConnectionLost("down")]
+    found: list[Resent] = []
+    resender.resend(kept_batch(b"abcd"), found.append)
+    bench.time.advance(4)
+    (one,) = found
+    assert (one.passing, [bodies_of(request) for request in bench.sender.requests]) == (True, [b"abcd", b"ab"])

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.errors import SendFailed
+from rocketmq_spark.errors import MessageIllegal, SendFailed
 from rocketmq_spark.model import SendResult, SendStatus
+from rocketmq_spark.producer import batching
+from rocketmq_spark.producer.accumulator import BatchEntry
 from rocketmq_spark.producer.outgoing import split, with_ids
 from tests.queues import q
 
@@ -44,3 +46,18 @@ def test_2_24_a_batch_that_is_stored_as_one_message_has_the_batchs_id() -> None:
     assert with_ids(result(offset_msg_id="x,y"), ("A", "B"), "BATCH").msg_id == "A,B"
     assert with_ids(result(offset_msg_id="x"), ("A",), "BATCH").msg_id == "A"
     assert with_ids(result(offset_msg_id="x"), ("A",)).msg_id == "A"
+
+
+def test_what_waited_behind_a_refused_message_of_its_group_is_not_refused_itself() -> None:
+    """Who drops what is refused for good would lose it."""
+    error = MessageIllegal("too large")
+    error.behind = ("B",)
+    first, behind, last = batching._shares(error, [BatchEntry(b"", 0, name, (), None) for name in "ABC"])
+    assert isinstance(behind, SendFailed)
+    assert (behind.message, behind.__cause__) == (
+        "not sent, because one before it in its group was refused: too large",
+        error,
+    )
+    for share in (first, last):
+        assert isinstance(share, MessageIllegal)
+        assert share.behind == ()

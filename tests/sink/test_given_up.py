@@ -85,6 +85,24 @@ def test_nothing_is_sent_when_spark_has_given_up_the_attempt() -> None:
     assert Attempts(RetryPolicy(None, None), False).judge(QUEUE, refused, (), 60.0) is refused
 
 
+def test_queues_are_those_that_were_noted_of_the_newest_route() -> None:
+    """One that was never noted is no choice, and one that is gone is none any more."""
+    found: list[tuple[MessageQueue, ...]] = []
+    inner = SimpleNamespace(publish_queues=lambda topic, deadline, refresh: found[-1])
+    other, new = MessageQueue("t", "a", 1), MessageQueue("t", "a", 2)
+    sender = NotedSender(cast(Any, inner), [QUEUE, other])
+    for route, noted in (((QUEUE, other, new), (QUEUE, other)), ((other, new), (other,)), ((QUEUE,), (QUEUE,))):
+        found.append(route)
+        assert sender.publish_queues("t", Deadline.after(1)) == noted
+
+
+def test_tasks_of_one_process_with_other_queues_share_nothing() -> None:
+    """Which of them are an environment's is counted in those that were noted."""
+    inner = cast(Any, object())
+    one, alike, more = (NotedSender(inner, queues) for queues in ([QUEUE], [QUEUE], [QUEUE, MessageQueue("t", "a", 1)]))
+    assert one == alike != more
+
+
 def test_who_waits_for_an_outcome_hears_that_spark_does_not_want_it_any_more() -> None:
     """A broker that does not answer must not keep a worker that Spark has forgotten."""
     writer, once = TaskWriter.__new__(TaskWriter), TaskOnce.__new__(TaskOnce)
@@ -113,6 +131,17 @@ def test_the_error_of_a_task_counts_what_had_its_answer_when_another_batch_faile
         writer._outcomes.put((rows, Ended(outgoing, outcome, 1, ["a"])))
     with pytest.raises(SendFailed, match=r"the first.*Acknowledged before that: 5 rows"):
         writer.write([])
+
+
+def test_a_task_that_fails_gives_up_its_batches_before_it_hangs_up() -> None:
+    """What breaks would else be sent again, over a new connection, when the next attempt has looked."""
+    writer, done = TaskWriter.__new__(TaskWriter), list[str]()
+    writer._expected, writer._outcomes = 0, queues.SimpleQueue()
+    writer._engine = cast(Any, SimpleNamespace(close=lambda *_, **__: done.append("given up")))
+    writer._once = cast(Any, SimpleNamespace(end_sending=lambda: done.append("hung up")))
+    with pytest.raises(ZeroDivisionError):
+        writer.write(1 // each for each in (0,))  # type: ignore[arg-type, misc]
+    assert done == ["given up", "hung up"]
 
 
 SCRIPT = """

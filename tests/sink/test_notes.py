@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
+from rocketmq_spark.columnar.encode.content_ids import BatchName
 from rocketmq_spark.errors import OffsetError, OptionError, UnprovedError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.checkpoints import entries, notes, rewind
 from rocketmq_spark.spark.checkpoints.entries import Folder, checkpoint_folder
 from rocketmq_spark.spark.checkpoints.notes import BatchNote
+from rocketmq_spark.spark.sink import once
 from rocketmq_spark.stored.ends import QueueEnds
+from rocketmq_spark.stored.look import LookTools
 
 ENDS = QueueEnds({MessageQueue("t", "a", 0): 7}, {"a": "a:1"})
 LATER = QueueEnds({MessageQueue("t", "a", 0): 9}, {"a": "a:1"})
@@ -44,6 +47,24 @@ def test_a_batch_is_begun_once_and_its_note_stays(folder: Folder) -> None:
     assert (first.before, first.note.ends) == (False, ENDS)
     again = notes.begin(folder, notes.batch_name(folder, "sink"), lambda: pytest.fail("the note is there"))
     assert (again.before, again.note) == (True, first.note)
+
+
+def test_the_note_of_another_process_that_was_quicker_is_the_one_that_counts(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tasks may have sent rows before our ends were asked for: without a look they would be sent again."""
+    name = notes.batch_name(folder, "sink")
+    create, others = Folder.create, [BatchNote(name, ENDS), BatchNote(name._replace(epoch=1), ENDS)]
+
+    def late(self: Folder, path: str, content: bytes) -> bool:
+        create(self, path, others[0].to_bytes())
+        return create(self, path, content)
+
+    monkeypatch.setattr(Folder, "create", late)
+    assert notes.begin(folder, name, lambda: LATER) == (others.pop(0), True)
+    folder.delete_folder("rocketmq/0")
+    with pytest.raises(OffsetError, match=r"0/sink was written by another process meanwhile"):
+        notes.begin(folder, name, lambda: LATER)
 
 
 def test_a_note_with_other_offsets_or_of_another_epoch_is_of_another_batch(folder: Folder, tmp_path: Path) -> None:
@@ -104,6 +125,66 @@ def test_a_batch_that_an_earlier_version_began_is_not_taken_for_unsent(folder: F
     assert not notes.begin(folder, taken_back, lambda: LATER).before, (
         "a batch that was taken back has other ids in any case"
     )
+
+
+def test_the_last_batch_is_that_of_the_largest_number(folder: Folder, tmp_path: Path) -> None:
+    """Of its texts 9 would be the last for ever, whose note is there: the rows of later batches had its ids."""
+    for number in (9, 10, 100):
+        (tmp_path / "checkpoint" / "offsets" / str(number)).write_text("planned")
+        assert notes.batch_name(folder, "sink").number == number
+
+
+def test_each_rewind_raises_the_epoch(folder: Folder) -> None:
+    """After the second one rows with the ids of the first would be taken for stored."""
+    notes.raise_epoch(folder)
+    assert notes.epoch(folder) == 0, "nothing was sent by a note"
+    notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS)
+    for count in (1, 2, 3):
+        notes.raise_epoch(folder)
+        assert notes.epoch(folder) == count
+
+
+def test_a_look_waits_for_as_long_as_its_run_and_those_before_may_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run with a longer time something may arrive behind a look that waits for the new one only."""
+    waited: list[float] = []
+
+    class Looked:
+        def __init__(self, tools: LookTools, since: QueueEnds) -> None:
+            waited.append(tools.settle_s)
+
+        def run(self, take: object) -> None:
+            """Nothing is stored."""
+
+    unused: Any = None
+    monkeypatch.setattr(once, "Look", Looked)
+    monkeypatch.setattr(once, "look_tools", lambda *_, **__: LookTools(unused, unused, unused, 1.0, 4.0))
+    name = BatchName("query-1", 0, 0, b"", "sink")
+    for before_s in (60.0, 1.0):
+        once._found(unused, name, BatchNote(name, ENDS, settle_s=before_s))
+    assert waited == [60.0, 4.0]
+
+
+def test_a_note_keeps_its_ends_and_masters_where_others_join() -> None:
+    """With the master of now a look would not see that another copy has taken over, which may lack what was stored."""
+    (old,), new = ENDS.queues, MessageQueue("t", "b", 0)
+    now = QueueEnds({old: 9, new: 3}, {"a": "a:2", "b": "b:1"}, {old: 5, new: 6})
+    assert ENDS.with_others(now) == QueueEnds({old: 7, new: 3}, {"a": "a:1", "b": "b:1"}, {new: 6})
+
+
+def test_what_is_being_written_beside_notes_is_none(folder: Folder, tmp_path: Path) -> None:
+    name = notes.batch_name(folder, "sink")
+    note = notes.begin(folder, name, lambda: ENDS).note
+    (tmp_path / "checkpoint" / "rocketmq" / "0" / ".other.part").write_bytes(b"{")
+    assert notes.of_batch(folder, name) == [note]
+
+
+def test_a_finished_batch_of_an_earlier_version_has_its_note(folder: Folder, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    note = BatchNote(notes.batch_name(folder, "sink"), ENDS, version=1)
+    for below, content in (("rocketmq/0/sink", note.to_bytes()), ("commits/0", b"v1")):
+        (path / below).parent.mkdir(parents=True)
+        (path / below).write_bytes(content)
+    assert notes.standing(folder, "sink") == "batch 0 is finished, with a note"
 
 
 def test_a_note_keeps_the_longest_time_for_which_its_runs_may_send(folder: Folder) -> None:
