@@ -13,6 +13,7 @@ from rocketmq_spark.localbroker import maven
 from tests.fix_broker import facts_of
 from tests.fix_clusters import SECURED, tls_cluster
 from tests.fix_spark import ROOT
+from tests.scale import soak
 from tests.spark.guides import Guide
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
@@ -26,6 +27,8 @@ AVRO = "org.apache.spark:spark-avro_2.13:4.2.0"
 AVRO_SHA256 = "4c186cedc03cbe4ee356a94b32232b347ef48611c3209400b3a77e4fe4abff4f"
 # Those that need a cluster of their own.
 OF_TLS = "tls-and-users"
+# A run of spark-pipelines is a driver of its own.
+LONG = ("pipelines",)
 OTHERS = [path for path in PAGES if path.stem not in (*OF_A_SESSION, OF_TLS)]
 IN_A_SESSION = """
     from pathlib import Path
@@ -44,7 +47,9 @@ IN_A_SESSION = """
 """
 
 
-@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, id=path.stem, marks=soak if path.stem in LONG else ()) for path in OTHERS]
+)
 def test_a_page_does_what_it_says(path, spark, rocketmq, tmp_path):
     guide = Guide(path, spark, rocketmq, tmp_path)
     guide.run()
@@ -52,6 +57,7 @@ def test_a_page_does_what_it_says(path, spark, rocketmq, tmp_path):
     assert guide.outputs, "a page shows what its program prints"
 
 
+@soak
 @pytest.mark.spark
 def test_pages_whose_session_is_their_own_do_what_they_say(rocketmq, run_script, tmp_path):
     jar = maven.download([AVRO], tmp_path / "jars", lambda size: None)[AVRO]
