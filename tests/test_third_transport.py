@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from rocketmq_spark import session
-from rocketmq_spark.columnar.encode.encoder import Checked, Encoded, Encoder, Hashes, RowTopics
+from rocketmq_spark.columnar.encode.encoder import Checked, Encoded, Encoder, RowTopics
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import SentMessage
@@ -120,7 +120,7 @@ class MemoryRowEncoder(Encoder):
     def _pieces(self, batch: pa.RecordBatch, bad_rows: Any) -> MemoryPieces:
         return MemoryPieces(len(batch))
 
-    def join(self, checked: Checked, hashes: Hashes | None = None, topics: RowTopics | None = None) -> MemoryEncoded:
+    def join(self, checked: Checked, topics: RowTopics | None = None) -> MemoryEncoded:
         codes = itertools.repeat(0) if topics.codes is None else topics.codes
         messages = [
             SentMessage(body, {**row, "of": topics.names[code]})

@@ -113,7 +113,7 @@ TIMES = "ISO-8601 (UTC without a zone), 1h (so long ago), @milliseconds"
 
 
 def time_ms(text: str) -> int:
-    """What a time is in ms since 1970, as all commands take it: ``TIMES``, or the number of milliseconds alone."""
+    """What a time is in ms since 1970, as all commands take it: ``TIMES``."""
     from rocketmq_spark.options.parsing import duration, timestamp
 
     stripped = text.strip()
@@ -121,10 +121,12 @@ def time_ms(text: str) -> int:
         return round((time.time() - duration(stripped)) * 1000)
     if re.fullmatch(r"@\d+", stripped):
         return int(stripped[1:])
+    if stripped.isdecimal():  # as well an offset, or seconds
+        raise ValueError(f"a time; @{stripped} is one in milliseconds since 1970")
     try:
         return timestamp(stripped)
     except ValueError as e:
-        raise ValueError(f"{e}; 1h (so long ago) and @ with milliseconds are times, too") from None
+        raise ValueError(f"a time: {TIMES}") from e
 
 
 def start_or_time(text: str) -> str | int:

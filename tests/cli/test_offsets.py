@@ -78,7 +78,7 @@ def test_set_is_a_dry_run_first(group: Group, run: Run) -> None:
 
 def test_by_time(group: Group, run: Run) -> None:
     assert told(run("offsets", "set", group.name, "--to", "2020-01-01", "--json"))[1] == (1, 6, 0)
-    assert told(run("offsets", "set", group.name, "--to", "4102444800000", "--json"))[1] == (1, 6, 10)
+    assert told(run("offsets", "set", group.name, "--to", "@4102444800000", "--json"))[1] == (1, 6, 10)
     assert told(run("offsets", "set", group.name, "--to", "1h", "--json"))[1] == (1, 6, 0)
     assert told(run("offsets", "set", group.name, "--to", "0s", "--json"))[1] == (1, 6, 10)
 
@@ -106,7 +106,9 @@ def test_by_json_of_some_queues(group: Group, run: Run) -> None:
     other = run("offsets", "set", group.name, "--topic", "other", "--to", to(2))
     assert (other.exit_code, f"--to names {group.topic}, which --topic leaves out" in other.stderr) == (1, True)
     usage = run("offsets", "set", group.name, "--to", "yesterday")
-    assert (usage.exit_code, "'yesterday' is not latest, earliest, or epoch" in usage.stderr) == (2, True)
+    assert (usage.exit_code, "'yesterday' is not latest, earliest, or a time: ISO-8601" in usage.stderr) == (2, True)
+    number = run("offsets", "set", group.name, "--to", "4102444800000")
+    assert (number.exit_code, "@4102444800000 is one in milliseconds since 1970" in number.stderr) == (2, True)
 
 
 def test_in_an_environment_the_queues_that_it_owns(group: Group, run: Run) -> None:

@@ -18,9 +18,10 @@ def _lines(text: str) -> dict[str, str]:
 
 
 def test_conf_folder_is_what_the_templates_make() -> None:
-    """And Grafana's dashboard, of which ``tests/test_metrics`` thinks."""
+    """And Grafana's dashboard and Prometheus' alerts, of which ``tests/test_metrics`` thinks."""
     found = {p.name: p.read_text() for p in CONF.iterdir()}
     assert found.pop("grafana-dashboard.json")
+    assert found.pop("alerts.yml")
     assert found == servers.compose_files()
 
 
