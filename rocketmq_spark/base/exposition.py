@@ -122,12 +122,16 @@ def _is_meant(served: str, host: str | None) -> bool:
     return name in _LOOPBACK
 
 
+_Failures = type[Exception] | tuple[()]
+_Shown = Callable[[Exception], str]
+
+
 @contextlib.contextmanager
 def serving(
-    address: tuple[str, int], figures: Callable[[], str], *, failures: type[Exception] | tuple[()] = ()
+    address: tuple[str, int], figures: Callable[[], str], failures: _Failures = (), shown: _Shown = str
 ) -> Iterator[str]:
     """Serve what ``figures`` gives inside the block; gives the URL. Port 0 is any. One question is asked at a time, and where one
-    of ``failures`` is raised the answer is a 503 with its text.
+    of ``failures`` is raised the answer is a 503 with its text, on one line, which ``shown`` makes.
 
     Raises ``OSError`` for an address that cannot be listened on.
     """
@@ -147,7 +151,7 @@ def serving(
                 with asking:
                     body = figures()
             except failures as e:
-                self._answer(503, (" ".join(str(e).split()) or type(e).__name__) + "\n")
+                self._answer(503, shown(e) + "\n")
             else:
                 self._answer(200, body)
 

@@ -216,7 +216,7 @@ def _serve(output: Output, address: tuple[str, int], text: Callable[[], str]) ->
     with contextlib.ExitStack() as until:
         until.enter_context(on_signals(over.set, signal.SIGINT, signal.SIGTERM))
         try:
-            url = until.enter_context(exposition.serving(address, text, failures=RocketMQError))
+            url = until.enter_context(exposition.serving(address, text, failures=RocketMQError, shown=one_line))
         except OSError as e:
             raise OptionError(
                 f"--serve {address[0]}:{address[1]}: {e.strerror}", remedy="Choose another port, or stop what uses it"

@@ -28,7 +28,6 @@ from rocketmq_spark.wire.names import is_send_forbidden, topic_problem
 from rocketmq_spark.wire.properties import encode_properties, message_properties
 
 _BODIES = (bytes, bytearray, memoryview)
-SINGLE_MAX_PROPERTIES = codes.MAX_PROPERTIES_BYTES - codes.BROKER_PROPERTIES_RESERVE
 
 
 class How(NamedTuple):
@@ -95,7 +94,7 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
     if chooses and how.selector is not None:
         system |= _message_group(message.topic, how, chooses)
     try:
-        properties = encode_properties(message_properties(message, **system), SINGLE_MAX_PROPERTIES)
+        properties = encode_properties(message_properties(message, **system), codes.SINGLE_MAX_PROPERTIES)
     except MessageRefused as e:
         raise MessageRefused(e.message, topic=message.topic) from None
     if settings.features.plain_texts:
@@ -111,9 +110,9 @@ def as_half(prepared: Prepared) -> Prepared:
     """The message as one that is delivered when it is committed."""
     properties = prepared.properties + encode_properties({Property.TRANSACTION_PREPARED: "true"})
     size = len(properties.encode()) + _GROUP_BYTES
-    if size > SINGLE_MAX_PROPERTIES:
+    if size > codes.SINGLE_MAX_PROPERTIES:
         raise MessageRefused(
-            f"Properties of {size} bytes exceed the {SINGLE_MAX_PROPERTIES} bytes that a half message may carry",
+            f"Properties of {size} bytes exceed the {codes.SINGLE_MAX_PROPERTIES} bytes that a half message may carry",
             topic=prepared.message.topic,
         )
     return prepared._replace(properties=properties, half=True)
@@ -129,9 +128,9 @@ def as_request(prepared: Prepared, correlation_id: str, client_id: str, wait_s: 
         }
     )
     size = len(properties.encode())
-    if size > SINGLE_MAX_PROPERTIES:
+    if size > codes.SINGLE_MAX_PROPERTIES:
         raise MessageRefused(
-            f"Properties of {size} bytes exceed the {SINGLE_MAX_PROPERTIES} bytes that a request may carry",
+            f"Properties of {size} bytes exceed the {codes.SINGLE_MAX_PROPERTIES} bytes that a request may carry",
             topic=prepared.message.topic,
         )
     return prepared._replace(properties=properties)

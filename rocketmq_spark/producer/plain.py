@@ -15,7 +15,7 @@ from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
 from rocketmq_spark.model.send import MessageEncoder
 from rocketmq_spark.producer.accumulator import BatchEntry, Key, MessageBatch
-from rocketmq_spark.producer.encoding import SINGLE_MAX_PROPERTIES, check_topic
+from rocketmq_spark.producer.encoding import check_topic
 from rocketmq_spark.wire.properties import encode_properties
 
 
@@ -46,7 +46,7 @@ def plain_kind(topic: str, tag: str | None, waits: bool, encoder: MessageEncoder
         size = len(encoder.item(topic, b"", whole, 0, 0))
     except MessageRefused:
         return None
-    room = SINGLE_MAX_PROPERTIES - len(whole.encode())
+    room = codes.SINGLE_MAX_PROPERTIES - len(whole.encode())
     return None if room < 0 else PlainKind(Key(topic, None, waits, tag or None, False), text, size, room)
 
 

@@ -29,7 +29,6 @@ from rocketmq_spark.model.send import Batch
 _HEAD_BYTES = 20
 OVERHEAD = _HEAD_BYTES + 2
 _ID_START = f"{codes.Property.UNIQ_KEY}\x01".encode()
-SINGLE_MAX_PROPERTIES = codes.MAX_PROPERTIES_BYTES - codes.BROKER_PROPERTIES_RESERVE
 
 
 class Growth(NamedTuple):
@@ -211,7 +210,7 @@ class Encoder:
         )
 
     def _check_lengths(self, body: Ints, lengths: Ints, delayed: Flags | None, bad_rows: BadRows) -> None:
-        max_bytes, single = codes.MAX_PROPERTIES_BYTES, SINGLE_MAX_PROPERTIES
+        max_bytes, single = codes.MAX_PROPERTIES_BYTES, codes.SINGLE_MAX_PROPERTIES
         bad_rows.add(lengths > max_bytes, lambda i: f"properties of {lengths[i]} bytes, {max_bytes} at most")
         if bool((lengths > single).any()):
             alone = body + lengths + OVERHEAD > self.alone_above

@@ -248,6 +248,8 @@ def add_delays(
     return has_delay
 
 
+# Columns that need the timers of brokers.
+TIMERS = ("delayms", "deliverat")
 _DELAY_NAMES = {
     "delaylevel": codes.Property.DELAY,
     "delayms": codes.Property.TIMER_DELAY_MS,

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.columnar.encode.batch import KeptIds, Rows
-from rocketmq_spark.columnar.encode.properties import BadRows
+from rocketmq_spark.columnar.encode.properties import TIMERS, BadRows
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import SendResult, SendStatus
 from rocketmq_spark.options import Options
@@ -27,21 +27,15 @@ from rocketmq_spark.producer.destination import Destinations, Later
 from rocketmq_spark.producer.in_flight import InFlight
 from rocketmq_spark.producer.long_delays import Timers, no_timers
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
-from rocketmq_spark.producer.rows.sender import RowSender, RowTools
+from rocketmq_spark.producer.rows.sender import LAST_RESORT_S, LOOKS, RowSender, RowTools
 from rocketmq_spark.producer.rows.sent import Ends, SentRows
 from rocketmq_spark.producer.settings import ProducerSettings
 
 logger = logging.getLogger(__name__)
 
 TOTAL_BYTES = 32 << 20
-# When nothing at all ends for so long beyond the send timeout, a batch was forgotten.
-LAST_RESORT_S = 60.0
-# A batch that may be stored is looked up, in steps that each may take that long.
-LOOKS = 4
 # What a request takes beside its bytes, roughly: Python's objects.
 REQUEST_BYTES = 1 << 10
-# Columns that need the timers of brokers.
-TIMERS = ("delayms", "deliverat")
 
 
 class RowsOfCall(BadRows):

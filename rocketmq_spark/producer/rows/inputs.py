@@ -20,12 +20,11 @@ from rocketmq_spark.columnar.encode.columns import (
     plain_batch,
 )
 from rocketmq_spark.columnar.encode.from_messages import Key, batch_of
-from rocketmq_spark.columnar.encode.properties import BadRows
+from rocketmq_spark.columnar.encode.properties import TIMERS, BadRows
 from rocketmq_spark.errors import MessageRefused, OptionError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.producer.rows.calls import (
-    TIMERS,
     CallTools,
     MessagesOfCall,
     MessagesOfIterator,

@@ -43,6 +43,11 @@ from rocketmq_spark.wire.messages import decode_batch
 # With more tags in an Arrow batch each batch would have few rows.
 MAX_TAGS = 16
 
+# When nothing at all ends for so long beyond the send timeout, a batch was forgotten.
+LAST_RESORT_S = 60.0
+# A batch that may be stored is looked up, in steps that each may take that long.
+LOOKS = 4
+
 
 class BatchTopicPlan:
     """Which rows go together to batch topics, and what a batch says of them."""

@@ -29,6 +29,7 @@ from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.columnar.encode import columns
 from rocketmq_spark.columnar.encode.columns import RowColumn
+from rocketmq_spark.columnar.encode.properties import TIMERS
 from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options, transport
@@ -205,7 +206,7 @@ def check_timers(
 
     With ``longDelay=dmq`` nothing is asked here: each row finds its way.
     """
-    wanted = [names[name] for name in guarantee.TIMERS if name in names]
+    wanted = [names[name] for name in TIMERS if name in names]
     if not wanted or options.long_delay == "dmq":
         return
     deadline = Deadline.after(options.request_timeout)

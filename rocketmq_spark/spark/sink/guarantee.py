@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 
 from rocketmq_spark.base import extras
+from rocketmq_spark.columnar.encode.properties import TIMERS
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.parsing import duration
@@ -13,7 +14,6 @@ from rocketmq_spark.spark.tuning import exactly_once_conf
 
 EXACTLY_ONCE = "exactly-once"
 # Columns of a delayed message.
-TIMERS = ("delayms", "deliverat")
 DELAYS = ("delaylevel", *TIMERS)
 MIN_SETTLE_S = 4.0
 # What is sent may be on its way for so long when its task has ended.

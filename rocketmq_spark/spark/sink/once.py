@@ -84,7 +84,7 @@ def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int
     topics, within = guarantee.topics(options), _within(options)
     made = notes.begin(folder, name, lambda: noted(options), within, options.exactly_once_settle)
     ends = made.note.ends
-    before = within if made.note.within is None else made.note.within
+    before = made.note.within
     if (ends.topics, before) != (topics, within):
         raise OptionError(
             f"batch {name.number} was begun for {', '.join(ends.topics)}{before}, and the query now writes to "

@@ -34,7 +34,7 @@ from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.rows.routing import RoutingPlan
-from rocketmq_spark.producer.rows.sender import RowSender, RowTools
+from rocketmq_spark.producer.rows.sender import LAST_RESORT_S, LOOKS, RowSender, RowTools
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.producer.topics import note_positions
 from rocketmq_spark.session.spools import worker_spool
@@ -47,10 +47,6 @@ logger = logging.getLogger(__name__)
 # How old a route may become in a long task, so that brokers that come back are used again; Java's interval.
 ROUTE_S = 30.0
 
-# When nothing at all ends for so long beyond the send timeout, a batch was forgotten.
-LAST_RESORT_S = 60.0
-# A batch that may be stored is looked up, in steps that each may take that long.
-LOOKS = 4
 # Who waits for an outcome asks so often whether Spark still wants it.
 WANTED_S = 0.5
 
