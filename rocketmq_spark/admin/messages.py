@@ -124,7 +124,12 @@ def _indexed(tools: AdminTools, topic: str, search: IndexSearch) -> list[Receive
     for name, answer in ask_each(tools, asked, (Response.SUCCESS, Response.QUERY_NOT_FOUND)):
         if answer.code == Response.SUCCESS:
             found += (own(message, tools.calls.scope) for message in decode_leniently(answer.body, name))
-    return sorted(found, key=lambda message: (message.store_timestamp, message.queue, message.queue_offset))
+    return sorted(found, key=lambda message: _storing(message.store_timestamp, message))
+
+
+def _storing(at_ms: int, message: ReceivedMessage) -> tuple[int, str, int]:
+    """The order of storing: a broker stores several messages in one millisecond, one after another in its log."""
+    return at_ms, message.broker_name, message.commit_log_offset
 
 
 def _not_found(message_id: str, topic: str | None = None) -> NotFound:
@@ -206,16 +211,16 @@ def messages_of_time(
         for queue, b in sorted(bounds.items())
     ]
     found: list[ReceivedMessage] = []
-    heads: list[tuple[int, MessageQueue, int, ReceivedMessage]] = []
+    heads: list[tuple[tuple[int, str, int], int, ReceivedMessage]] = []
     filled = range(len(stretches))
     while len(found) < limit:
         _fill(tools, [stretches[n] for n in filled], _HELD_BYTES // len(stretches) if stretches else 0)
         for n in filled:
             if head := stretches[n].head:
-                heapq.heappush(heads, (head[0], stretches[n].queue, n, head[1]))
+                heapq.heappush(heads, (_storing(*head), n, head[1]))
         if not heads:
             break
-        _, _, n, message = heapq.heappop(heads)
+        _, n, message = heapq.heappop(heads)
         found.append(message)
         stretches[n].advance()
         filled = range(n, n + 1)

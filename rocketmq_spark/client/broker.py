@@ -167,8 +167,14 @@ class Brokers:
             for queue, time_ms in times_ms.items()
         ]
         offsets = {}
-        for queue, answer in zip(times_ms, self._questions.ask_each(questions, deadline), strict=True):
-            if not isinstance(answer, RocketMQError):
+        answers = dict(zip(times_ms, self._questions.ask_each(questions, deadline), strict=True))
+        # A broker of RocketMQ 5 fails at a queue of a batch topic that never had a message.
+        faults = [queue for queue, answer in answers.items() if isinstance(answer, ServerFault)]
+        bounds = self.bounds_by_queue(faults, deadline, lambda error, queue: None) if faults else {}
+        for queue, answer in answers.items():
+            if queue in bounds and bounds[queue].min_offset >= bounds[queue].max_offset:
+                offsets[queue] = bounds[queue].max_offset
+            elif not isinstance(answer, RocketMQError):
                 offset = rpc.SEARCH_OFFSET_BY_TIMESTAMP.answer(answer)["offset"]
                 if group is not None and answer.version < codes.FIRST_WITH_BOUNDARY:
                     look = functools.partial(self.store_time_ms, group, queue, deadline=deadline)

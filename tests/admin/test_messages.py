@@ -107,6 +107,12 @@ def test_keys_are_compared_and_messages_are_in_order(broker: MockBroker, tools: 
         messages.messages_by_key(tools, "t", "k", limit=65)
 
 
+def test_what_is_stored_in_one_millisecond_is_in_the_order_of_the_log(broker: MockBroker, tools: Parts) -> None:
+    later, earlier = ({"queue_id": n, "log_offset": 9 - n, "store_ms": 7, "topic": "t"} for n in range(2))
+    broker.on(QUERY, ok(stored(properties=text(KEYS="k"), **later) + stored(properties=text(KEYS="k"), **earlier)))
+    assert [m.queue.queue_id for m in messages.messages_by_key(tools, "t", "k")] == [1, 0]
+
+
 def test_where_a_master_is_away_its_slave_is_asked(broker: MockBroker, tools: Parts) -> None:
     """Nothing found would say that there is no such message, and ``dlq resend`` would send a letter a second time."""
     with MockBroker({QUERY: ok(message(store_ms=3))}) as slave:

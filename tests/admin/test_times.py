@@ -164,6 +164,12 @@ def test_a_batch_of_damaged_ones_is_raw(broker: MockBroker, tools: Parts) -> Non
     assert one.decode_error is not None
 
 
+def test_what_is_stored_in_one_millisecond_is_in_the_order_of_the_log(broker: MockBroker, tools: Parts) -> None:
+    queues = Queues(broker, {0: [10, 10], 1: [10]})
+    queues.odd = {(0, 5): {"log_offset": 2}, (0, 6): {"log_offset": 3}, (1, 5): {"log_offset": 1}}
+    assert found(tools) == [(10, b"1-5"), (10, b"0-5"), (10, b"0-6")]
+
+
 def test_two_brokers(broker: MockBroker, tools: Parts) -> None:
     with MockBroker() as second:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address, "broker-b": second.address}))

@@ -22,6 +22,7 @@ from rocketmq_spark.errors import (
     ServerFault,
     ServiceNotAvailable,
 )
+from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import LogState, MessageQueue, QueueBounds, SendRequest
 from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
@@ -248,6 +249,20 @@ def test_search_asks_for_the_lower_boundary(broker: MockBroker, routed: Parts) -
     assert {c.ext["boundaryType"] for c in broker.seen(Request.SEARCH_OFFSET_BY_TIMESTAMP)} == {"LOWER"}
 
 
+def test_a_fault_at_a_queue_that_never_had_a_message_is_no_error(broker: MockBroker, routed: Parts) -> None:
+    """As brokers of RocketMQ 5 fail, at a queue of a batch topic; at one with messages it is an error."""
+    ends = {QUEUES[0]: 0, QUEUES[1]: 7}
+    broker.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, lambda call: refuse(Response.SYSTEM_ERROR, "NullPointerException"))
+    broker.on(Request.GET_MIN_OFFSET, lambda call: ok(offset=-1))
+    broker.on(Request.GET_MAX_OFFSET, lambda call: ok(offset=list(ends.values())[int(call.ext("queueId"))]))
+    assert routed.brokers.search_offsets({QUEUES[0]: 5}, routed.soon) == {QUEUES[0]: 0}
+    with pytest.raises(ServerFault, match="NullPointerException"):
+        routed.brokers.search_offsets(dict.fromkeys(ends, 5), routed.soon)
+    failed = {}
+    found = routed.brokers.search_offsets(dict.fromkeys(ends, 5), routed.soon, lambda e, q: failed.update({q: e}))
+    assert (found, list(failed)) == ({QUEUES[0]: 0}, [QUEUES[1]])
+
+
 @given(
     st.lists(st.integers(0, 12), max_size=40).map(sorted), st.integers(0, 5), st.integers(-3, 45), st.integers(0, 13)
 )
@@ -351,6 +366,14 @@ class TestRealBroker:
         eventually(lambda: real.brokers.bounds(queues, real.soon)[queues[1]].max_offset == 3)
         assert real.brokers.max_offsets(queues[:2], real.soon) == {queues[0]: 0, queues[1]: 3}
         assert real.brokers.search_offsets({queues[1]: 0}, real.soon) == {queues[1]: 0}
+
+    @pytest.mark.parametrize("batch", [False, True])
+    def test_queues_without_a_message_have_offsets_of_any_time(
+        self, real: Parts, rocketmq: LocalBroker, topic: str, batch: bool
+    ) -> None:
+        rocketmq.create_topic(f"{topic}-none", 2, batch=batch)
+        queues = list(real.sender.publish_queues(f"{topic}-none", real.soon))
+        assert real.brokers.search_offsets(dict.fromkeys(queues, 1), real.soon) == dict.fromkeys(queues, 0)
 
     def test_offsets_of_groups(self, real: Parts, topic: str) -> None:
         queues = list(real.sender.publish_queues(topic, real.soon))[:2]

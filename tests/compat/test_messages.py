@@ -168,7 +168,7 @@ def test_a_topic_is_changed_and_its_messages_found_by_time(older: LocalBroker, m
         for n in range(10):
             producer.send(Message(name, b"body %d" % n, keys=["same"]))
         found = awaited(lambda: admin.find_messages(name, "same"), lambda messages: len(messages) == 10)
-        in_order = sorted(found, key=lambda message: (message.store_timestamp, message.queue))
+        in_order = sorted(found, key=lambda message: (message.store_timestamp, message.commit_log_offset))
         assert admin.find_messages(name) == in_order
         begin_ms, end_ms = in_order[3].store_timestamp, in_order[6].store_timestamp
         of_time = [message for message in in_order if begin_ms <= message.store_timestamp <= end_ms]

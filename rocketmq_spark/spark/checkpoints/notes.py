@@ -32,14 +32,14 @@ _SUM = "sum"
 
 @dataclass(frozen=True, slots=True)
 class BatchNote:
-    """What a batch is, and where the queues ended before it. ``within`` is the namespace and environment of its topics; None
-    where an earlier version did not note it. ``settle_s`` is for how long, at most, something sent by its runs is on its way.
+    """What a batch is, and where the queues ended before it. ``within`` is the namespace and environment of its topics.
+    ``settle_s`` is for how long, at most, something sent by its runs is on its way.
     ``version`` says how the ids of its rows are made.
     """
 
     name: BatchName
     ends: QueueEnds
-    within: str | None = ""
+    within: str = ""
     settle_s: float = 0.0
     version: int = VERSION
 
@@ -73,7 +73,7 @@ class BatchNote:
                     value["query"], value["epoch"], value["batch"], bytes.fromhex(value["offsets"]), value["write"]
                 )
                 ends, settle_s = QueueEnds.from_json(value), float(value.get("settle", 0.0))
-                return cls(name, ends, value.get("within"), settle_s, version)
+                return cls(name, ends, value.get("within", ""), settle_s, version)
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise UnprovedError(
                 f"what is stored of the unfinished batch cannot be proved: its note {path} is damaged ({type(e).__name__}: {e})",
