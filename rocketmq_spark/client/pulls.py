@@ -36,7 +36,7 @@ from rocketmq_spark.model import (
 from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Bytes, Command
-from rocketmq_spark.wire.messages import DecodeSettings, Stored, decode_one, portion, stored_in
+from rocketmq_spark.wire.messages import DecodeSettings, Stored, decode_each, decode_one, portion, stored_in
 from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import parse_subscription
 
@@ -246,25 +246,47 @@ def wanted_of(request: PullRequest, stored: Bytes, scope: Scope, end: int) -> It
     tags = parse_subscription(request.filter.expression) if request.filter.kind == "TAG" and request.filter else None
     retried = queue.topic.startswith(RETRY_PREFIX)
     data, how = bytes(stored), DecodeSettings(queue.broker_name, queue=queue)
-    found = list(stored_in(data))
-    at, left = request.offset, len(found)
+    found = stored_in(data)
+    usual = _in_place(found, request.offset, end)
+    messages = decode_each(data, found, how) if usual else _placed(data, found, request.offset, end, how)
+    if tags is None and not retried:
+        return messages
+    return (
+        own(message, scope) if retried else message
+        for message in messages
+        if tags is None or message.decode_error is not None or tags.accepts(message.tags)
+    )
+
+
+def _in_place(found: Sequence[Stored], start: int, end: int) -> bool:
+    """Whether each message is one, and says an offset that can be true."""
+    at = start - 1
+    for _, _, offset, batch in found:
+        if offset is None or offset <= at or batch:
+            return False
+        at = offset
+    return at < end
+
+
+def _placed(
+    data: bytes, found: Sequence[Stored], start: int, end: int, how: DecodeSettings
+) -> Iterator[ReceivedMessage]:
+    """The messages from ``start`` on. What cannot be true of where one lies is the first offset that may be."""
+    at, left = start, len(found)
     for one, latest in zip(found, _latest(found, at, end), strict=True):
         left -= 1
-        if one.batch:
-            how = how._replace(
-                window=OffsetWindow(request.offset, end, at if at > request.offset else None, end - left)
-            )
+        *_, batch = one
+        if batch:
+            how = how._replace(window=OffsetWindow(start, end, at if at > start else None, end - left))
         for message in decode_one(data, one, how):
-            batched = one.batch and message.decode_error is None
-            if batched and message.queue_offset < request.offset:
+            batched = batch and message.decode_error is None
+            if batched and message.queue_offset < start:
                 continue
-            # What cannot be true is the first that may be: with a later one a commit would pass what is not consumed.
+            # With a later one a commit would pass what is not consumed.
             if not batched and not at <= message.queue_offset <= latest:
                 message = replace(message, queue_offset=at)
             at = message.queue_offset + 1
-            if message.decode_error is None and tags is not None and not tags.accepts(message.tags):
-                continue
-            yield own(message, scope) if retried else message
+            yield message
 
 
 def _latest(found: Sequence[Stored], start: int, end: int) -> list[int]:
@@ -272,7 +294,7 @@ def _latest(found: Sequence[Stored], start: int, end: int) -> list[int]:
     latest: list[int] = []
     for number in range(len(found) - 1, -1, -1):
         end -= 1
-        said = found[number].offset
+        said = found[number][2]
         if said is not None and start + number <= said < end:
             end = said
         latest.append(end)

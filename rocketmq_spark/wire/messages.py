@@ -25,7 +25,8 @@ from rocketmq_spark.wire.identifiers import host_text, offset_msg_id
 from rocketmq_spark.wire.properties import StoredProperties, decode_properties
 
 _HEAD = struct.Struct(">iIIiiqqiq")  # size, magic, body CRC, queue id, flag, queue offset, commit log offset, sys, born
-_OFFSET_AT, _OFFSET, _SYS_FLAG_AT = 20, struct.Struct(">q"), 39  # the flags' last byte
+_SYS_FLAG_AT = 39  # the flags' last byte
+_PLACE = struct.Struct(">i16xq8xi")  # of the head: size, queue offset, sys
 _V6 = SysFlag.BORNHOST_V6 | SysFlag.STOREHOST_V6
 # The head, then born host, store time, store host, reconsume times, prepared transaction offset, body length.
 _FIXED = {
@@ -60,15 +61,8 @@ class BatchItem(NamedTuple):
     flag: int = 0
 
 
-class Stored(NamedTuple):
-    """Where a stored message begins and ends, the offset that it says it has (None: its size does not fit), and whether it
-    holds many.
-    """
-
-    begin: int
-    end: int
-    offset: int | None
-    batch: bool
+# Where a stored message begins and ends, the offset that it says it has (None: its size does not fit), and whether it holds many.
+Stored = tuple[int, int, int | None, bool]
 
 
 class DecodeSettings(NamedTuple):
@@ -119,27 +113,18 @@ def decode_messages(
     body: Bytes, broker_name: str = "", check_crc: bool = False, max_body_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> list[ReceivedMessage]:
     """All messages of an answer, decompressed, inner batches unwrapped."""
-    messages: list[ReceivedMessage] = []
-    for start, end in boundaries(body):
-        messages += decode_at(body, start, end, broker_name, check_crc, max_body_bytes)
-    return messages
+    how = DecodeSettings(broker_name, check_crc, max_body_bytes)
+    return [message for start, end in boundaries(body) for message in decode_at(body, start, end, how)]
 
 
-def decode_at(
-    body: Bytes,
-    start: int,
-    end: int,
-    broker_name: str = "",
-    check_crc: bool = False,
-    max_body_bytes: int = MAX_DECOMPRESSED_BYTES,
-) -> list[ReceivedMessage]:
+def decode_at(body: Bytes, start: int, end: int, how: DecodeSettings) -> list[ReceivedMessage]:
     """The message between two ``boundaries``: one, or those of an inner batch."""
     data = bytes(memoryview(body)[start:end])
     try:
-        return list(_all(data, 0, len(data), DecodeSettings(broker_name, check_crc, max_body_bytes)))
+        return list(_all(data, 0, len(data), how))
     except DecodeError as exc:
         raise DecodeError(
-            f"The message at byte {start} of an answer: {exc.message}", queue=_place(data, broker_name)
+            f"The message at byte {start} of an answer: {exc.message}", queue=_place(data, how.broker_name)
         ) from exc
 
 
@@ -162,35 +147,50 @@ def decode_leniently(
 
 def decode_one(data: bytes, one: Stored, how: DecodeSettings) -> Iterable[ReceivedMessage]:
     """The same of one of the messages that are ``stored_in`` ``data``, which may hold many."""
+    begin, end, offset, _ = one
     try:
-        if one.offset is None:
+        if offset is None:
             raise DecodeError("the size of a message does not fit its answer")
-        return _all(data, one.begin, one.end, how)
+        return _all(data, begin, end, how)
     except DecodeError as exc:
-        return [_raw(data[one.begin : one.end], one.offset is not None, exc, how)]
+        return [_raw(data[begin:end], offset is not None, exc, how)]
 
 
-def stored_in(data: bytes) -> Iterator[Stored]:
+def decode_each(data: bytes, found: Iterable[Stored], how: DecodeSettings) -> Iterator[ReceivedMessage]:
+    """The same of messages whose sizes fit and none of which holds many."""
+    for one in found:
+        try:
+            message = _decode(data, one[0], one[1], how)
+        except (DecodeError, struct.error):
+            (message,) = decode_one(data, one, how)
+        yield message
+
+
+def stored_in(data: bytes) -> list[Stored]:
     """The messages of an answer, whatever they are."""
-    at, whole = 0, len(data)
+    found: list[Stored] = []
+    at, whole, place = 0, len(data), _PLACE.unpack_from
     while at < whole:
-        size = _INT.unpack_from(data, at)[0] if whole - at >= _INT.size else 0
-        fits = _MIN_BYTES <= size <= whole - at
-        end = at + size if fits else _next(data, at)
-        batch = fits and data[at + _SYS_FLAG_AT] & _INNER_BATCH == _INNER_BATCH
-        yield Stored(at, end, _OFFSET.unpack_from(data, at + _OFFSET_AT)[0] if fits else None, batch)
-        at = end
+        size, offset, sys_flag = place(data, at) if whole - at >= _MIN_BYTES else (0, 0, 0)
+        if _MIN_BYTES <= size <= whole - at:
+            found.append((at, at + size, offset, sys_flag & _INNER_BATCH == _INNER_BATCH))
+            at += size
+        else:
+            end = _next(data, at)
+            found.append((at, end, None, False))
+            at = end
+    return found
 
 
 def portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMessage], ReceivedMessage | None]:
     """As many as become ``PORTION_BYTES``, at least one, and the first of the others, None where there is none."""
     found: list[ReceivedMessage] = []
-    room = PORTION_BYTES
-    for message in messages:
-        if found and room <= 0:
-            return found, message
+    room, rest = PORTION_BYTES, iter(messages)
+    for message in rest:
         found.append(message)
         room -= len(message.body) + _OBJECT_BYTES
+        if room <= 0:
+            return found, next(rest, None)
     return found, None
 
 

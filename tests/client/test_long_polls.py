@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import BATCH_QUEUE, PullSysFlag, Request, Response, SysFlag
 from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.pulls import LongPolls, command_of, replica, wanted_of
+from rocketmq_spark.client.pulls import LongPolls, _placed, command_of, replica, wanted_of
 from rocketmq_spark.errors import BrokerBusy, BrokerNotFound, CallTimeout, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import BrokerData, Filter, MessageQueue, PullAnswer, PullRequest, PullStatus
 from rocketmq_spark.remoting.connection import STALL_S
@@ -275,6 +275,17 @@ def test_whatever_is_stored_nothing_is_swallowed_and_nobody_is_stopped(junk: byt
     assert any(m.decode_error for m in found) == bool(junk)
     assert all(m.queue == QUEUE for m in found)
     assert all(m.queue_offset >= 0 for m in found)
+
+
+@given(st.data())
+def test_what_is_read_quickly_is_what_is_read_with_care(data: st.DataObject) -> None:
+    """Also where a byte is damaged, whichever it is."""
+    stored = bytearray(b"".join(store("t", b"body %d" % i, "TAGS\x01Aa\x02", 1, 5 + i) for i in range(3)))
+    at = data.draw(st.integers(0, len(stored) - 1))
+    stored[at] ^= data.draw(st.sampled_from([0, *(1 << bit for bit in range(8))]))
+    how = messages.DecodeSettings(QUEUE.broker_name, queue=QUEUE)
+    careful = list(_placed(bytes(stored), messages.stored_in(bytes(stored)), REQUEST.offset, 8, how))
+    assert list(wanted_of(REQUEST, stored, NO_SCOPE, 8)) == careful
 
 
 ODD = st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(0, 30)

@@ -16,6 +16,7 @@ from rocketmq_spark.wire.identifiers import OffsetMessageId, host_text
 from rocketmq_spark.wire.messages import (
     PORTION_BYTES,
     BatchItem,
+    DecodeSettings,
     boundaries,
     decode_at,
     decode_batch,
@@ -107,7 +108,7 @@ def test_pulled_bodies(case):
     error = None
     try:
         for start, end in boundaries(data):
-            found += decode_at(data, start, end)
+            found += decode_at(data, start, end, DecodeSettings(""))
     except DecodeError as exc:
         error = exc
     # Java stops at the first bad message without a word; we read the same ones and then raise.
@@ -134,11 +135,11 @@ def test_messages_behind_a_bad_one_can_be_read():
     data = unhex(case["body"])
     (start, end), *rest = boundaries(data)
     with pytest.raises(DecodeError, match="unknown magic") as caught:
-        decode_at(data, start, end, "broker-a")
+        decode_at(data, start, end, DecodeSettings("broker-a"))
     assert caught.value.queue.startswith("broker-a/")
     assert rest
     for start, end in rest:
-        assert len(decode_at(data, start, end)) == 1
+        assert len(decode_at(data, start, end, DecodeSettings(""))) == 1
 
 
 @in_one_test(
@@ -239,7 +240,9 @@ def test_bodies_that_are_not_what_their_flag_says():
     data = store("T", b"before") + poison + store("T", b"after")
     with pytest.raises(DecodeError, match=rf"byte {len(store('T', b'before'))} of an answer: Not a zlib body"):
         decode_messages(data)
-    bodies = [outcome(lambda _, s=s, e=e: decode_at(data, s, e)[0].body, b"") for s, e in boundaries(data)]
+    bodies = [
+        outcome(lambda _, s=s, e=e: decode_at(data, s, e, DecodeSettings(""))[0].body, b"") for s, e in boundaries(data)
+    ]
     assert bodies == [b"before", DecodeError, b"after"]
     with pytest.raises(DecodeError, match="Unknown compression type 0x700"):
         decode_messages(store("T", b"x", sys_flag=0x701))
