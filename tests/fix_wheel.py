@@ -15,7 +15,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # A wheel or sdist to try instead of one that is built here: .ci/release sets it.
 DIST_VARIABLE = "ROCKETMQ_SPARK_TEST_DIST"
-SOURCES = ("rocketmq_spark", "pyspark_rocketmq", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = (
+    "rocketmq_spark", "pyspark_rocketmq", "docs", "setup.cfg", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md",
+    "LICENSE",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -69,7 +69,7 @@ ORDER = {
     "client": "calls route topics questions broker instance transactions sender replies admin groups pulls member",
     "spool": "records schedule changes files database lanes recovery store folders redelivery spool",
     "options": "names parsing transport table typed",
-    "cli": "output command background connection positions broker cluster produce reading tail copy lag_view lag group"
+    "cli": "output command pages background connection positions broker cluster produce reading tail copy lag_view lag group"
     " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.proxies doctor.command demo"
     " demo.feed demo.stage demo.play",
     "queues": "environment selection allocation",

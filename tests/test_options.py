@@ -236,7 +236,7 @@ def test_all_wrong_places_come_in_one_error():
 
 
 def test_unlike_names_get_no_guess():
-    assert refusal(zzzzzz="1") == "option 'zzzzzz' is unknown; docs/options.md lists all"
+    assert refusal(zzzzzz="1") == "option 'zzzzzz' is unknown; all: rocketmq-spark help options"
 
 
 def test_a_name_and_its_alias_are_one_option():

@@ -99,6 +99,8 @@ def test_an_installed_package_is_found_by_spark(kind, request, tmp_path):
     assert "option 'nameservr' is unknown; did you mean 'nameServer'?" in out
     assert f"FROM {home}" in out
     assert "Usage: rocketmq-spark" in run(bin_folder / "rocketmq-spark", "--help", cwd=tmp_path)
+    page = (ROOT / "docs" / "how-to" / "replay.md").read_text()
+    assert run(bin_folder / "rocketmq-spark", "help", "replay", cwd=tmp_path) == page
 
 
 def test_11_29_a_local_broker_runs_from_the_wheel(installed, own_cache, tmp_path):

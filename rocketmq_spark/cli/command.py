@@ -187,6 +187,7 @@ _COMMANDS = {
     "spool": ("Inspect, send or export messages that producers could not send.", "spool:spool"),
     "delay": ("Deliver messages after delays of any length.", "spool:delay"),
     "environment": ("Show which environments write and read each queue of a topic.", "topic:environment"),
+    "help": ("Show a page of the documentation, an option or an error.", "pages:help"),
     "dlq": ("Inspect and resend the dead letters of a consumer group.", "message:dlq"),
 }
 

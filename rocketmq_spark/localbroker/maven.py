@@ -35,7 +35,7 @@ _POLL_S = 0.1
 _LAYOUT = "[orgPath]/[module]/[revision]/[artifact]-[revision](-[classifier]).[ext]"
 _REMEDY = (
     "Check the network and HTTPS_PROXY, or name an Ivy settings file with your mirror in "
-    f"{SETTINGS_VARIABLE} (docs/running.md)"
+    f"{SETTINGS_VARIABLE} (rocketmq-spark help running)"
 )
 
 

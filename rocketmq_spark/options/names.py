@@ -101,7 +101,7 @@ KAFKA_SINK_COLUMNS = {
 def of_kafka_option(name: str) -> str | None:
     """What the option of Kafka's is here; None where ``name`` is none of its options."""
     lower = name.lower()
-    other = "settings of Kafka's clients mean nothing here; docs/coming-from-kafka.md lists what there is instead"
+    other = "settings of Kafka's clients mean nothing here; rocketmq-spark help coming-from-kafka lists what there is instead"
     return KAFKA_OPTIONS.get(lower, other if lower.startswith("kafka.") else None)
 
 

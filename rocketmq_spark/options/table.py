@@ -758,7 +758,7 @@ def _unknown(name: str, keywords: bool) -> str:
         return f"option {name!r} is unknown: {of_kafka}"
     known = {row.name.lower(): row.field if keywords else row.name for row in TABLE}
     near = difflib.get_close_matches(name.lower().replace("_", ""), known, n=1, cutoff=0.6)
-    hint = f"; did you mean {known[near[0]]!r}?" if near else "; docs/options.md lists all"
+    hint = f"; did you mean {known[near[0]]!r}?" if near else "; all: rocketmq-spark help options"
     return f"option {name!r} is unknown{hint}"
 
 

@@ -263,7 +263,7 @@ def test_no_network_and_an_empty_cache(small: Path, tmp_path: Path, monkeypatch:
         distro.fetch(["small"])
     assert str(e.value) == (
         "[ROCKETMQ_LOCAL_BROKER] Could not download RocketMQ: no connection to the repository. Check the network and "
-        "HTTPS_PROXY, or name an Ivy settings file with your mirror in ROCKETMQ_SPARK_IVY_SETTINGS (docs/running.md)"
+        "HTTPS_PROXY, or name an Ivy settings file with your mirror in ROCKETMQ_SPARK_IVY_SETTINGS (rocketmq-spark help running)"
     )
 
 
