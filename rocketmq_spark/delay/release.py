@@ -7,6 +7,7 @@ not sent, and many behind it may have been sent. So a node commits three numbers
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -196,11 +197,7 @@ def original(opened: Opened, topics: Collection[str] = ALL_TOPICS) -> Original:
     Otherwise a writer of envelopes could have the node write to other topics: ``topics`` are patterns, as of a
     shell, of where it may; system topics, retries and dead letters of groups are never among them.
     """
-    problem = topic_problem(opened.topic)
-    if problem is None and not is_user_topic(opened.topic):
-        problem = f"topic {opened.topic} takes no messages of users"
-    if problem is None and not any(fnmatchcase(opened.topic, pattern) for pattern in topics):
-        problem = f"topic {opened.topic} is none of those that messages may be delivered to: {', '.join(topics)}"
+    problem = _topic_refusal(opened.topic, tuple(topics))
     if problem is None and not opened.body:
         problem = "the message in the envelope has no body"
     found = decode_properties(opened.properties)
@@ -214,6 +211,17 @@ def original(opened: Opened, topics: Collection[str] = ALL_TOPICS) -> Original:
     if problem is not None:
         raise DecodeError(f"what this envelope holds is not delivered: {problem[:_REASON_CHARS]}")
     return Original(kept, stored, _chosen(opened.topic, found.get(QUEUE, "")))
+
+
+@functools.lru_cache(1024)  # messages go to few topics
+def _topic_refusal(topic: str, patterns: tuple[str, ...]) -> str | None:
+    if (problem := topic_problem(topic)) is not None:
+        return problem
+    if not is_user_topic(topic):
+        return f"topic {topic} takes no messages of users"
+    if not any(fnmatchcase(topic, pattern) for pattern in patterns):
+        return f"topic {topic} is none of those that messages may be delivered to: {', '.join(patterns)}"
+    return None
 
 
 def _chosen(topic: str, text: str) -> MessageQueue | None:

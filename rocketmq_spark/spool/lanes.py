@@ -201,12 +201,13 @@ FREED_BYTES = 8 << 20
 
 
 class Marks:
-    """The marks of one database."""
+    """The marks of one database. ``freeing`` is whether records that are out may have lost some."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: Database, freeing: bool = False) -> None:
         self._db = db
         self._floors: dict[bytes, bytes] = {}
         self.used = next(db.scan(MARK, behind(MARK)), None) is not None
+        self.freeing = freeing
 
     def known(self, space: bytes, place: bytes) -> Due | None:
         """The record that is found there, with when it is due."""
@@ -230,6 +231,7 @@ class Marks:
         self, marks: Sequence[tuple[bytes, bytes]], totals: Totals
     ) -> tuple[AtomicChange, Sequence[tuple[bytes, bytes]]]:
         """Takes marks, each of another record, from those who have them; gives those for which there is no room in one write."""
+        self.freeing = True
         change, size = AtomicChange(totals), 0
         for at, mark in enumerate(marks):
             if size >= FREED_BYTES:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -75,7 +74,7 @@ class Redelivery:
         self._silences = UnreachableTargets()
         self._called: dict[str, Due | None] = {}
         self._out: dict[int, Work] = {}
-        self._ended: deque[tuple[Work, Handled]] = deque()
+        self._ended: dict[int, tuple[Work, Handled]] = {}  # by sequence
         self._max_out = max_out
         self._windows: dict[str, Window] = {}  # of targets that failed
         self._put_off_ms = 0  # until then
@@ -237,24 +236,23 @@ class Redelivery:
 
     def _end(self, work: Work, handled: Handled) -> None:
         with self._changed:
-            if self._out.get(work.due.sequence) is not work or any(each is work for each, _ in self._ended):
+            if self._out.get(work.due.sequence) is not work or work.due.sequence in self._ended:
                 return  # a second answer
-            self._ended.append((work, handled))
+            self._ended[work.due.sequence] = work, handled
             self._changed.notify_all()
         self.wake(self._gather_s)
 
     def _settle(self) -> None:
         with self._settling:
             with self._changed:
-                ended = list(self._ended)
+                ended = list(self._ended.values())
             if not ended:
                 return
             now_ms = self._clock()
             self._store.settle([(work, self._verdict(work, handled, now_ms)) for work, handled in ended], now_ms)
             with self._changed:
                 for work, handled in ended:
-                    self._ended.popleft()
-                    del self._out[work.due.sequence]
+                    del self._ended[work.due.sequence], self._out[work.due.sequence]
                     self._note(work, handled, now_ms)
                 if not len(self._store):
                     self._silences.forget()

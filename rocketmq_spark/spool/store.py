@@ -183,7 +183,7 @@ class Store:
                 sequence, tries = work.due.sequence, work.state.tries + 1
                 if (pending := self._moved.get(sequence, work.due)) is None:
                     continue  # damage took it, or an earlier one of its lane came back: it is not the head any more
-                record, size = kept(self._db, work)
+                record, size = kept(self._db, work) if self._marks.freeing else (work.record, work.size)
                 if isinstance(verdict, RetryLater):
                     state = RecordState(tries, now_ms, record.target, verdict.reason)
                     change.move(record, pending, Due(verdict.due_ms, sequence), state)
@@ -303,7 +303,7 @@ class Store:
             self.totals = Totals() if data is None else Totals.decode(data)
             self.totals.next_sequence = max(known, self.totals.next_sequence)
             self._lanes = set(lanes(db))
-            self._marks = Marks(db)
+            self._marks = Marks(db, bool(self._leased))
         except BaseException as e:
             db.close()
             if isinstance(e, DecodeError):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool import recovery
+from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.records import (
     MARK,
     RECORD,
@@ -135,6 +138,30 @@ def test_a_damaged_record_is_forgotten_with_its_marks(store: Store) -> None:
     assert store.forget([(b"id", b"a")]) == 1
     assert first(store) == 2
     assert len(list(store._db.scan(MARK, behind(MARK)))) == 2
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["said", "written although the write was said to have failed"])
+def test_a_mark_that_a_record_lost_while_it_was_out_is_another_ones(
+    store: Store, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add([(marked_record(b"a", 1), 10)])
+    (work,) = store.take(10, 9)
+    if fails:
+        write = Database.write
+
+        def failing(self: Database, *args: Any, **kwargs: Any) -> None:
+            write(self, *args, **kwargs)
+            raise SpoolError("no space left")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Database, "write", failing)
+            with pytest.raises(SpoolError):
+                store.free([(b"q", (1).to_bytes(8, "big"))])
+    else:
+        assert store.free([(b"q", (1).to_bytes(8, "big"))]) == 1
+    store.add([(marked_record(b"b", 1), 10)])
+    store.settle([(work, Done())], 10)
+    assert (first(store), len(store)) == (1, 1)
 
 
 def test_the_places_of_a_space_are_forgotten_and_its_records_stay(store: Store) -> None:
