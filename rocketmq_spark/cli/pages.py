@@ -20,6 +20,7 @@ _FOLDERS = (_HERE / "pages", _HERE.parent / "docs")
 _RECIPES = "how-to/"
 # Pages whose tables have a row for each name.
 _TABLES = ("errors", "options", "metrics")
+_SETTINGS = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # of the site, above a page
 _CELL = re.compile(r"(?<!\\)\|")
 
 
@@ -35,23 +36,23 @@ def help(ctx: click.Context, topic: str | None) -> None:
     output: Output = ctx.obj
     pages = _pages()
     if topic is None:
-        rows = [{"page": name, "title": _title(path.read_text(encoding="utf-8"))} for name, path in pages.items()]
+        rows = [{"page": name, "title": _title(_text(path))} for name, path in pages.items()]
         output.rows({"page": "PAGE", "title": "TITLE"}, rows)
         return
     name = topic.removeprefix("docs/").removesuffix(".md")
     page = pages.get(name) or pages.get(_RECIPES + name)
     if page is not None:
-        text = page.read_text(encoding="utf-8")
+        text = _text(page)
         output.item({"page": name, "text": text}, "") if output.machine else _show(text)
         return
-    table = {name.lower(): row for page in _TABLES for name, row in _rows(pages[page].read_text(encoding="utf-8"))}
+    table = {name.lower(): row for page in _TABLES for name, row in _rows(_text(pages[page]))}
     if row := table.get(topic.lower()):
         output.item(row, "\n".join(f"{heading}: {cell}" for heading, cell in row.items()))
         return
     if (command := app.get_command(ctx, topic)) is not None:
         click.echo(command.get_help(click.Context(command, parent=ctx.parent, info_name=topic)))
         return
-    names = {name.lower(): name for page in _TABLES for name, _ in _rows(pages[page].read_text(encoding="utf-8"))}
+    names = {name.lower(): name for page in _TABLES for name, _ in _rows(_text(pages[page]))}
     near = difflib.get_close_matches(topic.lower(), [*pages, *names], n=3, cutoff=0.7)
     hint = f"Did you mean {' or '.join(names.get(name, name) for name in near)}? " if near else ""
     raise NotFound(f"there is no page, option or error {topic!r}", remedy=f"{hint}All pages: rocketmq-spark help")
@@ -64,6 +65,10 @@ def _pages() -> dict[str, Path]:
             found = {str(path.relative_to(folder).with_suffix("")): path for path in folder.rglob("*.md")}
             return {name: found[name] for name in sorted(found, key=lambda name: ("/" in name, name))}
     raise RocketMQError("this installation has no pages", remedy="Install the wheel of rocketmq-spark again")
+
+
+def _text(page: Path) -> str:
+    return _SETTINGS.sub("", page.read_text(encoding="utf-8"))
 
 
 def _title(text: str) -> str:

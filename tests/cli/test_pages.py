@@ -28,6 +28,7 @@ def test_every_page_is_listed_with_its_title_and_shown_as_it_is(run: Run) -> Non
     assert set(listed) == {str(path.relative_to(DOCS))[:-3] for path in DOCS.rglob("*.md")}
     assert (listed["errors"], listed["how-to/replay"]) == ("Errors", "Replay from a time")
     names = list(listed)
+    assert listed["options"] == "Options", "not the settings of the site above it"
     assert names.index("writing") < names.index("how-to/avro-bodies"), "recipes come last"
     for name in ("errors", "docs/errors.md", "errors.md"):
         assert run("help", name).output == (DOCS / "errors.md").read_text(encoding="utf-8")
