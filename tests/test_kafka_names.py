@@ -28,7 +28,7 @@ def test_an_option_of_kafka_names_options_that_there_are(name):
 
 
 def test_other_settings_of_its_clients_lead_to_the_page():
-    with pytest.raises(OptionError, match=r"docs/coming-from-kafka\.md"):
+    with pytest.raises(OptionError, match="rocketmq-spark help coming-from-kafka"):
         parse({"kafka.linger.ms": "5"})
 
 
