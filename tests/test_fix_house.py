@@ -95,6 +95,7 @@ def test_a_kind_of_test_that_never_ran_is_a_failure(inner: pytest.Pytester) -> N
     text = run(inner, "--complete", "-k", "test_live")
     assert "NOT COMPLETE: no test that needs a Spark has passed" in text
     assert "real broker" not in text
+    assert "NOT COMPLETE" not in run(inner, "-n2", "--dist=loadfile", "--complete", "-k", "test_live or test_spark")
 
 
 def test_files_and_kinds_that_are_left_out_by_marks_are_none(inner: pytest.Pytester) -> None:
@@ -102,7 +103,6 @@ def test_files_and_kinds_that_are_left_out_by_marks_are_none(inner: pytest.Pytes
     text = run(inner, "--complete", ".", "-m", "not live and not spark", "-k", "not fails")
     assert "NOT COMPLETE" not in text
     assert " passed" in text
-    assert "NOT COMPLETE" not in run(inner, "-n2", "--dist=loadfile", "--complete", "-k", "test_live or test_spark")
 
 
 def test_a_test_that_did_not_run_is_a_failure(inner: pytest.Pytester) -> None:
