@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+from pyarrow.fs import FileType, LocalFileSystem, SubTreeFileSystem
 
 from rocketmq_spark.columnar.encode.content_ids import BatchName
 from rocketmq_spark.errors import OffsetError, OptionError, UnprovedError
@@ -196,6 +198,43 @@ def test_a_note_keeps_the_longest_time_for_which_its_runs_may_send(folder: Folde
         assert note.settle_s == kept_s
 
 
+class Clobbering:
+    """A file system whose move removes what is there first, as pyarrow's of HDFS does; then it may be interrupted."""
+
+    type_name, cut = "hdfs", False
+
+    def __init__(self, system: Any) -> None:
+        self._system = system
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._system, name)
+
+    def move(self, source: str, target: str) -> None:
+        if self._system.get_file_info(target).type != FileType.NotFound:
+            self._system.delete_file(target)
+            if self.cut and not target.rpartition("/")[2].startswith("."):
+                raise OSError("the name node is away")
+        self._system.move(source, target)
+
+
+def test_a_note_stays_where_a_file_cannot_be_replaced_in_one_step(tmp_path: Path) -> None:
+    """Without it the batch would be a new one, and all of its rows would be sent again."""
+    path = str(checkpoint(tmp_path / "checkpoint"))
+    system = Clobbering(SubTreeFileSystem(path, LocalFileSystem()))
+    folder = Folder("hdfs://checkpoint", system, "")
+    name = notes.batch_name(folder, "sink")
+    note = notes.begin(folder, name, lambda: ENDS).note
+    joined = ENDS.with_others(QueueEnds({MessageQueue("t", "b", 0): 3}, {"b": "b:1"}))
+    system.cut = True
+    with pytest.raises(OffsetError, match="the name node is away"):
+        notes.extend(folder, note, joined)
+    assert folder.read_bytes("rocketmq/0/sink") is None
+    system.cut = False
+    assert notes.begin(folder, name, lambda: LATER) == (BatchNote(name, joined), True)
+    notes.raise_epoch(folder)
+    assert not notes.begin(folder, notes.batch_name(folder, "sink"), lambda: LATER).before
+
+
 def test_a_note_of_a_later_version_is_not_guessed_at(folder: Folder, tmp_path: Path) -> None:
     name = notes.batch_name(folder, "sink")
     path = tmp_path / "checkpoint" / "rocketmq" / "0" / "sink"
@@ -256,6 +295,19 @@ def test_only_one_of_two_creates_a_file(tmp_path: Path) -> None:
     assert not folder.create("a/b", b"two")
     assert folder.read_bytes("a/b") == b"one"
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_is_created_where_there_are_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """As on shares of SMB and on buckets that are mounted."""
+
+    def no_links(*given: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", no_links)
+    test_only_one_of_two_creates_a_file(tmp_path)
 
 
 def test_a_rewind_raises_the_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,6 +172,8 @@ def begin(
 
 def _note(folder: Folder, path: str) -> BatchNote | None:
     content = folder.read_bytes(path)
+    if content is None:
+        content = folder.read_bytes(_copy(path))
     return None if content is None else BatchNote.from_bytes(content, f"{folder.name}/{path}")
 
 
@@ -186,8 +188,16 @@ def extend(folder: Folder, note: BatchNote, now: QueueEnds, settle_s: float = 0.
     """The note with the ends ``now`` of queues that it lacks: no task has sent to them. Durable when this returns."""
     made = replace(note, ends=note.ends.with_others(now), settle_s=max(note.settle_s, settle_s))
     if made != note:
-        folder.replace(f"{ROOM}/{note.name.number}/{note.name.write}", made.to_bytes())
+        path = f"{ROOM}/{note.name.number}/{note.name.write}"
+        for each in (_copy(path), path):
+            folder.replace(each, made.to_bytes())
     return made
+
+
+def _copy(path: str) -> str:
+    """What a note is made again in first: to replace a file some file systems remove it before (HDFS, as pyarrow does it)."""
+    head, _, name = path.rpartition("/")
+    return f"{head}/.{name}"
 
 
 def standing(folder: Folder, write: str) -> str:
