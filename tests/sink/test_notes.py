@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import ArrowNotImplementedError
 from pyarrow.fs import FileType, LocalFileSystem, SubTreeFileSystem
 
 from rocketmq_spark.columnar.encode.content_ids import BatchName
@@ -189,6 +190,20 @@ def test_a_finished_batch_of_an_earlier_version_has_its_note(folder: Folder, tmp
     assert notes.standing(folder, "sink") == "batch 0 is finished, with a note"
 
 
+def test_the_notes_of_named_writes_count_too_and_of_a_finished_batch_none_is_read(
+    folder: Folder, tmp_path: Path
+) -> None:
+    path = tmp_path / "checkpoint"
+    notes.begin(folder, notes.batch_name(folder, "second"), lambda: ENDS)
+    assert notes.standing(folder, "sink") == "batch 0 is begun, with a note"
+    (path / "rocketmq" / "0" / "second").write_bytes(b"damaged")
+    with pytest.raises(UnprovedError, match="damaged"):
+        notes.standing(folder, "sink")
+    (path / "commits").mkdir()
+    (path / "commits" / "0").write_bytes(b"v1")
+    assert notes.standing(folder, "sink") == "batch 0 is finished, with a note"
+
+
 def test_a_note_keeps_the_longest_time_for_which_its_runs_may_send(folder: Folder) -> None:
     name = notes.batch_name(folder, "sink")
     note = notes.begin(folder, name, lambda: ENDS, settle_s=60.0).note
@@ -235,6 +250,19 @@ def test_a_note_stays_where_a_file_cannot_be_replaced_in_one_step(tmp_path: Path
     assert not notes.begin(folder, notes.batch_name(folder, "sink"), lambda: LATER).before
 
 
+def test_a_file_system_that_moves_no_files_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pyarrow's of an Azure account without a hierarchical namespace."""
+
+    def move(*given: object) -> None:
+        raise ArrowNotImplementedError("not fully implemented")
+
+    system = Clobbering(SubTreeFileSystem(str(checkpoint(tmp_path / "c")), LocalFileSystem()))
+    monkeypatch.setattr(system, "move", move, raising=False)
+    folder = Folder("abfs://c", system, "")
+    with pytest.raises(OffsetError, match="abfs://c: not fully implemented"):
+        notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS)
+
+
 def test_a_note_of_a_later_version_is_not_guessed_at(folder: Folder, tmp_path: Path) -> None:
     name = notes.batch_name(folder, "sink")
     path = tmp_path / "checkpoint" / "rocketmq" / "0" / "sink"
@@ -254,6 +282,14 @@ def test_notes_go_with_sparks_log(folder: Folder, tmp_path: Path) -> None:
     kept = sorted(str(p.relative_to(path / "rocketmq")) for p in (path / "rocketmq").rglob("*") if p.is_file())
     assert kept == ["1/second", "1/sink", "2/second", "2/sink", "3/second", "3/sink"]
     assert sorted(p.name for p in (path / "rocketmq").iterdir()) == ["1", "2", "3"], "nothing is left of older ones"
+
+
+def test_a_log_that_cannot_be_listed_takes_no_note_with_it(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyarrow's file system of HDFS lists nothing while the name node fails; without its note the batch would be sent again."""
+    name, files = notes.batch_name(folder, "sink"), Folder.files
+    monkeypatch.setattr(Folder, "files", lambda self, below: {} if below == "offsets" else files(self, below))
+    notes.begin(folder, name, lambda: ENDS)
+    assert notes.begin(folder, name, lambda: LATER).before
 
 
 def test_old_notes_that_cannot_be_removed_do_not_hold_up_a_batch(

@@ -133,7 +133,7 @@ class Folder:
     def _named(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, NotImplementedError) as e:
             raise OffsetError(
                 f"{self.name}: {' '.join(str(e).split())}", remedy="Look at the path and its rights"
             ) from e
