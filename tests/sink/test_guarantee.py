@@ -77,6 +77,7 @@ def test_a_settle_time_that_is_shorter_than_cancelled_tasks_live_is_refused(kill
     [
         ({}, True, None),
         ({"spark.speculation": None}, True, None),
+        ({"spark.speculation": "False"}, True, None),
         ({"spark.speculation": "true"}, False, "spark.speculation=false .it is true"),
         ({"spark.stage.maxConsecutiveAttempts": None}, False, "maxConsecutiveAttempts=1 .it is not set"),
         ({"spark.stage.ignoreDecommissionFetchFailure": None}, True, "ignoreDecommissionFetchFailure=false"),

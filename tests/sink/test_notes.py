@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+from pyarrow import ArrowNotImplementedError
+from pyarrow.fs import FileType, LocalFileSystem, SubTreeFileSystem
 
 from rocketmq_spark.columnar.encode.content_ids import BatchName
 from rocketmq_spark.errors import OffsetError, OptionError, UnprovedError
@@ -187,6 +190,20 @@ def test_a_finished_batch_of_an_earlier_version_has_its_note(folder: Folder, tmp
     assert notes.standing(folder, "sink") == "batch 0 is finished, with a note"
 
 
+def test_the_notes_of_named_writes_count_too_and_of_a_finished_batch_none_is_read(
+    folder: Folder, tmp_path: Path
+) -> None:
+    path = tmp_path / "checkpoint"
+    notes.begin(folder, notes.batch_name(folder, "second"), lambda: ENDS)
+    assert notes.standing(folder, "sink") == "batch 0 is begun, with a note"
+    (path / "rocketmq" / "0" / "second").write_bytes(b"damaged")
+    with pytest.raises(UnprovedError, match="damaged"):
+        notes.standing(folder, "sink")
+    (path / "commits").mkdir()
+    (path / "commits" / "0").write_bytes(b"v1")
+    assert notes.standing(folder, "sink") == "batch 0 is finished, with a note"
+
+
 def test_a_note_keeps_the_longest_time_for_which_its_runs_may_send(folder: Folder) -> None:
     name = notes.batch_name(folder, "sink")
     note = notes.begin(folder, name, lambda: ENDS, settle_s=60.0).note
@@ -194,6 +211,56 @@ def test_a_note_keeps_the_longest_time_for_which_its_runs_may_send(folder: Folde
         notes.extend(folder, note, ENDS, settle_s)
         note = notes.begin(folder, name, lambda: LATER, settle_s=settle_s).note
         assert note.settle_s == kept_s
+
+
+class Clobbering:
+    """A file system whose move removes what is there first, as pyarrow's of HDFS does; then it may be interrupted."""
+
+    type_name, cut = "hdfs", False
+
+    def __init__(self, system: Any) -> None:
+        self._system = system
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._system, name)
+
+    def move(self, source: str, target: str) -> None:
+        if self._system.get_file_info(target).type != FileType.NotFound:
+            self._system.delete_file(target)
+            if self.cut and not target.rpartition("/")[2].startswith("."):
+                raise OSError("the name node is away")
+        self._system.move(source, target)
+
+
+def test_a_note_stays_where_a_file_cannot_be_replaced_in_one_step(tmp_path: Path) -> None:
+    """Without it the batch would be a new one, and all of its rows would be sent again."""
+    path = str(checkpoint(tmp_path / "checkpoint"))
+    system = Clobbering(SubTreeFileSystem(path, LocalFileSystem()))
+    folder = Folder("hdfs://checkpoint", system, "")
+    name = notes.batch_name(folder, "sink")
+    note = notes.begin(folder, name, lambda: ENDS).note
+    joined = ENDS.with_others(QueueEnds({MessageQueue("t", "b", 0): 3}, {"b": "b:1"}))
+    system.cut = True
+    with pytest.raises(OffsetError, match="the name node is away"):
+        notes.extend(folder, note, joined)
+    assert folder.read_bytes("rocketmq/0/sink") is None
+    system.cut = False
+    assert notes.begin(folder, name, lambda: LATER) == (BatchNote(name, joined), True)
+    notes.raise_epoch(folder)
+    assert not notes.begin(folder, notes.batch_name(folder, "sink"), lambda: LATER).before
+
+
+def test_a_file_system_that_moves_no_files_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pyarrow's of an Azure account without a hierarchical namespace."""
+
+    def move(*given: object) -> None:
+        raise ArrowNotImplementedError("not fully implemented")
+
+    system = Clobbering(SubTreeFileSystem(str(checkpoint(tmp_path / "c")), LocalFileSystem()))
+    monkeypatch.setattr(system, "move", move, raising=False)
+    folder = Folder("abfs://c", system, "")
+    with pytest.raises(OffsetError, match="abfs://c: not fully implemented"):
+        notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS)
 
 
 def test_a_note_of_a_later_version_is_not_guessed_at(folder: Folder, tmp_path: Path) -> None:
@@ -215,6 +282,14 @@ def test_notes_go_with_sparks_log(folder: Folder, tmp_path: Path) -> None:
     kept = sorted(str(p.relative_to(path / "rocketmq")) for p in (path / "rocketmq").rglob("*") if p.is_file())
     assert kept == ["1/second", "1/sink", "2/second", "2/sink", "3/second", "3/sink"]
     assert sorted(p.name for p in (path / "rocketmq").iterdir()) == ["1", "2", "3"], "nothing is left of older ones"
+
+
+def test_a_log_that_cannot_be_listed_takes_no_note_with_it(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyarrow's file system of HDFS lists nothing while the name node fails; without its note the batch would be sent again."""
+    name, files = notes.batch_name(folder, "sink"), Folder.files
+    monkeypatch.setattr(Folder, "files", lambda self, below: {} if below == "offsets" else files(self, below))
+    notes.begin(folder, name, lambda: ENDS)
+    assert notes.begin(folder, name, lambda: LATER).before
 
 
 def test_old_notes_that_cannot_be_removed_do_not_hold_up_a_batch(
@@ -256,6 +331,19 @@ def test_only_one_of_two_creates_a_file(tmp_path: Path) -> None:
     assert not folder.create("a/b", b"two")
     assert folder.read_bytes("a/b") == b"one"
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_is_created_where_there_are_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """As on shares of SMB and on buckets that are mounted."""
+
+    def no_links(*given: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", no_links)
+    test_only_one_of_two_creates_a_file(tmp_path)
 
 
 def test_a_rewind_raises_the_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

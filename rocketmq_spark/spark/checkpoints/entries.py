@@ -9,6 +9,7 @@ exists when the batch is done. Spark keeps the last hundred (``spark.sql.streami
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import uuid
@@ -132,7 +133,7 @@ class Folder:
     def _named(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, NotImplementedError) as e:
             raise OffsetError(
                 f"{self.name}: {' '.join(str(e).split())}", remedy="Look at the path and its rights"
             ) from e
@@ -149,14 +150,24 @@ def _written(target: Path, content: bytes) -> Path:
     return part
 
 
+# Shares of SMB and mounted buckets have no hard links.
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
 def _create(target: Path, content: bytes) -> bool:
     part = _written(target, content)
     try:
         os.link(part, target)
     except FileExistsError:
         return False
+    except OSError as e:
+        if e.errno not in _NO_LINKS:
+            raise
+        if target.exists():
+            return False
+        part.replace(target)
     finally:
-        part.unlink()
+        part.unlink(missing_ok=True)
     _sync(target.parent)
     return True
 

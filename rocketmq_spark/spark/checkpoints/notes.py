@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from rocketmq_spark.columnar.encode.content_ids import BatchName
 from rocketmq_spark.errors import OffsetError, OptionError, UnprovedError
-from rocketmq_spark.spark.checkpoints.entries import Folder
+from rocketmq_spark.spark.checkpoints.entries import Folder, numbers
 from rocketmq_spark.stored.ends import AT_LEAST_ONCE, QueueEnds
 
 logger = logging.getLogger(__name__)
@@ -126,13 +126,13 @@ def batch_name(folder: Folder, write: str, number: int | None = None) -> BatchNa
             remedy="Give the writer's checkpointLocation, as Spark has it",
         ) from None
     if number is None:
-        numbers = [int(name) for path in folder.files("offsets") if (name := path.rpartition("/")[2]).isdecimal()]
-        if not numbers:
+        planned = numbers(folder, "offsets")
+        if not planned:
             raise OptionError(
                 f"{folder.name} has no planned batch: there is nothing in its folder 'offsets'",
                 remedy="Switch asynchronous progress tracking off (asyncProgressTrackingEnabled)",
             )
-        number = max(numbers)
+        number = max(planned)
     offsets = folder.read_bytes(f"offsets/{number}")
     if offsets is None:
         raise OptionError(
@@ -172,22 +172,35 @@ def begin(
 
 def _note(folder: Folder, path: str) -> BatchNote | None:
     content = folder.read_bytes(path)
+    if content is None:
+        content = folder.read_bytes(_copy(path))
     return None if content is None else BatchNote.from_bytes(content, f"{folder.name}/{path}")
 
 
 def of_batch(folder: Folder, name: BatchName) -> list[BatchNote]:
     """The notes of all writes of a batch."""
-    paths = [path for path in folder.files(f"{ROOM}/{name.number}") if not path.rpartition("/")[2].startswith(".")]
-    found = [_note(folder, path) for path in sorted(paths)]
+    found = [_note(folder, path) for path in _paths(folder, name.number)]
     return [note for note in found if note is not None and note.is_of(name)]
+
+
+def _paths(folder: Folder, number: int) -> list[str]:
+    return sorted(path for path in folder.files(f"{ROOM}/{number}") if not path.rpartition("/")[2].startswith("."))
 
 
 def extend(folder: Folder, note: BatchNote, now: QueueEnds, settle_s: float = 0.0) -> BatchNote:
     """The note with the ends ``now`` of queues that it lacks: no task has sent to them. Durable when this returns."""
     made = replace(note, ends=note.ends.with_others(now), settle_s=max(note.settle_s, settle_s))
     if made != note:
-        folder.replace(f"{ROOM}/{note.name.number}/{note.name.write}", made.to_bytes())
+        path = f"{ROOM}/{note.name.number}/{note.name.write}"
+        for each in (_copy(path), path):
+            folder.replace(each, made.to_bytes())
     return made
+
+
+def _copy(path: str) -> str:
+    """What a note is made again in first: to replace a file some file systems remove it before (HDFS, as pyarrow does it)."""
+    head, _, name = path.rpartition("/")
+    return f"{head}/.{name}"
 
 
 def standing(folder: Folder, write: str) -> str:
@@ -195,9 +208,8 @@ def standing(folder: Folder, write: str) -> str:
     if folder.read_bytes("metadata") is None and not folder.files("offsets"):
         return "the query was not started yet"
     name = batch_name(folder, write)
-    note = _note(folder, f"{ROOM}/{name.number}/{write}")
     finished = folder.read_bytes(f"commits/{name.number}") is not None
-    there = note is not None and (note.name == name if finished else note.is_of(name))
+    there = _paths(folder, name.number) if finished else of_batch(folder, name)
     state = "finished" if finished else "begun"
     return f"batch {name.number} is {state}, {'with' if there else 'without'} a note"
 
@@ -218,10 +230,10 @@ def raise_epoch(folder: Folder) -> None:
 
 
 def _forget(folder: Folder) -> None:
-    """Remove notes of batches that Spark's log does not know any more."""
-    kept = {name for path in folder.files("offsets") if (name := path.rpartition("/")[2]).isdecimal()}
+    """Remove notes of batches before those that Spark's log still knows. An empty log may be one that HDFS cannot list now."""
+    oldest = min(numbers(folder, "offsets"), default=0)
     for name in folder.folders(ROOM):
-        if name.isdecimal() and name not in kept:
+        if name.isdecimal() and int(name) < oldest:
             try:
                 folder.delete_folder(f"{ROOM}/{name}")
             except OffsetError as e:  # another write of this batch may remove the same; the next batch tries again

@@ -91,7 +91,7 @@ def check_settings(get: Callable[[str], str | None], streaming: bool, where: str
     wrong = [
         f"{name}={value} (it is {get(name) or 'not set'})"
         for name, value in exactly_once_conf().items()
-        if (get(name) or _DEFAULTS.get(name)) != value and (streaming or name != ADAPTIVE)
+        if (get(name) or _DEFAULTS.get(name, "")).lower() != value and (streaming or name != ADAPTIVE)
     ]
     if wrong:
         raise OptionError(
