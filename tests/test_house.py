@@ -66,7 +66,7 @@ ORDER = {
     " encode.batch encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends look",
     "base": "codes extras exposition lifecycle process java threads clock copies timer retry",
-    "client": "calls route topics questions broker instance transactions sender replies admin groups pulls member",
+    "client": "calls route questions broker instance transactions sender replies admin groups pulls member",
     "spool": "records schedule changes files database lanes recovery store folders redelivery spool",
     "options": "names parsing transport table typed",
     "cli": "output command pages background connection positions broker cluster produce reading tail copy lag_view lag group"
@@ -132,7 +132,7 @@ OUTSIDE = {
     "concurrent": "base.timer producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
     " session.telemetry",
     "time": "base.clock base.timer base.retry remoting.endpoint remoting.connection remoting.pool client.calls"
-    " client.route client.topics delay.node delay.stream grpc_proxy.proxy grpc_proxy.sender client.instance client.sender"
+    " client.route client.questions delay.node delay.stream grpc_proxy.proxy grpc_proxy.sender client.instance client.sender"
     " spool.spool consumer.pull.positions session.telemetry localbroker cli spark.monitoring.listeners aio",
     "asyncio": "aio",
     "multiprocessing": "",
