@@ -76,7 +76,7 @@ ORDER = {
     "remoting": "protocol endpoint connection bulk pool",
     "session": "proxied spools looks telemetry producers consumers topics admin",
     "aio": "loop producer consumers",
-    "admin": "tools groups topics messages brokers",
+    "admin": "groups topics messages brokers",
     "model": "membership message pull send admin",
     "wire": "header properties identifiers loose_json names compression rpc messages envelope bodies member_bodies traces",
 }

@@ -287,14 +287,14 @@ def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
 
     client = target.client()
     queues = Own(environment_of(target.options()))(client.routes.get(source, 0.0).readable())
-    from rocketmq_spark.admin.tools import deadline
+    from rocketmq_spark.admin import deadline
 
     return {queue: bounds.max_offset for queue, bounds in client.brokers.bounds(queues, deadline(client)).items()}
 
 
 def _reached(target: Target, group: str, ends: dict[MessageQueue, int]) -> bool:
     """Whether the group, which other members may read for, is there."""
-    from rocketmq_spark.admin.tools import deadline
+    from rocketmq_spark.admin import deadline
     from rocketmq_spark.cli.positions import own_group
 
     client = target.client()
