@@ -45,7 +45,7 @@ RANKS = """
 
 # Inside a room a module imports from those before it only.
 ORDER = {
-    "producer": "accumulator attempts faults outgoing settings topics spooling encoding plain destination in_flight"
+    "producer": "accumulator attempts outgoing settings topics spooling encoding plain destination in_flight"
     " confirming long_delays batching engine housekeeping resending producer tracing transactions requests rows"
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
     "consumer": "pop pull push process_queue rebalance result push.member_state push.offset_store push.workers settings"
@@ -121,7 +121,7 @@ OUTSIDE = {
     "subprocess": "localbroker cli.background spark.tuning",
     "threading": "base.lifecycle base.threads base.exposition spark.monitoring.listeners remoting.endpoint"
     " remoting.connection remoting.pool client.calls client.instance client.route base.copies"
-    " producer.batching producer.destination base.timer producer.faults"
+    " producer.batching producer.destination base.timer producer.attempts"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
     " producer.transactions producer.requests producer.tracing producer.rows.calls client.replies localbroker aio.producer"
     " cli consumer.push.member_state consumer.push.workers consumer.settings consumer.push.offset_store"

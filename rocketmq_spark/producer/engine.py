@@ -22,10 +22,9 @@ from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.ports import Sender, Spool
-from rocketmq_spark.producer.attempts import RetryAttempt, report_of
+from rocketmq_spark.producer.attempts import FaultTable, RetryAttempt, report_of
 from rocketmq_spark.producer.confirming import Confirming, EndKind, end_of, unproved
 from rocketmq_spark.producer.destination import QueueChoice
-from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.in_flight import UnderWay, closed
 from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing
 from rocketmq_spark.producer.settings import Hooks, ProducerSettings, SendContext

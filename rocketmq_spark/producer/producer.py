@@ -23,12 +23,12 @@ from rocketmq_spark.model import Message, MessageQueue, SendResult, SpoolMetrics
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer import batching, encoding, housekeeping
 from rocketmq_spark.producer.accumulator import MessageBatch
+from rocketmq_spark.producer.attempts import FaultTable
 from rocketmq_spark.producer.batching import AccumulatorMember
 from rocketmq_spark.producer.confirming import Confirming, StoredIds
 from rocketmq_spark.producer.destination import Destinations, Later
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine, Unsent
-from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.housekeeping import Housekeeping
 from rocketmq_spark.producer.in_flight import Pending
 from rocketmq_spark.producer.long_delays import LongDelays, Timers, cancelling_request, to_all, told

@@ -33,9 +33,9 @@ from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import OptionError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendStatus
 from rocketmq_spark.options import Options
+from rocketmq_spark.producer.attempts import FaultTable
 from rocketmq_spark.producer.confirming import Confirming
 from rocketmq_spark.producer.engine import Engine
-from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.rows.routing import RoutingPlan
