@@ -17,7 +17,7 @@ import click
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property
-from rocketmq_spark.base.lifecycle import on_signals
+from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.cli.command import SendingCommand
 from rocketmq_spark.cli.connection import Target, connected, pairs
 from rocketmq_spark.cli.output import Output

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from datetime import datetime, timedelta
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.lifecycle import Closing, Owner
+from rocketmq_spark.base.process import Closing, Owner
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendResult, SpoolMetrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rocketmq_spark.admin import AdminTools, topics
-from rocketmq_spark.base.lifecycle import Closing, Owner
+from rocketmq_spark.base.process import Closing, Owner
 from rocketmq_spark.model.admin import TopicDescription, TopicQueues
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.environment import environment_of

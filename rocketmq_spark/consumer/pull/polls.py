@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.base.lifecycle import entry
+from rocketmq_spark.base.process import entry
 from rocketmq_spark.consumer.ahead import Ahead, Bounds, ReadAhead
 from rocketmq_spark.consumer.pull.assigned import Ask, Assigned, FetchedPart
 from rocketmq_spark.consumer.rebalance import Start

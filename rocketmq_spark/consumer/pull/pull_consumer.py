@@ -12,7 +12,7 @@ from numbers import Real
 from typing import Any
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.base.lifecycle import Closing, Owner, entry, postponed
+from rocketmq_spark.base.process import Closing, Owner, entry, postponed
 from rocketmq_spark.base.threads import text_of
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.consumer.ahead import ReadAhead
