@@ -60,7 +60,7 @@ ORDER = {
     " checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
     " sink.checks sink.given_up sink.once sink.task datasource sink.foreach monitoring.queries"
     " monitoring.listeners",
-    "grpc_proxy": "facts protos answers channel outgoing proxy member transactions sender",
+    "grpc_proxy": "facts protos channel outgoing proxy member transactions sender",
     "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
     " decode.properties decode.rows decode.careful decode.decoder encode.properties encode.columns encode.from_messages"
     " encode.batch encode.content_ids encode.encoder encode.proxy_rows",
