@@ -21,8 +21,8 @@ from rocketmq_spark.errors import DecodeError, RocketMQError, SpoolError
 from rocketmq_spark.model import Message, MessageQueue, SpooledSend
 from rocketmq_spark.producer.encoding import Prepared, single_request
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.spool.lanes import STEPS_S, Schedule
 from rocketmq_spark.spool.records import IDENTITY, Record
-from rocketmq_spark.spool.schedule import STEPS_S, Schedule
 from rocketmq_spark.spool.spool import RedeliveryPolicy, broker_target, topic_target
 from rocketmq_spark.wire.envelope import CANCEL, Opened, digest, unpack
 from rocketmq_spark.wire.properties import encode_properties

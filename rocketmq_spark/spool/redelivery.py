@@ -18,9 +18,8 @@ from typing import NamedTuple
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError
-from rocketmq_spark.spool.lanes import Runs, Turns, Window, Work
+from rocketmq_spark.spool.lanes import Runs, Schedule, Turns, UnreachableTargets, Window, Work
 from rocketmq_spark.spool.records import Dead, Done, Due, Record, RetryLater, Verdict
-from rocketmq_spark.spool.schedule import Schedule, UnreachableTargets
 from rocketmq_spark.spool.store import Store
 
 logger = logging.getLogger(__name__)

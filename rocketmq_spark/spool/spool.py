@@ -25,6 +25,7 @@ from rocketmq_spark.model import MessageQueue, Resent, SendRequest, SpooledSend,
 from rocketmq_spark.ports import Resender
 from rocketmq_spark.queues.selection import is_built_in
 from rocketmq_spark.spool.database import Database
+from rocketmq_spark.spool.lanes import Schedule, SteadyClock
 from rocketmq_spark.spool.records import (
     DEAD,
     PENDING,
@@ -41,7 +42,6 @@ from rocketmq_spark.spool.records import (
     sequence_of,
 )
 from rocketmq_spark.spool.redelivery import MAX_OUT, PAGE, Handled, Redelivery
-from rocketmq_spark.spool.schedule import Schedule, SteadyClock
 from rocketmq_spark.spool.store import Store
 
 SEND_KIND = "send"

@@ -24,7 +24,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.selection import select
-from rocketmq_spark.spool.schedule import STEPS_S
+from rocketmq_spark.spool.lanes import STEPS_S
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.compression import compress, decompress

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rocketmq_spark.spool.lanes import Schedule
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.redelivery import MAX_OUT, Handled, Redelivery
-from rocketmq_spark.spool.schedule import Schedule
 from rocketmq_spark.spool.store import Store
 from tests.producer.scripted import ManualTimer, Time
 

@@ -18,9 +18,9 @@ from rocketmq_spark.base.timer import Timer
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database
+from rocketmq_spark.spool.lanes import STEPS_S, Schedule
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.redelivery import MAX_OUT, Handled, Redelivery
-from rocketmq_spark.spool.schedule import STEPS_S, Schedule
 from rocketmq_spark.spool.store import Store
 from tests.helpers import WAIT_S, no_more_threads, raising
 from tests.producer.scripted import ManualTimer

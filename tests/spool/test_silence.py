@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rocketmq_spark.spool.lanes import FORGOTTEN_MS, UnreachableTargets
 from rocketmq_spark.spool.records import PENDING, Due, Record, RecordState, behind
 from rocketmq_spark.spool.redelivery import MAX_OUT, Handled
-from rocketmq_spark.spool.schedule import FORGOTTEN_MS, UnreachableTargets
 from tests.producer.scripted import ManualTimer
 from tests.spool.bench import BASE_MS, Bench, record
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.spool.lanes import Schedule
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.redelivery import Handled, Redelivery
-from rocketmq_spark.spool.schedule import Schedule
 from rocketmq_spark.spool.store import Store
 
 LANES = (b"", b"", b"l", b"m")
