@@ -67,7 +67,7 @@ ORDER = {
     "stored": "ends look",
     "base": "codes extras exposition process java threads clock copies timer retry",
     "client": "calls route questions broker instance transactions sender replies admin groups pulls member",
-    "spool": "records changes files database lanes recovery store folders redelivery spool",
+    "spool": "records changes files database lanes recovery store redelivery spool",
     "options": "names parsing transport table typed",
     "cli": "output command pages background connection positions broker cluster produce reading tail copy lag_view lag group"
     " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.proxies doctor.command demo"
