@@ -12,7 +12,7 @@ from typing import Any
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.delay import envelope_records
-from rocketmq_spark.delay.commits import Names
+from rocketmq_spark.delay.envelope_records import Names
 from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC
 from rocketmq_spark.delay.service import DelayService, Tools
 from rocketmq_spark.errors import OptionError

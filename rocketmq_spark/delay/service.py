@@ -18,8 +18,18 @@ from dataclasses import dataclass
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import envelope_records
-from rocketmq_spark.delay.commits import REQUEST_S, Commits, Committed, EnvelopeReader, Names, Remade, Room
-from rocketmq_spark.delay.envelope_records import Answering, Retention, space_of
+from rocketmq_spark.delay.envelope_records import (
+    REQUEST_S,
+    Answering,
+    Commits,
+    Committed,
+    EnvelopeReader,
+    Names,
+    Remade,
+    Retention,
+    Room,
+    space_of,
+)
 from rocketmq_spark.delay.release import Progress, Seen, note_of, noted, resumed
 from rocketmq_spark.errors import OffsetError, RocketMQError, SpoolFull
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage
