@@ -62,7 +62,7 @@ ORDER = {
     " monitoring.listeners",
     "grpc_proxy": "facts protos channel outgoing proxy member transactions sender",
     "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
-    " decode.properties decode.rows decode.careful decode.decoder encode.properties encode.columns encode.from_messages"
+    " decode.properties decode.rows decode.decoder encode.properties encode.columns encode.from_messages"
     " encode.batch encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends look",
     "base": "codes extras exposition process java threads clock copies timer retry",
