@@ -46,7 +46,7 @@ RANKS = """
 # Inside a room a module imports from those before it only.
 ORDER = {
     "producer": "accumulator attempts outgoing settings topics spooling encoding plain destination in_flight"
-    " confirming long_delays batching engine housekeeping resending producer tracing transactions requests rows"
+    " confirming long_delays batching engine resending producer tracing transactions requests rows"
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
     "consumer": "pop pull push process_queue rebalance result push.member_state push.offset_store push.workers settings"
     " tracing push.concurrent pull.assigned ahead push.pulling push.orderly push.ownership push.rebalancing"
