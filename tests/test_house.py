@@ -65,7 +65,7 @@ ORDER = {
     " decode.properties decode.rows decode.decoder encode.properties encode.columns encode.from_messages"
     " encode.batch encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends look",
-    "base": "codes extras exposition process java threads clock copies timer retry",
+    "base": "codes extras exposition process java threads clock copies retry",
     "client": "calls route questions broker instance transactions sender replies admin groups pulls member",
     "spool": "records changes files database lanes recovery store redelivery spool",
     "options": "names parsing transport table typed",
@@ -121,17 +121,17 @@ OUTSIDE = {
     "subprocess": "localbroker cli.background spark.tuning",
     "threading": "base.process base.threads base.exposition spark.monitoring.listeners remoting.endpoint"
     " remoting.connection remoting.pool client.calls client.instance client.route base.copies"
-    " producer.batching producer.destination base.timer producer.attempts"
+    " producer.batching producer.destination producer.attempts"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
     " producer.transactions producer.requests producer.tracing producer.rows.calls client.replies localbroker aio.producer"
     " cli consumer.push.member_state consumer.push.workers consumer.settings consumer.push.offset_store"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"
-    " consumer.push.rebalancing consumer.push.rebalancing consumer.push.consumer consumer.ahead grpc_proxy.transactions"
+    " consumer.push.rebalancing consumer.push.consumer consumer.ahead grpc_proxy.transactions"
     " consumer.pull.polls consumer.pull.upkeep stored.look spool.store spool.redelivery delay.service notebook",
-    "concurrent": "base.timer producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
+    "concurrent": "base.threads producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
     " session.telemetry",
-    "time": "base.clock base.timer base.retry remoting.endpoint remoting.connection remoting.pool client.calls"
+    "time": "base.clock base.threads base.retry remoting.endpoint remoting.connection remoting.pool client.calls"
     " client.route client.questions delay.node delay.stream grpc_proxy.proxy grpc_proxy.sender client.instance client.sender"
     " spool.spool consumer.pull.positions session.telemetry localbroker cli spark.monitoring.listeners aio",
     "asyncio": "aio",

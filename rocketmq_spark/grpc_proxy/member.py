@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ConnectionLost, DecodeError, LocalProtocolError, RocketMQError, RouteNotFound
 from rocketmq_spark.grpc_proxy import facts
 from rocketmq_spark.grpc_proxy.channel import ProxyChannel

@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.process import Closing, Owner
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendResult, SpoolMetrics
 from rocketmq_spark.ports import Sender, Spool

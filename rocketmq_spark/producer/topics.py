@@ -21,7 +21,7 @@ from typing import Protocol
 
 from rocketmq_spark.base import codes, process
 from rocketmq_spark.base.clock import Deadline, backoff
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound, SpoolError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.ports import Sender

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError
 from rocketmq_spark.spool.lanes import Runs, Schedule, Turns, UnreachableTargets, Window, Work
 from rocketmq_spark.spool.records import Dead, Done, Due, Record, RetryLater, Verdict

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import DecodeError, RocketMQError, SpoolError
 from rocketmq_spark.model import MessageQueue, Resent, SendRequest, SpooledSend, SpoolMetrics
 from rocketmq_spark.ports import Resender

@@ -14,7 +14,7 @@ import pytest
 
 from rocketmq_spark.base import clock
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.model import Resent, SendRequest, SpooledSend
 from rocketmq_spark.spool.lanes import SteadyClock
 from rocketmq_spark.spool.records import Record

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.spool.lanes import Schedule
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.redelivery import Handled, Redelivery

@@ -13,8 +13,7 @@ from typing import Any
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.process import Closing, Owner, entry, postponed
-from rocketmq_spark.base.threads import text_of
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer, text_of
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.polls import Polls

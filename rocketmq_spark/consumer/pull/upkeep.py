@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, MutableSet
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.process import entry
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.pull.positions import Positions

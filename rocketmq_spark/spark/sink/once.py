@@ -20,7 +20,7 @@ from pyspark import TaskContext
 from rocketmq_spark import session
 from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.columnar.arrow import Flags
 from rocketmq_spark.columnar.encode.content_ids import (
     ROW_BYTES,
