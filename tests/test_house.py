@@ -58,7 +58,7 @@ ORDER = {
     "spark": "checkpoints monitoring sink source tuning source.offsets source.planner source.decisions source.filters"
     " source.recreation source.catalog source.waiting source.commit source.tasks source.stream source.readers"
     " checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
-    " sink.checks sink.given_up sink.once sink.task datasource sink.foreach monitoring.queries"
+    " sink.checks sink.once sink.task datasource sink.foreach monitoring.queries"
     " monitoring.listeners",
     "grpc_proxy": "facts protos channel outgoing proxy member transactions sender",
     "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
@@ -115,9 +115,9 @@ OUTSIDE = {
     "click": "cli",
     "rich": "cli localbroker.distro",
     "pytest": "testing",
-    "socket": "remoting.endpoint remoting.bulk localbroker.process base.exposition spark.sink.given_up localbroker.maven",
+    "socket": "remoting.endpoint remoting.bulk localbroker.process base.exposition spark.sink.guarantee localbroker.maven",
     "ssl": "remoting.endpoint localbroker.maven",
-    "select": "remoting.endpoint spark.sink.given_up",
+    "select": "remoting.endpoint spark.sink.guarantee",
     "subprocess": "localbroker cli.background spark.tuning",
     "threading": "base.process base.threads base.exposition spark.monitoring.listeners remoting.endpoint"
     " remoting.connection remoting.pool client.calls client.instance client.route base.copies"

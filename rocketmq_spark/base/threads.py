@@ -6,8 +6,8 @@ without a message, so ``attempt`` returns whatever user code raises as a value (
 ``Aside`` runs work that may block, in the order in which it was added for its key. A thread lives while there is work for
 its key, so a host that does not answer delays only the work for that host.
 
-``Timer`` is the clock of producers and client instances, with pauses and one daemon thread. It owns a thread and a lock, and knows
-nothing of messages. Tests replace it by one whose time they move.
+``Timer`` is the clock of producers and client instances, with pauses and one daemon thread. It owns a thread and a lock, and
+knows nothing of messages. Tests replace it by one whose time they move.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import envelope_records
 from rocketmq_spark.delay.envelope_records import (
-    REQUEST_S,
     Answering,
     Commits,
     Committed,
@@ -28,7 +27,6 @@ from rocketmq_spark.delay.envelope_records import (
     Remade,
     Retention,
     Room,
-    space_of,
 )
 from rocketmq_spark.delay.release import Progress, Seen, note_of, noted, resumed
 from rocketmq_spark.errors import OffsetError, RocketMQError, SpoolFull
@@ -188,7 +186,11 @@ class DelayService:
         self._gained = {queue: self._gained.get(queue) for queue in mine - self._seen.keys()}
         self._brokers.each(self._gained, self._begin)
         # Not for a silent broker, unless there is something of its queue here, which another node may have sent.
-        left = (q for q in mine - set(self._seen) if self._store.places(space_of(q)) or not self._brokers.is_silent(q))
+        left = (
+            q
+            for q in mine - set(self._seen)
+            if self._store.places(envelope_records.space_of(q)) or not self._brokers.is_silent(q)
+        )
         if not self._joined and (self._patience.expired or (mine and not any(left))):
             self._joined = True
             self._going |= dict.fromkeys(noted(self._store.notes()).keys() - mine)  # of an earlier process
@@ -232,7 +234,7 @@ class DelayService:
         if not self._going:
             return
         try:
-            read = set(self._member.queues(self._topic, Deadline.after(REQUEST_S)))
+            read = set(self._member.queues(self._topic, Deadline.after(envelope_records.REQUEST_S)))
         except RocketMQError as e:
             logger.info("cannot list the queues of %s: %s", self._topic, e)
             return
@@ -257,7 +259,7 @@ class DelayService:
             patience = self._gained[queue] = self._gained[queue] or Deadline.after(HAND_OVER_S)
             if not patience.expired:
                 return
-        bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
+        bounds = self._member.bounds(queue, Deadline.after(envelope_records.REQUEST_S))
         found = self._resumed(queue, seen, last, others, bounds)
         if found.stored < bounds.min_offset:
             logger.warning(
@@ -307,7 +309,7 @@ class DelayService:
         """Its next owner reads the envelopes again; what it cannot read stays here, and is sent from here."""
         seen, other = noted(self._store.notes()).get(queue), None
         try:
-            bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
+            bounds = self._member.bounds(queue, Deadline.after(envelope_records.REQUEST_S))
             if seen is not None:
                 other = self._remade.other_from(queue, *seen.read, bounds)
         except RocketMQError as e:
@@ -329,7 +331,7 @@ class DelayService:
         step: Callable[[Sequence[tuple[bytes, bytes]]], int],
     ) -> int:
         """A step for the marks of what waits of a queue, by offset and due time, in portions; the sum of what the steps give."""
-        space, start, count = space_of(queue), b"", 0
+        space, start, count = envelope_records.space_of(queue), b"", 0
         while places := self._store.places(space, start, PAGE):
             count += step([(space, place) for place in places if which(*envelope_records.offset_and_due(place))])
             start = places[-1] + b"\0"
@@ -389,7 +391,7 @@ class DelayService:
         done_ms = min(now_ms, max(0, due_of(first[0]) - 1)) if first else now_ms
         news: dict[MessageQueue, Committed] = {}
         for queue, seen in known.items():
-            places = self._store.places(space_of(queue))
+            places = self._store.places(envelope_records.space_of(queue))
             oldest = min(seen.stored, envelope_records.offset_and_due(places[0])[0]) if places else seen.stored
             now = seen.committed.then(Progress(oldest, seen.stored, done_ms))
             # All is done: since when does not matter.
