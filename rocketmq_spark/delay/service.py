@@ -18,16 +18,7 @@ from dataclasses import dataclass
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import envelope_records
-from rocketmq_spark.delay.envelope_records import (
-    Answering,
-    Commits,
-    Committed,
-    EnvelopeReader,
-    Names,
-    Remade,
-    Retention,
-    Room,
-)
+from rocketmq_spark.delay.envelope_records import Answering, Commits, Committed, EnvelopeReader, Names, Remade, Room
 from rocketmq_spark.delay.release import Progress, Seen, note_of, noted, resumed
 from rocketmq_spark.errors import OffsetError, RocketMQError, SpoolFull
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage
@@ -84,7 +75,7 @@ class DelayService:
         self._store = store
         self._open_spool = open_spool
         self._now_ms, self._topic = tools.now_ms, tools.topic
-        self._retention = Retention(tools.kept_ms)
+        self._retention = envelope_records.Retention(tools.kept_ms)
         self._spool: SendSpool | None = None
         self._seen: dict[MessageQueue, Seen] = {}
         self._gained: dict[MessageQueue, Deadline | None] = {}
