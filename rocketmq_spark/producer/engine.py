@@ -1,7 +1,7 @@
 """The one way to send: every request of a producer, of its batches and of a sink's task goes through an engine.
 
 Mirrors ``DefaultMQProducerImpl.sendDefaultImpl`` and ``MQClientAPIImpl.sendMessageAsync``. The engine owns what sending
-needs (topics, faults, hooks, the timer) and bounds what is under way. A driver: decisions are in ``attempts``, ``faults``,
+needs (topics, faults, hooks, the timer) and bounds what is under way. A driver: decisions are in ``attempts``,
 ``destination`` and ``in_flight``, which has the lock; the engine sends and waits. Every request begins in ``_start``,
 every attempt with an answer ends in ``_judge``, and every request that has an outcome ends in ``_end``, whatever the mode:
 attach transactions or metrics there. A spool takes what ``_judge`` gave up, before ``_end``.
