@@ -50,7 +50,7 @@ ORDER = {
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
     "consumer": "pop pull push process_queue rebalance result push.member_state push.offset_store push.workers settings"
     " tracing push.concurrent pull.assigned ahead push.pulling push.orderly push.ownership push.rebalancing"
-    " push.running pop.in_hand pop.listening pop.running push.consumer pull.polls pull.positions pull.upkeep"
+    " push.running pop.in_hand pop.listening pop.running push.consumer pull.polls pull.upkeep"
     " pull.pull_consumer pop.simple_consumer",
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests reader puller reading",
@@ -58,7 +58,7 @@ ORDER = {
     "spark": "checkpoints monitoring sink source tuning source.offsets source.planner source.decisions source.filters"
     " source.recreation source.catalog source.waiting source.commit source.tasks source.stream source.readers"
     " checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
-    " sink.checks sink.once sink.task datasource sink.foreach monitoring.queries"
+    " sink.checks sink.once sink.task sink.writers datasource sink.foreach monitoring.queries"
     " monitoring.listeners",
     "grpc_proxy": "facts protos channel outgoing proxy member transactions sender",
     "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
@@ -133,7 +133,7 @@ OUTSIDE = {
     " session.telemetry",
     "time": "base.clock base.threads base.retry remoting.endpoint remoting.connection remoting.pool client.calls"
     " client.route client.questions delay.node delay.stream grpc_proxy.proxy grpc_proxy.sender client.instance client.sender"
-    " spool.spool consumer.pull.positions session.telemetry localbroker cli spark.monitoring.listeners aio",
+    " spool.spool consumer.pull.polls session.telemetry localbroker cli spark.monitoring.listeners aio",
     "asyncio": "aio",
     "multiprocessing": "",
 }

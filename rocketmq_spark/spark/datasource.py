@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from rocketmq_spark.columnar.decode.schema import Column
-    from rocketmq_spark.spark.sink.task import RocketMQStreamWriter, RocketMQWriter
+    from rocketmq_spark.spark.sink.writers import RocketMQStreamWriter, RocketMQWriter
     from rocketmq_spark.spark.source.readers import RocketMQReader, RocketMQStreamReader
 
 
@@ -81,7 +81,7 @@ class RocketMQDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
         with _needing("4.1"):
-            from rocketmq_spark.spark.sink.task import RocketMQWriter
+            from rocketmq_spark.spark.sink.writers import RocketMQWriter
 
         if overwrite:
             raise OptionError("rocketmq topics cannot be overwritten", remedy='Write with .mode("append")')
@@ -89,7 +89,7 @@ class RocketMQDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:
         with _needing("4.1"):
-            from rocketmq_spark.spark.sink.task import RocketMQStreamWriter
+            from rocketmq_spark.spark.sink.writers import RocketMQStreamWriter
 
         if overwrite:
             raise OptionError(

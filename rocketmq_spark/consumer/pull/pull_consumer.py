@@ -16,8 +16,7 @@ from rocketmq_spark.base.process import Closing, Owner, entry, postponed
 from rocketmq_spark.base.threads import Timer, text_of
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
-from rocketmq_spark.consumer.pull.polls import Polls
-from rocketmq_spark.consumer.pull.positions import Positions, PullAnswers, check_offset
+from rocketmq_spark.consumer.pull.polls import Polls, Positions, PullAnswers, check_offset
 from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, filter_of
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OptionError, RocketMQError

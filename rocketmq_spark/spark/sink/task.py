@@ -1,11 +1,9 @@
-"""Spark's batch and stream writer, and what each of its tasks does with its rows.
+"""The rows of one task: encoded, cut into batches, sent while the next ones are encoded, and counted.
 
-Writers: checks on the driver, a task writer per task, counts in the commit message. The constructor of a stream's writer runs
-twice per micro-batch, so whatever asks brokers is done once per process, and not where Spark only commits.
+Nothing is left to ``__del__`` or a thread after the task: a killed task gets no chance to clean up, and its next attempt
+sends again what it sent. That is at-least-once delivery.
 
-A task: its rows are encoded, cut into batches, sent while the next ones are encoded, and counted. Nothing is left to ``__del__``
-or a thread after the task: a killed task gets no chance to clean up, and its next attempt sends again what it sent. That is
-at-least-once delivery. How rows become batches is in ``producer/rows/sender``.
+How rows become batches is in ``producer/rows/sender``.
 """
 
 from __future__ import annotations
@@ -15,13 +13,10 @@ import logging
 import os
 import queue as queues
 import types
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import StructType
 
 from rocketmq_spark import session
 from rocketmq_spark.base import process
@@ -30,7 +25,7 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.columnar.encode.batch import Rows, UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Checked
 from rocketmq_spark.columnar.encode.properties import BadRows
-from rocketmq_spark.errors import OptionError, RocketMQError, SendFailed
+from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendStatus
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer.attempts import FaultTable
@@ -43,9 +38,9 @@ from rocketmq_spark.producer.rows.sender import LAST_RESORT_S, LOOKS, RowSender,
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.producer.topics import note_positions
 from rocketmq_spark.session.spools import worker_spool
-from rocketmq_spark.spark.sink import checks, guarantee
-from rocketmq_spark.spark.sink.once import OncePlan, TaskOnce, check_task, plan_batch, plan_job
-from rocketmq_spark.spark.sink.report import Tally, Written, total, warn_of_unmatched, with_report
+from rocketmq_spark.spark.sink import checks
+from rocketmq_spark.spark.sink.once import OncePlan, TaskOnce, check_task
+from rocketmq_spark.spark.sink.report import Tally, Written, with_report
 
 logger = logging.getLogger(__name__)
 
@@ -258,83 +253,3 @@ def write_task(
             partition,
         )
     return TaskWriter(options, names, partition, positions).write(batches)
-
-
-_COMMITS = "pyspark.sql.worker.python_streaming_sink_runner"
-
-
-class _Writer:
-    """What batch and stream writers share.
-
-    Spark pickles a writer that tasks are to use, and no other: with the first pickling the batch begins. The writer is pickled
-    twice, and the answer is the same.
-    """
-
-    def __init__(self, options: Options, schema: StructType, stream: bool, checkpoint: str | None = None) -> None:
-        self.options = options
-        self.names = checks.check(options, schema, stream)
-        if stream and checkpoint is None and guarantee.wanted(options):
-            raise OptionError(
-                "option 'deliveryGuarantee' is exactly-once, and the sink does not know the checkpoint: Spark does not "
-                "show it spark.sql.streaming.checkpointLocation",
-                remedy="Give the writer .option('checkpointLocation', ...)",
-            )
-        if not process.is_for(_COMMITS):  # what was sent must not fail there because brokers are away
-            checks.check_brokers(options, self.names, once=stream)
-        self.positions = checks.positions(options)
-        self.checkpoint = checkpoint
-        self.once: OncePlan | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self.once is None and guarantee.wanted(self.options):
-            self.once = plan_batch(self.options, self.checkpoint) if self.checkpoint else plan_job(self.options)
-        return self.__dict__.copy()
-
-    def write_batches(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
-        return TaskCommitMessage(write_task(self.options, self.names, self.positions, iterator, self.once))
-
-    def log(self, messages: list[WriterCommitMessage | None], what: str) -> Written:
-        written = total(message.written if isinstance(message, TaskCommitMessage) else None for message in messages)
-        logger.info("%s: %s", what, written)
-        warn_of_unmatched(written, what)
-        return written
-
-
-class TaskCommitMessage(WriterCommitMessage):
-    """What a task hands to the driver through Spark."""
-
-    def __init__(self, written: Written) -> None:
-        self.written = written
-
-
-class RocketMQWriter(DataSourceArrowWriter):
-    """Writes a batch DataFrame."""
-
-    def __init__(self, options: Options, schema: StructType) -> None:
-        self._writer = _Writer(options, schema, stream=False)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
-        return self._writer.write_batches(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._writer.log(messages, "written")
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        done = self._writer.log(messages, "the write failed; acknowledged before that")
-        logger.warning("a failed write leaves %d rows or more in the topic; the next try sends them again", done.rows)
-
-
-class RocketMQStreamWriter(DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a stream in append mode."""
-
-    def __init__(self, options: Options, schema: StructType, checkpoint: str | None = None) -> None:
-        self._writer = _Writer(options, schema, True, checkpoint)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
-        return self._writer.write_batches(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._writer.log(messages, f"batch {batchId}")
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._writer.log(messages, f"batch {batchId} failed; acknowledged before that")
