@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rocketmq_spark import options, session
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.producer.engine import Engine

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rocketmq_spark.base.lifecycle import Closing, entry, postponed
+from rocketmq_spark.base.process import Closing, entry, postponed
 
 
 class Door(Closing):

@@ -27,7 +27,7 @@ PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 RANKS = """
     base daemon
     errors
-    base.java base.lifecycle base.retry
+    base.java base.process base.retry
     model
     options ports wire
     queues remoting grpc_proxy
@@ -45,29 +45,29 @@ RANKS = """
 
 # Inside a room a module imports from those before it only.
 ORDER = {
-    "producer": "accumulator attempts faults outgoing settings topics spooling encoding plain destination in_flight"
-    " confirming long_delays batching engine housekeeping resending producer tracing transactions requests rows"
+    "producer": "accumulator attempts outgoing settings topics spooling encoding plain destination in_flight"
+    " confirming long_delays batching engine resending producer tracing transactions requests rows"
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
     "consumer": "pop pull push process_queue rebalance result push.member_state push.offset_store push.workers settings"
     " tracing push.concurrent pull.assigned ahead push.pulling push.orderly push.ownership push.rebalancing"
-    " push.running pop.in_hand pop.listening pop.running push.consumer pull.polls pull.positions pull.upkeep"
+    " push.running pop.in_hand pop.listening pop.running push.consumer pull.polls pull.upkeep"
     " pull.pull_consumer pop.simple_consumer",
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests reader puller reading",
-    "delay": "release stream envelope_records commits service node",
+    "delay": "release stream envelope_records service node",
     "spark": "checkpoints monitoring sink source tuning source.offsets source.planner source.decisions source.filters"
     " source.recreation source.catalog source.waiting source.commit source.tasks source.stream source.readers"
     " checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
-    " sink.checks sink.given_up sink.once sink.task sink.writers datasource sink.foreach monitoring.queries"
+    " sink.checks sink.once sink.task sink.writers datasource sink.foreach monitoring.queries"
     " monitoring.listeners",
-    "grpc_proxy": "facts protos answers channel outgoing proxy member transactions sender",
+    "grpc_proxy": "facts protos channel outgoing proxy member transactions sender",
     "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
-    " decode.properties decode.rows decode.careful decode.decoder encode.properties encode.columns encode.from_messages"
+    " decode.properties decode.rows decode.decoder encode.properties encode.columns encode.from_messages"
     " encode.batch encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends look",
-    "base": "codes extras exposition lifecycle process java threads clock copies timer retry",
-    "client": "calls route topics questions broker instance transactions sender replies admin groups pulls member",
-    "spool": "records schedule changes files database lanes recovery store folders redelivery spool",
+    "base": "codes extras exposition process java threads clock copies retry",
+    "client": "calls route questions broker instance transactions sender replies admin groups pulls member",
+    "spool": "records changes files database lanes recovery store redelivery spool",
     "options": "names parsing transport table typed",
     "cli": "output command pages background connection positions broker cluster produce reading tail copy lag_view lag group"
     " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.proxies doctor.command demo"
@@ -76,7 +76,7 @@ ORDER = {
     "remoting": "protocol endpoint connection bulk pool",
     "session": "proxied spools looks telemetry producers consumers topics admin",
     "aio": "loop producer consumers",
-    "admin": "tools groups topics messages brokers",
+    "admin": "groups topics messages brokers",
     "model": "membership message pull send admin",
     "wire": "header properties identifiers loose_json names compression rpc messages envelope bodies member_bodies traces",
 }
@@ -115,25 +115,25 @@ OUTSIDE = {
     "click": "cli",
     "rich": "cli localbroker.distro",
     "pytest": "testing",
-    "socket": "remoting.endpoint remoting.bulk localbroker.process base.exposition spark.sink.given_up localbroker.maven",
+    "socket": "remoting.endpoint remoting.bulk localbroker.process base.exposition spark.sink.guarantee localbroker.maven",
     "ssl": "remoting.endpoint localbroker.maven",
-    "select": "remoting.endpoint spark.sink.given_up",
+    "select": "remoting.endpoint spark.sink.guarantee",
     "subprocess": "localbroker cli.background spark.tuning",
-    "threading": "base.lifecycle base.threads base.exposition spark.monitoring.listeners remoting.endpoint"
+    "threading": "base.process base.threads base.exposition spark.monitoring.listeners remoting.endpoint"
     " remoting.connection remoting.pool client.calls client.instance client.route base.copies"
-    " producer.batching producer.destination base.timer producer.faults"
+    " producer.batching producer.destination producer.attempts"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
     " producer.transactions producer.requests producer.tracing producer.rows.calls client.replies localbroker aio.producer"
     " cli consumer.push.member_state consumer.push.workers consumer.settings consumer.push.offset_store"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"
-    " consumer.push.rebalancing consumer.push.rebalancing consumer.push.consumer consumer.ahead grpc_proxy.transactions"
+    " consumer.push.rebalancing consumer.push.consumer consumer.ahead grpc_proxy.transactions"
     " consumer.pull.polls consumer.pull.upkeep stored.look spool.store spool.redelivery delay.service notebook",
-    "concurrent": "base.timer producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
+    "concurrent": "base.threads producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
     " session.telemetry",
-    "time": "base.clock base.timer base.retry remoting.endpoint remoting.connection remoting.pool client.calls"
-    " client.route client.topics delay.node delay.stream grpc_proxy.proxy grpc_proxy.sender client.instance client.sender"
-    " spool.spool consumer.pull.positions session.telemetry localbroker cli spark.monitoring.listeners aio",
+    "time": "base.clock base.threads base.retry remoting.endpoint remoting.connection remoting.pool client.calls"
+    " client.route client.questions delay.node delay.stream grpc_proxy.proxy grpc_proxy.sender client.instance client.sender"
+    " spool.spool consumer.pull.polls session.telemetry localbroker cli spark.monitoring.listeners aio",
     "asyncio": "aio",
     "multiprocessing": "",
 }

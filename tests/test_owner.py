@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from rocketmq_spark.base.lifecycle import Owner
+from rocketmq_spark.base.process import Owner
 from rocketmq_spark.errors import ClosedError
 
 
@@ -20,7 +20,7 @@ def test_it_may_be_used_here_until_it_is_closed():
 
 def test_a_fork_must_make_its_own(monkeypatch):
     owner, me = Owner("consumer"), os.getpid()
-    monkeypatch.setattr("rocketmq_spark.base.lifecycle._process", [me + 1])
+    monkeypatch.setattr("rocketmq_spark.base.process._process", [me + 1])
     assert not owner.here
     with pytest.raises(ClosedError, match=f"this consumer belongs to process {me}.*Make a consumer in this process"):
         owner.check(closed=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from tests.helpers import RAISED, WAIT_S, no_more_threads, raising
 
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from rocketmq_spark.admin.tools import AdminTools, ask_each, deadline
+from rocketmq_spark.admin import AdminTools, ask_each, deadline
 from rocketmq_spark.base.codes import FIRST_TO_UPDATE_USERS, Response
 from rocketmq_spark.client.admin import masters_of
 from rocketmq_spark.client.calls import refused

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rocketmq_spark.admin.tools import AdminTools, ask_each, deadline
+from rocketmq_spark.admin import AdminTools, ask_each, deadline
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX, Response
 from rocketmq_spark.client import groups
 from rocketmq_spark.client.admin import masters_of

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from rocketmq_spark.admin.tools import AdminTools, ask_each, deadline
+from rocketmq_spark.admin import AdminTools, ask_each, deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.client.groups import own
 from rocketmq_spark.client.pulls import ANSWERED, answer_of, command_of

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from rocketmq_spark.admin.tools import AdminTools, ask_each
+from rocketmq_spark.admin import AdminTools, ask_each
 from rocketmq_spark.base.codes import CLEANUP_POLICY, MESSAGE_TYPE, QUEUE_TYPE, Perm, Response, TopicType
 from rocketmq_spark.client.admin import batch_attributes, shown_queues
 from rocketmq_spark.errors import NotSupported, OptionError, ServerFault

@@ -173,7 +173,7 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
 
 def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[str]]:
     """Every queue of a batch and of its topics, as brokers have it now, and what they would not say."""
-    from rocketmq_spark.admin.tools import deadline
+    from rocketmq_spark.admin import deadline
     from rocketmq_spark.spark.checkpoints.rewind import drift
     from rocketmq_spark.spark.source.recreation import RecreationWatch, share
 

@@ -17,7 +17,7 @@ import click
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property
-from rocketmq_spark.base.lifecycle import on_signals
+from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.cli.command import SendingCommand
 from rocketmq_spark.cli.connection import Target, connected, pairs
 from rocketmq_spark.cli.output import Output
@@ -287,14 +287,14 @@ def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
 
     client = target.client()
     queues = Own(environment_of(target.options()))(client.routes.get(source, 0.0).readable())
-    from rocketmq_spark.admin.tools import deadline
+    from rocketmq_spark.admin import deadline
 
     return {queue: bounds.max_offset for queue, bounds in client.brokers.bounds(queues, deadline(client)).items()}
 
 
 def _reached(target: Target, group: str, ends: dict[MessageQueue, int]) -> bool:
     """Whether the group, which other members may read for, is there."""
-    from rocketmq_spark.admin.tools import deadline
+    from rocketmq_spark.admin import deadline
     from rocketmq_spark.cli.positions import own_group
 
     client = target.client()

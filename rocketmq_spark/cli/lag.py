@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from rocketmq_spark.base import exposition
-from rocketmq_spark.base.lifecycle import on_signals
+from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output, one_line, safe

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from rocketmq_spark.admin import deadline
 from rocketmq_spark.admin.groups import Positions
-from rocketmq_spark.admin.tools import deadline
 from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.errors import AccessDenied, BrokerError, NotSupported, OffsetError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.base.lifecycle import on_signals
+from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.cli.command import SendingCommand
 from rocketmq_spark.cli.connection import Target, connected, pairs
 from rocketmq_spark.cli.output import Output

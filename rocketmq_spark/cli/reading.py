@@ -14,8 +14,7 @@ from itertools import groupby
 
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.columnar.decode import careful
-from rocketmq_spark.columnar.decode.careful import placed
+from rocketmq_spark.columnar.decode.rows import placed, usable
 from rocketmq_spark.model import Filter, MessageQueue, OffsetRange, QueueBounds, ReceivedMessage
 from rocketmq_spark.model.admin import GROUP
 from rocketmq_spark.model.pull import OffsetWindow
@@ -125,7 +124,7 @@ class TopicReader:
             pulls = reading.read(self._puller, part, self._on_loss, at_brokers)
             held = [HeldAnswers(room) for _ in part]
             for fetched in pulls.fetch():
-                for piece in careful.usable(fetched, pulls.usable, pulls.bounded):
+                for piece in usable(fetched, pulls.usable, pulls.bounded):
                     held[piece.number].take(fetched, piece)
             for r, mine in zip(part, held, strict=True):
                 self._next[r.queue], self._ahead[r.queue] = mine.went(r, self._chunk)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rocketmq_spark.base.clock import utc_text
-from rocketmq_spark.base.lifecycle import on_signals
+from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.cli.command import CliGroup, SendingCommand
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output
@@ -185,7 +185,7 @@ def _owners(path: Path, parsed: Options, delay_group: str | None) -> tuple[Spool
     """Whose the records of a folder are, and whose they are to be."""
     from rocketmq_spark.delay.envelope_records import KIND
     from rocketmq_spark.delay.node import purpose_of
-    from rocketmq_spark.spool.folders import owner_of
+    from rocketmq_spark.session.spools import owner_of
     from rocketmq_spark.spool.records import LOST_OWNER, Record
     from rocketmq_spark.spool.spool import SpoolReading
 
@@ -219,7 +219,7 @@ def _close(output: Output, path: Path, reading: SpoolReading) -> None:
 
 
 def _paths(folder: Path) -> list[Path]:
-    from rocketmq_spark.spool.folders import spools
+    from rocketmq_spark.session.spools import spools
 
     found = spools(folder)
     if not found:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from rocketmq_spark.base.clock import utc_text
-from rocketmq_spark.base.lifecycle import on_signals
+from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.cli.command import TIMES, CliCommand, SendingCommand, start_or_time, time_ms
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Json, Output, shown

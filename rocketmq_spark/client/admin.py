@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, BATCH_QUEUE, FIRST_WITH_ATTRIBUTES, QUEUE_TYPE
-from rocketmq_spark.base.lifecycle import Closing
+from rocketmq_spark.base.process import Closing
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.questions import BrokerQuestions

@@ -22,8 +22,7 @@ from typing import Any
 
 from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.codes import Property, Request, Response
-from rocketmq_spark.base.threads import Aside, Failure, attempt
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Aside, Failure, Timer, attempt
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.errors import LocalProtocolError, NotSupported, RocketMQError

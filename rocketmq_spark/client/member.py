@@ -12,10 +12,9 @@ from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.groups import BrokerRequests, Commit, heartbeat_of
 from rocketmq_spark.client.instance import Instance, Member
 from rocketmq_spark.client.pulls import Done, LongPolls
-from rocketmq_spark.client.questions import BrokerQuestions, Question
+from rocketmq_spark.client.questions import BrokerQuestions, Kinds, Question
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.client.sender import RemotingSendBack, RemotingSender
-from rocketmq_spark.client.topics import Kinds
 from rocketmq_spark.errors import (
     BrokerNotFound,
     GroupNotFound,

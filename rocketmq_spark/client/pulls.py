@@ -19,8 +19,8 @@ from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.base.threads import Aside, never_waiting
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.groups import own
+from rocketmq_spark.client.questions import Kinds, is_batched
 from rocketmq_spark.client.route import Routes
-from rocketmq_spark.client.topics import Kinds, is_batched
 from rocketmq_spark.errors import AccessDenied, BrokerNotFound, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import (
     MASTER_ID,

@@ -1,22 +1,32 @@
-"""Questions about queues, many at a time: each goes to the broker of its queue, and what fails fails alone.
+"""What brokers are asked: about queues, many at a time, and what they know of a topic.
 
-Every request names the broker (``bname``): brokers ignore it for ordinary topics, a Proxy needs it.
+Of questions about queues each goes to the broker of its queue, and what fails fails alone. Every request names the broker
+(``bname``): brokers ignore it for ordinary topics, a Proxy needs it.
+
+Of a topic: its type, the longest delay of their timers, and whether any consumer reads it. Its attributes are cached for a
+while: ``queue.type`` cannot change, but a topic can be deleted and created again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+import copy
+import logging
+import time
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import Response
+from rocketmq_spark.base.codes import FIRST_WITH_TIMERS, TIMER_MAX_DELAY_S, Response
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.route import Routes
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import AccessDenied, BrokerNotFound, NotSupported, RocketMQError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.wire import rpc
+from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Command
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +136,171 @@ def _accepted(
         return result
     queue = str(question.queue) if question.queue else None
     return refused(result, address, question.topic or None, queue)
+
+
+AGE_S = 30.0
+
+Attributes = Mapping[str, str]
+_Attributes = Attributes | AccessDenied | None
+
+
+class _Known(NamedTuple):
+    answer: _Attributes
+    at: float
+
+    def younger(self, seconds: float) -> bool:
+        return time.monotonic() - self.at < seconds
+
+
+class Kinds:
+    """Of the topics of one client."""
+
+    def __init__(self, calls: Calls, routes: Routes) -> None:
+        self._calls = calls
+        self._routes = routes
+        self._known: dict[tuple[str, str], _Known] = {}
+        self._silent: dict[tuple[str, str], Deadline] = {}
+
+    def attributes(
+        self, topic: str, broker_name: str, deadline: Deadline, max_age_s: float | None = None
+    ) -> Attributes | None:
+        """The topic's attributes on a broker; None where it cannot be asked: a Proxy answers for it.
+
+        What was known before holds while the broker does not answer.
+        """
+        key = topic, broker_name
+        known = self._known.get(key)
+        if known is None or not known.younger(AGE_S if max_age_s is None else max_age_s):
+            answer = self._answer(topic, broker_name, deadline, known)
+            known = self._known[key] = _Known(answer, time.monotonic())
+        if isinstance(known.answer, AccessDenied):
+            raise copy.copy(known.answer)
+        return known.answer
+
+    def batched(self, queue: MessageQueue, deadline: Deadline, max_age_s: float | None = None) -> bool:
+        """Whether brokers compare the tags of whole batches only, as they do for a batch topic.
+
+        True also at a Proxy, which cannot answer that, so that no topic is left out.
+        """
+        return is_batched(self.attributes(queue.topic, queue.broker_name, deadline, max_age_s)) is not False
+
+    def any_says_batched(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> bool:
+        """Whether the topic stores batches whole, as the first of ``brokers`` says that answers; False without an answer.
+
+        Who did not answer is left out for a while, so that a broker that hangs does not hold up every task. Each has a share of
+        the time: one that hangs leaves some to those behind it.
+        """
+        silent = {name for (of, name), until in list(self._silent.items()) if of == topic and not until.expired}
+        asked = [name for name in brokers if name not in silent]
+        for number, name in enumerate(asked):
+            share = deadline.within(deadline.remaining() / (len(asked) - number))
+            try:
+                return is_batched(self.attributes(topic, name, share)) is True
+            except RocketMQError as e:
+                logger.info("cannot determine from broker %s whether topic %s is a batch topic: %s", name, topic, e)
+                self._silent[topic, name] = Deadline.after(AGE_S)
+        return False
+
+    def fresh(self, queue: MessageQueue) -> bool:
+        """Whether ``attributes`` would answer without a question."""
+        known = self._known.get((queue.topic, queue.broker_name))
+        return known is not None and known.younger(AGE_S)
+
+    def _answer(self, topic: str, broker_name: str, deadline: Deadline, before: _Known | None) -> _Attributes:
+        try:
+            return self._ask(topic, broker_name, deadline)
+        except AccessDenied as e:
+            return e
+        except RocketMQError as e:
+            if before is None or not e.retriable:
+                raise
+            return before.answer
+
+    def _ask(self, topic: str, broker_name: str, deadline: Deadline) -> Attributes | None:
+        address = self._address(topic, broker_name, deadline)
+        command = rpc.GET_TOPIC_CONFIG.request(topic=self._calls.on_wire(topic), bname=broker_name)
+        answer = self._calls.exchange(address, command, deadline.within(self._calls.request_timeout_s))
+        if answer.code == codes.Response.SUCCESS:
+            return bodies.topic_config(answer.body).attributes
+        error = refused(answer, address, topic)
+        if not isinstance(error, NotSupported):
+            raise error
+        return {} if answer.version < codes.FIRST_WITH_ATTRIBUTES else None
+
+    def _address(self, topic: str, broker_name: str, deadline: Deadline) -> str:
+        try:
+            return self._routes.address(broker_name, "hint")
+        except BrokerNotFound:
+            self._routes.get(topic, 0.0, deadline)
+            return self._routes.address(broker_name, "hint")
+
+
+def is_batched(attributes: Attributes | None) -> bool | None:
+    """Whether a topic with these attributes stores batches whole; None where they are not known."""
+    return None if attributes is None else attributes.get(codes.QUEUE_TYPE) == codes.BATCH_QUEUE
+
+
+def longest_timers(calls: Calls, topic: str, masters: Mapping[str, str], deadline: Deadline) -> dict[str, int]:
+    """The longest delay, in ms, of each of ``masters``, addresses by broker name, that answers; 0 without timers."""
+    wire = calls.on_wire(topic)
+    asked = [
+        (address, rpc.GET_MAX_OFFSET.request(topic=wire, queueId=0, bname=name)) for name, address in masters.items()
+    ]
+    answers = dict(zip(masters, calls.exchange_each(asked, _of_two(deadline)), strict=True))
+    versions = {name: answer.version for name, answer in answers.items() if not isinstance(answer, RocketMQError)}
+    found = dict.fromkeys(versions, 0)
+    able = [name for name, version in versions.items() if version >= FIRST_WITH_TIMERS]
+    configs = [(masters[name], rpc.GET_BROKER_CONFIG.request(bname=name)) for name in able]
+    for name, config in zip(able, calls.exchange_each(configs, deadline), strict=True):
+        if isinstance(config, Command):
+            found[name] = _longest_timer(config)
+        else:
+            del found[name]
+    return found
+
+
+def consumed(calls: Calls, topic: str, masters: Sequence[str], deadline: Deadline) -> bool:
+    """Whether a member of any group that is online at one of ``masters``, addresses, has subscribed to the topic.
+
+    Raises the error of a broker that does not say, where no other one knows of a member.
+    """
+    wire = calls.on_wire(topic)
+    by_broker = calls.exchange_each(
+        [(address, rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=wire)) for address in masters], _of_two(deadline)
+    )
+    answers = [_success(answer, address, topic) for answer, address in zip(by_broker, masters, strict=True)]
+    groups = [
+        (address, rpc.GET_CONSUMER_CONNECTION_LIST.request(consumerGroup=group))
+        for address, answer in zip(masters, answers, strict=True)
+        if isinstance(answer, Command)
+        for group in bodies.group_list(answer.body)
+    ]
+    of_groups = calls.exchange_each(groups, deadline)
+    for members in of_groups:
+        if isinstance(members, RocketMQError) or members.code != Response.SUCCESS:
+            continue  # no member of the group is online
+        if wire in bodies.group_filters(members.body):
+            return True
+    for answer in (*answers, *of_groups):
+        if isinstance(answer, RocketMQError):
+            raise answer
+    return False
+
+
+def _of_two(deadline: Deadline) -> Deadline:
+    """Of the first of two questions: who is silent leaves the others time for the second one."""
+    return deadline.within(deadline.remaining() / 2)
+
+
+def _longest_timer(config: Command) -> int:
+    """In ms, 0 with timers switched off; RocketMQ's default where the broker may not tell its configuration."""
+    answer = bodies.read_config(config.body) if config.code == Response.SUCCESS else {}
+    if answer.get("timerWheelEnable", "true") != "true":
+        return 0
+    return 1000 * int(answer.get("timerMaxDelaySec", TIMER_MAX_DELAY_S))
+
+
+def _success(answer: Command | RocketMQError, address: str, topic: str) -> Command | RocketMQError:
+    if isinstance(answer, RocketMQError) or answer.code == Response.SUCCESS:
+        return answer
+    return refused(answer, address, topic)

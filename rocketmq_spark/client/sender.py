@@ -23,12 +23,11 @@ from rocketmq_spark.base.codes import (
     SysFlag,
 )
 from rocketmq_spark.base.threads import Aside
-from rocketmq_spark.client import topics, transactions
+from rocketmq_spark.client import questions, transactions
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.instance import Instance, Member
-from rocketmq_spark.client.questions import BrokerQuestions, Question
+from rocketmq_spark.client.questions import BrokerQuestions, Kinds, Question
 from rocketmq_spark.client.route import Routes
-from rocketmq_spark.client.topics import Kinds
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
@@ -103,11 +102,11 @@ class RemotingSender:
 
     def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         masters = {name: address for name, address in self._routes.masters().items() if name in set(brokers)}
-        return topics.longest_timers(self._calls, topic, masters, deadline)
+        return questions.longest_timers(self._calls, topic, masters, deadline)
 
     def consumed(self, topic: str, deadline: Deadline) -> bool:
         masters = [data.master for data in self._routes.recent(topic, deadline).brokers.values() if data.master]
-        return topics.consumed(self._calls, topic, masters, deadline)
+        return questions.consumed(self._calls, topic, masters, deadline)
 
     def keeps_batches(self, topic: str, deadline: Deadline) -> bool:
         try:

@@ -12,13 +12,12 @@ from typing import Any
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.delay import envelope_records
-from rocketmq_spark.delay.commits import Names
+from rocketmq_spark.delay.envelope_records import Names
 from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC
 from rocketmq_spark.delay.service import DelayService, Tools
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.session import consumers, spools
-from rocketmq_spark.spool.folders import owner_of
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 
@@ -67,7 +66,7 @@ def open_node(place: NodeSettings, **options: object) -> DelayService:
         session.ensure_topic(parsed, topic)
     store = Store(place.folder)
     try:
-        store.belong(owner_of(parsed, purpose_of(parsed.group)))
+        store.belong(spools.owner_of(parsed, purpose_of(parsed.group)))
         if place.dead:
             store.revive(place.now_ms())
         own: dict[str, Any] = {"auto_commit": False, "consume_from_where": "earliest"}

@@ -2,7 +2,7 @@
 
 A group's offset alone is not enough for a node that takes over a queue: it stays at the oldest envelope whose original was
 not sent, and many behind it may have been sent. So a node commits three numbers (``Progress``), as offsets of three groups
-(``commits``).
+(``envelope_records``).
 """
 
 from __future__ import annotations

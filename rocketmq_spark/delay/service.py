@@ -18,8 +18,7 @@ from dataclasses import dataclass
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import envelope_records
-from rocketmq_spark.delay.commits import REQUEST_S, Commits, Committed, EnvelopeReader, Names, Remade, Room
-from rocketmq_spark.delay.envelope_records import Answering, Retention, space_of
+from rocketmq_spark.delay.envelope_records import Answering, Commits, Committed, EnvelopeReader, Names, Remade, Room
 from rocketmq_spark.delay.release import Progress, Seen, note_of, noted, resumed
 from rocketmq_spark.errors import OffsetError, RocketMQError, SpoolFull
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage
@@ -76,7 +75,7 @@ class DelayService:
         self._store = store
         self._open_spool = open_spool
         self._now_ms, self._topic = tools.now_ms, tools.topic
-        self._retention = Retention(tools.kept_ms)
+        self._retention = envelope_records.Retention(tools.kept_ms)
         self._spool: SendSpool | None = None
         self._seen: dict[MessageQueue, Seen] = {}
         self._gained: dict[MessageQueue, Deadline | None] = {}
@@ -178,7 +177,11 @@ class DelayService:
         self._gained = {queue: self._gained.get(queue) for queue in mine - self._seen.keys()}
         self._brokers.each(self._gained, self._begin)
         # Not for a silent broker, unless there is something of its queue here, which another node may have sent.
-        left = (q for q in mine - set(self._seen) if self._store.places(space_of(q)) or not self._brokers.is_silent(q))
+        left = (
+            q
+            for q in mine - set(self._seen)
+            if self._store.places(envelope_records.space_of(q)) or not self._brokers.is_silent(q)
+        )
         if not self._joined and (self._patience.expired or (mine and not any(left))):
             self._joined = True
             self._going |= dict.fromkeys(noted(self._store.notes()).keys() - mine)  # of an earlier process
@@ -222,7 +225,7 @@ class DelayService:
         if not self._going:
             return
         try:
-            read = set(self._member.queues(self._topic, Deadline.after(REQUEST_S)))
+            read = set(self._member.queues(self._topic, Deadline.after(envelope_records.REQUEST_S)))
         except RocketMQError as e:
             logger.info("cannot list the queues of %s: %s", self._topic, e)
             return
@@ -247,7 +250,7 @@ class DelayService:
             patience = self._gained[queue] = self._gained[queue] or Deadline.after(HAND_OVER_S)
             if not patience.expired:
                 return
-        bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
+        bounds = self._member.bounds(queue, Deadline.after(envelope_records.REQUEST_S))
         found = self._resumed(queue, seen, last, others, bounds)
         if found.stored < bounds.min_offset:
             logger.warning(
@@ -297,7 +300,7 @@ class DelayService:
         """Its next owner reads the envelopes again; what it cannot read stays here, and is sent from here."""
         seen, other = noted(self._store.notes()).get(queue), None
         try:
-            bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
+            bounds = self._member.bounds(queue, Deadline.after(envelope_records.REQUEST_S))
             if seen is not None:
                 other = self._remade.other_from(queue, *seen.read, bounds)
         except RocketMQError as e:
@@ -319,7 +322,7 @@ class DelayService:
         step: Callable[[Sequence[tuple[bytes, bytes]]], int],
     ) -> int:
         """A step for the marks of what waits of a queue, by offset and due time, in portions; the sum of what the steps give."""
-        space, start, count = space_of(queue), b"", 0
+        space, start, count = envelope_records.space_of(queue), b"", 0
         while places := self._store.places(space, start, PAGE):
             count += step([(space, place) for place in places if which(*envelope_records.offset_and_due(place))])
             start = places[-1] + b"\0"
@@ -379,7 +382,7 @@ class DelayService:
         done_ms = min(now_ms, max(0, due_of(first[0]) - 1)) if first else now_ms
         news: dict[MessageQueue, Committed] = {}
         for queue, seen in known.items():
-            places = self._store.places(space_of(queue))
+            places = self._store.places(envelope_records.space_of(queue))
             oldest = min(seen.stored, envelope_records.offset_and_due(places[0])[0]) if places else seen.stored
             now = seen.committed.then(Progress(oldest, seen.stored, done_ms))
             # All is done: since when does not matter.

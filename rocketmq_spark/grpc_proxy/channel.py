@@ -25,9 +25,8 @@ import grpc
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import start_thread
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
-from rocketmq_spark.grpc_proxy.answers import broken
 from rocketmq_spark.grpc_proxy.facts import Rpc
-from rocketmq_spark.grpc_proxy.protos import proto
+from rocketmq_spark.grpc_proxy.protos import broken, proto
 
 logger = logging.getLogger(__name__)
 

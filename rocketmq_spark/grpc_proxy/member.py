@@ -15,13 +15,12 @@ from queue import SimpleQueue
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ConnectionLost, DecodeError, LocalProtocolError, RocketMQError, RouteNotFound
 from rocketmq_spark.grpc_proxy import facts
-from rocketmq_spark.grpc_proxy.answers import refused
 from rocketmq_spark.grpc_proxy.channel import ProxyChannel
 from rocketmq_spark.grpc_proxy.facts import ClientType, Code, Encoding, FilterType
-from rocketmq_spark.grpc_proxy.protos import get_ms, get_seconds, proto, set_seconds
+from rocketmq_spark.grpc_proxy.protos import get_ms, get_seconds, proto, refused, set_seconds
 from rocketmq_spark.grpc_proxy.proxy import Proxy, Telemetry, checked
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage

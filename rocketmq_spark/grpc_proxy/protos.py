@@ -1,4 +1,5 @@
-"""Protobuf messages of the Proxy's protocol: as classes, and as bytes for what is written once per message of a batch.
+"""Protobuf messages of the Proxy's protocol: as classes, and as bytes for what is written once per message of a batch. Also the
+errors that the Proxy's status codes and those of gRPC become.
 
 The classes are made from the table in ``facts``, in a pool of their own, so that nothing collides with what another library
 registers in the common pool under the same names. The edition of the file distinguishes an unset field from a zero, and
@@ -6,6 +7,9 @@ rejects text that is not UTF-8. Enumerations are plain numbers, which have the s
 
 ``start``, ``number`` and ``content`` write fields as bytes: protobuf's own objects cost 8 µs a message in Python, a multiple
 of the time that the Proxy takes. Fields may be in any order, so fields that many messages share are made once.
+
+``refused`` and ``broken`` are pure. Classes of errors are those of ``errors``, so that callers judge both transports alike. The
+numbers are the Proxy's.
 """
 
 from __future__ import annotations
@@ -16,7 +20,28 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory, timestamp_pb2
 
-from rocketmq_spark.grpc_proxy.facts import FIELDS, PACKAGE, ProtoField
+from rocketmq_spark.base.codes import Response
+from rocketmq_spark.errors import (
+    AccessDenied,
+    BrokerBusy,
+    BrokerError,
+    CallTimeout,
+    CertificateRefused,
+    ConnectionLost,
+    GroupNotFound,
+    InvalidParameter,
+    LocalProtocolError,
+    MessageIllegal,
+    NotFound,
+    NotSupported,
+    RemoteProtocolError,
+    RocketMQError,
+    RouteNotFound,
+    ServerFault,
+    ServiceNotAvailable,
+)
+from rocketmq_spark.grpc_proxy.facts import FIELDS, PACKAGE, Code, ProtoField
+from rocketmq_spark.model import SendStatus
 
 _VARINT, _LENGTH_DELIMITED = 0, 2
 _KEPT = 1 << 14
@@ -142,3 +167,136 @@ def set_seconds(duration: Any, seconds: float) -> None:
 def get_seconds(duration: Any) -> float:
     """The seconds of a field of kind ``duration``, from 0 to a year."""
     return float(min(max(0.0, duration.seconds + duration.nanos / 1e9), _MAX_SECONDS))
+
+
+REMOTING_PORT = "Use the Proxy's Remoting port: transport=remoting, with it as nameServer"
+_CLASSES: dict[int, type[BrokerError]] = {
+    Code.UNAUTHORIZED: AccessDenied,
+    Code.FORBIDDEN: AccessDenied,
+    Code.MESSAGE_NOT_FOUND: NotFound,
+    Code.CONSUMER_GROUP_NOT_FOUND: GroupNotFound,
+    Code.ILLEGAL_CONSUMER_GROUP: InvalidParameter,
+    Code.INVALID_RECEIPT_HANDLE: NotFound,
+    Code.REQUEST_TIMEOUT: ServiceNotAvailable,
+    Code.TOO_MANY_REQUESTS: BrokerBusy,
+    Code.INTERNAL_ERROR: ServiceNotAvailable,
+    Code.INTERNAL_SERVER_ERROR: ServiceNotAvailable,
+    Code.NOT_IMPLEMENTED: NotSupported,
+    Code.UNSUPPORTED: NotSupported,
+    Code.PROXY_TIMEOUT: ServiceNotAvailable,
+}
+STORED = {
+    Code.OK: SendStatus.SEND_OK,
+    Code.MASTER_PERSISTENCE_TIMEOUT: SendStatus.FLUSH_DISK_TIMEOUT,
+    Code.SLAVE_PERSISTENCE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
+    Code.HA_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
+}
+_REMEDIES: dict[int, str] = {
+    Code.ILLEGAL_DELIVERY_TIME: "A Proxy takes delays up to its maxDelayTimeMills, a day unless it is configured otherwise",
+    Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE: "A topic takes messages of one type, its attribute message.type: NORMAL unless it "
+    "was made with FIFO (message groups), DELAY, PRIORITY or TRANSACTION",
+    Code.UNAUTHORIZED: "Check options 'accessKey' and 'secretKey'",
+    Code.FORBIDDEN: "Check what this user may do, and options 'accessKey' and 'secretKey'",
+    Code.TOO_MANY_REQUESTS: "The Proxy or its broker is overloaded: send less, or give it more",
+    Code.NOT_IMPLEMENTED: REMOTING_PORT,
+    Code.UNSUPPORTED: REMOTING_PORT,
+}
+_TRUST = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "Peer name", "certificate verify failed")
+_NO_TLS = ("WRONG_VERSION_NUMBER", "wrong version number")
+_GROWN = "message body size exceeded"  # of a batch; it does not pass
+_ILLEGAL = ("the message is illegal", "timer message illegal")  # brokers' words, with the code of a Proxy's own faults
+# Of a topic that a Proxy does not know, or cannot ask brokers about; and of one whose masters are away, or lack the permission.
+_UNTYPED, _NO_QUEUE = "the expected type is UNSPECIFIED", ("no writable queue", "no readable queue")
+_LARGE = "larger than max"
+_SERVERS_LARGE = "exceeds maximum size"  # where a server says it
+_HEADERS = "Invalid metadata"  # of an access key or a token with a line end, as it may have from a file
+_RESET, _INBOUND = "RST_STREAM with error code 8", "its grpcMaxInboundMessageSize (130 MiB)"
+_ENDED = "Socket closed"
+# gRPC had no connection to send the call by, or found no address; the last one by its older words.
+_NO_CONNECTION = ("failed to connect to all addresses", "errors resolving ", "DNS resolution failed")
+
+
+def refused(status: Any, addr: str, topic: str | None = None) -> RocketMQError:
+    """The error for a status that is not a success."""
+    code, words = int(status.code), str(status.message) or None
+    if code == Code.TOPIC_NOT_FOUND:
+        return RouteNotFound("the Proxy knows no such topic", addr, Response.TOPIC_NOT_EXIST, topic, remark=words)
+    if code == Code.INTERNAL_SERVER_ERROR and _GROWN in (words or ""):
+        why = "with what the Proxy adds to each message, the batch is larger than brokers take"
+        return MessageIllegal(why, addr, code, topic, remark=words, remedy="Send fewer messages in a batch")
+    if code == Code.INTERNAL_SERVER_ERROR and any(one in (words or "") for one in _ILLEGAL):
+        return MessageIllegal("the broker refuses the message", addr, code, topic, remark=words)
+    if code == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE and _UNTYPED in (words or ""):
+        why = "the Proxy does not know the topic: there is no such one, or none of its brokers is up"
+        return RouteNotFound(why, addr, Response.TOPIC_NOT_EXIST, topic, remark=words)
+    if code == Code.FORBIDDEN and any(one in (words or "") for one in _NO_QUEUE):
+        why = "no master of the topic is up, or it lacks the permission"
+        return ServiceNotAvailable(why, addr, code, topic, remark=words)
+    if code in _CLASSES:
+        made: type[BrokerError] = _CLASSES[code]
+    elif Code.BAD_REQUEST <= code < Code.INTERNAL_ERROR:
+        made = MessageIllegal
+    else:
+        made = ServerFault
+    return made(_told(code), addr, code, topic, remark=words, remedy=_REMEDIES.get(code))
+
+
+def _told(code: int) -> str:
+    name = Code(code).name if code in list(Code) else str(code)
+    return f"the Proxy refused: {name.lower().replace('_', ' ')}"
+
+
+def broken(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
+    """The error for a call without an answer; ``status`` is the name of gRPC's code, ``details`` its words."""
+    made = _broken(status, details, addr, tls)
+    made.unsent = status == "UNAVAILABLE" and any(words in details for words in _NO_CONNECTION)
+    return made
+
+
+def _broken(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
+    match status:
+        case "DEADLINE_EXCEEDED":
+            return CallTimeout("the Proxy did not answer in time", addr)
+        case "UNIMPLEMENTED":
+            return NotSupported(
+                "the Proxy does not implement this over gRPC", addr, remark=details, remedy=REMOTING_PORT
+            )
+        case "UNAVAILABLE" if any(words in details for words in _TRUST):
+            return CertificateRefused(
+                "the certificate of the Proxy is not trusted, or is of another name",
+                addr,
+                remark=details,
+                remedy="Name its authority with option 'tlsCaFile'; if it bears another name, that with 'tlsServerName'",
+            )
+        case "UNAVAILABLE" if tls and any(words in details for words in _NO_TLS):
+            return ConnectionLost(
+                "the server at this address speaks no TLS", addr, remark=details, remedy="See option 'tls'"
+            )
+        case "UNAVAILABLE" | "CANCELLED":
+            remedy = "See whether the Proxy runs and its gRPC port is reachable from here"
+            remedy += "" if tls else "; if it wants TLS, set option 'tls'"
+            if _ENDED in details:  # by a server that takes the first bytes of HTTP/2 for the length of a frame
+                remedy += (
+                    ". The port of a broker or name server ends connections so: expected the Proxy's for gRPC, 8081"
+                )
+            if _RESET in details:
+                remedy += f". If it runs: a Proxy ends so the request that is larger than it takes, {_INBOUND}"
+            return ConnectionLost("no connection to the Proxy", addr, remark=details, remedy=remedy)
+        case "RESOURCE_EXHAUSTED" if _LARGE in details:
+            return LocalProtocolError("a message larger than gRPC takes", addr, remark=details)
+        case "RESOURCE_EXHAUSTED" if _SERVERS_LARGE in details:
+            return LocalProtocolError(
+                "a request larger than the Proxy takes", addr, remark=details, remedy=f"See {_INBOUND}"
+            )
+        case "RESOURCE_EXHAUSTED":
+            return BrokerBusy("the Proxy is overloaded", addr, remark=details)
+        case "INTERNAL" if _HEADERS in details:
+            return LocalProtocolError(
+                "gRPC does not send these headers",
+                addr,
+                remedy="Look for line ends and letters with accents in the keys",
+            )
+        case "UNAUTHENTICATED" | "PERMISSION_DENIED":
+            return AccessDenied("the Proxy denies access", addr, remark=details)
+        case _:
+            return RemoteProtocolError(f"gRPC failed with {status}: no RocketMQ Proxy?", addr, remark=details)

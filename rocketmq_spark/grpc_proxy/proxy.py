@@ -24,10 +24,9 @@ from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.codes import VERSION
 from rocketmq_spark.base.threads import Failure, attempt, start_thread
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError
-from rocketmq_spark.grpc_proxy.answers import refused
 from rocketmq_spark.grpc_proxy.channel import REST_S, Endpoints, Keys, ProxyChannel, Tls, metadata
 from rocketmq_spark.grpc_proxy.facts import TELEMETRY, AddressScheme, ClientType, Code, Language, Rpc
-from rocketmq_spark.grpc_proxy.protos import proto, set_seconds
+from rocketmq_spark.grpc_proxy.protos import proto, refused, set_seconds
 
 logger = logging.getLogger(__name__)
 

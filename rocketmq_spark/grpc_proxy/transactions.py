@@ -17,7 +17,7 @@ from typing import Any
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import NAMESPACE_SEPARATOR
 from rocketmq_spark.base.copies import CopyQuestions
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import CallTimeout, ClosedError, ConnectionLost, RocketMQError
 from rocketmq_spark.grpc_proxy import facts
 from rocketmq_spark.grpc_proxy.facts import ClientType, TransactionResolution, TransactionSource

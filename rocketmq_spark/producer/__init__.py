@@ -2,5 +2,5 @@
 
 ``ORDER`` in tests/test_house.py has the modules in import order. ``accumulator``, ``attempts``, ``outgoing``, ``settings``
 and ``encoding`` are pure; ``topics`` and ``destination`` only ask the sender; ``in_flight``, ``confirming``, ``batching``,
-``engine``, ``housekeeping``, ``resending`` and ``producer`` have the threads and locks. See docs/design-producer.md.
+``engine``, ``topics``, ``resending`` and ``producer`` have the threads and locks. See docs/design-producer.md.
 """

@@ -1,19 +1,34 @@
-"""What to do about the outcome of one attempt: the loop of ``DefaultMQProducerImpl.sendDefaultImpl`` as decisions.
+"""What an attempt's outcome means: for its send, whether it is tried again, and for its broker, whether a producer avoids it.
 
-Pure. Synchronous, asynchronous and batched sends share it, so that all of them retry alike; in Java an asynchronous
-send is not retried after a broker's error answer, and its retry keeps the queue id although another broker may have
-fewer queues. Differences that are meant:
+``Attempts`` is the loop of ``DefaultMQProducerImpl.sendDefaultImpl`` as decisions. Pure. Synchronous, asynchronous and batched
+sends share it, so that all of them retry alike; in Java an asynchronous send is not retried after a broker's error answer, and
+its retry keeps the queue id although another broker may have fewer queues. Differences that are meant:
 
 * A pause precedes an attempt at a broker that already failed in this call; other brokers are tried at once, as in Java.
 * A refused access is not tried again on the same queue.
 * When time runs out, the error names the real cause, which Java's "call timeout" hides, and the first one beside it.
 * A name server that does not answer costs no retry: nothing was tried, and it is waited for until the deadline.
+
+``FaultTable`` is latency fault tolerance: it mirrors ``MQFaultStrategy`` and ``LatencyFaultToleranceImpl`` of Java today; the
+longer durations of releases before 5.1.4 are the preset ``4.x``. The clock is an argument. Several producers and tasks may
+share a table, so it has a lock of its own, for what changes or walks it; to look a broker up needs none. Where Java's code has
+flaws:
+
+* Reachability is kept up by the detector alone, yet Java also clears the flag on a broker's error answer while no
+  detector runs; a broker that merely answered an error then ranks below one that is down. Here the flag counts only
+  while a detector runs (``detecting``).
+* Items of brokers that left the cluster are deleted by Java's detector only; here ``retain`` follows the routes.
+* The fallback of old releases relabels a queue of the published list. Nothing here changes the list.
+
+Kept as it is: the first choice tests the time alone, so that a broker whose isolation is over gets a message although
+no probe has reached it yet. A probe may fail for reasons of its own, and the price is one attempt.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,6 +50,7 @@ from rocketmq_spark.errors import (
     UnprovedError,
 )
 from rocketmq_spark.model import MessageQueue, SendResult, SendStatus
+from rocketmq_spark.queues.selection import RoundRobin
 
 RETRY_CODES = frozenset(
     (
@@ -210,3 +226,135 @@ def report_of(outcome: SendResult | RocketMQError) -> Report | None:
     if isinstance(outcome, SendResult | BrokerNotFound):
         return Report(isolated=False, reachable=True)
     return None if isinstance(outcome, _OURS) else Report(isolated=True, reachable=False)
+
+
+LATENCIES_MS = (50, 100, 550, 1800, 3000, 5000, 15000)
+DURATIONS_MS = (0, 0, 2000, 5000, 6000, 10000, 30000)
+
+
+@dataclass(frozen=True, slots=True)
+class FaultTables:
+    """For how long a broker is avoided after a send of some latency; an isolated one counts as ``isolated_ms``."""
+
+    latency_max_ms: tuple[int, ...] = LATENCIES_MS
+    not_available_ms: tuple[int, ...] = DURATIONS_MS
+    isolated_ms: int = 10_000
+
+    def __post_init__(self) -> None:
+        latencies, durations = self.latency_max_ms, self.not_available_ms
+        if not latencies or list(latencies) != sorted(set(latencies)) or latencies[0] < 0:
+            raise OptionError(f"option 'latencyMax' is {list(latencies)}; expected growing latencies in ms")
+        if len(durations) != len(latencies) or min(durations) < 0:
+            raise OptionError(
+                f"option 'notAvailableDuration' is {list(durations)}; expected {len(latencies)} durations in ms, one "
+                "for each entry of 'latencyMax'"
+            )
+
+    def duration_ms(self, latency_ms: int) -> int:
+        """The entry of the largest threshold that ``latency_ms`` reaches; 0 below the first."""
+        for threshold, duration in zip(reversed(self.latency_max_ms), reversed(self.not_available_ms), strict=True):
+            if latency_ms >= threshold:
+                return duration
+        return 0
+
+
+CURRENT = FaultTables()
+RELEASE_4 = FaultTables(
+    (50, 100, 550, 1000, 2000, 3000, 15000), (0, 0, 30000, 60000, 120000, 180000, 600000), isolated_ms=30_000
+)
+PRESETS: Mapping[str, FaultTables] = {"current": CURRENT, "4.x": RELEASE_4}
+
+
+@dataclass(slots=True)
+class Fault:
+    """What is known of one broker; ``available_at_ms`` is when it may be used again."""
+
+    latency_ms: int = 0
+    available_at_ms: int = 0
+    probe_at_ms: int = 0
+    reachable: bool = True
+
+
+class FaultTable:
+    """The brokers that were reported, and the choice of a queue that keeps away from the bad ones.
+
+    ``tables``, ``enabled`` and ``detecting`` may be changed at any time, between any two calls.
+    """
+
+    def __init__(self, tables: FaultTables = CURRENT, enabled: bool = False, detecting: bool = False) -> None:
+        self.tables = tables
+        self.enabled = enabled
+        self.detecting = detecting
+        self.faults: dict[str, Fault] = {}
+        self._lock = threading.Lock()
+
+    def report(self, broker: str, latency_ms: int, now_ms: int, isolated: bool = False, reachable: bool = True) -> None:
+        """A send to ``broker`` ended. A later, better report does not shorten an isolation."""
+        if not self.enabled:
+            return
+        duration = self.tables.duration_ms(self.tables.isolated_ms if isolated else latency_ms)
+        with self._lock:
+            fault = self.faults.setdefault(broker, Fault())
+            fault.latency_ms = latency_ms
+            fault.reachable = reachable
+            if duration:
+                fault.available_at_ms = max(fault.available_at_ms, now_ms + duration)
+
+    def available(self, broker: str, now_ms: int) -> bool:
+        fault = self.faults.get(broker)
+        return fault is None or now_ms >= fault.available_at_ms
+
+    def reachable(self, broker: str) -> bool:
+        fault = self.faults.get(broker)
+        return not self.detecting or fault is None or fault.reachable
+
+    def pick(
+        self, queues: Sequence[MessageQueue], index: RoundRobin, last_broker: str | None, now_ms: int
+    ) -> MessageQueue:
+        """The next queue on a good broker other than ``last_broker``; else on a reachable one; else any.
+
+        Switched off it is the plain round robin. One index is used throughout, as in Java, and moves on every probe.
+        """
+        if not self.enabled:
+            return index.pick(queues, last_broker)
+
+        for good in (lambda broker: self.available(broker, now_ms), self.reachable):
+            if found := index.first(queues, _other_than(last_broker, good)):
+                return found
+        return queues[index.next() % len(queues)]
+
+    def due_probes(self, now_ms: int, interval_ms: int) -> list[str]:
+        """Brokers whose reachability the detector should test now; each comes again after ``interval_ms``."""
+        with self._lock:
+            due = [broker for broker, fault in self.faults.items() if now_ms >= fault.probe_at_ms]
+            for broker in due:
+                self.faults[broker].probe_at_ms = now_ms + interval_ms
+        return due
+
+    def probed(self, broker: str, answered: bool) -> None:
+        """The detector's finding. It never ends an isolation, and a failure leaves the flag as it is."""
+        with self._lock:
+            if answered and broker in self.faults:
+                self.faults[broker].reachable = True
+
+    def retain(self, brokers: Collection[str]) -> None:
+        """Forget brokers that no route names any more."""
+        with self._lock:
+            for broker in [broker for broker in self.faults if broker not in brokers]:
+                del self.faults[broker]
+
+
+def _other_than(last_broker: str | None, good: Callable[[str], bool]) -> Callable[[MessageQueue], bool]:
+    return lambda queue: queue.broker_name != last_broker and good(queue.broker_name)
+
+
+def tables(
+    preset: str = "current", latency_max_ms: Sequence[int] = (), durations_ms: Sequence[int] = ()
+) -> FaultTables:
+    """The tables of a preset, with either list replaced by the user's."""
+    if preset not in PRESETS:
+        raise OptionError(f"option 'sendLatencyFault' names {preset!r}; expected one of {', '.join(PRESETS)}")
+    base = PRESETS[preset]
+    return FaultTables(
+        tuple(latency_max_ms) or base.latency_max_ms, tuple(durations_ms) or base.not_available_ms, base.isolated_ms
+    )

@@ -19,8 +19,7 @@ from typing import Protocol
 
 from rocketmq_spark.base import codes, process
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Failure, Timer, attempt
 from rocketmq_spark.errors import CallTimeout, ClosedError, MessageIllegal, RocketMQError, SendFailed
 from rocketmq_spark.model import Message, MessageQueue, SendResult
 from rocketmq_spark.model.send import MessageEncoder

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, Response
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import (
     BrokerNotFound,
     ClosedError,

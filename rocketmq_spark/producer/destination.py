@@ -23,14 +23,13 @@ from collections.abc import Hashable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import CallTimeout, MessageRefused, RocketMQError, RouteNotFound, SelectorError
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer import encoding
-from rocketmq_spark.producer.attempts import Attempts, OutOfTime
+from rocketmq_spark.producer.attempts import Attempts, FaultTable, OutOfTime
 from rocketmq_spark.producer.encoding import ANYHOW, How
-from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.outgoing import Outgoing, Queues
 from rocketmq_spark.producer.spooling import passing, storable
 from rocketmq_spark.producer.topics import Topics

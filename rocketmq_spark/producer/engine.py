@@ -1,7 +1,7 @@
 """The one way to send: every request of a producer, of its batches and of a sink's task goes through an engine.
 
 Mirrors ``DefaultMQProducerImpl.sendDefaultImpl`` and ``MQClientAPIImpl.sendMessageAsync``. The engine owns what sending
-needs (topics, faults, hooks, the timer) and bounds what is under way. A driver: decisions are in ``attempts``, ``faults``,
+needs (topics, faults, hooks, the timer) and bounds what is under way. A driver: decisions are in ``attempts``,
 ``destination`` and ``in_flight``, which has the lock; the engine sends and waits. Every request begins in ``_start``,
 every attempt with an answer ends in ``_judge``, and every request that has an outcome ends in ``_end``, whatever the mode:
 attach transactions or metrics there. A spool takes what ``_judge`` gave up, before ``_end``.
@@ -18,14 +18,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.ports import Sender, Spool
-from rocketmq_spark.producer.attempts import RetryAttempt, report_of
+from rocketmq_spark.producer.attempts import FaultTable, RetryAttempt, report_of
 from rocketmq_spark.producer.confirming import Confirming, EndKind, end_of, unproved
 from rocketmq_spark.producer.destination import QueueChoice
-from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.in_flight import UnderWay, closed
 from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing
 from rocketmq_spark.producer.settings import Hooks, ProducerSettings, SendContext

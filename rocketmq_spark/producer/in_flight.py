@@ -22,8 +22,7 @@ from concurrent.futures._base import FINISHED, RUNNING
 from typing import Any, NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import Failure, attempt, may_wait
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Failure, Timer, attempt, may_wait
 from rocketmq_spark.errors import ClosedError, MessageIllegal, RocketMQError, SendFailed
 from rocketmq_spark.model import SendResult, SendStatus
 from rocketmq_spark.producer.attempts import RetryAttempt

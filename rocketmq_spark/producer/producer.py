@@ -16,26 +16,26 @@ from concurrent.futures import Future
 from datetime import datetime, timedelta
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.lifecycle import Closing, Owner
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.process import Closing, Owner
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendResult, SpoolMetrics
 from rocketmq_spark.ports import Sender, Spool
-from rocketmq_spark.producer import batching, encoding, housekeeping
+from rocketmq_spark.producer import batching, encoding, topics
 from rocketmq_spark.producer.accumulator import MessageBatch
+from rocketmq_spark.producer.attempts import FaultTable
 from rocketmq_spark.producer.batching import AccumulatorMember
 from rocketmq_spark.producer.confirming import Confirming, StoredIds
 from rocketmq_spark.producer.destination import Destinations, Later
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine, Unsent
-from rocketmq_spark.producer.faults import FaultTable
-from rocketmq_spark.producer.housekeeping import Housekeeping
 from rocketmq_spark.producer.in_flight import Pending
 from rocketmq_spark.producer.long_delays import LongDelays, Timers, cancelling_request, to_all, told
 from rocketmq_spark.producer.outgoing import Callback, Ended, Outcome, Outgoing, identified, ignore, in_turn, with_ids
 from rocketmq_spark.producer.plain import seal
 from rocketmq_spark.producer.settings import Hook, ProducerSettings
 from rocketmq_spark.producer.spooling import chooser
+from rocketmq_spark.producer.topics import Housekeeping
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.wire.envelope import INNER_TOPIC, DelayHandle
 from rocketmq_spark.wire.identifiers import RecallHandle, UniqKeys
@@ -83,8 +83,8 @@ class BaseProducer(Closing):
             self._membership = AccumulatorMember(
                 batcher, self, self._pending, self._engine.topics, settings, sender.encoder
             )
-        housekeeping.watch(self)
-        Housekeeping(sender, self._engine, settings).start(self._housekeeping_timer)
+        topics.watch(self)
+        Housekeeping(sender, self._engine.topics, self._engine.faults, settings).start(self._housekeeping_timer)
         self._leave = sender.join(settings.group, settings.heartbeat_s, settings.transaction_check)
 
     @property

@@ -15,8 +15,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from rocketmq_spark.base.clock import LONGEST_S, Deadline
-from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Failure, Timer, attempt
 from rocketmq_spark.errors import ClosedError, NotSupported, ReplyTimeout, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendResult
 from rocketmq_spark.options.transport import NO_REPLIES

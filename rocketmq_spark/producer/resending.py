@@ -19,8 +19,7 @@ from rocketmq_spark.base.codes import (
     SysFlag,
     timer_due_ms,
 )
-from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Failure, Timer, attempt
 from rocketmq_spark.errors import (
     ClosedError,
     DecodeError,

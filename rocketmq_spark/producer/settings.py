@@ -17,8 +17,7 @@ from rocketmq_spark.model.send import HalfCheck
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.transport import FEATURES, REMOTING, TransportFeatures, features
 from rocketmq_spark.producer.accumulator import BatchLimits
-from rocketmq_spark.producer.attempts import RETRY_CODES, RetryPolicy
-from rocketmq_spark.producer.faults import CURRENT, FaultTables, tables
+from rocketmq_spark.producer.attempts import CURRENT, RETRY_CODES, FaultTables, RetryPolicy, tables
 from rocketmq_spark.queues.environment import Environment, environment_of
 from rocketmq_spark.wire.names import group_problem
 

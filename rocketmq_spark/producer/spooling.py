@@ -17,7 +17,7 @@ from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, timer_due_ms
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import (
     BrokerBusy,
     BrokerNotFound,

@@ -16,13 +16,12 @@ from typing import Any, cast
 
 from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.codes import Property
-from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Failure, Timer, attempt
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer import housekeeping
+from rocketmq_spark.producer import topics
 from rocketmq_spark.producer.engine import Unsent
 from rocketmq_spark.producer.outgoing import Outcome, PromptCallback, messages_of
 from rocketmq_spark.producer.producer import BaseProducer
@@ -94,7 +93,7 @@ class TraceProducer(BaseProducer):
         except BaseException:
             self._flushing.close()
             raise
-        housekeeping.watch(self, last=True)
+        topics.watch(self, last=True)
 
     def append(self, records: Sequence[TraceRecord]) -> None:
         """Take ``records``, or drop them where too many wait. Never waits."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from rocketmq_spark.base import extras
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.lifecycle import Owner
+from rocketmq_spark.base.process import Owner
 from rocketmq_spark.client.pulls import wanted_of
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.pop import simple_consumer

@@ -16,8 +16,7 @@ from rocketmq_spark.producer.engine import Unsent
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import TransactionCheck
 from rocketmq_spark.session import instrumentation, parsed, replies, row_encoder, sender, trace_producer
-from rocketmq_spark.session.spools import open_store, resending
-from rocketmq_spark.spool.folders import SpoolSettings
+from rocketmq_spark.session.spools import SpoolSettings, open_store, resending
 
 if TYPE_CHECKING:
     from rocketmq_spark.options.typed import ProducerOptions

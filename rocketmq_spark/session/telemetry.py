@@ -26,7 +26,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 import rocketmq_spark
 from rocketmq_spark.base.clock import NowAndThen, epoch_ms
 from rocketmq_spark.base.codes import Property
-from rocketmq_spark.base.lifecycle import Owner
+from rocketmq_spark.base.process import Owner
 from rocketmq_spark.base.threads import Aside, Failure, attempt, text_of
 from rocketmq_spark.consumer.result import (
     Ended,

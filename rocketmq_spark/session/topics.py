@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rocketmq_spark.admin import topics
-from rocketmq_spark.admin.tools import AdminTools
-from rocketmq_spark.base.lifecycle import Closing, Owner
+from rocketmq_spark.admin import AdminTools, topics
+from rocketmq_spark.base.process import Closing, Owner
 from rocketmq_spark.model.admin import TopicDescription, TopicQueues
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.environment import environment_of

@@ -12,14 +12,13 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError
-from rocketmq_spark.spool.lanes import Runs, Turns, Window, Work
+from rocketmq_spark.model import Resent
+from rocketmq_spark.spool.lanes import Runs, Schedule, Turns, UnreachableTargets, Window, Work
 from rocketmq_spark.spool.records import Dead, Done, Due, Record, RetryLater, Verdict
-from rocketmq_spark.spool.schedule import Schedule, UnreachableTargets
 from rocketmq_spark.spool.store import Store
 
 logger = logging.getLogger(__name__)
@@ -34,15 +33,8 @@ HANGS_MS, PUT_OFF_MS, PUT_OFF_HANGING_MS = 1000, 2000, 10_000
 TROUBLE_S = 1.0
 
 
-class Handled(NamedTuple):
-    """What came of one try: nothing wrong, a reason to try again, or a ``final`` one."""
-
-    reason: str | None = None
-    final: bool = False
-
-
 # Of one record, or of several of a lane that go as one.
-Handler = Callable[[Sequence[Record], Callable[[Handled], None]], None]
+Handler = Callable[[Sequence[Record], Callable[[Resent], None]], None]
 
 
 class Redelivery:
@@ -74,7 +66,7 @@ class Redelivery:
         self._silences = UnreachableTargets()
         self._called: dict[str, Due | None] = {}
         self._out: dict[int, Work] = {}
-        self._ended: dict[int, tuple[Work, Handled]] = {}  # by sequence
+        self._ended: dict[int, tuple[Work, Resent]] = {}  # by sequence
         self._max_out = max_out
         self._windows: dict[str, Window] = {}  # of targets that failed
         self._put_off_ms = 0  # until then
@@ -226,19 +218,19 @@ class Redelivery:
             self._out[work.due.sequence] = work
         handler = self._handlers.get(work.record.kind)
         if handler is None:
-            self._end(work, Handled(f"no handler for records of kind {work.record.kind!r}", final=True))
+            self._end(work, Resent(None, f"no handler for records of kind {work.record.kind!r}"))
             return
         try:
             handler([work.record, *(other.record for other in work.behind)], functools.partial(self._end, work))
         except Exception as e:  # a handler's bug must not lose a record, nor stop the others
             logger.exception("a record of kind %s failed", work.record.kind)
-            self._end(work, Handled(f"{type(e).__name__}: {e}"))
+            self._end(work, Resent(None, f"{type(e).__name__}: {e}", passing=True))
 
-    def _end(self, work: Work, handled: Handled) -> None:
+    def _end(self, work: Work, resent: Resent) -> None:
         with self._changed:
             if self._out.get(work.due.sequence) is not work or work.due.sequence in self._ended:
                 return  # a second answer
-            self._ended[work.due.sequence] = work, handled
+            self._ended[work.due.sequence] = work, resent
             self._changed.notify_all()
         self.wake(self._gather_s)
 
@@ -249,40 +241,36 @@ class Redelivery:
             if not ended:
                 return
             now_ms = self._clock()
-            self._store.settle([(work, self._verdict(work, handled, now_ms)) for work, handled in ended], now_ms)
+            self._store.settle([(work, self._verdict(work, resent, now_ms)) for work, resent in ended], now_ms)
             with self._changed:
-                for work, handled in ended:
+                for work, resent in ended:
                     del self._ended[work.due.sequence], self._out[work.due.sequence]
-                    self._note(work, handled, now_ms)
+                    self._note(work, resent, now_ms)
                 if not len(self._store):
                     self._silences.forget()
                     self._windows.clear()
                 self.listens = bool(self._silences)
 
-    def _verdict(self, work: Work, handled: Handled, now_ms: int) -> Verdict:
-        if handled.reason is None:
+    def _verdict(self, work: Work, resent: Resent, now_ms: int) -> Verdict:
+        if resent.error is None:
             return Done()
-        if handled.final and work.behind:
-            logger.warning(
-                "%d messages of a failed batch are sent one by one: %s", 1 + len(work.behind), handled.reason
-            )
-            return RetryLater(now_ms, handled.reason)
-        due_ms = None if handled.final else self._schedule.due_ms(work.state.tries + 1, now_ms)
+        if not resent.passing and work.behind:
+            logger.warning("%d messages of a failed batch are sent one by one: %s", 1 + len(work.behind), resent.error)
+            return RetryLater(now_ms, resent.error)
+        due_ms = self._schedule.due_ms(work.state.tries + 1, now_ms) if resent.passing else None
         if due_ms is not None:
-            return RetryLater(due_ms, handled.reason)
-        logger.error(
-            "record %d of the spool in %s is given up: %s", work.due.sequence, self._store.path, handled.reason
-        )
-        return Dead(handled.reason)
+            return RetryLater(due_ms, resent.error)
+        logger.error("record %d of the spool in %s is given up: %s", work.due.sequence, self._store.path, resent.error)
+        return Dead(resent.error)
 
-    def _note(self, work: Work, handled: Handled, now_ms: int) -> None:
-        self.runs.ended(work.record.lane, 1 + len(work.behind), handled.reason is None, handled.final)
+    def _note(self, work: Work, resent: Resent, now_ms: int) -> None:
+        self.runs.ended(work.record.lane, 1 + len(work.behind), resent.error is None, not resent.passing)
         target = work.record.target
-        if handled.reason is None:
+        if resent.error is None:
             self.delivered += 1 + len(work.behind)
             if (window := self._windows.pop(target, None)) is not None and 2 * window.size < self._max_out:
                 self._windows[target] = Window(2 * window.size, 0)
-        elif not handled.final:
+        elif resent.passing:
             hangs = now_ms - work.taken_ms >= HANGS_MS
             self._windows[target] = Window(1, PUT_OFF_HANGING_MS if hangs else PUT_OFF_MS)
             self._silences.failed(target, now_ms, work.taken_ms)

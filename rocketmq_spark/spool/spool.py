@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import DecodeError, RocketMQError, SpoolError
 from rocketmq_spark.model import MessageQueue, Resent, SendRequest, SpooledSend, SpoolMetrics
 from rocketmq_spark.ports import Resender
 from rocketmq_spark.queues.selection import is_built_in
 from rocketmq_spark.spool.database import Database
+from rocketmq_spark.spool.lanes import Schedule, SteadyClock
 from rocketmq_spark.spool.records import (
     DEAD,
     PENDING,
@@ -40,8 +41,7 @@ from rocketmq_spark.spool.records import (
     numbered,
     sequence_of,
 )
-from rocketmq_spark.spool.redelivery import MAX_OUT, PAGE, Handled, Redelivery
-from rocketmq_spark.spool.schedule import Schedule, SteadyClock
+from rocketmq_spark.spool.redelivery import MAX_OUT, PAGE, Redelivery
 from rocketmq_spark.spool.store import Store
 
 SEND_KIND = "send"
@@ -354,20 +354,17 @@ class SendSpool:
         return joined
 
     def _handle(
-        self, send_of: Callable[[Record], SpooledSend], records: Sequence[Record], done: Callable[[Handled], None]
+        self, send_of: Callable[[Record], SpooledSend], records: Sequence[Record], done: Callable[[Resent], None]
     ) -> None:
         try:
             sends = [send_of(record) for record in records]
         except DecodeError as e:
-            done(Handled(e.message, final=True))
+            done(Resent(None, e.message))
             return
         send = sends[0] if len(sends) == 1 else self._resender.joined(sends)
         self._resender.resend(send, functools.partial(self._resent, done))
 
-    def _resent(self, done: Callable[[Handled], None], resent: Resent) -> None:
-        if resent.error is not None:
-            done(Handled(resent.error, final=not resent.passing))
-            return
-        done(Handled())
-        if resent.queue is not None:
+    def _resent(self, done: Callable[[Resent], None], resent: Resent) -> None:
+        done(resent)
+        if resent.error is None and resent.queue is not None:
             self.answered(resent.queue)

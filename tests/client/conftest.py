@@ -17,11 +17,10 @@ from rocketmq_spark.client.groups import RemotingCommitter
 from rocketmq_spark.client.instance import Groups, Instance
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import RemotingPulls
-from rocketmq_spark.client.questions import BrokerQuestions
+from rocketmq_spark.client.questions import BrokerQuestions, Kinds
 from rocketmq_spark.client.replies import AwaitedReplies, RemotingReplies
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
-from rocketmq_spark.client.topics import Kinds
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from tests.mockbroker import MockBroker, route, topic_config

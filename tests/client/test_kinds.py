@@ -7,8 +7,8 @@ import pytest
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import BATCH_QUEUE, Request, Response
-from rocketmq_spark.client import topics
-from rocketmq_spark.client.topics import Kinds, is_batched
+from rocketmq_spark.client import questions
+from rocketmq_spark.client.questions import Kinds, is_batched
 from rocketmq_spark.errors import AccessDenied, BrokerBusy
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
@@ -23,7 +23,7 @@ QUEUE = MessageQueue("t", "broker-a", 0)
 @pytest.fixture
 def stale(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is known is at once too old."""
-    monkeypatch.setattr(topics, "AGE_S", -1.0)
+    monkeypatch.setattr(questions, "AGE_S", -1.0)
 
 
 def batched(parts: Parts) -> bool:
@@ -100,7 +100,7 @@ def test_while_nobody_says_a_topic_is_an_ordinary_one_for_a_sender_and_asked_abo
     broker.on(CONFIG, Command(int(Response.REQUEST_CODE_NOT_SUPPORTED), version=codes.VERSION))  # a proxy
     assert [parts.sender.keeps_batches("t", parts.soon) for _ in range(2)] == [False, False]
     assert len(broker.seen(CONFIG)) == 1
-    monkeypatch.setattr(topics, "AGE_S", -1.0)
+    monkeypatch.setattr(questions, "AGE_S", -1.0)
     broker.on(CONFIG, topic_config(queue_type=BATCH_QUEUE))
     assert parts.sender.keeps_batches("t", parts.soon)
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, refuse(Response.TOPIC_NOT_EXIST))

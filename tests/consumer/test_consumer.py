@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.running import HANGS_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.consumer.settings import ConsumerSettings

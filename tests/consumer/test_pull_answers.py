@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.consumer.pull.polls import Polls
-from rocketmq_spark.consumer.pull.positions import PullAnswers
+from rocketmq_spark.consumer.pull.polls import Polls, PullAnswers
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.model import NO_FILTER, MessageQueue

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Clock
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
@@ -387,7 +387,7 @@ def test_a_fork_is_told_whose_the_consumer_is(
     fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer.assign([A])
-    monkeypatch.setattr("rocketmq_spark.base.lifecycle._process", [-1])
+    monkeypatch.setattr("rocketmq_spark.base.process._process", [-1])
     calls: list[Callable[[], object]] = [
         lambda: consumer.subscribe("t"),
         lambda: consumer.unsubscribe("t"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.base.clock import Clock
-from rocketmq_spark.consumer.pull.positions import Positions
+from rocketmq_spark.consumer.pull.polls import Positions
 from rocketmq_spark.consumer.pull.upkeep import Subscribed
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions

@@ -12,8 +12,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.consumer.pull import upkeep
-from rocketmq_spark.consumer.pull.polls import Polls
-from rocketmq_spark.consumer.pull.positions import Positions
+from rocketmq_spark.consumer.pull.polls import Polls, Positions
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
 from rocketmq_spark.consumer.rebalance import Start

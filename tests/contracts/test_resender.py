@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark import options, session
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, Resent, SendRequest, SpooledSend
 from rocketmq_spark.ports import Resender

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import pytest
 
 from rocketmq_spark.base.codes import SysFlag
-from rocketmq_spark.columnar.decode import careful
-from rocketmq_spark.columnar.decode.careful import AnswerCheck
+from rocketmq_spark.columnar.decode import rows as careful
 from rocketmq_spark.columnar.decode.decoder import Decoder
+from rocketmq_spark.columnar.decode.rows import AnswerCheck
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.pull.answers import Hole, Piece
 from rocketmq_spark.wire.messages import BatchItem, decode_leniently, encode_batch

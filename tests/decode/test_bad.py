@@ -8,8 +8,8 @@ import logging
 import pytest
 
 from rocketmq_spark.base.codes import SysFlag
-from rocketmq_spark.columnar.decode.careful import Careful
 from rocketmq_spark.columnar.decode.decoder import Decoder
+from rocketmq_spark.columnar.decode.rows import Careful
 from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, Bad, undecodable
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter, MessageQueue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rocketmq_spark.base.codes import SysFlag
-from rocketmq_spark.columnar.decode import careful
+from rocketmq_spark.columnar.decode import rows as careful
 from rocketmq_spark.columnar.decode.schema import BASIC, FULL, Column, arrow_schema
 from rocketmq_spark.model import Filter
 from rocketmq_spark.wire.messages import BatchItem, decode_messages, encode_batch

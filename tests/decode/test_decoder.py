@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import SysFlag
-from rocketmq_spark.columnar.decode import careful, stored_messages
+from rocketmq_spark.columnar.decode import rows as careful
+from rocketmq_spark.columnar.decode import stored_messages
 from rocketmq_spark.columnar.decode.decoder import Decoder
 from rocketmq_spark.columnar.decode.schema import BASIC, FULL, Bad, arrow_schema
 from rocketmq_spark.errors import DecodeError

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import SysFlag
-from rocketmq_spark.columnar.decode import careful, inner, stored_messages
-from rocketmq_spark.columnar.decode.careful import apart
+from rocketmq_spark.columnar.decode import inner, stored_messages
+from rocketmq_spark.columnar.decode import rows as careful
 from rocketmq_spark.columnar.decode.decoder import Decoder
+from rocketmq_spark.columnar.decode.rows import apart
 from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, Bad
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter

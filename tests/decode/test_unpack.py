@@ -8,8 +8,8 @@ import pytest
 
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode import decoder, stored_messages
-from rocketmq_spark.columnar.decode.careful import Careful
 from rocketmq_spark.columnar.decode.decoder import Decoder
+from rocketmq_spark.columnar.decode.rows import Careful
 from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, Bad
 from rocketmq_spark.wire import compression
 from rocketmq_spark.wire.messages import BatchItem, encode_batch

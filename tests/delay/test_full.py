@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.delay import commits, service
+from rocketmq_spark.delay import envelope_records, service
 from rocketmq_spark.errors import CallTimeout, SpoolFull
 from rocketmq_spark.spool import files
 from tests.delay.nodes import QUEUES, Node, World, envelope
@@ -31,7 +31,7 @@ class Disk:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    monkeypatch.setattr(commits, "FULL_S", 0.0)
+    monkeypatch.setattr(envelope_records, "FULL_S", 0.0)
     return Disk(monkeypatch)
 
 
@@ -66,7 +66,7 @@ def test_what_is_held_is_sent_while_the_disk_is_full_and_the_rest_when_it_is_not
     world.time.advance(6)
     for _ in range(5):
         refused(node)
-    monkeypatch.setattr(commits, "FULL_S", 60.0)
+    monkeypatch.setattr(envelope_records, "FULL_S", 60.0)
     refused(node)
     over = threading.Event()
     over.wait(0.3)
@@ -91,7 +91,7 @@ def test_a_queue_that_comes_while_the_disk_is_full_is_not_read_either(
     node.turn(ONE)
     disk.left = 0
     world.topic.put(envelope("one", 5), ONE)
-    monkeypatch.setattr(commits, "FULL_S", 60.0)
+    monkeypatch.setattr(envelope_records, "FULL_S", 60.0)
     refused(node)
     world.topic.put(envelope("two", 5), TWO)
     for _ in range(3):
@@ -110,7 +110,7 @@ def test_the_node_goes_on_and_says_so_again_and_again(
     world: World, disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(service, "PAUSE_S", 0.0)
-    monkeypatch.setattr(commits, "ALARM_S", 0.2)
+    monkeypatch.setattr(envelope_records, "ALARM_S", 0.2)
     node, over = world.node("a"), threading.Event()
     node.reader.own(ONE)
     world.topic.put(envelope("m", 5))

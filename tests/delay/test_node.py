@@ -12,9 +12,8 @@ from rocketmq_spark.delay import node as nodes
 from rocketmq_spark.delay.node import NodeSettings, open_node
 from rocketmq_spark.errors import OptionError, RocketMQError, SpoolError
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.session.spools import drainer
+from rocketmq_spark.session.spools import drainer, owner_of
 from rocketmq_spark.spool.database import in_use
-from rocketmq_spark.spool.folders import owner_of
 from tests.live.writes import sink_options
 
 

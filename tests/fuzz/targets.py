@@ -9,7 +9,7 @@ import numpy as np
 from google.protobuf.message import DecodeError as ProtobufError
 
 from rocketmq_spark.base.codes import SysFlag
-from rocketmq_spark.columnar.decode import careful
+from rocketmq_spark.columnar.decode import rows as careful
 from rocketmq_spark.columnar.decode.decoder import Decoder, batch_of
 from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.delay.envelope_records import arrival

@@ -7,9 +7,9 @@ from rocketmq_spark.base.codes import Response
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.instance import Groups, Instance
+from rocketmq_spark.client.questions import Kinds
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
-from rocketmq_spark.client.topics import Kinds
 from rocketmq_spark.model import MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.wire import rpc

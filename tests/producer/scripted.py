@@ -14,7 +14,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.client.sender import ItemEncoder
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound, error_for
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus

@@ -11,9 +11,8 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, RouteNotFound
 from rocketmq_spark.model import MessageQueue, SendRequest
-from rocketmq_spark.producer.attempts import Attempts, OutOfTime, RetryPolicy
+from rocketmq_spark.producer.attempts import Attempts, FaultTable, OutOfTime, RetryPolicy
 from rocketmq_spark.producer.destination import QueueChoice
-from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import Topics

@@ -15,9 +15,8 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import BrokerNotFound, ClosedError, ConnectionLost, MessageIllegal, SendFailed
 from rocketmq_spark.model import Message, SendRequest, SendResult
-from rocketmq_spark.producer.attempts import Attempts
+from rocketmq_spark.producer.attempts import RELEASE_4, Attempts, FaultTable, tables
 from rocketmq_spark.producer.engine import Engine
-from rocketmq_spark.producer.faults import RELEASE_4, FaultTable, tables
 from rocketmq_spark.producer.in_flight import START
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.producer import BaseProducer

@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ConnectionLost, SendFailed, UnprovedError
 from rocketmq_spark.model import Message, SendRequest, SendStatus, SpooledSend
 from rocketmq_spark.producer.accumulator import BatchEntry, BatchLimits, Key, MessageBatch

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import SendRequest
 from rocketmq_spark.producer.in_flight import Pending

@@ -13,7 +13,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, Response, SysFlag
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError, RouteNotFound, ServerFault
 from rocketmq_spark.model import MessageQueue, Resent, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.options.transport import FEATURES, GRPC
@@ -24,7 +24,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.selection import select
-from rocketmq_spark.spool.schedule import STEPS_S
+from rocketmq_spark.spool.lanes import STEPS_S
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.compression import compress, decompress

@@ -11,12 +11,12 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import TRACE_TOPIC, Property
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import CallTimeout, OptionError, RouteNotFound
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import HalfPlace, TransactionState
 from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer import housekeeping, tracing
+from rocketmq_spark.producer import topics, tracing
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.tracing import TracedSender, TraceProducer
@@ -302,8 +302,8 @@ def test_the_last_sends_of_a_program_are_traced(bench: Bench, monkeypatch: pytes
     traced = Traced(bench, auto_batch=True)
     traced.sender._append = sending.producer.append
     traced.producer.send_async(Message("T", b"lingers"))
-    monkeypatch.setattr(housekeeping, "_open", [sending.producer, traced.producer])
-    housekeeping._leave()
+    monkeypatch.setattr(topics, "_open", [sending.producer, traced.producer])
+    topics._leave()
     assert [body[:3] for body in sending.bodies[1:]] == ["Pub"]
 
 

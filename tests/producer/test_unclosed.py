@@ -6,7 +6,7 @@ import pytest
 
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import Message
-from rocketmq_spark.producer import housekeeping
+from rocketmq_spark.producer import topics
 from tests.producer.scripted import Bench
 
 
@@ -16,12 +16,12 @@ def test_what_waits_for_company_is_sent_and_what_fails_is_named(
     producer = bench.producer(auto_batch=True)
     bench.sender.script = [ConnectionLost("gone")] * 3
     lost = [producer.send_async(Message("T", b"x")) for _ in range(11)]
-    housekeeping._leave()
+    topics._leave()
     assert all(result.done() for result in lost)
     assert "the producer of group 'g' was not closed, and 11 messages are not acknowledged: " in capsys.readouterr().err
 
 
 def test_nothing_is_said_of_one_that_was_closed(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.producer(auto_batch=True).close()
-    housekeeping._leave()
+    topics._leave()
     assert capsys.readouterr().err == ""

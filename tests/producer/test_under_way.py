@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ClosedError, ConnectionLost, SendFailed
 from rocketmq_spark.model import SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.attempts import RetryAttempt, RetryPolicy

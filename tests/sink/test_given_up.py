@@ -20,7 +20,7 @@ from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStat
 from rocketmq_spark.producer.attempts import Attempts, RetryPolicy
 from rocketmq_spark.producer.confirming import EndKind, end_of
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
-from rocketmq_spark.spark.sink import checks, given_up
+from rocketmq_spark.spark.sink import checks, guarantee
 from rocketmq_spark.spark.sink.once import NotedSender, TaskOnce, plan_job
 from rocketmq_spark.spark.sink.report import Tally
 from rocketmq_spark.spark.sink.task import TaskWriter
@@ -40,14 +40,14 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def watched(worker: socket.socket) -> Callable[[], bool]:
     """As below PySpark's worker, which has the connection to Spark in a variable of this name."""
-    names: dict[str, Any] = {"__name__": "pyspark.worker", "watch": given_up.watch}
+    names: dict[str, Any] = {"__name__": "pyspark.worker", "watch": guarantee.watch}
     exec("def main(infile, outfile):\n    return (lambda: watch())()", names)
     with worker.makefile("rb") as infile:
         return cast(Callable[[], bool], names["main"](infile, None))
 
 
 def test_outside_of_a_worker_nobody_gives_up() -> None:
-    assert given_up.watch() is given_up.never
+    assert guarantee.watch() is guarantee.never_given_up
 
 
 def test_a_connection_that_spark_has_closed_is_seen_behind_what_can_still_be_read(
@@ -168,9 +168,9 @@ SCRIPT = """
     def sink(batches):
         from pyspark import TaskContext
 
-        from rocketmq_spark.spark.sink import checks, given_up
+        from rocketmq_spark.spark.sink import checks, guarantee
 
-        over = given_up.watch()
+        over = guarantee.watch()
         attempt = TaskContext.get().attemptNumber()
         if not attempt:  # without the daemon Spark hears of its input only while it gives it to us
             with open(log, "a") as file:

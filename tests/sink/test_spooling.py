@@ -14,11 +14,10 @@ from rocketmq_spark.errors import MessageIllegal, RocketMQError, SpoolError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.producer.topics import owned
-from rocketmq_spark.session.spools import open_store, resending, worker_spool
+from rocketmq_spark.session.spools import open_store, resending, spools, worker_spool
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.spark.sink.task import TaskWriter
-from rocketmq_spark.spool.folders import spools
 from rocketmq_spark.spool.spool import SendSpool, SpoolReading, send_of
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 from rocketmq_spark.wire.messages import decode_batch

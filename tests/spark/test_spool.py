@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from rocketmq_spark import LocalBroker, write_rocketmq
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.spool.folders import spools
+from rocketmq_spark.session.spools import spools
 from rocketmq_spark.spool.spool import SpoolReading
 from tests.helpers import killed, stored, stored_now
 from tests.live.writes import bodies, numbered

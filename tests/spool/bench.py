@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rocketmq_spark.model import Resent
+from rocketmq_spark.spool.lanes import Schedule
 from rocketmq_spark.spool.records import Record
-from rocketmq_spark.spool.redelivery import MAX_OUT, Handled, Redelivery
-from rocketmq_spark.spool.schedule import Schedule
+from rocketmq_spark.spool.redelivery import MAX_OUT, Redelivery
 from rocketmq_spark.spool.store import Store
 from tests.producer.scripted import ManualTimer, Time
 
@@ -28,8 +29,8 @@ class Bench:
         self.tried: list[tuple[float, bytes]] = []
         self.together: list[int] = []  # how many went at a time
         self.joins: Callable[[Record, Record], bool] = lambda head, other: False
-        self.works: Callable[[Record], Handled] = lambda one: Handled()
-        self.waiting: list[Callable[[Handled], None]] | None = None  # a list holds answers back
+        self.works: Callable[[Record], Resent] = lambda one: Resent()
+        self.waiting: list[Callable[[Resent], None]] | None = None  # a list holds answers back
         timer = ManualTimer(self.time)
         self.redelivery = Redelivery(self.store, {"k": self._handle}, self.now_ms, timer, schedule, max_out)
         self.redelivery.runs.joins = lambda head: lambda other: self.joins(head, other)
@@ -41,14 +42,14 @@ class Bench:
         self.store.add([(each, self.now_ms() + round(1000 * after_s)) for each in records])
         self.redelivery.wake()
 
-    def _handle(self, records: Sequence[Record], done: Callable[[Handled], None]) -> None:
+    def _handle(self, records: Sequence[Record], done: Callable[[Resent], None]) -> None:
         """What goes together succeeds or fails together."""
         self.tried += [(round(self.time.now - self.start, 3), one.payload) for one in records]
         self.together.append(len(records))
         if self.waiting is not None:
             self.waiting.append(done)
         else:
-            done(next((bad for bad in map(self.works, records) if bad.reason is not None), Handled()))
+            done(next((bad for bad in map(self.works, records) if bad.error is not None), Resent()))
 
     @property
     def seconds(self) -> list[float]:

@@ -18,11 +18,10 @@ from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import owned
-from rocketmq_spark.session.spools import drainer, open_store, resending, worker_spool
+from rocketmq_spark.session.spools import adopt, claim, drainer, open_store, owner_of, resending, spools, worker_spool
 from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import in_use
-from rocketmq_spark.spool.folders import adopt, claim, owner_of, spools
 from rocketmq_spark.spool.records import OWNER, RECORD, TOTALS, Done, SpoolOwner, numbered
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store

@@ -14,7 +14,7 @@ from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult,
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.resending import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.spool.schedule import SteadyClock
+from rocketmq_spark.spool.lanes import SteadyClock
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.properties import decode_properties

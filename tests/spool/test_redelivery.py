@@ -14,19 +14,20 @@ import pytest
 
 from rocketmq_spark.base import clock
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import SpoolError
+from rocketmq_spark.model import Resent
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database
+from rocketmq_spark.spool.lanes import STEPS_S, Schedule
 from rocketmq_spark.spool.records import Record
-from rocketmq_spark.spool.redelivery import MAX_OUT, Handled, Redelivery
-from rocketmq_spark.spool.schedule import STEPS_S, Schedule
+from rocketmq_spark.spool.redelivery import MAX_OUT, Redelivery
 from rocketmq_spark.spool.store import Store
 from tests.helpers import WAIT_S, no_more_threads, raising
 from tests.producer.scripted import ManualTimer
 from tests.spool.bench import BASE_MS, Bench, record
 
-DOWN = Handled("down")
+DOWN = Resent(None, "down", passing=True)
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def test_3_21_g2_2_an_outage_of_10_seconds_costs_tries_after_3_8_and_38_and_one_delivery(bench: Bench) -> None:
-    bench.works = lambda one: DOWN if bench.time.now - bench.start < 10 else Handled()
+    bench.works = lambda one: DOWN if bench.time.now - bench.start < 10 else Resent()
     bench.add(record(b"x"))
     bench.time.advance(5000)
     assert bench.seconds == [3, 8, 38]
@@ -70,10 +71,10 @@ def test_3_20_g2_5_a_record_that_nobody_handles_is_parked_with_its_payload(bench
 
 
 def test_3_23_g2_5_an_exception_counts_as_a_failure(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    def works(one: object) -> Handled:
+    def works(one: object) -> Resent:
         if len(bench.tried) == 1:
             raise ZeroDivisionError("a bug")
-        return Handled()
+        return Resent()
 
     bench.works = works
     bench.add(record(b"x"))
@@ -88,17 +89,17 @@ def test_the_first_answer_counts(bench: Bench, caplog: pytest.LogCaptureFixture)
     bench.add(record(b"x"), after_s=0)
     bench.time.advance(0)
     (done,) = bench.waiting
-    done(Handled())
-    done(Handled("too late"))
+    done(Resent())
+    done(Resent(None, "too late", passing=True))
     bench.time.advance(1)
-    done(Handled("much too late"))
+    done(Resent(None, "much too late", passing=True))
     bench.time.advance(5000)
     assert (bench.redelivery.delivered, len(bench.store), bench.store.totals.dead) == (1, 0, 0)
     assert (bench.payloads, bench.redelivery.trouble, caplog.text) == ([b"x"], None, "")
 
 
 def test_a_final_failure_is_not_repeated(bench: Bench) -> None:
-    bench.works = lambda one: Handled("no permission", final=True)
+    bench.works = lambda one: Resent(None, "no permission")
     bench.add(record(b"x"))
     bench.time.advance(5000)
     assert bench.seconds == [3]
@@ -110,11 +111,11 @@ def test_3_19_g2_6_no_more_is_taken_than_is_handed_out_and_no_iterator_stays_ope
     bench.add(*(record(str(i).encode()) for i in range(3 * MAX_OUT)), after_s=0)
     bench.time.advance(1)
     assert len(bench.waiting) == MAX_OUT
-    bench.waiting.pop(0)(Handled())
+    bench.waiting.pop(0)(Resent())
     bench.time.advance(0)
     assert len(bench.waiting) == MAX_OUT
     while bench.waiting:
-        bench.waiting.pop(0)(Handled())
+        bench.waiting.pop(0)(Resent())
         bench.time.advance(0)
     assert bench.payloads == [str(i).encode() for i in range(3 * MAX_OUT)]
     assert len(bench.store) == 0
@@ -128,7 +129,7 @@ def test_while_tries_fail_one_record_is_out_and_the_others_keep_their_tries(benc
         bench.waiting.pop(0)(DOWN)
     bench.time.advance(0)
     assert len(bench.waiting) == 1
-    bench.waiting.pop(0)(Handled())
+    bench.waiting.pop(0)(Resent())
     bench.time.advance(0)
     assert len(bench.waiting) == 2
 
@@ -144,7 +145,7 @@ def test_the_close_waits_for_what_is_out_and_takes_nothing_more(
     bench.time.advance(0)
     (done,) = bench.waiting
     bench.add(record(b"due meanwhile"), after_s=1)
-    ManualTimer(bench.time).later(answer_s, lambda: done(Handled()))
+    ManualTimer(bench.time).later(answer_s, lambda: done(Resent()))
     bench.redelivery.close(Deadline.after(30))
     assert bench.payloads == [b"out"]
     assert bench.store.totals.depth == 1 + left
@@ -155,7 +156,7 @@ def test_a_second_answer_changes_nothing(bench: Bench) -> None:
     bench.add(record(b"x"), after_s=0)
     bench.time.advance(0)
     done = bench.waiting.pop()
-    done(Handled())
+    done(Resent())
     done(DOWN)
     bench.time.advance(5000)
     done(DOWN)
@@ -166,7 +167,7 @@ def test_a_second_answer_changes_nothing(bench: Bench) -> None:
 
 def test_what_answers_again_makes_what_waits_for_it_due_at_once(bench: Bench) -> None:
     down = {"a", "b"}
-    bench.works = lambda one: DOWN if one.target in down else Handled()
+    bench.works = lambda one: DOWN if one.target in down else Resent()
     bench.add(record(b"a", target="a"), record(b"b", target="b"))
     bench.time.advance(100)
     down.clear()
@@ -182,7 +183,7 @@ def test_what_failed_while_others_succeed_is_tried_again_soon_and_not_by_its_own
     """The first one is tried first whenever its target answers: it has had the most tries, and would wait for minutes."""
     down = [True]
     bench.works = lambda one: (
-        DOWN if down[0] or (one.payload == b"first" and bench.time.now - bench.start < 102) else Handled()
+        DOWN if down[0] or (one.payload == b"first" and bench.time.now - bench.start < 102) else Resent()
     )
     bench.add(*(record(payload, target="a") for payload in (b"first", b"second", b"third")))
     bench.redelivery.failed("a")
@@ -191,10 +192,10 @@ def test_what_failed_while_others_succeed_is_tried_again_soon_and_not_by_its_own
     tried = len(bench.tried)
     handle = bench.redelivery._handlers["k"]
 
-    def and_answers(records: Sequence[Record], done: Callable[[Handled], None]) -> None:
-        def handled(how: Handled) -> None:
+    def and_answers(records: Sequence[Record], done: Callable[[Resent], None]) -> None:
+        def handled(how: Resent) -> None:
             done(how)
-            if how.reason is None:
+            if how.error is None:
                 bench.redelivery.answered(["a"])
 
         handle(records, handled)
@@ -216,7 +217,7 @@ def test_more_than_a_page_is_hastened(bench: Bench, monkeypatch: pytest.MonkeyPa
 
 
 def test_of_a_lane_one_is_out_and_a_failure_holds_the_others_up(bench: Bench) -> None:
-    bench.works = lambda one: DOWN if bench.time.now - bench.start < 10 else Handled()
+    bench.works = lambda one: DOWN if bench.time.now - bench.start < 10 else Resent()
     for i in range(5):
         bench.add(record(str(i).encode(), lane=b"l"))
     bench.time.advance(100)
@@ -224,7 +225,7 @@ def test_of_a_lane_one_is_out_and_a_failure_holds_the_others_up(bench: Bench) ->
 
 
 def test_a_dead_one_lets_its_lane_go_on(bench: Bench) -> None:
-    bench.works = lambda one: Handled("no", final=True) if one.payload == b"0" else Handled()
+    bench.works = lambda one: Resent(None, "no") if one.payload == b"0" else Resent()
     bench.add(record(b"0", lane=b"l"), record(b"1", lane=b"l"))
     bench.time.advance(3)
     assert bench.payloads == [b"0", b"1"]
@@ -241,7 +242,7 @@ def test_an_alarm_is_set_once_however_often_somebody_wakes_it(bench: Bench) -> N
 def test_where_there_was_no_thread_for_a_moment_the_next_one_wakes_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.works = lambda one: Handled()
+    bench.works = lambda one: Resent()
     with monkeypatch.context() as exhausted:
         exhausted.setattr(bench.redelivery._timer, "later", raising(RuntimeError("can't start new thread")))
         with pytest.raises(RuntimeError):
@@ -265,14 +266,14 @@ def test_a_large_window_is_filled_up_in_large_parts_and_settled_at_once(
         bench.store, "settle", lambda outcomes, now_ms: settled.append(len(outcomes)) or settle(outcomes, now_ms)
     )
     for _ in range(MAX_OUT - 1):
-        bench.waiting.pop(0)(Handled())
+        bench.waiting.pop(0)(Resent())
     bench.time.advance(1)
     assert (settled, len(bench.waiting)) == ([MAX_OUT - 1], 7 * MAX_OUT + 1)
-    bench.waiting.pop(0)(Handled())
+    bench.waiting.pop(0)(Resent())
     bench.time.advance(1)
     assert len(bench.waiting) == 8 * MAX_OUT
     while bench.waiting:
-        bench.waiting.pop(0)(Handled())
+        bench.waiting.pop(0)(Resent())
         bench.time.advance(1)
     assert bench.payloads == [str(i).encode() for i in range(10 * MAX_OUT)]
     assert len(bench.store) == 0
@@ -360,10 +361,10 @@ def test_what_is_added_while_a_lane_is_under_way_waits_behind_it(bench: Bench) -
     bench.time.advance(0)
     assert bench.together == [3]
     assert bench.store.holds(b"l")
-    bench.waiting.pop()(Handled())
+    bench.waiting.pop()(Resent())
     bench.time.advance(0)
     assert bench.together == [3, 1]
-    bench.waiting.pop()(Handled())
+    bench.waiting.pop()(Resent())
     bench.time.advance(0)
     assert not bench.store.holds(b"l")
 
@@ -371,7 +372,7 @@ def test_what_is_added_while_a_lane_is_under_way_waits_behind_it(bench: Bench) -
 def test_of_those_that_went_together_and_failed_the_first_costs_a_try_and_goes_alone(bench: Bench) -> None:
     """So does what is added while tries fail."""
     bench.joins = lambda head, other: True
-    bench.works = lambda one: DOWN if bench.time.now - bench.start < 10 else Handled()
+    bench.works = lambda one: DOWN if bench.time.now - bench.start < 10 else Resent()
     laned(bench, 5)
     bench.time.advance(1)
     laned(bench, 4, b"m")
@@ -383,13 +384,13 @@ def test_of_those_that_went_together_and_failed_the_first_costs_a_try_and_goes_a
 
 def test_one_that_nobody_takes_is_not_the_end_of_those_that_went_with_it(bench: Bench) -> None:
     bench.joins = lambda head, other: True
-    bench.works = lambda one: Handled("illegal", final=True) if one.payload == b"3" else Handled()
+    bench.works = lambda one: Resent(None, "illegal") if one.payload == b"3" else Resent()
     laned(bench, 9)
     bench.time.advance(100)
     assert bench.together == [9] + [1] * 9
     assert bench.payloads[9:] == [b"%d" % number for number in range(9)]
     assert (bench.redelivery.delivered, len(bench.store), bench.store.totals.dead) == (8, 0, 1)
-    bench.works = lambda one: Handled()
+    bench.works = lambda one: Resent()
     laned(bench, 3)
     bench.time.advance(0)
     assert bench.together[10:] == [3], "together again"
@@ -410,10 +411,10 @@ def test_a_lane_that_was_under_way_when_its_process_ended_is_there(bench: Bench,
 
 
 def test_what_came_back_from_the_dead_goes_alone(bench: Bench) -> None:
-    bench.works = lambda one: Handled("illegal", final=True)
+    bench.works = lambda one: Resent(None, "illegal")
     laned(bench, 2)
     bench.time.advance(0)
-    bench.works, bench.joins = lambda one: Handled(), lambda head, other: True
+    bench.works, bench.joins = lambda one: Resent(), lambda head, other: True
     bench.waiting = []
     assert bench.store.revive(bench.now_ms()) == 2
     bench.add(record(b"2", lane=b"l"), record(b"3", lane=b"l"), after_s=0)
@@ -425,7 +426,7 @@ def test_a_thread_that_cannot_be_started_is_asked_for_again(tmp_path: Path, monk
     with contextlib.closing(Store(tmp_path, sync="never")) as store:
         timer, sent = Timer("spool-without-threads"), threading.Event()
         redelivery = Redelivery(
-            store, {"k": lambda records, done: (done(Handled()), sent.set())}, lambda: BASE_MS, timer
+            store, {"k": lambda records, done: (done(Resent()), sent.set())}, lambda: BASE_MS, timer
         )
         store.add([(record(b"x"), BASE_MS)])
         with monkeypatch.context() as patched:
@@ -453,7 +454,7 @@ def test_the_close_does_not_count_twice_what_a_turn_is_about_to_count(
 
     monkeypatch.setattr(Store, "settle", held_up)
     for done in bench.waiting[:1]:
-        done(Handled())
+        done(Resent())
     turn = threading.Thread(target=bench.redelivery._settle)
     turn.start()
     assert hangs.wait(WAIT_S)

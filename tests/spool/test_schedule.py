@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from rocketmq_spark.spool.schedule import Schedule, SteadyClock
+from rocketmq_spark.spool.lanes import Schedule, SteadyClock
 
 
 def test_3_15_tries_come_after_3_8_38_98_seconds_and_the_tenth_failure_is_the_last() -> None:

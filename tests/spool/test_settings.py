@@ -10,7 +10,7 @@ import pytest
 from rocketmq_spark import options
 from rocketmq_spark.base import extras
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.spool.folders import SpoolSettings
+from rocketmq_spark.session.spools import SpoolSettings
 
 
 def of(**given: Any) -> SpoolSettings | None:

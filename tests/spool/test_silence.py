@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from rocketmq_spark.model import Resent
+from rocketmq_spark.spool.lanes import FORGOTTEN_MS, UnreachableTargets
 from rocketmq_spark.spool.records import PENDING, Due, Record, RecordState, behind
-from rocketmq_spark.spool.redelivery import MAX_OUT, Handled
-from rocketmq_spark.spool.schedule import FORGOTTEN_MS, UnreachableTargets
+from rocketmq_spark.spool.redelivery import MAX_OUT
 from tests.producer.scripted import ManualTimer
 from tests.spool.bench import BASE_MS, Bench, record
 
-DOWN = Handled("down")
+DOWN = Resent(None, "down", passing=True)
 
 
 def test_what_failed_and_answers_is_called_once() -> None:
@@ -91,14 +92,14 @@ def hanging(bench: Bench, until_s: float) -> None:
     """What is for target ``h`` has no answer for 3 s and fails, until a moment; all else succeeds at once."""
     timer = ManualTimer(bench.time)
 
-    def handle(records: Sequence[Record], done: Callable[[Handled], None]) -> None:
+    def handle(records: Sequence[Record], done: Callable[[Resent], None]) -> None:
         (one,) = records
         seconds = bench.time.now - bench.start
         bench.tried.append((round(seconds, 3), one.payload))
         if one.target == "h" and seconds < until_s:
             timer.later(3.0, lambda: done(DOWN))
             return
-        done(Handled())
+        done(Resent())
         bench.redelivery.answered([one.target])
 
     bench.redelivery._handlers = {"k": handle}
@@ -145,7 +146,7 @@ def test_a_drain_waits_for_what_is_put_off(bench: Bench) -> None:
     for _ in range(MAX_OUT):
         bench.waiting.pop(0)(DOWN)
     bench.time.advance(0)
-    bench.waiting.pop(0)(Handled("no", final=True))
+    bench.waiting.pop(0)(Resent(None, "no"))
     bench.time.advance(0)
     assert not bench.waiting
     assert bench.store.next_due_ms() == BASE_MS + 2000
@@ -153,7 +154,7 @@ def test_a_drain_waits_for_what_is_put_off(bench: Bench) -> None:
 
 
 def test_what_fails_fast_is_put_off_for_a_shorter_time_and_not_while_it_answers(bench: Bench) -> None:
-    bench.works = lambda one: DOWN if bench.time.now - bench.start < 4 else Handled()
+    bench.works = lambda one: DOWN if bench.time.now - bench.start < 4 else Resent()
     bench.add(*(record(b"%d" % i, target="h") for i in range(10 * MAX_OUT)), after_s=0)
     bench.waiting = []
     bench.time.advance(0)
@@ -165,7 +166,7 @@ def test_what_fails_fast_is_put_off_for_a_shorter_time_and_not_while_it_answers(
     bench.redelivery.answered(["h"])
     bench.time.advance(0)
     late = sum(due.due_ms > BASE_MS for due, _ in states(bench))
-    bench.waiting.pop(0)(Handled())
+    bench.waiting.pop(0)(Resent())
     bench.time.advance(0)
     assert len(bench.waiting) == 2
     assert late == 0

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.model import Resent, SendRequest, SpooledSend
+from rocketmq_spark.spool.lanes import SteadyClock
 from rocketmq_spark.spool.records import Record
-from rocketmq_spark.spool.schedule import SteadyClock
 from rocketmq_spark.spool.spool import SEND_KIND, SendSpool
 from rocketmq_spark.spool.store import Store
 from tests.helpers import no_more_threads

@@ -18,11 +18,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rocketmq_spark import options
 from rocketmq_spark.errors import SpoolError, SpoolFull
+from rocketmq_spark.session.spools import owner_of
 from rocketmq_spark.spool import files
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.changes import Ticket
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.folders import owner_of
 from rocketmq_spark.spool.lanes import Work
 from rocketmq_spark.spool.records import OWNER, RECORD, Dead, Done, Record, RetryLater, SpoolOwner, Verdict, numbered
 from rocketmq_spark.spool.recovery import dead_ones

@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
+from rocketmq_spark.model import Resent
+from rocketmq_spark.spool.lanes import Schedule
 from rocketmq_spark.spool.records import Record
-from rocketmq_spark.spool.redelivery import Handled, Redelivery
-from rocketmq_spark.spool.schedule import Schedule
+from rocketmq_spark.spool.redelivery import Redelivery
 from rocketmq_spark.spool.store import Store
 
 LANES = (b"", b"", b"l", b"m")
@@ -32,13 +33,13 @@ def main() -> None:
     rng = random.Random(seed)
     store = Store(path, sync=rng.choice(("always", "batch", "never")))
 
-    def handle(records: Sequence[Record], done: Callable[[Handled], None]) -> None:
+    def handle(records: Sequence[Record], done: Callable[[Resent], None]) -> None:
         if adding and rng.random() < 0.4:
-            done(Handled("down"))
+            done(Resent(None, "down", passing=True))
             return
         for record in records:
             say(f"sent {record.payload.decode()} {record.lane.decode()}")
-        done(Handled())
+        done(Resent())
 
     def now_ms() -> int:
         return time.time_ns() // 1_000_000

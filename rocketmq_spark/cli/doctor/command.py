@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rocketmq_spark.admin import deadline
 from rocketmq_spark.admin.groups import QueuePositions, look_at, of_group
-from rocketmq_spark.admin.tools import deadline
 from rocketmq_spark.cli import positions
 from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.connection import Target, connected

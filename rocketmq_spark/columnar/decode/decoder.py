@@ -2,7 +2,7 @@
 
 ``stored_messages`` finds the messages, ``inner`` those within messages, ``properties`` takes their property strings apart,
 ``arrow`` copies values; this module puts the columns together. What does not look as producers and brokers make it goes
-through the careful path (``careful``), which gives the same batch from objects.
+through the careful path (``rows.Careful``), which gives the same batch from objects.
 
 Compressed bodies are unpacked a portion at a time: a few kilobytes may become megabytes, and no message says how many. So
 rows are decompressed one by one and a portion is cut when it is full.
@@ -23,10 +23,9 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.decode import careful, inner, property_columns, stored_messages
+from rocketmq_spark.columnar.decode import inner, property_columns, stored_messages
 from rocketmq_spark.columnar.decode import properties as props
-from rocketmq_spark.columnar.decode.careful import OnBeyond, OnHoles
-from rocketmq_spark.columnar.decode.rows import Located
+from rocketmq_spark.columnar.decode.rows import Careful, Located, OnBeyond, OnHoles, apart, ended
 from rocketmq_spark.columnar.decode.schema import BASIC, Bad, Column, arrow_schema, undecodable
 from rocketmq_spark.columnar.decode.stored_messages import Malformed, StoredMessages
 from rocketmq_spark.errors import DecodeError
@@ -143,8 +142,8 @@ class Decoder:
         yield from self._batches(_trimmed(messages, self.on_beyond), portion_bytes)
 
     @property
-    def _careful(self) -> careful.Careful:
-        return careful.Careful(self.queues, self.columns, self.include_properties, self.filtered, self.bad)
+    def _careful(self) -> Careful:
+        return Careful(self.queues, self.columns, self.include_properties, self.filtered, self.bad)
 
     def _usable(self, messages: StoredMessages, pieces: Sequence[Piece], dense: npt.NDArray[np.bool_] | None) -> int:
         """How many answers: those behind a hole that may still be filled are not. Where a broker filters, holes are not asked
@@ -155,7 +154,7 @@ class Decoder:
 
     def _around(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Some answers cannot be located: those go the careful way, the others the usual one."""
-        looks = careful.apart(fetched)
+        looks = apart(fetched)
         holes = [hole for look in looks for hole in look.holes]
         doubt = self.on_holes if holes else None
         usable = doubt(fetched.pieces, holes) if doubt else len(fetched.pieces)
@@ -171,7 +170,7 @@ class Decoder:
         if self.on_beyond is None:
             return fetched
         beyond = [piece.next_offset > piece.limit for piece in fetched.pieces]
-        return Fetched(fetched.buffer, careful.ended(fetched.pieces, beyond, self.on_beyond))
+        return Fetched(fetched.buffer, ended(fetched.pieces, beyond, self.on_beyond))
 
     def _decode_error(self, fetched: Fetched, e: Malformed) -> DecodeError:
         piece = next(piece for piece in fetched.pieces if piece.begin <= e.at < piece.end)

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import start_thread
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer, start_thread
 from rocketmq_spark.consumer.push.member_state import ConsumerFigures
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, NotFound, RocketMQError

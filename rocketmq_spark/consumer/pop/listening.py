@@ -13,8 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from rocketmq_spark.base.codes import DELAY_LEVELS
-from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Failure, Timer, attempt
 from rocketmq_spark.consumer.pop.in_hand import InHand, InvisibleMessage, Settling, line_of
 from rocketmq_spark.consumer.push.workers import Workers
 from rocketmq_spark.consumer.result import AcknowledgingContext, Context, Listener, Step, concurrent, ordered

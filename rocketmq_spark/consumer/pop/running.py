@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import start_thread
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer, start_thread
 from rocketmq_spark.consumer.pop.in_hand import INVISIBLE_S, InHand, InvisibleMessage, Settling, line_of
 from rocketmq_spark.consumer.pop.in_hand import LOOK_S as RENEW_S
 from rocketmq_spark.consumer.pop.listening import InAnyOrder, InOrder, Listening

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.lifecycle import Closing, Owner, entry, postponed
+from rocketmq_spark.base.process import Closing, Owner, entry, postponed
 from rocketmq_spark.consumer.settings import MAX_MESSAGES, MAX_WAIT_S, filter_of
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import Filter

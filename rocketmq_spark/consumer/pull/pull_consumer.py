@@ -12,13 +12,11 @@ from numbers import Real
 from typing import Any
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.base.lifecycle import Closing, Owner, entry, postponed
-from rocketmq_spark.base.threads import text_of
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.process import Closing, Owner, entry, postponed
+from rocketmq_spark.base.threads import Timer, text_of
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
-from rocketmq_spark.consumer.pull.polls import Polls
-from rocketmq_spark.consumer.pull.positions import Positions, PullAnswers, check_offset
+from rocketmq_spark.consumer.pull.polls import Polls, Positions, PullAnswers, check_offset
 from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, filter_of
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OptionError, RocketMQError

@@ -13,11 +13,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, MutableSet
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.base.lifecycle import entry
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.process import entry
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
-from rocketmq_spark.consumer.pull.polls import Polls
-from rocketmq_spark.consumer.pull.positions import Positions
+from rocketmq_spark.consumer.pull.polls import Polls, Positions
 from rocketmq_spark.consumer.rebalance import QueueShare, Start, clustering_share, wait_s
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, InvalidParameter, RocketMQError, ServerFault

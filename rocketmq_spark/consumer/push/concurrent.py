@@ -19,8 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Failure, Timer, attempt
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.lifecycle import Closing, Owner, entry, on_signals, postponed
+from rocketmq_spark.base.process import Closing, Owner, entry, on_signals, postponed
 from rocketmq_spark.consumer.pop.running import PopRunning
 from rocketmq_spark.consumer.push.running import ConsumerTools, RunningConsumer
 from rocketmq_spark.consumer.result import Listener

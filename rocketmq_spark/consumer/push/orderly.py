@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Failure, Timer, attempt
 from rocketmq_spark.consumer.process_queue import ProcessQueue, full
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.offset_store import OffsetStore

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.ahead import FAR_ANSWERS, Ahead, Bounds, Plain, ReadAhead
 from rocketmq_spark.consumer.process_queue import FIRST_PULL_S, FULL_S, NextPull, ProcessQueue, full, next_pull
 from rocketmq_spark.consumer.pull.assigned import Ask, FetchedPart

@@ -22,8 +22,7 @@ from typing import TypeVar
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
-from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Failure, Timer, attempt
 from rocketmq_spark.consumer import rebalance
 from rocketmq_spark.consumer.process_queue import ProcessQueue, divided
 from rocketmq_spark.consumer.push.concurrent import Concurrent

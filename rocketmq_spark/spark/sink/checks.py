@@ -41,8 +41,8 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.producer.topics import Topics, owned
 from rocketmq_spark.queues.environment import by_position, check_chosen, position_problem
+from rocketmq_spark.session.spools import problems as spool_problems
 from rocketmq_spark.spark.sink import guarantee
-from rocketmq_spark.spool.folders import problems as spool_problems
 
 COLUMNS = columns.COLUMNS
 _KINDS: dict[type[DataType], str] = {

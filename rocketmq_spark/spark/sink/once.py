@@ -20,7 +20,7 @@ from pyspark import TaskContext
 from rocketmq_spark import session
 from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.columnar.arrow import Flags
 from rocketmq_spark.columnar.encode.content_ids import (
     ROW_BYTES,
@@ -46,7 +46,7 @@ from rocketmq_spark.session.looks import hang_up, look_tools, noted_ids
 from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
 from rocketmq_spark.spark.checkpoints.notes import BatchNote
-from rocketmq_spark.spark.sink import checks, given_up, guarantee
+from rocketmq_spark.spark.sink import checks, guarantee
 from rocketmq_spark.spark.sink.report import Tally
 from rocketmq_spark.stored.ends import BatchHashes, Enough, QueueEnds, ScopedHashes, ends_now
 from rocketmq_spark.stored.look import Look
@@ -200,7 +200,7 @@ class TaskOnce:
         self._found = plan.counts.get(partition, 0)
         self.ids = ContentIds(scope, Timer("rocketmq-ids").wall_ms)
         self.stored = noted_ids(options, plan.ends)
-        self._given_up = given_up.watch()
+        self._given_up = guarantee.watch()
 
     def count(self, tally: Tally) -> None:
         """Note what is stored, and which of it no row has matched."""
@@ -236,7 +236,7 @@ class TaskOnce:
     def check_wanted(self) -> None:
         """Raises ``ClosedError`` when Spark has given up this attempt."""
         if self._given_up():
-            raise given_up.error()
+            raise guarantee.given_up_error()
 
 
 def _stored_rows(options: Options, plan: OncePlan, partition: int, attempt: int) -> StoredRows | None:
@@ -283,7 +283,7 @@ class NotedSender:
     """
 
     def __init__(
-        self, sender: Sender, noted: Collection[MessageQueue], given_up: Callable[[], bool] = given_up.never
+        self, sender: Sender, noted: Collection[MessageQueue], given_up: Callable[[], bool] = guarantee.never_given_up
     ) -> None:
         self._sender = sender
         self._noted = frozenset(noted)
@@ -308,7 +308,7 @@ class NotedSender:
     ) -> None:
         """Nothing goes to a queue that was not noted, where a repeat does not look."""
         if self._given_up():
-            done(given_up.error())
+            done(guarantee.given_up_error())
             return
         if queue in self._noted:
             self._sender.send_async(queue, request, deadline, done)

@@ -21,16 +21,16 @@ from pyspark import TaskContext
 from rocketmq_spark import session
 from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.columnar.encode.batch import Rows, UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Checked
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendStatus
 from rocketmq_spark.options import Options
+from rocketmq_spark.producer.attempts import FaultTable
 from rocketmq_spark.producer.confirming import Confirming
 from rocketmq_spark.producer.engine import Engine
-from rocketmq_spark.producer.faults import FaultTable
 from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.rows.routing import RoutingPlan

@@ -15,7 +15,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, SendStatus
-from rocketmq_spark.producer.faults import FaultTables
+from rocketmq_spark.producer.attempts import FaultTables
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.wire import rpc
 from tests.helpers import indexed, killed, total

@@ -14,7 +14,7 @@ import pytest
 from rocketmq_spark import options, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.base.timer import Timer
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import AccessDenied, ConnectionLost, MessageRefused, RouteNotFound, SendFailed
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, SendStatus
