@@ -7,6 +7,7 @@ on loopback only rejects requests whose Host header names another host (DNS rebi
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -144,7 +145,7 @@ def serving(
             if not _is_meant(address[0], self.headers.get("Host")):
                 self._answer(403, "This name is not served\n")
                 return
-            if self.path != PATH:
+            if self.path.partition("?")[0] != PATH:
                 self._answer(404, f"There is {PATH} only\n")
                 return
             try:
@@ -166,7 +167,10 @@ def serving(
         def log_message(self, format: str, *args: object) -> None:
             """Scrapes are no news."""
 
-    server = _Server(address, Handler)
+    try:
+        server = _Server(address, Handler)
+    except OverflowError as e:  # no port has that number
+        raise OSError(errno.EINVAL, str(e)) from e
     thread = threading.Thread(target=server.serve_forever, args=(_LOOK_S,), name="metrics", daemon=True)
     thread.start()
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ BATCH_BYTES = 1 << 20
 PORTION_BYTES, PORTION_ROWS = 8 << 20, 1 << 16
 PORTION_MESSAGES, FEW_MESSAGES = 1 << 14, 256
 # Of messages, which may be large, so many are taken before their bytes are looked at.
-_HANDFUL = 16
+_HANDFUL = 32
 # A table of smaller chunks is copied into larger ones.
 SMALL_ROWS = 4096
 
@@ -132,6 +133,9 @@ def _grouped(
         yield [_portion(parts)]
 
 
+_body = operator.attrgetter("body")
+
+
 def _few(messages: Iterator[Message]) -> list[Message]:
     """The next ones, fewer if they are large: what an iterator would give is not in memory yet."""
     found: list[Message] = []
@@ -141,7 +145,7 @@ def _few(messages: Iterator[Message]) -> list[Message]:
         if not more:
             break
         try:
-            size += sum([len(each.body) for each in more])
+            size += sum(map(len, map(_body, more)))
         except (AttributeError, TypeError):  # what is no message is refused with its number
             break
     return found
