@@ -82,7 +82,10 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+        try:
+            super().__init__(*args)
+        except OverflowError as e:  # no port has that number
+            raise OSError(errno.EINVAL, str(e)) from e
         self._room = threading.BoundedSemaphore(_AT_ONCE)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -167,10 +170,7 @@ def serving(
         def log_message(self, format: str, *args: object) -> None:
             """Scrapes are no news."""
 
-    try:
-        server = _Server(address, Handler)
-    except OverflowError as e:  # no port has that number
-        raise OSError(errno.EINVAL, str(e)) from e
+    server = _Server(address, Handler)
     thread = threading.Thread(target=server.serve_forever, args=(_LOOK_S,), name="metrics", daemon=True)
     thread.start()
     try:

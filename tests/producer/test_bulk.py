@@ -394,6 +394,21 @@ def test_a_time_that_no_microseconds_have_is_not_another_one(bulk: Bulk) -> None
         bulk.producer().send_arrow(table("a", deliverAt=never), "T")
 
 
+@pytest.mark.parametrize(
+    ("topic", "why"), [("a b", "illegal characters"), ("SCHEDULE_TOPIC_XXXX", "is forbidden"), ("", "is blank")]
+)
+def test_a_topic_is_checked_as_that_of_a_message(bulk: Bulk, topic: str, why: str) -> None:
+    bulk.sender.routes[topic] = tuple(qs("a:0", topic=topic))
+    with pytest.raises(MessageRefused, match=why):
+        bulk.producer().send_arrow(table("a"), topic)
+    assert bulk.sender.calls == []
+
+
+def test_a_time_that_is_no_number_is_refused(bulk: Bulk) -> None:
+    with pytest.raises(OptionError, match="timeout_s is nan; expected seconds"):
+        bulk.producer().send_arrow(table("a"), "T", timeout_s=float("nan"))
+
+
 def test_selectors_are_named_in_any_case(bulk: Bulk) -> None:
     bulk.producer().send_arrow(table("a", "b", shardingKey=["k", "k"]), "T", selector="HASH")
     assert bulk.bodies == [["a", "b"]]

@@ -23,6 +23,7 @@ from rocketmq_spark.columnar.encode.properties import TIMERS, BadRows
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import SendResult, SendStatus
 from rocketmq_spark.options import Options
+from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.destination import Destinations, Later
 from rocketmq_spark.producer.in_flight import InFlight
 from rocketmq_spark.producer.long_delays import Timers, no_timers
@@ -122,6 +123,7 @@ class RowCall:
         key = topic, bool(self._timed)
         if key in self._seen:
             return
+        encoding.check_topic(topic)
         deadline = Deadline.after(self._options.send_timeout)
         queues = self._tools.destinations.at_hand(topic, deadline)
         if self._timed and (without := self._tools.timers.missing(topic, {q.broker_name for q in queues}, deadline)):
