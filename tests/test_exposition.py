@@ -27,7 +27,7 @@ def get(url: str, path: str | None = None) -> tuple[int, str, str | None]:
 
 
 def test_each_request_asks_anew_and_a_failure_is_a_503_that_says_why() -> None:
-    said = iter(["a 1\n", CallTimeout("no answer", "h:1", remedy="Look"), "a 2\n"])
+    said = iter(["a 1\n", CallTimeout("no answer", "h:1", remedy="Look"), "a 2\n", "a 2\n"])
 
     def text() -> str:
         value = next(said)
@@ -39,6 +39,7 @@ def test_each_request_asks_anew_and_a_failure_is_a_503_that_says_why() -> None:
         assert get(url) == (200, "a 1\n", "text/plain; version=0.0.4; charset=utf-8")
         assert get(url)[:2] == (503, "[ROCKETMQ_TIMEOUT] no answer (at h:1). Look\n")
         assert get(url)[:2] == (200, "a 2\n")
+        assert get(url, "/metrics?name=b")[:2] == (200, "a 2\n")
         assert get(url, "/")[:2] == (404, "There is /metrics only\n")
 
 
@@ -55,6 +56,8 @@ def test_a_port_that_is_taken_is_said() -> None:
         taken = serving(("127.0.0.1", urlsplit(url).port or 0), lambda: "")
         with pytest.raises(OSError, match="in use"):
             taken.__enter__()
+    with pytest.raises(OSError, match="port must be 0-65535"), serving(("127.0.0.1", 70_000), lambda: ""):
+        pass
 
 
 def asked(url: str, host: str | None) -> bytes:

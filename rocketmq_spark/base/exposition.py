@@ -7,6 +7,7 @@ on loopback only rejects requests whose Host header names another host (DNS rebi
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,7 +82,10 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+        try:
+            super().__init__(*args)
+        except OverflowError as e:  # no port has that number
+            raise OSError(errno.EINVAL, str(e)) from e
         self._room = threading.BoundedSemaphore(_AT_ONCE)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -144,7 +148,7 @@ def serving(
             if not _is_meant(address[0], self.headers.get("Host")):
                 self._answer(403, "This name is not served\n")
                 return
-            if self.path != PATH:
+            if self.path.partition("?")[0] != PATH:
                 self._answer(404, f"There is {PATH} only\n")
                 return
             try:

@@ -69,7 +69,7 @@ class BulkProducer(RequestProducer):
             ClosedError: The producer was closed.
         """
         how_long = self.settings.send_timeout_s if timeout_s is None else timeout_s
-        tools = self._call_tools("send_arrow")
+        tools = self._call_tools("send_arrow", how_long)
         from rocketmq_spark.producer.rows import inputs
 
         return inputs.send_arrow(tools, rows, inputs.RowTarget(topic, selector, how_long))
@@ -104,16 +104,17 @@ class BulkProducer(RequestProducer):
             OptionError: pyarrow is not installed.
             RouteNotFound, ClosedError: As of ``send_arrow``.
         """
-        tools = self._call_tools("send_many")
+        how_long = self.settings.send_timeout_s if timeout_s is None else timeout_s
+        tools = self._call_tools("send_many", how_long)
         from rocketmq_spark.producer.rows import inputs
 
-        how_long = self.settings.send_timeout_s if timeout_s is None else timeout_s
         how = inputs.RowTarget(None, "hash" if key is not None else None, how_long)
         return inputs.send_many(tools, messages, how, inputs.MessageTarget(queue, key))
 
-    def _call_tools(self, method: str) -> CallTools:
+    def _call_tools(self, method: str, how_long: float) -> CallTools:
         """What a call sends with. What waits for company goes before it."""
         self._owner.check(self._closing.locked())
+        self._deadline(how_long)  # which refuses what is no number
         if self._options is None or self._row_encoder is None or not extras.installed("pyarrow"):
             raise OptionError(f"{method} needs pyarrow, which is not installed", remedy=extras.command(extras.ARROW))
         from rocketmq_spark.producer.rows.calls import CallTools

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -23,7 +24,9 @@ from rocketmq_spark.errors import (
     SendFailed,
 )
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
+from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.bulk import BulkProducer
+from rocketmq_spark.producer.encoding import batch_request
 from rocketmq_spark.producer.rows import inputs
 from rocketmq_spark.producer.rows.sent import SentRows
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -204,6 +207,25 @@ def test_a_reader_that_raises_ends_the_call_when_all_have_ended(bulk: Bulk) -> N
     assert bulk.bodies == [["a"]]
 
 
+def test_what_ends_a_portion_in_the_middle_is_raised_with_what_was_sent(
+    bulk: Bulk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_batches(monkeypatch, 3)
+    made = itertools.count()
+
+    def no_memory(*given: Any) -> SendRequest:
+        if next(made) == 2:
+            raise MemoryError("mine")
+        return batch_request(*given)
+
+    monkeypatch.setattr(encoding, "batch_request", no_memory)
+    rows = table(*"abcdef", queueId=[0, 0, 0, 0, 1, 1], brokerName=["a"] * 6)
+    with pytest.raises(MemoryError, match="mine") as e:
+        bulk.producer().send_arrow(rows, "T")
+    assert bulk.bodies == [["a", "b", "c"], ["d"]]
+    assert e.value.__notes__ == ["Before that: SentRows(6 rows, 2 of them failed)"]
+
+
 def test_what_fails_is_in_the_result(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
     in_batches(monkeypatch, 2)
     bulk.sender.script = [ok, refused(Response.MESSAGE_ILLEGAL), ok]
@@ -340,6 +362,57 @@ def test_arrow_types_of_other_tools_are_taken(bulk: Bulk) -> None:
     assert {name: found["a"].get(name) for name in ("TAGS", "KEYS", "p")} == {"TAGS": "t", "KEYS": "k", "p": "v"}
     assert found["b"]["TIMER_DELIVER_MS"] == str(round(datetime(2033, 1, 1, tzinfo=UTC).timestamp() * 1000))
     assert "__SHARDINGKEY" not in found["a"]
+
+
+def shared(text: str, count: int) -> pa.Array:
+    """Views of the same bytes."""
+    _, view, data = pa.array([text], pa.string_view()).buffers()
+    return pa.Array.from_buffers(pa.string_view(), count, [None, pa.py_buffer(bytes(view)[:16] * count), data])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pa.DictionaryArray.from_arrays(pa.array([0] * 100), pa.array(["x" * 200])),
+        pa.DictionaryArray.from_arrays(pa.array([0] * 100, pa.uint8()), pa.array([b"x" * 200], pa.binary_view())),
+        shared("x" * 200, 100),
+        pa.array([*"y" * 900, *["x" * 200] * 100]),
+    ],
+    ids=["dictionary", "dictionary of views", "views", "large ones together"],
+)
+def test_a_portion_is_as_large_as_its_rows(bulk: Bulk, monkeypatch: pytest.MonkeyPatch, body: pa.Array) -> None:
+    monkeypatch.setattr(inputs, "PORTION_BYTES", 1000)
+    assert not len(bulk.producer().send_arrow(pa.record_batch({"body": body}), "T").failed)
+    assert max(sum(map(len, bodies)) for bodies in bulk.bodies) <= 2000
+    rows = [row for bodies in bulk.bodies for row in bodies]
+    assert (len(rows), [row for row in rows if row != "y"]) == (len(body), ["x" * 200] * 100)
+
+
+def test_a_time_that_no_microseconds_have_is_not_another_one(bulk: Bulk) -> None:
+    never = pa.array([2**62], pa.timestamp("s", "UTC"))
+    with pytest.raises(MessageRefused, match=r"column 'deliverAt' is timestamp.*out of bounds"):
+        bulk.producer().send_arrow(table("a", deliverAt=never), "T")
+
+
+@pytest.mark.parametrize(
+    ("topic", "why"), [("a b", "illegal characters"), ("SCHEDULE_TOPIC_XXXX", "is forbidden"), ("", "is blank")]
+)
+def test_a_topic_is_checked_as_that_of_a_message(bulk: Bulk, topic: str, why: str) -> None:
+    bulk.sender.routes[topic] = tuple(qs("a:0", topic=topic))
+    with pytest.raises(MessageRefused, match=why):
+        bulk.producer().send_arrow(table("a"), topic)
+    assert bulk.sender.calls == []
+
+
+def test_a_time_that_is_no_number_is_refused(bulk: Bulk) -> None:
+    with pytest.raises(OptionError, match="timeout_s is nan; expected seconds"):
+        bulk.producer().send_arrow(table("a"), "T", timeout_s=float("nan"))
+
+
+def test_selectors_are_named_in_any_case(bulk: Bulk) -> None:
+    bulk.producer().send_arrow(table("a", "b", shardingKey=["k", "k"]), "T", selector="HASH")
+    assert bulk.bodies == [["a", "b"]]
+    bulk.producer().send_arrow(table("c"), "T", selector="roundrobin")
 
 
 def test_whatever_exports_an_arrow_stream_is_read(bulk: Bulk) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.columnar.encode.from_messages import batch_of
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import MessageRefused, OptionError, RouteNotFound
@@ -75,6 +76,8 @@ def test_a_queue_takes_all(bulk: Bulk) -> None:
     assert [each.queue for each in sent if isinstance(each, SendResult)] == [q("b:1")] * 2
     with pytest.raises(MessageRefused, match="topic 'T' has no queue 8 on broker 'b'"):
         bulk.producer().send_many([message()], queue=q("b:8"))
+    with pytest.raises(MessageRefused, match="message 1: its topic is not that of T/b/1"):
+        bulk.producer().send_many([message(), message(topic="U")], queue=q("b:1"))
     with pytest.raises(OptionError, match="a queue and a key"):
         bulk.producer().send_many([message()], queue=q("b:1"), key=str)
     with pytest.raises(MessageRefused, match="over gRPC the Proxy chooses the queue"):
@@ -138,6 +141,40 @@ def test_a_few_messages_at_a_time_become_columns(bulk: Bulk, monkeypatch: pytest
     monkeypatch.setattr(inputs, "PORTION_BYTES", 100)
     bulk.producer().send_many(message(b"x" * 60) for _ in range(6))
     assert [len(bodies) for bodies in bulk.bodies[4:]] == [2, 2, 2]
+
+
+def test_few_large_messages_are_taken_at_a_time(bulk: Bulk) -> None:
+    taken: list[int] = []
+
+    def messages() -> Iterator[Message]:
+        body = bytes(1 << 20)
+        for _ in range(40):
+            taken.append(len(bulk.sender.calls))
+            yield message(body)
+
+    assert len(bulk.producer().send_many(messages())) == 40
+    assert 8 <= taken.count(0) <= 32
+
+
+def test_a_key_keeps_its_queue_while_the_route_and_the_columns_change(
+    bulk: Bulk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "FEW_MESSAGES", 2)
+
+    def messages() -> Iterator[Message]:
+        for i in range(20):
+            yield message(b"%d" % i, tags="t" if i >= 10 else None)
+            if bulk.sender.calls:
+                bulk.sender.routes["T"] = tuple(qs("a:0-7 b:0-7"))
+                producer._engine.topics.queues("T", Deadline.after(1), refresh=True)
+
+    producer = bulk.producer()
+    producer.send_many(messages(), key=lambda each: f"key {int(each.body) % 5}")
+    of_key: dict[str, set[Any]] = {}
+    for queue, found in bulk.sent:
+        for body, _ in found:
+            of_key.setdefault(f"key {int(body) % 5}", set()).add(queue)
+    assert {key: len(queues) for key, queues in of_key.items()} == {f"key {i}": 1 for i in range(5)}
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02 "), min_size=1, max_size=5)

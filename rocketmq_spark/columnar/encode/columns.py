@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rocketmq_spark.columnar.encode.properties import MESSAGE_ID
 from rocketmq_spark.errors import MessageRefused
@@ -190,12 +193,44 @@ def plain_batch(batch: pa.RecordBatch, columns: Mapping[str, str]) -> pa.RecordB
     return pa.RecordBatch.from_arrays([_plain(batch.column(name), name) for name in names], names=names)
 
 
+def plain_bytes(batch: pa.RecordBatch) -> int:
+    """How many bytes its columns have as ``plain_batch`` makes them, about: a value that rows share is there for each of them."""
+    return sum(_bytes(column) for column in batch.columns)
+
+
+def _bytes(column: pa.Array) -> int:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        values = column.dictionary
+        if not (_is_text(values.type) or _is_bytes(values.type)):
+            return int(column.nbytes)
+        sizes = _sizes(values)[column.indices.drop_null().to_numpy()]
+    elif pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        sizes = _sizes(column)
+    else:
+        return int(column.nbytes)
+    return int(sizes.sum()) + 4 * len(column)
+
+
+def _sizes(values: pa.Array) -> npt.NDArray[np.int64]:
+    """How long each text is; those that are null are of any length up to that of the data."""
+    if not (pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type)):
+        sizes: npt.NDArray[np.int64] = pc.fill_null(pc.binary_length(values).cast(pa.int64()), 0).to_numpy()
+        return sizes
+    views = np.frombuffer(values.buffers()[1], np.int32).reshape(-1, 4)  # a view begins with the length
+    return views[values.offset : values.offset + len(values), 0].astype(np.int64)
+
+
 def _plain(column: pa.Array, name: str) -> pa.Array:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     target = next((wanted for fits, _, wanted in _OF_ARROW if fits(kind)), pa.binary())
     if column.type == target:
         return column
+    # What is finer than microseconds is cut off.
+    safe = not (pa.types.is_timestamp(kind) and kind.unit == "ns")
     try:
-        return column.cast(target, safe=not pa.types.is_timestamp(kind))
+        if pa.types.is_dictionary(column.type):
+            return column.dictionary.cast(target, safe=safe).take(column.indices)
+        return column.cast(target, safe=safe)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
         raise MessageRefused(f"column {name!r} is {column.type}, which cannot be read as {target}: {e}") from e

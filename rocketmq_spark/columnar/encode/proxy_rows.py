@@ -10,6 +10,7 @@ which each becomes a message by itself.
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,9 @@ from rocketmq_spark.grpc_proxy.facts import MessageType
 from rocketmq_spark.grpc_proxy.outgoing import ProxyBatch, ProxyEncoder, ProxyItem, ProxySendRequest
 from rocketmq_spark.grpc_proxy.protos import MAP_KEY, MAP_VALUE, VARINTS, number, start
 
-_KEYS, _GROUP, _PRIORITY = (name.encode() for name in (Property.KEYS, Property.SHARDING_KEY, Property.PRIORITY))
+_TAGS, _KEYS, _GROUP, _PRIORITY = (
+    name.encode() for name in (Property.TAGS, Property.KEYS, Property.SHARDING_KEY, Property.PRIORITY)
+)
 _TEXTS = {name.encode(): first for name, first in outgoing.TEXTS.items()}
 _FIFO = number("SystemProperties", "message_type", MessageType.FIFO) + start("SystemProperties", "message_group")
 _FIRST = number("SystemProperties", "message_type", MessageType.PRIORITY) + start("SystemProperties", "priority")
@@ -38,11 +41,15 @@ _COMMA = b","[0]
 _KINDS = {_GROUP: MessageType.FIFO.name, _PRIORITY: MessageType.PRIORITY.name}
 _NO_TEXT = "a property is not UTF-8, and gRPC carries no other text"
 _NULL = pa.nulls(1, pa.binary())[0]
+# As in ``encoding.prepare``; what UTF-8 makes of those above 127 has two bytes.
+_CONTROLS, _HIGH_CONTROL = bytes([*range(32), 127]), re.compile(b"\xc2[\x80-\x9f]")
+_REFUSED = "which a Proxy refuses"
+_CONTROL = f"has a control character, {_REFUSED}"
 
 
 class _Check:
-    """Finds what is not UTF-8: protobuf refuses it, and the way over items would put other characters there. ``kinds`` are what
-    makes messages of another type than NORMAL, with the rows that have it.
+    """Finds what is not UTF-8, which protobuf refuses (the way over items would put other characters there), and what a Proxy
+    refuses. ``kinds`` are what makes messages of another type than NORMAL, with the rows that have it.
     """
 
     def __init__(self, bad_rows: BadRows) -> None:
@@ -52,15 +59,22 @@ class _Check:
     def value(self, name: bytes, values: pa.Array, filled: Flags | None) -> None:
         if name in _KINDS:
             self.kinds[_KINDS[name]] = np.ones(len(values), np.bool_) if filled is None else filled
+        said = name.decode("utf-8", "replace")
         if not _is_text(name):
             self._bad_rows.rows(np.arange(len(values)), _NO_TEXT)
+        if _has_controls(name):
+            self._bad_rows.rows(np.arange(len(values)), f"the name {said!r} {_CONTROL}")
         for row in _no_texts(values):
-            said = name.decode("utf-8", "replace")
             self._bad_rows.rows(np.array([row]), f"{said} is not UTF-8, and gRPC carries no other text")
+        self._bad_rows.rows(_with_controls(values), f"{said} {_CONTROL}")
+        if name == _TAGS:
+            self._bad_rows.rows(arrow.rows_with(values, b"|"), f"{said} has a '|', {_REFUSED}")
 
     def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
         for entry in (*_no_texts(names), *_no_texts(values)):
             self._bad_rows.rows(np.searchsorted(bounds, [entry], side="right") - 1, _NO_TEXT)
+        found = np.concatenate((_with_controls(names), _with_controls(values)))
+        self._bad_rows.rows(np.searchsorted(bounds, found, side="right") - 1, f"a property {_CONTROL}")
 
 
 class _CheckedPieces(TextPieces):
@@ -273,6 +287,20 @@ def _no_texts(values: pa.Array) -> list[int]:
     ):  # nor does one begin within a letter of the one before
         return []
     return [i for i, value in enumerate(values.to_pylist()) if value is not None and not _is_text(value)]
+
+
+def _with_controls(values: pa.Array) -> Ints:
+    """Which values have a control character."""
+    data, ends = arrow.content(values)
+    if not _has_controls(bytes(data[int(ends[0]) : int(ends[-1])])):
+        return np.empty(0, np.int64)
+    return np.array([i for i, value in enumerate(values.to_pylist()) if value and _has_controls(value)], np.int64)
+
+
+def _has_controls(data: bytes) -> bool:
+    return len(data.translate(None, _CONTROLS)) < len(data) or (
+        not data.isascii() and _HIGH_CONTROL.search(data) is not None
+    )
 
 
 def _is_text(data: bytes) -> bool:

@@ -23,10 +23,12 @@ from rocketmq_spark.columnar.encode.properties import TIMERS, BadRows
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import SendResult, SendStatus
 from rocketmq_spark.options import Options
+from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.destination import Destinations, Later
 from rocketmq_spark.producer.in_flight import InFlight
 from rocketmq_spark.producer.long_delays import Timers, no_timers
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
+from rocketmq_spark.producer.rows.routing import Queues
 from rocketmq_spark.producer.rows.sender import LAST_RESORT_S, LOOKS, RowSender, RowTools
 from rocketmq_spark.producer.rows.sent import Ends, SentRows
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -87,6 +89,7 @@ class RowCall:
         self._window = InFlight(_bounds(tools.rows.settings, options))
         self._senders: dict[tuple[tuple[str, str], ...], RowSender] = {}
         self._shut: dict[Hashable, RocketMQError] = {}
+        self._queues: dict[str, Queues] = {}
         self._seen: set[tuple[str, bool]] = set()
         self._timed: list[str] = []
         self._changed = threading.Condition()
@@ -120,6 +123,7 @@ class RowCall:
         key = topic, bool(self._timed)
         if key in self._seen:
             return
+        encoding.check_topic(topic)
         deadline = Deadline.after(self._options.send_timeout)
         queues = self._tools.destinations.at_hand(topic, deadline)
         if self._timed and (without := self._tools.timers.missing(topic, {q.broker_name for q in queues}, deadline)):
@@ -161,14 +165,15 @@ class RowCall:
             if self._tools.closing():
                 self._give_up(len(portion.batch))
             else:
-                sender = self._sender_of(portion)
-                sender.send(portion.batch, *parts, sender.join(portion.batch, *parts), first=self._ends.rows)
+                sender, first = self._sender_of(portion), self._ends.rows
+                encoded = sender.join(portion.batch, *parts)
                 self._ends.begin(self._ids.last)
+                sender.send(portion.batch, *parts, encoded, first)
 
     def _sender_of(self, portion: Portion) -> RowSender:
         key = tuple(portion.columns.items())
         if key not in self._senders:
-            self._senders[key] = RowSender(self._rows, portion.columns, self._ids, self, self._shut)
+            self._senders[key] = RowSender(self._rows, portion.columns, self._ids, self, self._shut, self._queues)
         return self._senders[key]
 
     def _has_room(self, size: int, ordered: bool) -> bool:

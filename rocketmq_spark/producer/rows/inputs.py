@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from rocketmq_spark.columnar.encode.columns import (
     check_features,
     of_arrow,
     plain_batch,
+    plain_bytes,
 )
 from rocketmq_spark.columnar.encode.from_messages import Key, batch_of
 from rocketmq_spark.columnar.encode.properties import TIMERS, BadRows
@@ -40,6 +42,8 @@ BATCH_BYTES = 1 << 20
 # So much is encoded at once: several batches, and few enough to stay in caches.
 PORTION_BYTES, PORTION_ROWS = 8 << 20, 1 << 16
 PORTION_MESSAGES, FEW_MESSAGES = 1 << 14, 256
+# Of messages, which may be large, so many are taken before their bytes are looked at.
+_HANDFUL = 32
 # A table of smaller chunks is copied into larger ones.
 SMALL_ROWS = 4096
 
@@ -108,11 +112,14 @@ def _grouped(
     """
     first = 0
     parts: list[pa.RecordBatch] = []
-    while few := list(itertools.islice(messages, FEW_MESSAGES)):
+    while few := _few(messages):
         bad_rows = kind(first)
         batch = batch_of(few, bad_rows, *place)
         if "priority" in batch.schema.names and not priorities:
             bad_rows.rows(np.arange(len(few)), "it or another has a priority, which goes over gRPC only")
+        if place.queue is not None:
+            elsewhere = [each.topic != place.queue.topic for each in few]
+            bad_rows.add(np.array(elsewhere), f"its topic is not that of {place.queue}")
         bad_rows.raise_if_any()
         first += len(few)
         if parts and batch.schema != parts[0].schema:
@@ -124,6 +131,24 @@ def _grouped(
             parts = []
     if parts:
         yield [_portion(parts)]
+
+
+_body = operator.attrgetter("body")
+
+
+def _few(messages: Iterator[Message]) -> list[Message]:
+    """The next ones, fewer if they are large: what an iterator would give is not in memory yet."""
+    found: list[Message] = []
+    size = 0
+    while size < PORTION_BYTES and (left := FEW_MESSAGES - len(found)):
+        found += (more := list(itertools.islice(messages, min(_HANDFUL, left))))
+        if not more:
+            break
+        try:
+            size += sum(map(len, map(_body, more)))
+        except (AttributeError, TypeError):  # what is no message is refused with its number
+            break
+    return found
 
 
 def _portion(parts: Sequence[pa.RecordBatch]) -> Portion:
@@ -139,13 +164,28 @@ def _large(table: pa.Table) -> pa.Table:
 
 def _cut(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
     rows = len(batch)
-    step = max(1, min(PORTION_ROWS, rows * PORTION_BYTES // max(1, batch.nbytes)))
+    step = max(1, min(PORTION_ROWS, rows * PORTION_BYTES // max(1, plain_bytes(batch))))
     for start in range(0, rows, step):
-        yield plain_batch(batch.slice(start, step), columns)
+        yield from _halved(batch.slice(start, step), columns)
+
+
+def _halved(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+    """In smaller parts where the large rows of a batch stand together."""
+    if len(batch) > 1 and plain_bytes(batch) > 2 * PORTION_BYTES:
+        middle = len(batch) // 2
+        yield from _halved(batch.slice(0, middle), columns)
+        yield from _halved(batch.slice(middle), columns)
+    else:
+        yield plain_batch(batch, columns)
+
+
+_SELECTORS = {name.lower(): name for name in (*transport.SELECTORS, "column", "environment")}
 
 
 def options_of(options: Options, how: RowTarget, columns: Sequence[RowColumn]) -> tuple[Options, dict[str, str]]:
     """The options of one call, and its columns by role. One ``OptionError`` lists everything that is wrong."""
+    if isinstance(how.selector, str):
+        how = how._replace(selector=_SELECTORS.get(how.selector.lower(), how.selector))
     by_role, problems = check_columns(columns, how.topic, how.selector)
     features = transport.features(options)
     problems += check_features(by_role, features) + _selector_problems(options, how, by_role)
@@ -171,11 +211,10 @@ def _selector_problems(options: Options, how: RowTarget, by_role: Mapping[str, s
         return [f"column {by_role['queueid']!r} names a queue, but {chooses}"]
     if selector is None or (callable(selector) and not chooses):
         return []
-    taken = transport.SELECTORS if chooses else (*transport.SELECTORS, "column", "environment")
-    name = next((each for each in taken if str(selector).lower() == each.lower()), None)
-    if name is None and (chooses or ":" not in str(selector)):
+    taken = transport.SELECTORS if chooses else tuple(_SELECTORS.values())
+    if selector not in taken and (chooses or ":" not in str(selector)):
         why = f", for {chooses}" if chooses else ", or a function"
         return [f"selector is {selector!r}; expected one of {', '.join(taken)}{why}"]
-    if name == "environment" and options.environment is None:
+    if selector == "environment" and options.environment is None:
         return ["selector 'environment' needs option 'environment'"]
     return []

@@ -234,16 +234,22 @@ class Router:
     """Plans the Arrow batches of one task.
 
     ``queues`` gives a topic's queues, after a look at its route if asked to. They are asked for once per task, so
-    that a key keeps its queue for as long as the task lives.
+    that a key keeps its queue for as long as the task lives. Routers of one call share those that are ``known``.
     """
 
-    def __init__(self, options: Options, columns: Mapping[str, str], queues: Callable[[str, bool], Queues]) -> None:
+    def __init__(
+        self,
+        options: Options,
+        columns: Mapping[str, str],
+        queues: Callable[[str, bool], Queues],
+        known: dict[str, Queues] | None = None,
+    ) -> None:
         self._topic = options.topic
         self._allowed = frozenset(options.allowed_topics)
         self._column = columns.get("topic")
         self._selector = row_selector(options, columns)
         self._ask = queues
-        self._queues: dict[str, Queues] = {}
+        self._queues: dict[str, Queues] = {} if known is None else known
 
     @property
     def loops(self) -> bool:

@@ -22,7 +22,6 @@ from rocketmq_spark.model import SendResult
 from rocketmq_spark.producer.outgoing import Outcome
 
 _SEPARATOR = ","
-_UNKNOWN = SendFailed("the row has no outcome")
 
 
 class _Part:
@@ -78,10 +77,11 @@ class SentRows(Sequence[SendResult | RocketMQError]):
     """
 
     def __init__(self, parts: Sequence[_Part], ids: npt.NDArray[np.uint8]) -> None:
-        self._parts = parts
+        not_sent = _Part(np.empty(0, np.int64), SendFailed("the row was not sent"))
+        self._parts = [*parts, not_sent]  # of rows that are in no other part
         self._ids = ids
-        self._which = np.empty(len(ids), np.int32)
-        self._at = np.empty(len(ids), np.int64)
+        self._which = np.full(len(ids), len(parts), np.int32)
+        self._at = np.zeros(len(ids), np.int64)
         for number, part in enumerate(parts):
             self._which[part.rows] = number
             self._at[part.rows] = np.arange(len(part.rows))
@@ -103,7 +103,7 @@ class SentRows(Sequence[SendResult | RocketMQError]):
     def __iter__(self) -> Iterator[SendResult | RocketMQError]:
         width = self._ids.shape[1]
         ids = self._ids.tobytes().decode()
-        found: list[SendResult | RocketMQError] = [_UNKNOWN] * len(self)
+        found: list[SendResult | RocketMQError] = [self._parts[-1].outcome] * len(self)
         for part in self._parts:
             rows = part.rows.tolist()
             mine = part.results([ids[row * width : (row + 1) * width] for row in rows])
