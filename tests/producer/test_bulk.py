@@ -24,6 +24,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.bulk import BulkProducer
+from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.rows import inputs
 from rocketmq_spark.producer.rows.sent import SentRows
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -241,6 +242,25 @@ def test_nothing_of_the_call_follows_a_failure_to_its_queue(bulk: Bulk, monkeypa
     assert producer.send_arrow(rows, "T").failed.tolist() == [], "the next call starts anew"
 
 
+def test_nothing_of_the_call_follows_to_its_queue_what_found_no_room(
+    bulk: Bulk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_batches(monkeypatch, 1)
+    producer = bulk.producer()
+    submit, full = producer._engine.submit, [SendFailed("others have filled the room")]
+
+    def submitted(outgoing: Outgoing) -> None:
+        if len(bulk.sender.calls) == 1 and full:
+            raise full.pop()
+        submit(outgoing)
+
+    monkeypatch.setattr(producer._engine, "submit", submitted)
+    sent = producer.send_arrow(table(*"abcde", queueId=[0, 0, 0, 1, 0], brokerName=["a"] * 5), "T")
+    assert bulk.bodies == [["a"], ["d"]]
+    assert sent.failed.tolist() == [1, 2, 4]
+    assert "others have filled the room" in str(sent[1])
+
+
 class Slow(ScriptedSender):
     """Answers 10 ms later; ``most`` is the largest number of bytes that were out at once."""
 
@@ -282,6 +302,26 @@ def test_a_producer_that_is_closed_meanwhile_says_so_for_each_row(bulk: Bulk, mo
     producer.close()
     with pytest.raises(ClosedError):
         producer.send_arrow(table("a"), "T")
+
+
+def test_of_a_reader_no_more_is_read_by_a_producer_that_is_closed(bulk: Bulk) -> None:
+    producer, read = bulk.producer(), 0
+
+    def endless() -> Iterator[pa.RecordBatch]:
+        nonlocal read
+        while read < 9:
+            read += 1
+            yield pa.record_batch({"body": [str(read)]})
+
+    def closes(queue: MessageQueue, request: SendRequest) -> SendResult:
+        producer._closing.acquire()
+        return ok(queue, request)
+
+    bulk.sender.script = [closes]
+    sent = producer.send_arrow(pa.RecordBatchReader.from_batches(pa.schema({"body": pa.string()}), endless()), "T")
+    producer._closing.release()
+    assert (bulk.bodies, read, sent.failed.tolist()) == ([["1"]], 2, [1])
+    assert isinstance(sent[1], ClosedError)
 
 
 def test_ctrl_c_is_the_users(bulk: Bulk) -> None:

@@ -125,6 +125,8 @@ def test_what_is_not_plain_goes_the_long_way(bench: Bench, long_way: list[Messag
     for more in ({}, {"delay_level": 1}, {"timeout_s": 1.0}, {"selector": "random"}):
         producer.send_async(message("c"), **more)  # type: ignore[arg-type]
     assert len(long_way) == 5
+    assert plain_kind("T", None, True, ENCODER) is not None
+    assert plain_kind("%RETRY%g", None, True, ENCODER) is None
     over_grpc = bench.producer(auto_batch=True, features=FEATURES[GRPC])
     for _ in range(2):
         over_grpc.send_async(message("d"))
