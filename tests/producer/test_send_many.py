@@ -19,7 +19,8 @@ from rocketmq_spark.producer.rows import inputs
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.selection import select
 from rocketmq_spark.wire.properties import decode_properties
-from tests.producer.test_bulk import Bulk, bulk
+from tests.producer.scripted import ok
+from tests.producer.test_bulk import LOST, Bulk, bulk
 from tests.queues import q, qs
 
 __all__ = ["bulk"]
@@ -138,6 +139,17 @@ def test_a_few_messages_at_a_time_become_columns(bulk: Bulk, monkeypatch: pytest
     monkeypatch.setattr(inputs, "PORTION_BYTES", 100)
     bulk.producer().send_many(message(b"x" * 60) for _ in range(6))
     assert [len(bodies) for bodies in bulk.bodies[4:]] == [2, 2, 2]
+
+
+def test_nothing_follows_a_failure_to_its_queue_also_with_other_columns(
+    bulk: Bulk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "FEW_MESSAGES", 1)
+    given = [message(b"a"), message(b"b", tags="t"), message(b"c", flag=1), message(b"d")]
+    bulk.sender.script = [ok, LOST]
+    sent = bulk.producer().send_many(iter(given), queue=q("b:1"))
+    assert bulk.bodies == [["a"], ["b"]]
+    assert sent.failed.tolist() == [1, 2, 3]
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02 "), min_size=1, max_size=5)

@@ -179,7 +179,7 @@ def test_a_send_that_began_before_ends_were_noted_again_is_of_the_topic_of_then(
     assert scripted.among(began.offset) == set(), "the same topic"
     scripted.made_ms, scripted.ends[A0] = scripted.made_ms + 5_000, 8
     noted_again()
-    with pytest.raises(UnprovedError, match="before offset 5 was stored at .*, and now there is one .* made again"):
+    with pytest.raises(UnprovedError, match=r"before offset 5 was stored at .*, and now there is one .* made again"):
         scripted.among(began.offset)
 
 
