@@ -22,7 +22,7 @@ from rocketmq_spark.errors import (
     RouteNotFound,
     SendFailed,
 )
-from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
+from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.bulk import BulkProducer
 from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.rows import inputs
@@ -322,6 +322,26 @@ def test_of_a_reader_no_more_is_read_by_a_producer_that_is_closed(bulk: Bulk) ->
     producer._closing.release()
     assert (bulk.bodies, read, sent.failed.tolist()) == ([["1"]], 2, [1])
     assert isinstance(sent[1], ClosedError)
+
+
+def test_of_a_table_all_chunks_are_checked_before_any_is_sent(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "SMALL_ROWS", 0)
+    rows = pa.concat_tables([table("a", "b"), table("c", "")])
+    assert rows["body"].num_chunks == 2
+    with pytest.raises(MessageRefused, match="nothing of this call was sent: row 3: body is empty"):
+        bulk.producer().send_arrow(rows, "T")
+    assert bulk.sender.calls == []
+
+
+def test_a_call_may_have_a_time_of_its_own(bulk: Bulk) -> None:
+    producer = bulk.producer({"sendTimeout": "30s"}, retries=0)
+    bulk.sender.script = [LOST, LOST, LOST, LOST]
+    producer.send_arrow(table("a"), "T", timeout_s=2.0)
+    producer.send_many([Message("T", b"a")], timeout_s=2.0)
+    assert bulk.sender.deadlines
+    assert max(bulk.sender.deadlines) <= 2.0
+    producer.send_arrow(table("a"), "T")
+    assert bulk.sender.deadlines[-1] > 2.0
 
 
 def test_ctrl_c_is_the_users(bulk: Bulk) -> None:

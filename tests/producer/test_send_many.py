@@ -109,6 +109,27 @@ def test_a_bad_message_is_named_and_nothing_is_sent(bulk: Bulk, bad: dict[str, A
     assert bulk.sender.calls == []
 
 
+@pytest.mark.parametrize(
+    ("bad", "why"), [({"body": b""}, "body is empty"), ({"wait_store_ok": False}, "its wait_store_ok is False")]
+)
+def test_of_a_sequence_all_portions_are_checked_before_any_is_sent(
+    bulk: Bulk, monkeypatch: pytest.MonkeyPatch, bad: dict[str, Any], why: str
+) -> None:
+    monkeypatch.setattr(inputs, "PORTION_MESSAGES", 2)
+    monkeypatch.setattr(inputs, "FEW_MESSAGES", 1)
+    given = [*(message() for _ in range(4)), message(**bad)]
+    with pytest.raises(MessageRefused, match=f"nothing of this call was sent: message 4: {why}"):
+        bulk.producer().send_many(given)
+    assert bulk.sender.calls == []
+
+
+def test_priorities_are_those_of_all_or_of_none() -> None:
+    bad_rows = BadRows()
+    batch = batch_of([message(priority=3), message(), message(priority=0)], bad_rows)
+    assert batch["priority"].to_pylist() == [3, 0, 0]
+    assert bad_rows.found() == [(1, "it has no priority, and others have one: send it with another call")]
+
+
 def test_an_iterator_is_sent_by_portions(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "PORTION_MESSAGES", 2)
     monkeypatch.setattr(inputs, "FEW_MESSAGES", 2)
