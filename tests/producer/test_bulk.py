@@ -383,6 +383,26 @@ def test_delayed_rows_travel_alone(bulk: Bulk) -> None:
         bulk.producer({"longDelay": "dmq"}).send_arrow(table("a", delayMs=[5]), "T")
 
 
+def test_delayed_rows_travel_alone_from_among_those_of_several_queues(bulk: Bulk) -> None:
+    placed = {"queueId": [1, 0, 1, 0, 1, 0, 0], "brokerName": ["a"] * 7}
+    bulk.producer().send_arrow(table(*"abcdefg", **placed, delayLevel=[3, 0, 0, 5, 0, 0, 5]), "T")
+    sent = ((queue.queue_id, messages(request), request.batch) for _, queue, request in bulk.sender.calls)
+    found = sorted((queue, [(body, said.get("DELAY")) for body, said in each], batch) for queue, each, batch in sent)
+    assert found == [
+        (0, [("b", None), ("f", None)], True),
+        (0, [("d", "5")], False),
+        (0, [("g", "5")], False),
+        (1, [("a", "3")], False),
+        (1, [("c", None), ("e", None)], True),
+    ]
+
+
+def test_rows_of_a_retry_topic_travel_alone(bulk: Bulk) -> None:
+    bulk.sender.routes["%RETRY%g"] = tuple(qs("a:0", "%RETRY%g"))
+    bulk.producer().send_arrow(table("a", "b"), "%RETRY%g")
+    assert (bulk.bodies, [request.batch for request in bulk.sender.requests]) == ([["a"], ["b"]], [False, False])
+
+
 def test_arrow_types_of_other_tools_are_taken(bulk: Bulk) -> None:
     rows = pa.table(
         {
