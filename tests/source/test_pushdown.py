@@ -133,6 +133,15 @@ def test_tags(filters, tags):
     assert understand(filters).tags == (None if tags is None else frozenset(tags))
 
 
+@pytest.mark.parametrize("given", [{"tags": "a"}, {"sql": "x > 1"}, {}])
+def test_tags_of_predicates_replace_no_filter_of_the_options(given, monkeypatch):
+    monkeypatch.setattr(readers, "_tagged", lambda options: ["t"])
+    made = options_table.parse({"nameServer": "x:1", "subscribe": "t", **given}).for_role("batch source")
+    reader = readers.PrunedReader(made, ())
+    reader.pushFilters([In(("tags",), ("b", "c"))])
+    assert (reader._options.tags, reader._options.sql) == ((made.tags, made.sql) if given else ({"t": "b || c"}, None))
+
+
 def test_what_is_not_understood_says_nothing():
     understood = understand(
         [
