@@ -288,6 +288,23 @@ def test_what_is_read_quickly_is_what_is_read_with_care(data: st.DataObject) -> 
     assert list(wanted_of(REQUEST, stored, NO_SCOPE, 8)) == careful
 
 
+def test_a_message_that_ends_before_its_addresses_would_comes_raw() -> None:
+    stored = [bytearray(store("t", b"%d" % n, queue_offset=n)) for n in (5, 6, 7)]
+    stored[2][39] ^= int(SysFlag.BORNHOST_V6 | SysFlag.STOREHOST_V6)
+    found = list(wanted_of(REQUEST, b"".join(stored), NO_SCOPE, 8))
+    assert [m.queue_offset for m in found] == [5, 6, 7]
+    assert [m.decode_error is None for m in found] == [True, True, False]
+
+
+@pytest.mark.parametrize("size", [0, 1, 50, 90])
+def test_one_message_whose_size_is_too_small_is_one_and_its_neighbours_are_read(size: int) -> None:
+    stored = [store("t", b"%d" % n, queue_offset=n) for n in (5, 6, 7)]
+    stored[1] = size.to_bytes(4, "big") + stored[1][4:]
+    found = list(wanted_of(REQUEST, b"".join(stored), NO_SCOPE, 8))
+    assert [m.queue_offset for m in found] == [5, 6, 7]
+    assert [m.body for m in found] == [b"5", stored[1], b"7"]
+
+
 ODD = st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(0, 30)
 
 
@@ -340,10 +357,12 @@ def test_behind_a_filter_no_position_passes_what_is_not_consumed(data: st.DataOb
     found = list(wanted_of(replace(REQUEST, filter=Filter("Aa")), stored, NO_SCOPE, end))
     assert [m.body for m in found] == [b"%d" % at for at in places]
     assert all(m.queue_offset <= at for m, at in zip(found, places, strict=True))
+    if lie < REQUEST.offset + odd:  # nothing can be there
+        assert [m.queue_offset for m in found[:odd]] == places[:odd]
 
 
 @pytest.mark.parametrize("count", [10, 3], ids=["a flipped bit", "more messages than offsets"])
-@pytest.mark.parametrize("lie", [94, 97, 99, 101, 106, 108])
+@pytest.mark.parametrize("lie", [94, 97, 99, 101, 106, 108, 110])
 def test_a_batch_with_offsets_of_others_comes_raw(lie: int, count: int) -> None:
     """Its messages would take the places of those, which then came to nobody."""
     flags = int(SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
@@ -360,6 +379,21 @@ def test_a_batch_with_offsets_of_others_comes_raw(lie: int, count: int) -> None:
     for found in ([*given[0], *given[1]], together):
         assert [m.queue_offset for m in found] == sorted({m.queue_offset for m in found})
         assert all(100 <= m.queue_offset < 110 + count for m in found)
+
+
+def test_a_read_goes_on_in_the_midst_of_a_batch() -> None:
+    flags = int(SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
+    stored = [
+        store(
+            "t",
+            b"".join(messages.encode_item(b"%d" % i, "", 0) for i in range(n, n + 3)),
+            queue_offset=n,
+            sys_flag=flags,
+        )
+        for n in (4, 7)
+    ]
+    found = list(wanted_of(REQUEST, b"".join(stored), NO_SCOPE, 10))
+    assert [(m.queue_offset, m.body, m.decode_error) for m in found] == [(n, b"%d" % n, None) for n in range(5, 10)]
 
 
 def test_a_batch_that_says_two_offsets_comes_raw() -> None:

@@ -15,7 +15,7 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer import ahead
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
-from rocketmq_spark.consumer.pull.assigned import Ask
+from rocketmq_spark.consumer.pull.assigned import Ask, FetchedPart
 from rocketmq_spark.consumer.push import pulling
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.member_state import MemberState
@@ -25,6 +25,7 @@ from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import MASTER_ID, MessageQueue, ReceivedMessage
 from rocketmq_spark.wire import messages
 from tests.consumer.group import FakeBrokers, FakeMember
+from tests.consumer.messages import messages as found_at
 from tests.consumer.reads import COUNT, Reads
 from tests.helpers import RAISED, no_more_threads
 from tests.mockbroker import WAIT_S, eventually
@@ -127,6 +128,25 @@ def test_a_reset_that_the_read_ahead_of_an_earlier_owner_is_told_of_is_followed(
     behind.reset(Ask(A, 100, MASTER_ID, token=7), 5)
     behind.reset(Ask(B, 100, MASTER_ID, token=8), 6)
     assert noted == [{A: 5}, {B: 6}]
+
+
+def test_what_was_read_ahead_for_an_earlier_owner_moves_and_gives_nothing() -> None:
+    """The queue was given up, and came back at an earlier offset."""
+    held = MemberState(Thresholds(400, 1 << 20, 4000))
+    behind = Backlog(ConsumerSettings(group="g"), held, Timer("t"), ReadAhead(Reads().begin, lambda *given: ()))
+    before, now = ProcessQueue(A), ProcessQueue(A)
+    asked: list[Ask] = []
+    for queue, offset in ((before, 5000), (now, 0)):
+        place = behind._place(queue)
+        place.pull_at = offset
+        asked.append(Ask(A, offset, MASTER_ID, place.token))
+        queue.dropped = queue is before
+    late, mine = asked
+    part = FetchedPart(A, 5000, [(5002, 2)], b"xx", lambda start, end, stored: found_at(*range(start, end)))
+    for ask, given in ((late, False), (mine, True)):
+        assert behind.bring(ask, part) is given
+        behind.brought(ask, part)
+        assert (now.count, behind.places[A].pull_at, before.count) == ((2, 5002, 0) if given else (0, 0, 0))
 
 
 def test_what_becomes_large_is_pulled_from_there_on(

@@ -178,9 +178,11 @@ def test_broadcasting_members_get_everything_and_keep_offsets_in_a_file(group: G
     group.time.advance(1)
     assert sorted(who for who, _, _ in group.got) == ["m1", "m2"]
     assert group.owned(consumer) == group.owned(other) == ALL
+    group.time.advance(16)  # the next pulls, when the message is finished
     consumer.stop()
     assert not port.seen("send_back")
     assert not group.brokers.offsets
+    assert {request.commit_offset for request in port.seen("pull")} == {None}
     group.brokers.send(q("a:0"), b"2")
     group.got.clear()
     group.start(**how)

@@ -15,6 +15,7 @@ from rocketmq_spark.consumer.result import OutcomeLater, TakesOutcome
 from rocketmq_spark.model.membership import ConsumeDirectly, DirectOutcome
 from tests.consumer.group import GroupBench
 from tests.consumer.messages import message
+from tests.producer.scripted import ManualTimer
 from tests.queues import q
 
 A = q("a:0")
@@ -91,6 +92,17 @@ def test_a_stop_returns_what_has_no_outcome_yet(group: GroupBench) -> None:
     outcomes.open[0](None)
     assert [each.body for each in consumer.stop(0.05)] == [b"1"]
     outcomes.open[1](None)  # too late: the queue is another member's
+
+
+def test_a_stop_waits_for_what_has_no_outcome_yet(group: GroupBench) -> None:
+    outcomes = Outcomes()
+    consumer, _ = group.start(outcomes)
+    group.time.advance(3)
+    group.brokers.send(A, b"0")
+    group.time.advance(1)
+    ManualTimer(group.time).later(2.0, lambda: outcomes.open[0](None))
+    assert consumer.stop(5.0) == []
+    assert group.brokers.offsets[A] == 1
 
 
 def test_a_message_that_is_to_be_consumed_now_has_its_outcome(group: GroupBench) -> None:

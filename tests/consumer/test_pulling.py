@@ -62,6 +62,19 @@ def test_1_29_no_pull_asks_for_what_it_says_is_finished(group: GroupBench) -> No
     assert told[-1] == (36, 36)
 
 
+def test_a_pull_that_finds_nothing_passes_no_message_that_is_not_finished(group: GroupBench) -> None:
+    group.brokers.offsets[A] = 0
+    group.brokers.failing |= dict.fromkeys(("send_back", "send_to_retry"), CallTimeout("late"))
+    consumer, port = group.start(lambda messages, context: 1 / 0)
+    group.brokers.send(A, b"1")
+    group.time.advance(40)
+    assert pulls(port).count(1) > 1
+    assert len(group.got) > 1
+    consumer.stop()
+    assert group.brokers.offsets[A] == 0
+    assert all(not request.commit_offset for request in port.seen("pull") if request.queue == A)
+
+
 def test_1_27_an_offset_that_went_back_at_its_broker_stops_nobody_and_is_put_right(group: GroupBench) -> None:
     group.brokers.offsets[A] = 0
     consumer, port = group.start()

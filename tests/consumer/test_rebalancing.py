@@ -137,6 +137,21 @@ def test_a_broker_that_has_not_heard_of_a_member_is_told_at_once(group: GroupBen
     assert "m1" in group.brokers.members
 
 
+def test_a_run_that_fails_is_not_the_last_one(group: GroupBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer, port = group.start()
+    group.time.advance(5)
+    group.brokers.members.clear()
+    group.brokers.failing["members"] = ServerFault("no consumer for this group", broker_code=1)
+    monkeypatch.setattr(port, "heartbeat", lambda deadline: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # of the timer, which logs it
+        group.time.advance(21)
+    monkeypatch.undo()
+    group.brokers.failing.clear()
+    group.brokers.topics["T"] = qs("a:0-1 b:0-2")
+    group.time.advance(45)
+    assert group.owned(consumer) == qs("a:0-1 b:0-2")
+
+
 def test_4_5_trouble_of_one_topic_does_not_touch_the_others(group: GroupBench, monkeypatch, caplog) -> None:
     group.brokers.topics["A"] = qs("a:0", "A")
     consumer, port = group.consumer()

@@ -189,8 +189,15 @@ def test_many_different_rows_have_different_hashes():
 def test_with_row_ids_these_are_the_content():
     ids = pa.array([1, 2, 1], pa.int64())
     batch = pa.RecordBatch.from_pydict({"body": pa.array([b"a", b"a", b"c"]), "id": ids})
-    first, second, third = hashed(batch, {"body": "body", "messageid": "id"}, "t").tolist()
+    columns = {"body": "body", "messageid": "id"}
+    first, second, third = hashed(batch, columns, "t").tolist()
     assert first == third != second
+    for queue, broker in ((0, "a"), (1, "b")):  # a repeat may go elsewhere
+        where = {"queueId": pa.array([queue] * 3, pa.int32()), "brokerName": pa.array([broker] * 3)}
+        placed = pa.RecordBatch.from_pydict({"body": batch["body"], "id": ids, **where})
+        placed_columns = {**columns, "queueid": "queueId", "brokername": "brokerName"}
+        assert hashed(placed, placed_columns, "t").tolist() == [first, second, third]
+    assert hashed(batch, columns, "u").tolist()[0] != first
 
 
 def test_query_epoch_batch_offsets_write_and_partition_separate():

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from rocketmq_spark import options as options_table
-from rocketmq_spark.base import extras
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.columnar.encode.encoder import Encoder
 from rocketmq_spark.errors import (
@@ -20,13 +18,13 @@ from rocketmq_spark.errors import (
     MessageRefused,
     OptionError,
     RocketMQError,
-    RouteNotFound,
     SendFailed,
 )
-from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
+from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.bulk import BulkProducer
 from rocketmq_spark.producer.encoding import batch_request
+from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.rows import inputs
 from rocketmq_spark.producer.rows.sent import SentRows
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -263,6 +261,25 @@ def test_nothing_of_the_call_follows_a_failure_to_its_queue(bulk: Bulk, monkeypa
     assert producer.send_arrow(rows, "T").failed.tolist() == [], "the next call starts anew"
 
 
+def test_nothing_of_the_call_follows_to_its_queue_what_found_no_room(
+    bulk: Bulk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_batches(monkeypatch, 1)
+    producer = bulk.producer()
+    submit, full = producer._engine.submit, [SendFailed("others have filled the room")]
+
+    def submitted(outgoing: Outgoing) -> None:
+        if len(bulk.sender.calls) == 1 and full:
+            raise full.pop()
+        submit(outgoing)
+
+    monkeypatch.setattr(producer._engine, "submit", submitted)
+    sent = producer.send_arrow(table(*"abcde", queueId=[0, 0, 0, 1, 0], brokerName=["a"] * 5), "T")
+    assert bulk.bodies == [["a"], ["d"]]
+    assert sent.failed.tolist() == [1, 2, 4]
+    assert "others have filled the room" in str(sent[1])
+
+
 class Slow(ScriptedSender):
     """Answers 10 ms later; ``most`` is the largest number of bytes that were out at once."""
 
@@ -306,6 +323,46 @@ def test_a_producer_that_is_closed_meanwhile_says_so_for_each_row(bulk: Bulk, mo
         producer.send_arrow(table("a"), "T")
 
 
+def test_of_a_reader_no_more_is_read_by_a_producer_that_is_closed(bulk: Bulk) -> None:
+    producer, read = bulk.producer(), 0
+
+    def endless() -> Iterator[pa.RecordBatch]:
+        nonlocal read
+        while read < 9:
+            read += 1
+            yield pa.record_batch({"body": [str(read)]})
+
+    def closes(queue: MessageQueue, request: SendRequest) -> SendResult:
+        producer._closing.acquire()
+        return ok(queue, request)
+
+    bulk.sender.script = [closes]
+    sent = producer.send_arrow(pa.RecordBatchReader.from_batches(pa.schema({"body": pa.string()}), endless()), "T")
+    producer._closing.release()
+    assert (bulk.bodies, read, sent.failed.tolist()) == ([["1"]], 2, [1])
+    assert isinstance(sent[1], ClosedError)
+
+
+def test_of_a_table_all_chunks_are_checked_before_any_is_sent(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "SMALL_ROWS", 0)
+    rows = pa.concat_tables([table("a", "b"), table("c", "")])
+    assert rows["body"].num_chunks == 2
+    with pytest.raises(MessageRefused, match="nothing of this call was sent: row 3: body is empty"):
+        bulk.producer().send_arrow(rows, "T")
+    assert bulk.sender.calls == []
+
+
+def test_a_call_may_have_a_time_of_its_own(bulk: Bulk) -> None:
+    producer = bulk.producer({"sendTimeout": "30s"}, retries=0)
+    bulk.sender.script = [LOST, LOST, LOST, LOST]
+    producer.send_arrow(table("a"), "T", timeout_s=2.0)
+    producer.send_many([Message("T", b"a")], timeout_s=2.0)
+    assert bulk.sender.deadlines
+    assert max(bulk.sender.deadlines) <= 2.0
+    producer.send_arrow(table("a"), "T")
+    assert bulk.sender.deadlines[-1] > 2.0
+
+
 def test_ctrl_c_is_the_users(bulk: Bulk) -> None:
     def interrupted(queue: MessageQueue, request: SendRequest) -> SendResult:
         raise KeyboardInterrupt
@@ -345,111 +402,24 @@ def test_delayed_rows_travel_alone(bulk: Bulk) -> None:
         bulk.producer({"longDelay": "dmq"}).send_arrow(table("a", delayMs=[5]), "T")
 
 
-def test_arrow_types_of_other_tools_are_taken(bulk: Bulk) -> None:
-    rows = pa.table(
-        {
-            "body": pa.array([b"a", b"b"], pa.large_binary()),
-            "tags": pa.array(["t", None]).dictionary_encode(),
-            "keys": pa.array([["k"], None], pa.large_list(pa.large_string())),
-            "properties": pa.array([[("p", "v")], []], pa.map_(pa.string(), pa.large_string())),
-            "flag": pa.array([7, None], pa.uint8()),
-            "deliverAt": pa.array([None, datetime(2033, 1, 1, tzinfo=UTC)], pa.timestamp("ns", "UTC")),
-            "shardingKey": pa.nulls(2),
-        }
-    )
-    bulk.producer().send_arrow(rows, "T")
-    found = {body: properties for _, batch in bulk.sent for body, properties in batch}
-    assert {name: found["a"].get(name) for name in ("TAGS", "KEYS", "p")} == {"TAGS": "t", "KEYS": "k", "p": "v"}
-    assert found["b"]["TIMER_DELIVER_MS"] == str(round(datetime(2033, 1, 1, tzinfo=UTC).timestamp() * 1000))
-    assert "__SHARDINGKEY" not in found["a"]
+def test_delayed_rows_travel_alone_from_among_those_of_several_queues(bulk: Bulk) -> None:
+    placed = {"queueId": [1, 0, 1, 0, 1, 0, 0], "brokerName": ["a"] * 7}
+    bulk.producer().send_arrow(table(*"abcdefg", **placed, delayLevel=[3, 0, 0, 5, 0, 0, 5]), "T")
+    sent = ((queue.queue_id, messages(request), request.batch) for _, queue, request in bulk.sender.calls)
+    found = sorted((queue, [(body, said.get("DELAY")) for body, said in each], batch) for queue, each, batch in sent)
+    assert found == [
+        (0, [("b", None), ("f", None)], True),
+        (0, [("d", "5")], False),
+        (0, [("g", "5")], False),
+        (1, [("a", "3")], False),
+        (1, [("c", None), ("e", None)], True),
+    ]
 
 
-def shared(text: str, count: int) -> pa.Array:
-    """Views of the same bytes."""
-    _, view, data = pa.array([text], pa.string_view()).buffers()
-    return pa.Array.from_buffers(pa.string_view(), count, [None, pa.py_buffer(bytes(view)[:16] * count), data])
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        pa.DictionaryArray.from_arrays(pa.array([0] * 100), pa.array(["x" * 200])),
-        pa.DictionaryArray.from_arrays(pa.array([0] * 100, pa.uint8()), pa.array([b"x" * 200], pa.binary_view())),
-        shared("x" * 200, 100),
-        pa.array([*"y" * 900, *["x" * 200] * 100]),
-    ],
-    ids=["dictionary", "dictionary of views", "views", "large ones together"],
-)
-def test_a_portion_is_as_large_as_its_rows(bulk: Bulk, monkeypatch: pytest.MonkeyPatch, body: pa.Array) -> None:
-    monkeypatch.setattr(inputs, "PORTION_BYTES", 1000)
-    assert not len(bulk.producer().send_arrow(pa.record_batch({"body": body}), "T").failed)
-    assert max(sum(map(len, bodies)) for bodies in bulk.bodies) <= 2000
-    rows = [row for bodies in bulk.bodies for row in bodies]
-    assert (len(rows), [row for row in rows if row != "y"]) == (len(body), ["x" * 200] * 100)
-
-
-def test_a_time_that_no_microseconds_have_is_not_another_one(bulk: Bulk) -> None:
-    never = pa.array([2**62], pa.timestamp("s", "UTC"))
-    with pytest.raises(MessageRefused, match=r"column 'deliverAt' is timestamp.*out of bounds"):
-        bulk.producer().send_arrow(table("a", deliverAt=never), "T")
-
-
-@pytest.mark.parametrize(
-    ("topic", "why"), [("a b", "illegal characters"), ("SCHEDULE_TOPIC_XXXX", "is forbidden"), ("", "is blank")]
-)
-def test_a_topic_is_checked_as_that_of_a_message(bulk: Bulk, topic: str, why: str) -> None:
-    bulk.sender.routes[topic] = tuple(qs("a:0", topic=topic))
-    with pytest.raises(MessageRefused, match=why):
-        bulk.producer().send_arrow(table("a"), topic)
-    assert bulk.sender.calls == []
-
-
-def test_a_time_that_is_no_number_is_refused(bulk: Bulk) -> None:
-    with pytest.raises(OptionError, match="timeout_s is nan; expected seconds"):
-        bulk.producer().send_arrow(table("a"), "T", timeout_s=float("nan"))
-
-
-def test_selectors_are_named_in_any_case(bulk: Bulk) -> None:
-    bulk.producer().send_arrow(table("a", "b", shardingKey=["k", "k"]), "T", selector="HASH")
-    assert bulk.bodies == [["a", "b"]]
-    bulk.producer().send_arrow(table("c"), "T", selector="roundrobin")
-
-
-def test_whatever_exports_an_arrow_stream_is_read(bulk: Bulk) -> None:
-    class Frame:
-        def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-            return table("a", "b").__arrow_c_stream__(requested_schema)
-
-    assert len(bulk.producer().send_arrow(Frame(), "T")) == 2
-    assert len(bulk.producer().send_arrow(pa.record_batch({"body": ["a"]}), "T")) == 1
-    with pytest.raises(OptionError, match="send_arrow got list; expected a Table"):
-        bulk.producer().send_arrow([b"a"], "T")
-
-
-def test_all_that_is_wrong_is_named_at_once(bulk: Bulk) -> None:
-    rows = pa.table({"valeu": ["a"], "tags": [1], "deliverAt": [datetime(2033, 1, 1)], "priority": [1]})
-    with pytest.raises(OptionError) as e:
-        bulk.producer().send_arrow(rows, selector="machineRoom")
-    for problem in (
-        "column 'valeu' is unknown",
-        "column 'tags' is int64; expected string",
-        r"column 'deliverAt' is timestamp\[us\]; expected timestamp",
-        "column 'body' \\(or 'value'\\) is missing",
-        "neither option 'topic' nor a column 'topic'",
-        "'priority' is for messages over gRPC only",
-        "selector is 'machineRoom'; expected one of roundRobin, random, hash, column, environment, or a function",
-    ):
-        e.match(problem)
-
-
-def test_what_a_producer_cannot_do_is_said(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RouteNotFound):
-        bulk.producer(auto_create_topics=False).send_arrow(table("a"), "missing")
-    with pytest.raises(OptionError, match="selector 'environment' needs option 'environment'"):
-        bulk.producer().send_arrow(table("a"), "T", selector="environment")
-    monkeypatch.setattr(extras, "installed", lambda module: False)
-    with pytest.raises(OptionError, match="send_arrow needs pyarrow, which is not installed"):
-        bulk.producer().send_arrow(table("a"), "T")
+def test_rows_of_a_retry_topic_travel_alone(bulk: Bulk) -> None:
+    bulk.sender.routes["%RETRY%g"] = tuple(qs("a:0", "%RETRY%g"))
+    bulk.producer().send_arrow(table("a", "b"), "%RETRY%g")
+    assert (bulk.bodies, [request.batch for request in bulk.sender.requests]) == ([["a"], ["b"]], [False, False])
 
 
 def test_hooks_see_each_batch_with_its_ids(bulk: Bulk) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.base.codes import MAX_PROPERTIES_BYTES
+from rocketmq_spark.base.codes import MAX_PROPERTIES_BYTES, TRANSIENT_PROPERTY_PREFIX
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
 from rocketmq_spark.options.transport import FEATURES, GRPC
@@ -97,6 +97,7 @@ def test_a_plain_message_is_encoded_when_its_batch_leaves(bench: Bench, long_way
         {"keys": ["a\x02"]},
         {"keys": ["k" * MAX_PROPERTIES_BYTES]},
         {"properties": {"TAGS": "x"}},
+        {"properties": {f"{TRANSIENT_PROPERTY_PREFIX}p": "x"}},
         {"properties": {"p": ""}},
         {"properties": {"p": "\x01"}},
         {"priority": 1},
@@ -125,6 +126,8 @@ def test_what_is_not_plain_goes_the_long_way(bench: Bench, long_way: list[Messag
     for more in ({}, {"delay_level": 1}, {"timeout_s": 1.0}, {"selector": "random"}):
         producer.send_async(message("c"), **more)  # type: ignore[arg-type]
     assert len(long_way) == 5
+    assert plain_kind("T", None, True, ENCODER) is not None
+    assert plain_kind("%RETRY%g", None, True, ENCODER) is None
     over_grpc = bench.producer(auto_batch=True, features=FEATURES[GRPC])
     for _ in range(2):
         over_grpc.send_async(message("d"))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from rocketmq_spark.errors import MessageIllegal, SendFailed
@@ -7,6 +8,7 @@ from rocketmq_spark.model import SendResult, SendStatus
 from rocketmq_spark.producer import batching
 from rocketmq_spark.producer.accumulator import BatchEntry
 from rocketmq_spark.producer.outgoing import split, with_ids
+from rocketmq_spark.producer.rows.sent import Ends
 from tests.queues import q
 
 
@@ -61,3 +63,21 @@ def test_what_waited_behind_a_refused_message_of_its_group_is_not_refused_itself
     for share in (first, last):
         assert isinstance(share, MessageIllegal)
         assert share.behind == ()
+
+
+@pytest.mark.parametrize(
+    ("stored", "behind", "said"),
+    [("", "c", ["refused", "refused", "not sent"]), ("a", "", ["stored", "refused", "refused"])],
+)
+def test_of_an_error_that_says_what_is_stored_each_row_gets_its_own(stored: str, behind: str, said: list[str]) -> None:
+    error = MessageIllegal("refused")
+    error.stored = {each * 32: result(each * 32) for each in stored}
+    error.behind = tuple(each * 32 for each in behind)
+    ends = Ends()
+    ends.begin(np.frombuffer(b"".join(each * 32 for each in (b"a", b"b", b"c")), np.uint8).reshape(3, 32))
+    ends.add(np.arange(3), error)
+    sent = ends.result()
+    assert [str(each) if isinstance(each, MessageIllegal) else type(each).__name__ for each in sent] == [
+        {"refused": str(error), "not sent": "SendFailed", "stored": "SendResult"}[each] for each in said
+    ]
+    assert sent.failed.tolist() == [i for i, each in enumerate(said) if each != "stored"]

@@ -20,7 +20,8 @@ from rocketmq_spark.producer.rows import inputs
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.selection import select
 from rocketmq_spark.wire.properties import decode_properties
-from tests.producer.test_bulk import Bulk, bulk
+from tests.producer.scripted import ok
+from tests.producer.test_bulk import LOST, Bulk, bulk
 from tests.queues import q, qs
 
 __all__ = ["bulk"]
@@ -111,6 +112,27 @@ def test_a_bad_message_is_named_and_nothing_is_sent(bulk: Bulk, bad: dict[str, A
     assert bulk.sender.calls == []
 
 
+@pytest.mark.parametrize(
+    ("bad", "why"), [({"body": b""}, "body is empty"), ({"wait_store_ok": False}, "its wait_store_ok is False")]
+)
+def test_of_a_sequence_all_portions_are_checked_before_any_is_sent(
+    bulk: Bulk, monkeypatch: pytest.MonkeyPatch, bad: dict[str, Any], why: str
+) -> None:
+    monkeypatch.setattr(inputs, "PORTION_MESSAGES", 2)
+    monkeypatch.setattr(inputs, "FEW_MESSAGES", 1)
+    given = [*(message() for _ in range(4)), message(**bad)]
+    with pytest.raises(MessageRefused, match=f"nothing of this call was sent: message 4: {why}"):
+        bulk.producer().send_many(given)
+    assert bulk.sender.calls == []
+
+
+def test_priorities_are_those_of_all_or_of_none() -> None:
+    bad_rows = BadRows()
+    batch = batch_of([message(priority=3), message(), message(priority=0)], bad_rows)
+    assert batch["priority"].to_pylist() == [3, 0, 0]
+    assert bad_rows.found() == [(1, "it has no priority, and others have one: send it with another call")]
+
+
 def test_an_iterator_is_sent_by_portions(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "PORTION_MESSAGES", 2)
     monkeypatch.setattr(inputs, "FEW_MESSAGES", 2)
@@ -175,6 +197,17 @@ def test_a_key_keeps_its_queue_while_the_route_and_the_columns_change(
         for body, _ in found:
             of_key.setdefault(f"key {int(body) % 5}", set()).add(queue)
     assert {key: len(queues) for key, queues in of_key.items()} == {f"key {i}": 1 for i in range(5)}
+
+
+def test_nothing_follows_a_failure_to_its_queue_also_with_other_columns(
+    bulk: Bulk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "FEW_MESSAGES", 1)
+    given = [message(b"a"), message(b"b", tags="t"), message(b"c", flag=1), message(b"d")]
+    bulk.sender.script = [ok, LOST]
+    sent = bulk.producer().send_many(iter(given), queue=q("b:1"))
+    assert bulk.bodies == [["a"], ["b"]]
+    assert sent.failed.tolist() == [1, 2, 3]
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02 "), min_size=1, max_size=5)

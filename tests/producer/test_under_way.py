@@ -9,8 +9,9 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
-from rocketmq_spark.errors import ClosedError, ConnectionLost, SendFailed
+from rocketmq_spark.errors import ClosedError, ConnectionLost, MessageIllegal, SendFailed
 from rocketmq_spark.model import SendRequest, SendResult, SendStatus
+from rocketmq_spark.options.transport import TransportFeatures
 from rocketmq_spark.producer.attempts import RetryAttempt, RetryPolicy
 from rocketmq_spark.producer.in_flight import Landing, UnderWay
 from rocketmq_spark.producer.outgoing import Outgoing
@@ -75,6 +76,20 @@ def test_what_waits_behind_a_failure_fails_and_the_queue_may_stay_shut(bench: Be
     assert found.put(ordered(), 1) is (LOST if stays else None)
     assert found.put(ordered("a:1"), 1) is None
     assert found.in_flight.requests == (1 if stays else 2)
+
+
+def test_behind_a_message_that_is_refused_its_group_waits_no_more_and_the_other_groups_of_its_lane_go_on(
+    bench: Bench,
+) -> None:
+    found = under_way(bench, features=TransportFeatures(chooses_queues="the server does"))
+    grouped = [sending(ordered=True, line=("T", "group")) for _ in range(2)]
+    mixed = [ordered() for _ in range(2)]
+    for each in (*grouped, *mixed):
+        found.put(each, 1)
+    assert found.take() == [grouped[0], mixed[0]]
+    assert found.landed(grouped[0], MessageIllegal("too large")) == Landing([grouped[1]], False)
+    assert found.landed(mixed[0], MessageIllegal("too large")) == Landing([], True)
+    assert found.take() == [mixed[1]]
 
 
 def test_closing_gives_up_everything_and_takes_nothing_more(bench: Bench) -> None:

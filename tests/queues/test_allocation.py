@@ -306,3 +306,22 @@ def test_ten_times_the_queues_and_consumers_take_no_hundred_times_as_long() -> N
     print(f"{ratio:.1f} times as long")
     assert ratio < 50
     assert set(STRATEGIES) >= {"averagely", "averagelyByCircle", "consistentHash"}
+
+
+def test_consumers_are_in_the_order_of_javas_strings() -> None:
+    """Which compares their halves where a character has two."""
+    members = ["\uff5e", "\U0001f600", "a"]
+    assert {name: allocate("averagely", name, qs("a:0-2"), members) for name in members} == {
+        "a": qs("a:0"),
+        "\U0001f600": qs("a:1"),
+        "\uff5e": qs("a:2"),
+    }
+
+
+def test_all_of_several_environments_share_the_queues_of_a_retry_topic() -> None:
+    queues, members = qs("a:0-3", "%RETRY%g"), ["1@dev", "2@dev", "1@test", "2@test"]
+    config: dict[str, Any] = {"environments": {"dev": [0], "test": [1]}, "environmentOf": lambda c: c.split("@")[1]}
+    shares = [
+        allocate("environment", each, queues, members, environment=each.split("@")[1], **config) for each in members
+    ]
+    assert sorted(queue for share in shares for queue in share) == queues

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.queues.allocation import Ring, md5_hash, queue_key
+from rocketmq_spark.queues.allocation import Ring, allocate_all, md5_hash, queue_key
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,15 @@ def test_a_later_place_with_an_equal_hash_wins_and_a_repeated_consumer_goes_on_n
 
 def test_a_ring_without_places_owns_nothing() -> None:
     assert Ring(["a"], 0, places).owner("1") is None
+
+
+def test_the_topic_is_hashed_as_brokers_know_it() -> None:
+    """A member of Java's in the same namespace has the whole name."""
+    users, wire = ([MessageQueue(topic, "b", number) for number in range(40)] for topic in ("t", "ns%t"))
+    members = ["one", "two", "three"]
+    mine = allocate_all("consistentHash", users, members, onWire="ns%".__add__)
+    theirs = allocate_all("consistentHash", wire, members)
+    assert {who: [queue.queue_id for queue in share] for who, share in mine.items()} == {
+        who: [queue.queue_id for queue in share] for who, share in theirs.items()
+    }
+    assert mine != allocate_all("consistentHash", users, members)

@@ -63,6 +63,9 @@ def test_rows_of_a_queue_keep_their_order(rows):
         assert all(rows[i][0] == topic and select("hash", QUEUES[topic], None, rows[i][1]) == queue for i in mine)
     assert at == len(rows)
     assert len({(share.topic, share.queue) for share in plan.shares}) == len(plan.shares)
+    names, codes = plan.topics(len(rows))
+    named = [names[0]] * len(rows) if codes is None else [names[code] for code in codes]
+    assert named == [topic for topic, _ in rows]
 
 
 @pytest.mark.parametrize("count", [1 << 15, 40_000])

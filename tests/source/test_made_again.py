@@ -326,3 +326,17 @@ def test_where_store_times_are_not_told_one_queue_is_watched(scripted):
     with pytest.raises(DataLossError, match=r"t/broker-a/0 .*; t/broker-a/1 .*offset went back"):
         eventually(lambda: run.latest() != run.offset)
     assert ranges_of(lenient.plan(lenient.ahead())) == [[OffsetRange(A, 0, 12), OffsetRange(B, 0, 8)]]
+
+
+def test_what_has_expired_takes_no_share_of_a_batch(scripted):
+    scripted.on(STATS, stats({A: (50, 100), B: (0, 12)}, 2 * MARK))
+    scripted.on(SEARCH, ok(offset=10))
+    run = Run(
+        scripted.address,
+        log({A: 10, B: 10}),
+        maxOffsetsPerTrigger=26,
+        failOnDataLoss="warn",
+        startingOffsets="earliest",
+        **QUICK,
+    )
+    assert positions(run.ahead()) == {A: 75, B: 11}

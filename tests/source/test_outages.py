@@ -15,6 +15,7 @@ from rocketmq_spark.errors import (
     BrokerNotFound,
     CheckpointMismatch,
     ConnectionLost,
+    DataLossError,
     OffsetError,
     OptionError,
     RouteNotFound,
@@ -364,6 +365,14 @@ def test_a_first_batch_of_an_older_version_is_read_by_no_other_environment(scrip
     with pytest.raises(CheckpointMismatch, match="says nothing of an environment and is of t/broker-a/0"):
         Run(scripted.address, environment=2, **given).plan(end)
     assert ranges_of(Run(scripted.address, environment=1, **given).plan(end)) == [[OffsetRange(A, 7, 12)]]
+
+
+def test_a_batch_that_begins_before_what_is_kept_tells_the_loss(scripted, caplog):
+    begin = {**QUICK, "startingOffsets": '{"t":{"broker-a":{"0":2}}}'}
+    with pytest.raises(DataLossError, match="3 offsets cannot be read any more: t/broker-a/0 offsets 2 to 5"):
+        plan(scripted.address, **begin)
+    assert plan(scripted.address, failOnDataLoss="warn", **begin) == [[OffsetRange(A, 5, 20)]]
+    assert "3 offsets cannot be read any more" in caplog.text
 
 
 def test_a_run_to_the_end_reads_what_is_there_and_waits_for_no_more(scripted):

@@ -117,8 +117,10 @@ def test_what_was_lost_before_a_range_does_not_bring_it_back():
 
 
 def test_positions_before_the_minimum_are_lifted():
-    begin = Offsets({A: 3, B: 3, C: 3})
-    assert planner.above_minimum(begin, bounds(a=(5, 9), b=(2, 9))).positions == {A: 5, B: 3, C: 3}
+    begin = Offsets({A: 3, B: 3, C: 3}, start={A: 1, B: 0})
+    lifted = planner.above_minimum(begin, bounds(a=(5, 9), b=(2, 9)))
+    assert lifted.positions == {A: 5, B: 3, C: 3}
+    assert lifted.start == {}, "what was read is not read again where a batch ends there"
     assert planner.above_minimum(begin, bounds(a=(3, 9))) is begin
 
 

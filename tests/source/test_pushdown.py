@@ -21,7 +21,9 @@ from pyspark.sql.datasource import (
     StringContains,
 )
 
-from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark import options as options_table
+from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
+from rocketmq_spark.spark.source import readers
 from rocketmq_spark.spark.source.readers import CLOCK_MARGIN_MS, pushdown_enabled, understand
 
 _COMPARED = {
@@ -90,6 +92,25 @@ def test_times_keep_a_margin_for_clocks():
     assert understood.time_to_ms == ms + 1001 + CLOCK_MARGIN_MS
 
 
+def test_times_cut_ranges_and_make_none_longer():
+    inside, before, behind, past = (MessageQueue("t", "a", number) for number in range(4))
+    ranges = [OffsetRange(queue, 5, 9) for queue in (inside, before, behind, past)]
+    found = {inside: (6, 8), before: (2, 7), behind: (7, 20), past: (0, 5)}
+    bounds = dict.fromkeys(found, QueueBounds(0, 30, 0))
+
+    class Offsets:
+        def search_offsets(self, times, deadline, group=""):
+            assert set(times.values()) <= {low, high}
+            return {queue: found[queue][time == high] for queue, time in times.items()}
+
+    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    understood = understand([GreaterThan(("storeTimestamp",), noon), LessThan(("storeTimestamp",), noon)])
+    low, high = understood.time_from_ms, understood.time_to_ms
+    given = options_table.parse({"nameServer": "x:1", "subscribe": "t"}).for_role("batch source")
+    cut = readers._pruned(ranges, understood, Offsets(), bounds, given)
+    assert cut == [OffsetRange(inside, 6, 8), OffsetRange(before, 5, 7), OffsetRange(behind, 7, 9)]
+
+
 def test_a_time_without_a_zone_says_nothing():
     assert not understand([GreaterThan(("storeTimestamp",), datetime(2026, 1, 31))]).by_time
 
@@ -110,6 +131,15 @@ def test_a_time_without_a_zone_says_nothing():
 )
 def test_tags(filters, tags):
     assert understand(filters).tags == (None if tags is None else frozenset(tags))
+
+
+@pytest.mark.parametrize("given", [{"tags": "a"}, {"sql": "x > 1"}, {}])
+def test_tags_of_predicates_replace_no_filter_of_the_options(given, monkeypatch):
+    monkeypatch.setattr(readers, "_tagged", lambda options: ["t"])
+    made = options_table.parse({"nameServer": "x:1", "subscribe": "t", **given}).for_role("batch source")
+    reader = readers.PrunedReader(made, ())
+    reader.pushFilters([In(("tags",), ("b", "c"))])
+    assert (reader._options.tags, reader._options.sql) == ((made.tags, made.sql) if given else ({"t": "b || c"}, None))
 
 
 def test_what_is_not_understood_says_nothing():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -20,7 +21,7 @@ from rocketmq_spark.errors import (
     UnprovedError,
     error_for,
 )
-from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, QueueData, QueueEnd, TopicRoute
+from rocketmq_spark.model import BrokerData, LogState, MessageQueue, QueueBounds, QueueData, QueueEnd, TopicRoute
 from rocketmq_spark.stored.ends import QueueEnds
 from rocketmq_spark.stored.look import NOTED_S, AskedStoredIds, LookTools, NotedStoredIds
 
@@ -35,10 +36,26 @@ class Brokers:
         self.asked: list[set[MessageQueue]] = []
         self.fails: Callable[[], RocketMQError] | None = None
         self.route_fails: RocketMQError | None = None
+        self.made_ms = 1_000
         self.ids = AskedStoredIds(self.tools, Clock(lambda: self.now))
 
     def tools(self, timeout_s: float, clock: Clock) -> LookTools:
-        return LookTools(self, self, lambda ranges: iter(()), timeout_s, 10.0, clock=clock)  # type: ignore[arg-type]
+        mine = Clock(lambda: self.now, self.sleep, lambda: itertools.repeat(0.5))
+        return LookTools(self, self, lambda ranges: iter(()), timeout_s, 10.0, clock=mine)  # type: ignore[arg-type]
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def confirms_late(self, name: str, deadline: Deadline) -> bool:
+        return False
+
+    def log_states(self, names: Iterable[str], deadline: Deadline) -> dict[str, LogState]:
+        return {name: LogState(0, 0, 0, self.now) for name in names}
+
+    def store_times_ms(
+        self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline, on_error: object
+    ) -> dict[MessageQueue, int]:
+        return {queue: self.made_ms + at for queue, at in offsets.items() if at < self.ends[queue]}
 
     def get(self, topic: str, max_age_s: float, deadline: Deadline) -> TopicRoute:
         if self.route_fails is not None:
@@ -55,7 +72,11 @@ class Brokers:
         self.asked.append(set(queues))
         if self.fails is not None:
             raise self.fails()
-        return {queue: QueueBounds(0, self.ends[queue], 0) for queue in self.asked[-1] if queue in self.ends}
+        there = {queue: self.ends[queue] for queue in self.asked[-1] if queue in self.ends}
+        return {queue: QueueBounds(0, end, self.made_ms + end - 1) for queue, end in there.items()}
+
+    def among(self, since: int) -> set[str]:
+        return self.ids.among({A0: since}, "a:1", ["x"], Deadline.after(1.0))
 
 
 @pytest.fixture
@@ -138,6 +159,36 @@ def test_a_queue_that_nobody_can_read_is_refused(scripted: Brokers) -> None:
     with pytest.raises(UnprovedError, match="does not report where"):
         scripted.ids.end(A1)
     assert scripted.ids.end(B0) == QueueEnd(9, "b:1")
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["", "after a question that failed"])
+def test_a_send_that_began_before_ends_were_noted_again_is_of_the_topic_of_then(scripted: Brokers, fails: bool) -> None:
+    """Its topic is made again, and filled beyond where it was: what is stored of the send may lie before that."""
+
+    def noted_again() -> None:
+        scripted.now += NOTED_S + 1
+        if fails:
+            scripted.fails = lambda: CallTimeout("no answer")
+            with pytest.raises(CallTimeout):
+                scripted.ids.end(A0)
+            scripted.fails, scripted.now = None, scripted.now + 6
+        scripted.ids.end(A0)
+
+    began = scripted.ids.end(A0)
+    noted_again()
+    assert scripted.among(began.offset) == set(), "the same topic"
+    scripted.made_ms, scripted.ends[A0] = scripted.made_ms + 5_000, 8
+    noted_again()
+    with pytest.raises(UnprovedError, match=r"before offset 5 was stored at .*, and now there is one .* made again"):
+        scripted.among(began.offset)
+
+
+def test_what_another_master_has_says_nothing_of_a_send_to_this_one(scripted: Brokers) -> None:
+    began = scripted.ids.end(A0)
+    scripted.masters["a"], scripted.ends[A0], scripted.made_ms = "a:2", 7, 5_000
+    assert scripted.ids.end(A0) == QueueEnd(7, "a:2")
+    scripted.masters["a"], scripted.ends[A0], scripted.made_ms = "a:1", 9, 1_000
+    assert scripted.among(began.offset) == set()
 
 
 def test_a_look_ends_when_its_producer_is_closed() -> None:
