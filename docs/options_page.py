@@ -1,4 +1,4 @@
-"""The tables of options and columns as docs/options.md shows them, that of errors in docs/errors.md, and ``option_types``."""
+"""The tables of options and columns as docs/options.md shows them, that of errors in docs/errors.md, and ``options/typed.py``."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ _POSITIONAL = ("name_server", "group")
 
 
 def typed_keywords() -> str:
-    """The module ``option_types``: the options that each constructor and writer takes, with their types."""
+    """The module ``options/typed.py``: the options that each constructor and writer takes, with their types."""
     parts = [
         '"""Typed keywords of constructors and writers. Written by ``make docs`` from the table of options; do not edit.\n\n'
         "Durations are milliseconds, or text such as ``3s``; sizes are bytes, or text such as ``4m``. An option that is not\n"

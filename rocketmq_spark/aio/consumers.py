@@ -236,11 +236,11 @@ class PullConsumer(Asynchronous):
         return await self._ask(self._consumer.assignment)
 
     async def pause(self, *queues: MessageQueue) -> None:
-        """Return no messages of ``queues`` (default: of all queues) until ``resume``."""
+        """Return no messages of these ``queues`` until ``resume``."""
         await self._ask(self._consumer.pause, *queues)
 
     async def resume(self, *queues: MessageQueue) -> None:
-        """Return messages of ``queues`` (default: of all queues) again."""
+        """Return messages of these ``queues`` again."""
         await self._ask(self._consumer.resume, *queues)
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:

@@ -104,12 +104,12 @@ def _other_word(ctx: click.Context, param: click.Parameter, value: bool) -> None
 def with_yes(command: Any) -> Any:
     """The option ``--yes`` of a command that shows what it would do, and does it with ``--yes`` only, as ``really``."""
     made = click.option("--yes", "really", is_flag=True, help="Do it; otherwise only show what would be done.")(command)
-    for word in ("--apply", "--execute", "--dry-run"):  # of other tools
+    for word in ("--apply", "--execute", "--dry-run", "--send"):  # of other tools, and of releases before
         made = click.option(word, is_flag=True, hidden=True, expose_value=False, callback=_other_word)(made)
     return made
 
 
-TIMES = "ISO-8601 (UTC without a zone), 1h (so long ago), @milliseconds"
+TIMES = "ISO-8601 (UTC without a zone), 1h (one hour ago), @milliseconds"
 
 
 def time_ms(text: str) -> int:
@@ -170,7 +170,7 @@ def _unexpected(error: Exception) -> RocketMQError:
 _COMMANDS = {
     "demo": ("Run a stream from a broker to Spark and back: a few minutes.", "demo.play:demo"),
     "broker": ("Start and stop a real RocketMQ on this machine.", "broker:broker"),
-    "topic": ("Create, list, describe, update, shrink and delete topics.", "topic:topic"),
+    "topic": ("Create, list, describe, update, widen, shrink and delete topics.", "topic:topic"),
     "group": ("List, describe and delete consumer groups.", "group:group"),
     "cluster": ("Show the brokers of a cluster.", "cluster:cluster"),
     "message": ("Show stored messages by id, by key and by time.", "message:message"),

@@ -141,7 +141,9 @@ _OPTIONS = (
     click.option("--tls", is_flag=True, help="Use TLS."),
     click.option("--tls-ca-file", type=click.Path(), help="PEM file of the certificate authorities to trust."),
     click.option(
-        "--environment", metavar="NAME", help="Use only the queues of this environment [env: ROCKETMQ_ENVIRONMENT]"
+        "--environment",
+        metavar="NAME",
+        help="Use only the queues of this environment, one of several (dev, test) that share topics [env: ROCKETMQ_ENVIRONMENT]",
     ),
     click.option(
         "-o",

@@ -207,7 +207,7 @@ def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> Message:
     metavar="NAME=VALUE",
     help="An option of the destination's producer, such as accessKey=… or tls=true (may be repeated).",
 )
-@rate_option("Copy at most so many messages a second.")
+@rate_option("Copy at most this many messages a second.")
 @click.option(
     "--follow/--no-follow", default=False, help="Wait for new messages, or stop at the end. [default: no-follow]"
 )

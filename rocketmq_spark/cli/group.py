@@ -122,9 +122,7 @@ def _queues(there: GroupDescription) -> list[dict[str, object]]:
 
 @group.command()
 @click.argument("name")
-@click.option(
-    "--topics", is_flag=True, help="Also delete the topics of its retries and dead letters, with their messages."
-)
+@click.option("--topics", is_flag=True, help="Also delete its retry topic and dead-letter topic, with their messages.")
 @click.option("--force", is_flag=True, help="Delete it although it has members.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @connected
@@ -182,7 +180,7 @@ def _kafkas(ctx: click.Context, param: click.Parameter, value: str | None) -> No
     if value is not None:
         raise click.UsageError(
             "--by-duration, --shift-by and --to-datetime are options of Kafka's tool. Here --to takes them all: "
-            '1h (so long ago), a time, or offsets as JSON ({"orders":{"broker-a":{"0":17}}}; see offsets show)'
+            '1h (one hour ago), a time, or offsets as JSON ({"orders":{"broker-a":{"0":17}}}; see offsets show)'
         )
 
 
@@ -230,7 +228,9 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
 @click.option("--by-duration", "--shift-by", "--to-datetime", hidden=True, expose_value=False, callback=_kafkas)
 @with_yes
 @click.option(
-    "--force", is_flag=True, help="Set them although the group has members, which soon commit their own offsets again."
+    "--force",
+    is_flag=True,
+    help="Set them although the group has members, which will soon overwrite them with their own.",
 )
 @connected
 @click.pass_obj

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rocketmq_spark.base.clock import utc_text
-from rocketmq_spark.cli.command import TIMES, CliGroup, SendingCommand, time_option
+from rocketmq_spark.cli.command import TIMES, CliGroup, SendingCommand, time_option, with_yes
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.tail import document, line
@@ -84,7 +84,7 @@ def show(
 @dlq.command(cls=SendingCommand)
 @click.argument("group")
 @_chosen
-@click.option("--send", "really", is_flag=True, help="Send the messages; otherwise only preview them.")
+@with_yes
 @click.option("--again", is_flag=True, help="Include dead letters that were resent before.")
 @click.option(
     "--any-queue",
@@ -146,7 +146,7 @@ def resend(
 
 
 def _say(output: Output, sent: int, before: int, really: bool) -> None:
-    output.note(f"{sent} sent" if really else f"{sent} would be sent; --send does it")
+    output.note(f"{sent} sent" if really else f"{sent} would be sent; --yes does it")
     if before:
         output.note(f"{before} were sent again before and are left out: --again sends them once more")
 
@@ -271,22 +271,22 @@ def get(output: Output, target: Target, message_id: str, topic: str | None) -> N
 
 @message.command()
 @click.option("--topic", required=True, help="The topic to look in.")
-@click.option("--key", help="A business key, or the id that the producer gave. Without it: all messages of a time.")
+@click.option("--key", help="A business key, or the id that the producer gave. Without it: all messages of the period.")
 @time_option("--from", "--since", "begin", help=f"Only messages stored at or after this time: {TIMES}.")
-@time_option("--to", "--until", "end", help="Only messages stored until this time.")
+@time_option("--to", "--until", "end", help="Only messages stored at or before this time.")
 @click.option(
     "--limit",
     type=click.IntRange(1),
     default=32,
     show_default=True,
-    help="With --key the newest so many of each broker, up to 64; else the oldest so many, up to 10000.",
+    help="At most this many: with --key the newest of each broker (up to 64), without it the oldest (up to 10000).",
 )
 @connected
 @click.pass_obj
 def find(
     output: Output, target: Target, topic: str, key: str | None, begin: int | None, end: int | None, limit: int
 ) -> None:
-    """Show the messages of a topic that have a key, or that were stored in a time, oldest first.
+    """Show the messages of a topic that have a key, or that were stored in a period, oldest first.
 
     By time, all queues are read from the masters, with --environment those of the environment.
     """

@@ -88,7 +88,10 @@ def tail(
     count: int | None,
     follow: bool,
 ) -> None:
-    """Show the messages of TOPIC, oldest first, and then new ones as they come."""
+    """Show new messages of TOPIC as they come.
+
+    With --from or --no-follow, show stored messages first, the oldest first.
+    """
     from rocketmq_spark.cli.reading import TopicReader
 
     def lost(part: OffsetRange, cause: Cause) -> None:
@@ -239,7 +242,7 @@ def _store_start(target: Target, topic: str, how: dict[str, Any]) -> None:
 @click.command(cls=SendingCommand)
 @click.argument("topic")
 @consuming("latest")
-@click.option("--idle", "idle_s", type=click.FloatRange(0), help="Stop after so many seconds without a message.")
+@click.option("--idle", "idle_s", type=click.FloatRange(0), help="Stop after this many seconds without a message.")
 @connected
 @click.pass_obj
 def consume(output: Output, /, target: Target, topic: str, idle_s: float | None, **how: Any) -> None:

@@ -45,7 +45,7 @@ def topic() -> None:
 @connected
 @click.pass_obj
 def create(output: Output, /, target: Target, name: str, queues: int, brokers: tuple[str, ...], **kind: Any) -> None:
-    """Create a topic on the brokers that do not have it yet."""
+    """Create a topic. It is an error if one of the brokers has it."""
     from rocketmq_spark.admin import topics
 
     _show(output, topics.create(target.client(), name, queues, brokers or None, kind["attribute"], kind["batch"]))
@@ -107,7 +107,7 @@ def _refuse_part(target: Target, name: str, what: str = "take the messages of al
     type=click.Choice(["RW", "R", "W"], case_sensitive=False),
     help="RW: read and write; R: brokers reject new messages; W: brokers reject readers.",
 )
-@click.option("--order/--no-order", default=None, help="Whether brokers keep the topic as an ordered one.")
+@click.option("--order/--no-order", default=None, help="Set or clear the topic's order flag on brokers.")
 @click.option(
     "--attribute",
     multiple=True,
@@ -249,7 +249,7 @@ _HEADINGS = {
 
 @click.group(cls=CliGroup)
 def environment() -> None:
-    """Show how environments share a topic."""
+    """Show how environments (dev, test, ...) share a topic."""
 
 
 @environment.command()

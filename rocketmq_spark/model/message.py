@@ -41,7 +41,7 @@ class Message:
         keys: Business keys, by which tools find the message. A string may hold several keys separated by spaces; a key has no
             space.
         properties: The user's own properties, without tags and keys.
-        flag: A number of the user, a signed 32-bit integer.
+        flag: A signed 32-bit integer of the application, which RocketMQ does not interpret.
         wait_store_ok: False asks the broker to answer before the message is flushed and replicated.
         priority: 0 or more; higher priorities are delivered first. Over gRPC only, for topics with ``message.type=PRIORITY``.
     """

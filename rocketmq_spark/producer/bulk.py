@@ -63,9 +63,9 @@ class BulkProducer(RequestProducer):
 
         Raises:
             OptionError: The columns do not fit, or pyarrow is not installed. Nothing was sent.
-            MessageRefused: Rows that no broker would take, by their numbers. Nothing was sent; of a reader the batches before
-                theirs were.
-            RouteNotFound: There is no such topic, or none of its brokers is up. Nothing was sent, of a reader as above.
+            MessageRefused: Some rows can never be sent; the error lists their numbers. Of a table or a record batch nothing was
+                sent. Of a reader, the batches before the faulty one were sent.
+            RouteNotFound: There is no such topic, or none of its brokers is up. What was sent is as for ``MessageRefused``.
             ClosedError: The producer was closed.
         """
         how_long = self.settings.send_timeout_s if timeout_s is None else timeout_s
@@ -99,8 +99,8 @@ class BulkProducer(RequestProducer):
             The outcome of each message, in their order, as of ``send_arrow``: nothing that fails at a broker is raised.
 
         Raises:
-            MessageRefused: Messages that no broker would take, by their numbers, or with ``wait_store_ok=False``. Nothing was
-                sent; of an iterable that is no sequence the portions before theirs were.
+            MessageRefused: Some messages can never be sent, or have ``wait_store_ok=False``; the error lists their numbers. Of a
+                sequence nothing was sent. Of another iterable, the portions before the faulty one were sent.
             OptionError: pyarrow is not installed.
             RouteNotFound, ClosedError: As of ``send_arrow``.
         """

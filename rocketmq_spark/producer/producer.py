@@ -125,8 +125,8 @@ class BaseProducer(Closing):
     ) -> SendResult:
         """Send a message and wait for the broker's answer. Failed attempts are retried on other brokers within the timeout.
 
-        Without ``queue`` and ``selector``, messages go to the queues of the topic in turn, avoiding brokers that fail or are
-        slow. With one of them, the message goes to that queue or the send fails, as in Java.
+        Without ``queue`` and ``selector``, messages go to the topic's queues in turn; option ``sendLatencyFault`` avoids slow
+        brokers. With one of them, the message goes to that queue or the send fails, as in Java.
 
         Args:
             message: What to send. Its body is at most ``max_message_size`` bytes.
@@ -135,11 +135,12 @@ class BaseProducer(Closing):
                 ``"module:function"``; or a function of the topic's queues, the message and ``arg`` that returns a queue.
             arg: For the selector: the key to hash, the room or rooms, the number of the environment, ``(broker name, queue
                 id)``, or any argument of a function.
-            delay_level: Deliver after this level of the broker's delay table, from 1; 0 is at once.
-            delay: Deliver after this time: seconds, or a timedelta. Only one of the three may be given.
+            delay_level: Deliver after this level of the broker's delay table, from 1; 0 is at once. Give at most one of
+                ``delay_level``, ``delay`` and ``deliver_at``.
+            delay: Deliver after this time: seconds, or a timedelta.
             deliver_at: Deliver at this time: a datetime, or milliseconds since 1970.
-            timeout_s: Seconds for all attempts together instead of the send timeout. Such a message is never batched
-                automatically, as in Java.
+            timeout_s: Seconds for all attempts together instead of the send timeout. A message with a timeout of its own is
+                never batched automatically, as in Java.
 
         Returns:
             Where the message is, and how safely it is stored. With option ``onSendFailure=spool`` the status is ``SPOOLED``
@@ -268,9 +269,12 @@ class BaseProducer(Closing):
     def recall(self, topic: str, recall_handle: str) -> str:
         """Cancel a delayed message of ``topic`` that is not delivered yet, by the ``recall_handle`` of its result.
 
-        Returns the message id. Raises ``MessageRefused`` for the handle of another topic, and ``BrokerError`` if it is too late.
-        With ``longDelay=dmq``, too late is ``MessageRefused``; a message that is almost due may be delivered nevertheless, and an
-        error is raised if any queue of the inner topic cannot be reached, because it may hold a copy of the message.
+        Returns the message id. With ``longDelay=dmq``, a message that is almost due may be delivered nevertheless.
+
+        Raises:
+            BrokerError: It is too late.
+            MessageRefused: The handle belongs to another topic; with ``longDelay=dmq``, also that it is too late.
+            RocketMQError: With ``longDelay=dmq``, a queue of the inner topic cannot be reached: it may hold a copy.
         """
         self._owner.check(self._closing.locked())
         deadline = self._deadline(None)

@@ -167,7 +167,7 @@ class BrokerAdmin(AdminBase):
             key: One of the message's business keys, or the id that its producer gave it. None returns all messages that were
                 stored in the time, of all queues; in an environment, of its own.
             begin_ms: Only messages stored at or after this time, in ms since 1970.
-            end_ms: Only messages stored until this time, in ms since 1970.
+            end_ms: Only messages stored at or before this time, in ms since 1970.
             limit: With a key, at most this many messages of each broker, the newest ones; 1 to 64, the limit of brokers.
                 Without a key, at most this many in all, the oldest ones; 1 to 10,000.
 
@@ -236,7 +236,7 @@ class AccessAdmin(AdminBase):
 
         Raises:
             OptionError: The user does not exist on a broker, and ``password`` is None.
-            NotSupported: A broker is older than 5.3, or is 5.3.0 or 5.3.1 and has the user: these change none.
+            NotSupported: A broker is older than 5.3; or the user exists on a broker of 5.3.0 or 5.3.1, which cannot change users.
         """
         return brokers.set_user(self._tools, name, password, is_super, enabled)
 

@@ -69,7 +69,8 @@ class Consumer(group_consumer.BaseConsumer):
 
 
 class PullConsumer(pull_consumer.BasePullConsumer):
-    """Reads queues that its group shares, or that its user names, whenever it is polled.
+    """Returns messages when you poll it: of the queues that the group assigns to it (``subscribe``), or of queues that you name
+    (``assign``).
 
     Args:
         name_server: ``host:port``, several separated by ``;``. Required.

@@ -78,9 +78,11 @@ def test_letters_are_chosen_by_key_id_and_time(run: Run, dead: str) -> None:
 
 def test_nothing_is_sent_again_unless_it_is_really_wanted(run: Run, dead: str, topic: str) -> None:
     dry = run("dlq", "resend", dead, "--key", "k-a")
-    assert (dry.exit_code, "1 would be sent; --send does it" in dry.stderr) == (0, True)
+    assert (dry.exit_code, "1 would be sent; --yes does it" in dry.stderr) == (0, True)
+    other = run("dlq", "resend", dead, "--send")
+    assert (other.exit_code, "There is no --send" in other.stderr) == (2, True)
     assert dry.stdout.rstrip().endswith(f" to {topic}")
-    (told,) = documents(run("dlq", "resend", dead, "--key", "k-a", "--send", "--json").stdout)
+    (told,) = documents(run("dlq", "resend", dead, "--key", "k-a", "--yes", "--json").stdout)
     assert (told["topic"], told["sent"]) == (topic, True)
     found = awaited(lambda: stored(run, topic), lambda found: len(found) == 3)
     (again,) = (one for one in found if one["msgId"] == told["newMsgId"])
@@ -89,19 +91,19 @@ def test_nothing_is_sent_again_unless_it_is_really_wanted(run: Run, dead: str, t
 
 
 def test_a_letter_is_sent_again_once_unless_it_is_said_twice(run: Run, dead: str, topic: str) -> None:
-    (first,) = documents(run("dlq", "resend", dead, "--key", "k-a", "--send", "--json").stdout)
+    (first,) = documents(run("dlq", "resend", dead, "--key", "k-a", "--yes", "--json").stdout)
 
     def dry() -> list[dict[str, object]]:
         return sorted(documents(run("dlq", "resend", dead, "--json").stdout), key=lambda told: "sentBefore" in told)
 
     b, a = awaited(dry, lambda told: "sentBefore" in told[-1])  # the index is built behind the acknowledgement
     assert ("sentBefore" in b, a["sent"], a["sentBefore"]) == (False, False, first["newMsgId"])
-    done = run("dlq", "resend", dead, "--send")
+    done = run("dlq", "resend", dead, "--yes")
     assert done.exit_code == 0
     assert f"{a['msgId']} to {topic} is left out: it was sent again before, as {first['newMsgId']}" in done.stdout
     assert "1 sent\n1 were sent again before and are left out: --again sends them once more" in done.stderr
     awaited(lambda: stored(run, topic), lambda found: len(found) == 4)
-    (more,) = documents(run("dlq", "resend", dead, "--key", "k-a", "--send", "--again", "--json").stdout)
+    (more,) = documents(run("dlq", "resend", dead, "--key", "k-a", "--yes", "--again", "--json").stdout)
     assert (more["sent"], more["newMsgId"] != first["newMsgId"]) == (True, True)
 
 
@@ -118,7 +120,7 @@ def test_what_cannot_be_sent_leaves_the_others_to_be_sent(
     monkeypatch.setattr(
         message, "_copy", lambda letter: replace(whole(letter), tags="a\x01b" if letter.body == b"a" else "t")
     )
-    done = run("dlq", "resend", dead, "--send")
+    done = run("dlq", "resend", dead, "--yes")
     assert (done.exit_code, "1 sent" in done.stderr) == (1, True), done.stderr
     assert "is left out: [ROCKETMQ_" in done.stderr
     awaited(lambda: [one["body"] for one in stored(run, topic)], lambda found: sorted(found) == ["a", "b", "b"])
@@ -146,7 +148,7 @@ def test_where_nobody_can_look_it_up_it_is_said_and_sent(run: Run, dead: str, mo
         raise AccessDenied("no")
 
     monkeypatch.setattr(BaseAdmin, "messages_of_key", denied)
-    done = run("dlq", "resend", dead, "--send")
+    done = run("dlq", "resend", dead, "--yes")
     assert (done.exit_code, "2 sent" in done.stderr) == (0, True)
     assert done.stderr.count("was sent again before cannot be looked up") == 2
 
@@ -170,13 +172,13 @@ def test_letters_of_an_environment_are_sent_in_it_or_not_at_all(rocketmq: LocalB
         member.send_back(f"{group}_env_2", message, -1, 16, Deadline.after(10))
     known = ("--environment", "2", "-o", "environments=2")
     awaited(lambda: documents(run("dlq", "show", group, *known, "--json").stdout), lambda found: len(found) == 1)
-    refused = run("dlq", "resend", f"{group}_env_2", "--send")
+    refused = run("dlq", "resend", f"{group}_env_2", "--yes")
     assert (refused.exit_code, "option 'environment' is not given" in refused.stderr) == (1, True), refused.stderr
     assert "Give the group without that ending, with --environment 2" in refused.stderr
     dry = run("dlq", "resend", f"{group}_env_2", "--any-queue")
     assert (dry.exit_code, "1 would be sent" in dry.stderr) == (0, True), dry.stderr
     for _ in range(4):  # a message without a key goes to any queue of those that are its
-        assert run("dlq", "resend", group, *known, "--send", "--again").exit_code == 0
+        assert run("dlq", "resend", group, *known, "--yes", "--again").exit_code == 0
     awaited(lambda: total(rocketmq, topic), lambda found: found == 5)
     assert {one.queue_id % 2 for one in stored_now(rocketmq, topic)} == {1}
 

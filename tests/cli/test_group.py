@@ -103,7 +103,7 @@ def test_messages_by_time(run, consumed):
         ([], 2, "Give --key, or a time"),
         (["--from", "yesterday"], 2, "'yesterday' is not a time: ISO-8601"),
         (["--from", "1577836800000"], 2, "a time; @1577836800000 is one in milliseconds since 1970"),
-        (["--from", "@x"], 2, "'@x' is not a time: ISO-8601 (UTC without a zone), 1h (so long ago), @milliseconds"),
+        (["--from", "@x"], 2, "'@x' is not a time: ISO-8601 (UTC without a zone), 1h (one hour ago), @milliseconds"),
         (["--from", "0s", "--to", "1h"], 1, "before it begins"),
         (["--from", "1h", "--limit", "10001"], 1, "limit is 10001; expected 1 to 10000"),
         (["--key", "all", "--limit", "65"], 1, "limit is 65; expected 1 to 64"),

@@ -95,7 +95,7 @@ class BaseSimpleConsumer(Closing):
         """Return the next messages. Brokers and topics are asked in turn.
 
         Each message is invisible to other members for ``invisible``. Call ``ack`` within that time, or it is delivered again.
-        Without messages, a Proxy keeps each request for at least 5 s.
+        If there is no message, a call takes at least 5 s: a Proxy keeps it so long, whatever ``wait`` is.
 
         Args:
             max_messages: The largest number of messages to return, 1 to 32.

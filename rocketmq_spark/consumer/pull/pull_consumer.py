@@ -286,9 +286,8 @@ class BasePullConsumer(Closing):
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Messages without end, until ``close``.
 
-        A message that was yielded is finished when the loop asks for messages of another answer, or another poll or loop begins,
-        or with ``commit``. A loop that was left (``break``, an exception) may be entered again: it goes on behind the last
-        message that it yielded.
+        A message is finished when ``commit`` is called, or when the loop, another loop or a poll fetches more messages. After a
+        loop was left (``break``, an exception), a new one continues after the last message that was yielded.
         """
         while not self._polls.closed:
             self._owner.check(False)

@@ -134,7 +134,7 @@ METRICS = (
         "When the query was last seen idle: while this and the last progress are old, a batch is under way",
     ),
     Metric("rocketmq_spark_lag_messages", "gauge", "Messages behind the end of the last batch; with gaps, offsets"),
-    Metric("rocketmq_spark_behind_seconds", "gauge", "Since when the first of them has been seen to wait"),
+    Metric("rocketmq_spark_behind_seconds", "gauge", "Seconds since this run first saw the oldest of them"),
     Metric("rocketmq_spark_queues", "gauge", "Queues that answer"),
     Metric("rocketmq_spark_queues_away", "gauge", "Queues that are waited for, whose lag is not known"),
     Metric("rocketmq_spark_brokers_away", "gauge", "Brokers of which no queue answers"),
@@ -260,15 +260,15 @@ def markdown() -> str:
 
 
 class MetricsListener(StreamingQueryListener):
-    """``spark.streams.addListener(MetricsListener(port=9108))``.
+    """Exports metrics of all queries of a session: ``spark.streams.addListener(MetricsListener(port=9108))``.
 
-    Serves, or writes whenever a query makes progress, metrics of all queries of the session. If a file cannot be written, the
+    They are served to Prometheus, or written to files whenever a query makes progress. If a file cannot be written, the
     failure is logged and no query is affected. Spark rarely reports an idle query, and reports nothing while a batch is running.
     It is a collector of prometheus-client, too: ``REGISTRY.register(listener)`` adds its metrics to those of a registry.
 
     Args:
-        port: Where Prometheus finds them, at ``/metrics``; 0 is any free one. ``url`` has the address.
-        host: What it listens on: by default the machine itself only, ``0.0.0.0`` for all that reach it.
+        port: Serve the metrics at ``/metrics`` on this port; 0 takes a free one. ``url`` has the address.
+        host: The address to listen on: loopback by default, ``0.0.0.0`` for all interfaces.
         prometheus: A file in Prometheus' text format, replaced atomically each time, for node_exporter's textfile collector.
         json_lines: A file to which each progress adds a line: ``query`` and the values of ``progress(query)``.
         writer: A ``foreach_batch_writer`` whose counts are added.
