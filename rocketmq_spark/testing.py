@@ -33,7 +33,7 @@ def rocketmq() -> Iterator[LocalBroker]:
 
 @pytest.fixture
 def make_rocketmq_topic(rocketmq: LocalBroker) -> Callable[..., str]:
-    """A function that creates a topic with a new name and returns the name. Its arguments are those of ``create_topic``."""
+    """A function that creates a topic with a new name and returns the name. It takes the other arguments of ``create_topic``."""
 
     def make(**how: Any) -> str:
         name = f"topic-{uuid.uuid4().hex[:12]}"

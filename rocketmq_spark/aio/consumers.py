@@ -195,7 +195,8 @@ class Consumer(Asynchronous):
 
 
 class PullConsumer(Asynchronous):
-    """Reads queues that its group shares, or that its user names, whenever it is polled; see ``rocketmq_spark.PullConsumer``.
+    """Returns messages when you poll it, of the queues that the group assigns to it or that you name; see
+    ``rocketmq_spark.PullConsumer``.
 
     ``async for message in consumer`` yields messages without end. A message is finished when ``commit`` is called, or when a
     later poll or the loop fetches more messages. A loop that was left can be entered again; it continues after the last message
@@ -244,7 +245,9 @@ class PullConsumer(Asynchronous):
         await self._ask(self._consumer.resume, *queues)
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue at ``offset`` of ``queue``. Raises ``OffsetError`` if the queue has no such offset."""
+        """Continue at ``offset`` of ``queue``. Raises ``OffsetError`` if the queue is not assigned, or has no such
+        offset.
+        """
         await self._ask(self._consumer.seek, queue, offset)
 
     async def seek_to_beginning(self, *queues: MessageQueue) -> None:
@@ -313,7 +316,7 @@ class SimpleConsumer(Asynchronous):
     """Receives messages from a Proxy and acknowledges each by itself; see ``rocketmq_spark.SimpleConsumer``.
 
     Args:
-        name_server: Not used over gRPC; give ``proxy_endpoint``.
+        name_server: Not used. Give ``group`` and ``proxy_endpoint`` by keyword.
         group: Consumer group. Required.
         options: Options of a simple consumer (docs/options.md), in snake_case or camelCase; ``proxy_endpoint`` is required.
     """

@@ -31,7 +31,7 @@ def broker() -> None:
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Data folder, kept after the stop (default: in the cache).",
+    help="Data folder, kept after the stop (default: in the user's cache folder).",
 )
 @click.option(
     "--conf", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A line of broker.conf (may be repeated)."
@@ -50,7 +50,7 @@ def start(output: Output, brokers: int, slaves: int, port: int | None, data: Pat
 @broker.command()
 @click.pass_obj
 def stop(output: Output) -> None:
-    """Stop all servers in order. The data is kept."""
+    """Shut all servers down cleanly. The data is kept."""
     from rocketmq_spark.cli import background
 
     running = background.stop()

@@ -135,8 +135,9 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
 
     No problem: read (nothing new), behind, and new (the query will read the queue from its beginning).
 
-    Data loss: lost (messages were deleted before the query read them), went back or made again (the topic was deleted and
-    created again), and gone (the topic or the queue does not exist).
+    Data loss: lost (messages were deleted before the query read them), went back (the queue ends before the query's position:
+    the topic was created again, or the broker lost messages), made again (the topic was deleted and created again), and gone
+    (the topic or the queue does not exist).
 
     No loss, but not readable now: not registered (the broker is down) and unknown (the broker does not answer).
 
@@ -244,7 +245,7 @@ def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
 def rewind(
     output: Output, /, folder: str, number: int | None, time_ms: int | None, really: bool, **when: float
 ) -> None:
-    """Rewind a stopped query to the end of an earlier batch. It reads again what came after that batch.
+    """Rewind a stopped query to the end of an earlier batch: give --to-batch or --to-time. It reads again what came after it.
 
     The removed files are first copied to a backup beside FOLDER. Nothing is sent to brokers.
     """

@@ -100,7 +100,8 @@ def list_users(output: Output, target: Target) -> None:
 @click.option(
     "--password",
     envvar="ROCKETMQ_NEW_PASSWORD",
-    help="The new password [env: ROCKETMQ_NEW_PASSWORD, which others do not see]",
+    help="The password, required for a new user. Others of this machine see it on the command line, but not in the variable "
+    "[env: ROCKETMQ_NEW_PASSWORD]",
 )
 @click.option("--super/--normal", "is_super", default=None, help="Whether the user may do everything.")
 @click.option("--enable/--disable", "enabled", default=None, help="Whether the user may connect.")
@@ -109,7 +110,7 @@ def list_users(output: Output, target: Target) -> None:
 def set_user(
     output: Output, target: Target, name: str, password: str | None, is_super: bool | None, enabled: bool | None
 ) -> None:
-    """Create the user NAME, or change it. What is not given stays."""
+    """Create the user NAME, or change it. Properties that are not given stay; a new user is normal and enabled."""
     from rocketmq_spark.admin import brokers
 
     _show_users(output, brokers.set_user(target.client(), name, password, is_super, enabled))

@@ -65,6 +65,8 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_metrics: bool, **what: Any) -> None:
     """Show how many messages a group or a query has not read yet, by queue, and the age of the next one.
 
+    Give either --group or --checkpoint.
+
     --json prints one object per refresh: lag, lost, behindMs, readPerSecond, writtenPerSecond, catchUpMs and queues. With
     --checkpoint it also has underWay, the unfinished batch (batchId, forMs, and waitsFor: its brokers that do not answer), and
     otherClusters, the clusters that the query reads and the command does not contact. Unknown values, such as the rates of the

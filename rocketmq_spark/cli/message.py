@@ -288,7 +288,7 @@ def find(
 ) -> None:
     """Show the messages of a topic that have a key, or that were stored in a period, oldest first.
 
-    By time, all queues are read from the masters, with --environment those of the environment.
+    Without --key, masters are asked for all queues, or for those of --environment.
     """
     from rocketmq_spark.admin import messages
     from rocketmq_spark.queues.environment import environment_of

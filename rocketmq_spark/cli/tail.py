@@ -249,7 +249,7 @@ def consume(output: Output, /, target: Target, topic: str, idle_s: float | None,
     """Consume messages of TOPIC as a member of a group, until --count, --idle or Ctrl-C. Prints JSON, one object per line.
 
     The group shares the queues among its members. Offsets are committed when lines are written, so a message is printed at
-    least once: if the command is killed, up to one poll is printed again. Lines that the reader of a pipe did not read are not
+    least once: if the command is killed, the last lines may come again. Lines that the reader of a pipe did not read are not
     printed again; use --count instead of `| head`.
     """
     lines, left, stop = Json(), how["count"], threading.Event()

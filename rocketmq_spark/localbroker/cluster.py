@@ -221,7 +221,7 @@ class LocalBroker(Closing):
         batch: bool = False,
         resize: bool = False,
     ) -> None:
-        """Create a topic, and wait until the name server has its route. One that has this number of queues is unchanged.
+        """Create a topic, and wait until the name server has its route. A topic with this number of queues is left as it is.
 
         Args:
             name: The topic.
@@ -230,6 +230,9 @@ class LocalBroker(Closing):
             attributes: Attributes of the topic, such as ``{"message.type": "FIFO"}``.
             batch: A batch topic, which stores batches whole: the attribute ``queue.type=BatchCQ``.
             resize: Change the number of queues of an existing topic. The messages of removed queues cannot be read.
+
+        Raises:
+            LocalBrokerError: The topic has another number of queues, and ``resize`` is not set.
         """
         attributes = batch_attributes(attributes) if batch else attributes
         queues, where = queues or self.queues, [broker] if broker else [name for name in self.brokers if self.pid(name)]
@@ -250,11 +253,11 @@ class LocalBroker(Closing):
                 _running(self).registration.copy_topic(name, spec.broker_name, _running(self).server(spec.name))
 
     def kill(self, broker: str) -> None:
-        """Kill ``broker`` with SIGKILL. It neither closes connections in order nor flushes its store."""
+        """Kill ``broker`` with SIGKILL. It does not close its connections or flush its store."""
         _running(self).server(broker).kill()
 
     def stop(self, broker: str) -> None:
-        """Stop ``broker`` in order, which takes some ten seconds."""
+        """Shut ``broker`` down cleanly, which takes about ten seconds."""
         _running(self).site.stop([_running(self).server(broker)], gently=True)
 
     def restart(self, broker: str, conf: Mapping[str, object] | None = None) -> None:

@@ -62,7 +62,7 @@ class TopicOnBroker:
         write_queues: How many queues take messages.
         permission: ``RW``, ``R``, ``W`` or ``-``.
         message_type: ``NORMAL``, ``FIFO``, ``DELAY``, ``TRANSACTION``, ``MIXED``, …; None on brokers before 5.0.
-        order: Whether the topic was created as an ordered one.
+        order: The topic's order flag. On brokers before 5.0: whether name servers have an ``orderTopicConf`` for it.
         attributes: Its attributes, such as ``queue.type``; empty on brokers before 5.0.
     """
 
@@ -229,13 +229,13 @@ class BrokerState:
 
 @dataclass(frozen=True, slots=True)
 class UserAccount:
-    """A user of ACL 2.0. Brokers that keep it differently have accounts of their own.
+    """A user of ACL 2.0. If brokers have different properties of a name, there is an account for each set of properties.
 
     Args:
         name: The user name, which is the access key.
         is_super: Whether it may do everything.
         enabled: Whether it may connect.
-        brokers: The brokers that keep it so.
+        brokers: The brokers that have the user with these properties.
     """
 
     name: str
@@ -254,7 +254,7 @@ class AccessPolicy:
         actions: Such as ``Pub``, ``Sub``, ``Get``.
         allowed: True allows the actions, False denies them.
         sources: Only for clients with these addresses or networks; empty for all.
-        brokers: The brokers that keep it so.
+        brokers: The brokers that have this policy.
     """
 
     user: str

@@ -81,8 +81,9 @@ class TopicFigures:
 
     Args:
         pull_ms: Mean time of a pull in the last minute, in ms; None if there was none.
-        pulled_per_s: Messages pulled per second.
-        consume_ms: Mean time of a call of the listener, in ms; None if there was none.
+        pulled_per_s: Messages pulled per second, in the last minute; so are the other rates.
+        consume_ms: Mean time of a call of the listener in the last minute, or in the last hour if there was none in that minute,
+            in ms; None without a call.
         consumed_per_s: Messages finished per second.
         failed_per_s: Messages failed per second.
         failed: Messages that failed in the last hour.
@@ -107,7 +108,7 @@ class ConsumerStats:
         cached: Messages that were pulled and are not finished.
         lag: Messages between the committed offsets and the ends of the consumer's queues; None while an end is unknown.
         rebalances: How often the assigned queues of a topic changed.
-        topics: Figures of the last minute by topic, the retry topic included.
+        topics: Recent figures by topic, the retry topic included.
     """
 
     consumed: int = 0

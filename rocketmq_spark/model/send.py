@@ -60,7 +60,7 @@ class Reply:
         properties: The replier's own properties.
         tags: Its tag; None without one.
         keys: Its business keys.
-        flag: A number of the replier.
+        flag: The flag that the replier set.
         born_timestamp: When it was sent, in ms since 1970 by the replier's clock.
         born_host: The replier, ``host:port``; None if the broker does not say it.
     """
@@ -203,17 +203,17 @@ class Resent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SpoolMetrics:
-    """How a spool stands.
+    """The state of a spool.
 
     Args:
         depth: Records that wait.
-        bytes: Their bytes, as they count against ``spoolMaxBytes`` together with those of the dead.
+        bytes: Bytes of those records. Together with ``dead_bytes`` they are limited by ``spoolMaxBytes``.
         oldest_due_age_s: For how many seconds the first of them has been due; None while none is.
         dead: Records that were given up and are kept.
         dead_bytes: Their bytes.
-        give_ups: All that were ever given up in this folder.
+        give_ups: Number of records that were ever given up in this folder.
         delivered: Records that this process sent.
-        trouble: Why nothing can be read or written now, such as a full disk; None where all is well.
+        trouble: Why nothing can be read or written now, such as a full disk; None if it can be.
     """
 
     depth: int

@@ -107,7 +107,7 @@ class Options:
         p.addresses, (), _ALL, "`host:port` of the gRPC port of a Proxy, several separated by `;`; for `transport=grpc`"
     )
     address_map: dict[str, str] = _row(
-        p.address_map, {}, _ALL, 'JSON `{"advertised:port": "reachable:port"}` for NAT and containers'
+        p.address_map, {}, _ALL, 'JSON `{"advertised:port": "reachable:port"}` for NAT and containers; not over gRPC'
     )
     access_key: str | None = _row(p.string, None, _ALL, "access key (user name); every request is signed")
     secret_key: p.Secret | None = _row(p.secret, None, _ALL, "secret key of that user")
@@ -128,7 +128,7 @@ class Options:
     tls_ca_file: str | None = _row(p.string, None, _ALL, "PEM file of the authorities to trust (default: the system's)")
     tls_cert_file: str | None = _row(p.string, None, _ALL, "PEM file of the client's certificate")
     tls_key_file: str | None = _row(p.string, None, _ALL, "PEM file of the key of that certificate")
-    tls_key_password: p.Secret | None = _row(p.secret, None, _ALL, "password of the key file")
+    tls_key_password: p.Secret | None = _row(p.secret, None, _ALL, "password of the key file; not over gRPC")
     tls_check_hostname: bool = _row(
         p.boolean, True, _ALL, "whether a certificate must name the host or address of the connection", shown="true"
     )
@@ -201,16 +201,22 @@ class Options:
         p.timestamp,
         None,
         _SOURCE,
-        "first message stored at or after this time: ISO-8601 or epoch ms; overrides the next two options",
+        "first message stored at or after this time: ISO-8601 or epoch ms; overrides `startingOffsetsByTimestamp` and "
+        "`startingOffsets`",
     )
     starting_offsets_by_timestamp: dict[MessageQueue, int] | None = _row(
         p.queue_numbers('{"orders":{"broker-a":{"0":1767225600000}}}', 0),
         None,
         _SOURCE,
-        "times by queue, epoch ms; overrides `startingOffsets`",
+        'first message stored at or after a time, epoch ms, of every queue: JSON `{"orders":{"broker-a":{"0":1767225600000}}}`; '
+        "overrides `startingOffsets`",
     )
     starting_offsets_by_timestamp_strategy: str = _row(
-        p.choice("error", "latest"), "error", _SOURCE, "where a queue starts if all messages are older", shown="error"
+        p.choice("error", "latest"),
+        "error",
+        _SOURCE,
+        "if all messages of a queue are older than its time: `error`, or start at the end (`latest`)",
+        shown="error",
     )
     ending_offsets: str | dict[MessageQueue, int] = _row(
         p.offsets("latest"), "latest", _BATCH, "`latest` or JSON as above (−1 latest)", shown="latest"
@@ -219,7 +225,10 @@ class Options:
         p.timestamp, None, _BATCH, "messages stored before this time; overrides the two other ending options"
     )
     ending_offsets_by_timestamp: dict[MessageQueue, int] | None = _row(
-        p.queue_numbers('{"orders":{"broker-a":{"0":1767225600000}}}', 0), None, _BATCH, "times by queue, epoch ms"
+        p.queue_numbers('{"orders":{"broker-a":{"0":1767225600000}}}', 0),
+        None,
+        _BATCH,
+        "messages stored before a time, in the form of `startingOffsetsByTimestamp`; overrides `endingOffsets`",
     )
     fail_on_data_loss: str = _row(
         lambda v: {"true": "fail", "false": "ignore"}.get(v.strip().lower()) or p.choice("fail", "warn", "ignore")(v),
@@ -245,9 +254,9 @@ class Options:
         "averagely",
         (*_SOURCE, *_CONSUME),
         "how queues are assigned to Spark partitions: `averagely`, `averagelyByCircle`, `consistentHash`, `config`, "
-        "`machineRoom`, `machineRoomNearby`, `environment`, or `module:callable`. The consumers of the strategy are the "
-        "partitions `partition-00000`, …. For consumers: how queues are assigned to the members of their group, by the first "
-        "three, `config`, `machineRoom`, `environment` (averagely within it) or a callable",
+        "`machineRoom`, `machineRoomNearby`, `environment`, or `module:callable`. The strategy sees partitions as consumers "
+        "named `partition-00000`, …. In a `Consumer` or `PullConsumer`: how queues are assigned to the members of the group, "
+        "by the same without `machineRoomNearby`",
         shown="averagely",
         raw=True,
     )
@@ -268,12 +277,16 @@ class Options:
         p.auto_integer,
         None,
         _SOURCE,
-        "number of partitions to which the strategy assigns queues; `auto` follows the backlog, up to one per queue",
+        "number of partitions to which the strategy assigns queues; `auto`: one per 20,000 offsets, at most one per queue",
         shown="auto",
     )
-    min_partitions: int | None = _row(p.integer(1), None, _SOURCE, "split large ranges until there are this many tasks")
+    min_partitions: int | None = _row(p.integer(1), None, _SOURCE, "split large ranges into about this many tasks")
     max_records_per_partition: int = _row(
-        p.integer(1), 500_000, _SOURCE, "most offsets of a task; larger ranges are split, up to 10,000", shown="500000"
+        p.integer(1),
+        500_000,
+        _SOURCE,
+        "maximum number of offsets of a task; larger ranges are split, into 10,000 tasks at most",
+        shown="500000",
     )
     predicate_pushdown: bool = _row(
         p.boolean,
@@ -320,7 +333,8 @@ class Options:
         p.string,
         None,
         _QUEUES,
-        "read and write only what belongs to one environment, given by number or name. Consumers of environment `dev` are "
+        "read and write only what belongs to one environment: its number from 1, or its name if `environments` is JSON or "
+        "`environmentMode` is `suffix`. Consumers of environment `dev` are "
         "members of the group `<group>_env_dev`, which has its own retries and dead letters",
         shown="variable `ROCKETMQ_ENVIRONMENT`",
     )
@@ -336,7 +350,8 @@ class Options:
         p.string,
         None,
         _QUEUES,
-        'how many share the queues (default: one each), or JSON `{"test":{"broker-a":[0,1]}}`. A stream\'s sink requires it',
+        "number of environments n that share the queues of each topic: environment N owns the queues with id N-1, N-1+n, …; or "
+        'JSON `{"test":{"broker-a":[0,1]}}`. By default environment N owns the Nth queue of a topic. A stream sink requires it',
     )
     group: str = _row(
         p.string,
@@ -372,7 +387,11 @@ class Options:
         shown="fail",
     )
     read_deadline: float = _row(
-        p.positive_duration, 120.0, _SOURCE, "how long a task waits for a broker that sends no message", shown="2m"
+        p.positive_duration,
+        120.0,
+        _SOURCE,
+        "how long a task waits for a broker that sends no message before it fails",
+        shown="2m",
     )
 
     # Sink and producer
@@ -484,12 +503,16 @@ class Options:
         p.choice("always", "batch", "never"),
         "always",
         _WRITE,
-        "when a SPOOLED message is flushed to disk: before each send returns, or together with others of the same moment; with "
-        "`never` messages survive the end of the process but not of the machine",
+        "how a SPOOLED message is flushed to disk before its send returns: `always` by itself, `batch` with one flush for all "
+        "sends that wait; with `never` the operating system does it: messages survive the process but not the machine",
         shown="always",
     )
     spool_max_bytes: int = _row(
-        p.size(1), 1 << 30, _WRITE, "maximum size, dead letters included; when full, sends fail", shown="1g"
+        p.size(1),
+        1 << 30,
+        _WRITE,
+        "maximum size of the spool, dead letters included; when full, sends fail",
+        shown="1g",
     )
     long_delay: str = _row(
         p.choice("error", "dmq"),
@@ -503,7 +526,8 @@ class Options:
         p.string,
         None,
         ("sink",),
-        "column that identifies a row, sent as property `SPARK_ROW_ID`, by which readers drop duplicates",
+        "column that identifies a row, sent as property `SPARK_ROW_ID`: readers can drop duplicates by it (`propertyColumns` and "
+        "`dropDuplicatesWithinWatermark`)",
     )
 
     delivery_guarantee: str = _row(
@@ -520,7 +544,8 @@ class Options:
         p.positive_duration,
         10.0,
         ("sink", "producer"),
-        "how long earlier requests may still arrive before a row counts as not stored: more than 2s, in a sink more than 4s",
+        "how long earlier requests may still arrive before a row or message counts as not stored: more than 2s, in a sink more "
+        "than 4s; of a `Producer` only with `confirmAmbiguous`",
         shown="10s",
     )
     confirm_ambiguous: bool = _row(
@@ -579,7 +604,8 @@ class Options:
         p.integer(1, 65535),
         1000,
         _CONSUME,
-        "a queue is not pulled while more messages wait for listener or commit, or (`PullConsumer`) more offsets for a poll",
+        "a queue is not pulled while more than this many of its messages are not finished; `PullConsumer`: of its offsets "
+        "wait for a poll",
         shown="1000",
     )
     model: str = _row(
@@ -611,10 +637,16 @@ class Options:
         p.size(1, 1 << 30), 100 << 20, _CONSUME, "a queue is not pulled while more bytes of it wait", shown="100m"
     )
     pull_threshold_for_topic: int | None = _row(
-        p.integer(1, 6_553_500), None, _PUSH, "most waiting messages of a topic, divided among its queues here"
+        p.integer(1, 6_553_500),
+        None,
+        _PUSH,
+        "maximum number of unfinished messages of a topic, divided by its queues of this member",
     )
     pull_threshold_size_for_topic: int | None = _row(
-        p.size(1, 102_400 << 20), None, _PUSH, "most waiting bytes of a topic, divided among its queues here"
+        p.size(1, 102_400 << 20),
+        None,
+        _PUSH,
+        "maximum bytes of unfinished messages of a topic, divided by its queues of this member",
     )
     consume_concurrently_max_span: int = _row(
         p.integer(1, 65535),

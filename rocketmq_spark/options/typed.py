@@ -16,7 +16,7 @@ class AdminOptions(TypedDict, total=False):
     proxy_endpoint: str
     """``host:port`` of the gRPC port of a Proxy, several separated by ``;``; for ``transport=grpc``."""
     address_map: Mapping[str, str] | str
-    """JSON ``{"advertised:port": "reachable:port"}`` for NAT and containers."""
+    """JSON ``{"advertised:port": "reachable:port"}`` for NAT and containers; not over gRPC."""
     access_key: str
     """Access key (user name); every request is signed."""
     secret_key: str
@@ -36,7 +36,7 @@ class AdminOptions(TypedDict, total=False):
     tls_key_file: str
     """PEM file of the key of that certificate."""
     tls_key_password: str
-    """Password of the key file."""
+    """Password of the key file; not over gRPC."""
     tls_check_hostname: bool | str
     """Whether a certificate must name the host or address of the connection."""
     tls_server_name: str
@@ -56,15 +56,18 @@ class AdminOptions(TypedDict, total=False):
     retry_interval: float | str
     """First pause between these attempts; it doubles, with jitter."""
     environment: str
-    """Read and write only what belongs to one environment, given by number or name. Consumers of environment ``dev`` are
-    members of the group ``<group>_env_dev``, which has its own retries and dead letters.
+    """Read and write only what belongs to one environment: its number from 1, or its name if ``environments`` is JSON or
+    ``environmentMode`` is ``suffix``. Consumers of environment ``dev`` are members of the group ``<group>_env_dev``, which
+    has its own retries and dead letters.
     """
     environment_mode: str
     """What belongs to an environment: some ``queues`` of each topic, or with ``suffix`` its own topics and groups, whose names
     on the brokers end in ``_`` and the name of the environment.
     """
     environments: Mapping[str, Any] | str
-    """How many share the queues (default: one each), or JSON ``{"test":{"broker-a":[0,1]}}``. A stream's sink requires it."""
+    """Number of environments n that share the queues of each topic: environment N owns the queues with id N-1, N-1+n, …; or
+    JSON ``{"test":{"broker-a":[0,1]}}``. By default environment N owns the Nth queue of a topic. A stream sink requires it.
+    """
 
 
 class ProducerOptions(AdminOptions, total=False):
@@ -103,17 +106,19 @@ class ProducerOptions(AdminOptions, total=False):
     spool_dir: str
     """Folder of the spool, created if missing; one for each ``Producer``. Worker processes of a sink use subfolders."""
     spool_sync: str
-    """When a SPOOLED message is flushed to disk: before each send returns, or together with others of the same moment; with
-    ``never`` messages survive the end of the process but not of the machine.
+    """How a SPOOLED message is flushed to disk before its send returns: ``always`` by itself, ``batch`` with one flush for all
+    sends that wait; with ``never`` the operating system does it: messages survive the process but not the machine.
     """
     spool_max_bytes: int | str
-    """Maximum size, dead letters included; when full, sends fail."""
+    """Maximum size of the spool, dead letters included; when full, sends fail."""
     long_delay: str
     """Delays that the timers of brokers do not support (longer than ``timerMaxDelaySec``, switched off, or older than 5.0):
     ``error``, or through the delay service, which must run (``dmq``, docs/delay.md).
     """
     exactly_once_settle: float | str
-    """How long earlier requests may still arrive before a row counts as not stored: more than 2s, in a sink more than 4s."""
+    """How long earlier requests may still arrive before a row or message counts as not stored: more than 2s, in a sink more
+    than 4s; of a ``Producer`` only with ``confirmAmbiguous``.
+    """
     confirm_ambiguous: bool | str
     """If a send has no answer, check whether the broker stored the message before sending it again (docs/exactly-once.md)."""
     enable_trace: bool | str
@@ -129,9 +134,9 @@ class ConsumerOptions(AdminOptions, total=False):
 
     allocation_strategy: Callable[..., Any] | str
     """How queues are assigned to Spark partitions: ``averagely``, ``averagelyByCircle``, ``consistentHash``, ``config``,
-    ``machineRoom``, ``machineRoomNearby``, ``environment``, or ``module:callable``. The consumers of the strategy are the
-    partitions ``partition-00000``, …. For consumers: how queues are assigned to the members of their group, by the first
-    three, ``config``, ``machineRoom``, ``environment`` (averagely within it) or a callable.
+    ``machineRoom``, ``machineRoomNearby``, ``environment``, or ``module:callable``. The strategy sees partitions as
+    consumers named ``partition-00000``, …. In a ``Consumer`` or ``PullConsumer``: how queues are assigned to the members of
+    the group, by the same without ``machineRoomNearby``.
     """
     allocation_config: Mapping[str, Any] | str
     """Queues for the strategy ``config``: JSON ``{"orders":{"broker-a":[0,1]}}``, or the same by partition:
@@ -156,7 +161,9 @@ class ConsumerOptions(AdminOptions, total=False):
     messages are done when the listener returns; if false, when it returns ``context.commit()``.
     """
     pull_threshold_for_queue: int | str
-    """A queue is not pulled while more messages wait for listener or commit, or (``PullConsumer``) more offsets for a poll."""
+    """A queue is not pulled while more than this many of its messages are not finished; ``PullConsumer``: of its offsets wait
+    for a poll.
+    """
     model: str
     """``clustering``: members of the group share the queues; ``broadcasting``: each member gets all messages."""
     ordered: bool | str
@@ -174,9 +181,9 @@ class ConsumerOptions(AdminOptions, total=False):
     pull_threshold_size_for_queue: int | str
     """A queue is not pulled while more bytes of it wait."""
     pull_threshold_for_topic: int | str
-    """Most waiting messages of a topic, divided among its queues here."""
+    """Maximum number of unfinished messages of a topic, divided by its queues of this member."""
     pull_threshold_size_for_topic: int | str
-    """Most waiting bytes of a topic, divided among its queues here."""
+    """Maximum bytes of unfinished messages of a topic, divided by its queues of this member."""
     consume_concurrently_max_span: int | str
     """A queue is not pulled while its waiting offsets span more than this; not if ``ordered``."""
     max_reconsume_times: int | str
@@ -200,9 +207,9 @@ class PullConsumerOptions(AdminOptions, total=False):
 
     allocation_strategy: Callable[..., Any] | str
     """How queues are assigned to Spark partitions: ``averagely``, ``averagelyByCircle``, ``consistentHash``, ``config``,
-    ``machineRoom``, ``machineRoomNearby``, ``environment``, or ``module:callable``. The consumers of the strategy are the
-    partitions ``partition-00000``, …. For consumers: how queues are assigned to the members of their group, by the first
-    three, ``config``, ``machineRoom``, ``environment`` (averagely within it) or a callable.
+    ``machineRoom``, ``machineRoomNearby``, ``environment``, or ``module:callable``. The strategy sees partitions as
+    consumers named ``partition-00000``, …. In a ``Consumer`` or ``PullConsumer``: how queues are assigned to the members of
+    the group, by the same without ``machineRoomNearby``.
     """
     allocation_config: Mapping[str, Any] | str
     """Queues for the strategy ``config``: JSON ``{"orders":{"broker-a":[0,1]}}``, or the same by partition:
@@ -225,7 +232,9 @@ class PullConsumerOptions(AdminOptions, total=False):
     auto_commit_interval: float | str
     """Minimum time between commits."""
     pull_threshold_for_queue: int | str
-    """A queue is not pulled while more messages wait for listener or commit, or (``PullConsumer``) more offsets for a poll."""
+    """A queue is not pulled while more than this many of its messages are not finished; ``PullConsumer``: of its offsets wait
+    for a poll.
+    """
     pull_threshold_size_for_queue: int | str
     """A queue is not pulled while more bytes of it wait."""
 
@@ -287,20 +296,24 @@ class SinkOptions(AdminOptions, total=False):
     spool_dir: str
     """Folder of the spool, created if missing; one for each ``Producer``. Worker processes of a sink use subfolders."""
     spool_sync: str
-    """When a SPOOLED message is flushed to disk: before each send returns, or together with others of the same moment; with
-    ``never`` messages survive the end of the process but not of the machine.
+    """How a SPOOLED message is flushed to disk before its send returns: ``always`` by itself, ``batch`` with one flush for all
+    sends that wait; with ``never`` the operating system does it: messages survive the process but not the machine.
     """
     spool_max_bytes: int | str
-    """Maximum size, dead letters included; when full, sends fail."""
+    """Maximum size of the spool, dead letters included; when full, sends fail."""
     long_delay: str
     """Delays that the timers of brokers do not support (longer than ``timerMaxDelaySec``, switched off, or older than 5.0):
     ``error``, or through the delay service, which must run (``dmq``, docs/delay.md).
     """
     message_id: str
-    """Column that identifies a row, sent as property ``SPARK_ROW_ID``, by which readers drop duplicates."""
+    """Column that identifies a row, sent as property ``SPARK_ROW_ID``: readers can drop duplicates by it (``propertyColumns``
+    and ``dropDuplicatesWithinWatermark``).
+    """
     delivery_guarantee: str
     """``exactly-once``: a repeated batch or task omits rows that are already stored (docs/exactly-once.md)."""
     allowed_topics: Sequence[str] | str
     """Topics that rows may name in column ``topic``; ``exactly-once`` requires the complete list."""
     exactly_once_settle: float | str
-    """How long earlier requests may still arrive before a row counts as not stored: more than 2s, in a sink more than 4s."""
+    """How long earlier requests may still arrive before a row or message counts as not stored: more than 2s, in a sink more
+    than 4s; of a ``Producer`` only with ``confirmAmbiguous``.
+    """

@@ -123,7 +123,7 @@ class BaseProducer(Closing):
         deliver_at: int | datetime | None = None,
         timeout_s: float | None = None,
     ) -> SendResult:
-        """Send a message and wait for the broker's answer. Failed attempts are retried on other brokers within the timeout.
+        """Send a message and wait for the answer. A failed attempt is retried twice at most, on other brokers, in the timeout.
 
         Without ``queue`` and ``selector``, messages go to the topic's queues in turn; option ``sendLatencyFault`` avoids slow
         brokers. With one of them, the message goes to that queue or the send fails, as in Java.
@@ -139,8 +139,8 @@ class BaseProducer(Closing):
                 ``delay_level``, ``delay`` and ``deliver_at``.
             delay: Deliver after this time: seconds, or a timedelta.
             deliver_at: Deliver at this time: a datetime, or milliseconds since 1970.
-            timeout_s: Seconds for all attempts together instead of the send timeout. A message with a timeout of its own is
-                never batched automatically, as in Java.
+            timeout_s: Seconds for all attempts together (default: option ``sendTimeout``, 3 s). A message with a timeout of
+                its own is never batched automatically, as in Java.
 
         Returns:
             Where the message is, and how safely it is stored. With option ``onSendFailure=spool`` the status is ``SPOOLED``
@@ -175,10 +175,10 @@ class BaseProducer(Closing):
         deliver_at: int | datetime | None = None,
         timeout_s: float | None = None,
     ) -> Future[SendResult]:
-        """Send without waiting. The returned future has the outcome, and ``callback`` receives it on a thread of its own.
+        """Send without waiting. The returned future has the outcome; ``callback`` receives it on the producer's callback thread.
 
-        Functions added by ``Future.add_done_callback`` may run on the thread that reads answers and must not block; ``callback``
-        may block. All other arguments are those of ``send``.
+        Functions added by ``Future.add_done_callback`` may run on the thread that reads answers and must not block. A
+        ``callback`` that blocks delays the others. All other arguments are those of ``send``.
 
         Raises:
             MessageRefused, RouteNotFound, ClosedError: Raised at once. Later errors are in the future.
@@ -233,9 +233,9 @@ class BaseProducer(Closing):
     def send_batch(
         self, messages: Collection[Message], queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> SendResult:
-        """Send ``messages`` of one topic in one request; tags may differ. The result's ids are joined by commas.
+        """Send ``messages`` of one topic in one request, to ``queue`` or to any; tags may differ. The ids are joined by commas.
 
-        Sent to ``queue``, or to any. ``timeout_s``: seconds instead of the send timeout. Errors are those of ``send``.
+        ``timeout_s``: seconds instead of the send timeout. Errors are those of ``send``; one request takes ``max_message_size``.
         """
         self._owner.check(self._closing.locked())
         deadline, now_ms = self._deadline(timeout_s), self._engine.timer.wall_ms()

@@ -309,8 +309,9 @@ class TransactionProducer(BaseProducer):
     def send_half(self, message: Message, *, timeout_s: float | None = None) -> HalfMessage:
         """Store a message that is delivered when you commit it.
 
-        If you do not decide within some seconds, the broker calls ``transaction_check``, also after a restart. Half messages are
-        not batched, not spooled, and cannot be delayed.
+        While you hold the returned object undecided, the broker is answered ``UNKNOWN``. If you drop it, or the program ends, the
+        broker calls ``transaction_check`` of a producer of the group. By default it asks 15 times, every 30 s, and then gives the
+        message up. Half messages are not batched, not spooled, and cannot be delayed.
 
         Args:
             message: What to send, without a priority.
@@ -318,7 +319,8 @@ class TransactionProducer(BaseProducer):
 
         Raises:
             OptionError: The producer has no ``transaction_check``.
-            SendFailed: The broker stored it less safely than it is configured to, and it was rolled back.
+            SendFailed: The broker stored it less safely than it is configured to. It was rolled back, or is when the broker asks:
+                the error says which.
             RocketMQError: The errors of ``send``. The message may be stored nevertheless. It is not sent again, and this process
                 answers its broker ``ROLLBACK``: you may send another one.
         """

@@ -160,12 +160,12 @@ class BrokerAdmin(AdminBase):
         end_ms: int | None = None,
         limit: int = 32,
     ) -> list[ReceivedMessage]:
-        """Return messages of a topic by a key (``mqadmin queryMsgByKey``), or by the time, in the order of their store times.
+        """Return messages of a topic that have a key (``mqadmin queryMsgByKey``), or were stored in a period, oldest first.
 
         Args:
             topic: The topic.
-            key: One of the message's business keys, or the id that its producer gave it. None returns all messages that were
-                stored in the time, of all queues; in an environment, of its own.
+            key: One of the message's business keys, or the id that its producer gave it. None: the messages of the
+                period from ``begin_ms`` to ``end_ms``, of all queues, or of the environment's queues.
             begin_ms: Only messages stored at or after this time, in ms since 1970.
             end_ms: Only messages stored at or before this time, in ms since 1970.
             limit: With a key, at most this many messages of each broker, the newest ones; 1 to 64, the limit of brokers.
@@ -211,7 +211,7 @@ class BrokerAdmin(AdminBase):
             values: The new values, by the names of the settings.
 
         Raises:
-            OptionError: The broker has no such setting (nothing was changed then), or rejected the value.
+            OptionError: The broker has no such setting (nothing was changed), or kept the old value of one (the others changed).
         """
         return brokers.update_config(self._tools, broker, values)
 

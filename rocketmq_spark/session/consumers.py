@@ -98,7 +98,7 @@ class SimpleConsumer(simple_consumer.BaseSimpleConsumer):
     """Receives messages from a Proxy and acknowledges each by itself (docs/grpc.md).
 
     Args:
-        name_server: Not used over gRPC; give ``proxy_endpoint``.
+        name_server: Not used. Give ``group`` and ``proxy_endpoint`` by keyword.
         group: Consumer group. Required.
         options: Options of a simple consumer (docs/options.md), in snake_case or camelCase; ``proxy_endpoint`` is required.
             Durations are milliseconds or text (``3s``), sizes bytes or text (``4m``).

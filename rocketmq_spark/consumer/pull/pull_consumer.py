@@ -149,7 +149,7 @@ class BasePullConsumer(Closing):
     def pause(self, *queues: MessageQueue) -> None:
         """Return no messages of these queues until ``resume``. Messages that were pulled are kept.
 
-        A queue that goes to another member and comes back is not paused.
+        A queue that goes to another member and comes back is not paused. Raises ``OffsetError`` if a queue is not assigned.
         """
         self._owner.check(self._polls.closed)
         self._polls.pause(queues, True)
@@ -171,7 +171,7 @@ class BasePullConsumer(Closing):
             offset: The offset of the next message.
 
         Raises:
-            OffsetError: The queue has no such offset.
+            OffsetError: The queue is not assigned, or has no such offset.
         """
         self._owner.check(self._polls.closed)
         self._polls.seek([queue], lambda queue: self._positions.checked(queue, offset))

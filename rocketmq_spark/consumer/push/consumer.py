@@ -108,7 +108,9 @@ class BaseConsumer(Closing):
                 self.stop(0)
 
     def run(self, listener: Listener) -> None:
-        """Call ``listener``, as ``start`` does, until SIGINT, SIGTERM or ``stop``; then stop, and return."""
+        """Call ``listener``, as ``start`` does, until SIGINT, SIGTERM or ``stop``; then stop, and return. Signals end it in
+        the main thread only.
+        """
         with on_signals(self._over.set, signal.SIGINT, signal.SIGTERM):
             self.start(listener)
             self._over.wait()
@@ -178,11 +180,11 @@ class BaseConsumer(Closing):
 
     @entry
     def stats(self) -> ConsumerStats:
-        """Counts since the start, and figures of the last minute by topic.
+        """Return counts since the start, and recent figures by topic.
 
         Returns:
             ``ConsumerStats`` with ``consumed``, ``failed``, ``sent_back``, ``cached``, ``lag``, ``rebalances`` and ``topics``;
-            all zero before ``start``.
+            before ``start`` the counts are 0, ``lag`` is None and ``topics`` is empty.
 
         Raises:
             ClosedError: The consumer belongs to another process.

@@ -52,12 +52,12 @@ class GroupOffsetListener(StreamingQueryListener):
 
     ``spark.streams.addListener(GroupOffsetListener(name_server="host:9876", group="orders"))``. A query continues from Spark's
     checkpoint; these offsets are read only by tools and by new queries with ``startingOffsets=committed``. Sources of other
-    formats, clusters (by ``brokerClusterName``), namespaces and environments are ignored.
+    formats, clusters (by ``brokerClusterName``), namespaces, environments, or with another option ``group`` are ignored.
 
     Args:
         name_server: ``host:port``, several separated by ``;``.
         options: Options of the source (docs/options.md), in snake_case or camelCase: ``group`` is required; ``subscribe``
-            limits the topics; without it the listener commits for every rocketmq source of the session.
+            limits the topics (default: all topics of those sources).
 
     Raises:
         OptionError: An option is unknown or has a wrong value.
