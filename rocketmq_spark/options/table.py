@@ -201,22 +201,16 @@ class Options:
         p.timestamp,
         None,
         _SOURCE,
-        "first message stored at or after this time: ISO-8601 or epoch ms; overrides `startingOffsetsByTimestamp` and "
-        "`startingOffsets`",
+        "first message stored at or after this time: ISO-8601 or epoch ms; overrides `startingOffsets` and the times by queue",
     )
     starting_offsets_by_timestamp: dict[MessageQueue, int] | None = _row(
         p.queue_numbers('{"orders":{"broker-a":{"0":1767225600000}}}', 0),
         None,
         _SOURCE,
-        'first message stored at or after a time, epoch ms, of every queue: JSON `{"orders":{"broker-a":{"0":1767225600000}}}`; '
-        "overrides `startingOffsets`",
+        "first message stored at or after a time, in epoch ms, of every queue; overrides `startingOffsets`",
     )
     starting_offsets_by_timestamp_strategy: str = _row(
-        p.choice("error", "latest"),
-        "error",
-        _SOURCE,
-        "if all messages of a queue are older than its time: `error`, or start at the end (`latest`)",
-        shown="error",
+        p.choice("error", "latest"), "error", _SOURCE, "where a queue starts if all messages are older", shown="error"
     )
     ending_offsets: str | dict[MessageQueue, int] = _row(
         p.offsets("latest"), "latest", _BATCH, "`latest` or JSON as above (−1 latest)", shown="latest"
@@ -225,10 +219,7 @@ class Options:
         p.timestamp, None, _BATCH, "messages stored before this time; overrides the two other ending options"
     )
     ending_offsets_by_timestamp: dict[MessageQueue, int] | None = _row(
-        p.queue_numbers('{"orders":{"broker-a":{"0":1767225600000}}}', 0),
-        None,
-        _BATCH,
-        "messages stored before a time, in the form of `startingOffsetsByTimestamp`; overrides `endingOffsets`",
+        p.queue_numbers('{"orders":{"broker-a":{"0":1767225600000}}}', 0), None, _BATCH, "ends by queue, epoch ms"
     )
     fail_on_data_loss: str = _row(
         lambda v: {"true": "fail", "false": "ignore"}.get(v.strip().lower()) or p.choice("fail", "warn", "ignore")(v),
@@ -282,11 +273,7 @@ class Options:
     )
     min_partitions: int | None = _row(p.integer(1), None, _SOURCE, "split large ranges into about this many tasks")
     max_records_per_partition: int = _row(
-        p.integer(1),
-        500_000,
-        _SOURCE,
-        "maximum number of offsets of a task; larger ranges are split, into 10,000 tasks at most",
-        shown="500000",
+        p.integer(1), 500_000, _SOURCE, "most offsets of a task; larger ranges make up to 10,000 tasks", shown="500000"
     )
     predicate_pushdown: bool = _row(
         p.boolean,
@@ -333,8 +320,7 @@ class Options:
         p.string,
         None,
         _QUEUES,
-        "read and write only what belongs to one environment: its number from 1, or its name if `environments` is JSON or "
-        "`environmentMode` is `suffix`. Consumers of environment `dev` are "
+        "read and write only what belongs to one environment, given by its number (from 1) or name. Consumers of `dev` are "
         "members of the group `<group>_env_dev`, which has its own retries and dead letters",
         shown="variable `ROCKETMQ_ENVIRONMENT`",
     )
@@ -350,8 +336,7 @@ class Options:
         p.string,
         None,
         _QUEUES,
-        "number of environments n that share the queues of each topic: environment N owns the queues with id N-1, N-1+n, …; or "
-        'JSON `{"test":{"broker-a":[0,1]}}`. By default environment N owns the Nth queue of a topic. A stream sink requires it',
+        'how many share the queues (default: one queue each), or JSON `{"test":{"broker-a":[0,1]}}`. A stream sink requires it',
     )
     group: str = _row(
         p.string,
@@ -387,11 +372,7 @@ class Options:
         shown="fail",
     )
     read_deadline: float = _row(
-        p.positive_duration,
-        120.0,
-        _SOURCE,
-        "how long a task waits for a broker that sends no message before it fails",
-        shown="2m",
+        p.positive_duration, 120.0, _SOURCE, "how long a task waits for a silent broker before it fails", shown="2m"
     )
 
     # Sink and producer
@@ -508,11 +489,7 @@ class Options:
         shown="always",
     )
     spool_max_bytes: int = _row(
-        p.size(1),
-        1 << 30,
-        _WRITE,
-        "maximum size of the spool, dead letters included; when full, sends fail",
-        shown="1g",
+        p.size(1), 1 << 30, _WRITE, "maximum size, dead letters included; when it is full, sends fail", shown="1g"
     )
     long_delay: str = _row(
         p.choice("error", "dmq"),
@@ -526,8 +503,7 @@ class Options:
         p.string,
         None,
         ("sink",),
-        "column that identifies a row, sent as property `SPARK_ROW_ID`: readers can drop duplicates by it (`propertyColumns` and "
-        "`dropDuplicatesWithinWatermark`)",
+        "column that identifies a row, sent as property `SPARK_ROW_ID`, by which a job that reads them can drop duplicates",
     )
 
     delivery_guarantee: str = _row(
@@ -544,8 +520,7 @@ class Options:
         p.positive_duration,
         10.0,
         ("sink", "producer"),
-        "how long earlier requests may still arrive before a row or message counts as not stored: more than 2s, in a sink more "
-        "than 4s; of a `Producer` only with `confirmAmbiguous`",
+        "how long earlier requests may still arrive before a row counts as not stored: more than 2s, in a sink more than 4s",
         shown="10s",
     )
     confirm_ambiguous: bool = _row(
@@ -604,8 +579,7 @@ class Options:
         p.integer(1, 65535),
         1000,
         _CONSUME,
-        "a queue is not pulled while more than this many of its messages are not finished; `PullConsumer`: of its offsets "
-        "wait for a poll",
+        "a queue is not pulled while more of its messages are not finished; `PullConsumer`: more offsets wait for a poll",
         shown="1000",
     )
     model: str = _row(
@@ -637,16 +611,10 @@ class Options:
         p.size(1, 1 << 30), 100 << 20, _CONSUME, "a queue is not pulled while more bytes of it wait", shown="100m"
     )
     pull_threshold_for_topic: int | None = _row(
-        p.integer(1, 6_553_500),
-        None,
-        _PUSH,
-        "maximum number of unfinished messages of a topic, divided by its queues of this member",
+        p.integer(1, 6_553_500), None, _PUSH, "most unfinished messages of a topic, divided among its queues here"
     )
     pull_threshold_size_for_topic: int | None = _row(
-        p.size(1, 102_400 << 20),
-        None,
-        _PUSH,
-        "maximum bytes of unfinished messages of a topic, divided by its queues of this member",
+        p.size(1, 102_400 << 20), None, _PUSH, "most unfinished bytes of a topic, divided among its queues here"
     )
     consume_concurrently_max_span: int = _row(
         p.integer(1, 65535),

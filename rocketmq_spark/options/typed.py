@@ -56,18 +56,15 @@ class AdminOptions(TypedDict, total=False):
     retry_interval: float | str
     """First pause between these attempts; it doubles, with jitter."""
     environment: str
-    """Read and write only what belongs to one environment: its number from 1, or its name if ``environments`` is JSON or
-    ``environmentMode`` is ``suffix``. Consumers of environment ``dev`` are members of the group ``<group>_env_dev``, which
-    has its own retries and dead letters.
+    """Read and write only what belongs to one environment, given by its number (from 1) or name. Consumers of ``dev`` are
+    members of the group ``<group>_env_dev``, which has its own retries and dead letters.
     """
     environment_mode: str
     """What belongs to an environment: some ``queues`` of each topic, or with ``suffix`` its own topics and groups, whose names
     on the brokers end in ``_`` and the name of the environment.
     """
     environments: Mapping[str, Any] | str
-    """Number of environments n that share the queues of each topic: environment N owns the queues with id N-1, N-1+n, …; or
-    JSON ``{"test":{"broker-a":[0,1]}}``. By default environment N owns the Nth queue of a topic. A stream sink requires it.
-    """
+    """How many share the queues (default: one queue each), or JSON ``{"test":{"broker-a":[0,1]}}``. A stream sink requires it."""
 
 
 class ProducerOptions(AdminOptions, total=False):
@@ -110,15 +107,13 @@ class ProducerOptions(AdminOptions, total=False):
     sends that wait; with ``never`` the operating system does it: messages survive the process but not the machine.
     """
     spool_max_bytes: int | str
-    """Maximum size of the spool, dead letters included; when full, sends fail."""
+    """Maximum size, dead letters included; when it is full, sends fail."""
     long_delay: str
     """Delays that the timers of brokers do not support (longer than ``timerMaxDelaySec``, switched off, or older than 5.0):
     ``error``, or through the delay service, which must run (``dmq``, docs/delay.md).
     """
     exactly_once_settle: float | str
-    """How long earlier requests may still arrive before a row or message counts as not stored: more than 2s, in a sink more
-    than 4s; of a ``Producer`` only with ``confirmAmbiguous``.
-    """
+    """How long earlier requests may still arrive before a row counts as not stored: more than 2s, in a sink more than 4s."""
     confirm_ambiguous: bool | str
     """If a send has no answer, check whether the broker stored the message before sending it again (docs/exactly-once.md)."""
     enable_trace: bool | str
@@ -161,9 +156,7 @@ class ConsumerOptions(AdminOptions, total=False):
     messages are done when the listener returns; if false, when it returns ``context.commit()``.
     """
     pull_threshold_for_queue: int | str
-    """A queue is not pulled while more than this many of its messages are not finished; ``PullConsumer``: of its offsets wait
-    for a poll.
-    """
+    """A queue is not pulled while more of its messages are not finished; ``PullConsumer``: more offsets wait for a poll."""
     model: str
     """``clustering``: members of the group share the queues; ``broadcasting``: each member gets all messages."""
     ordered: bool | str
@@ -181,9 +174,9 @@ class ConsumerOptions(AdminOptions, total=False):
     pull_threshold_size_for_queue: int | str
     """A queue is not pulled while more bytes of it wait."""
     pull_threshold_for_topic: int | str
-    """Maximum number of unfinished messages of a topic, divided by its queues of this member."""
+    """Most unfinished messages of a topic, divided among its queues here."""
     pull_threshold_size_for_topic: int | str
-    """Maximum bytes of unfinished messages of a topic, divided by its queues of this member."""
+    """Most unfinished bytes of a topic, divided among its queues here."""
     consume_concurrently_max_span: int | str
     """A queue is not pulled while its waiting offsets span more than this; not if ``ordered``."""
     max_reconsume_times: int | str
@@ -232,9 +225,7 @@ class PullConsumerOptions(AdminOptions, total=False):
     auto_commit_interval: float | str
     """Minimum time between commits."""
     pull_threshold_for_queue: int | str
-    """A queue is not pulled while more than this many of its messages are not finished; ``PullConsumer``: of its offsets wait
-    for a poll.
-    """
+    """A queue is not pulled while more of its messages are not finished; ``PullConsumer``: more offsets wait for a poll."""
     pull_threshold_size_for_queue: int | str
     """A queue is not pulled while more bytes of it wait."""
 
@@ -300,20 +291,16 @@ class SinkOptions(AdminOptions, total=False):
     sends that wait; with ``never`` the operating system does it: messages survive the process but not the machine.
     """
     spool_max_bytes: int | str
-    """Maximum size of the spool, dead letters included; when full, sends fail."""
+    """Maximum size, dead letters included; when it is full, sends fail."""
     long_delay: str
     """Delays that the timers of brokers do not support (longer than ``timerMaxDelaySec``, switched off, or older than 5.0):
     ``error``, or through the delay service, which must run (``dmq``, docs/delay.md).
     """
     message_id: str
-    """Column that identifies a row, sent as property ``SPARK_ROW_ID``: readers can drop duplicates by it (``propertyColumns``
-    and ``dropDuplicatesWithinWatermark``).
-    """
+    """Column that identifies a row, sent as property ``SPARK_ROW_ID``, by which a job that reads them can drop duplicates."""
     delivery_guarantee: str
     """``exactly-once``: a repeated batch or task omits rows that are already stored (docs/exactly-once.md)."""
     allowed_topics: Sequence[str] | str
     """Topics that rows may name in column ``topic``; ``exactly-once`` requires the complete list."""
     exactly_once_settle: float | str
-    """How long earlier requests may still arrive before a row or message counts as not stored: more than 2s, in a sink more
-    than 4s; of a ``Producer`` only with ``confirmAmbiguous``.
-    """
+    """How long earlier requests may still arrive before a row counts as not stored: more than 2s, in a sink more than 4s."""

@@ -309,9 +309,8 @@ class TransactionProducer(BaseProducer):
     def send_half(self, message: Message, *, timeout_s: float | None = None) -> HalfMessage:
         """Store a message that is delivered when you commit it.
 
-        While you hold the returned object undecided, the broker is answered ``UNKNOWN``. If you drop it, or the program ends, the
-        broker calls ``transaction_check`` of a producer of the group. By default it asks 15 times, every 30 s, and then gives the
-        message up. Half messages are not batched, not spooled, and cannot be delayed.
+        While you hold the returned object undecided, the broker is answered ``UNKNOWN``. If you drop it, or the program ends,
+        the broker calls ``transaction_check``, 15 times at most by default. Half messages are not batched, spooled or delayed.
 
         Args:
             message: What to send, without a priority.
@@ -319,8 +318,7 @@ class TransactionProducer(BaseProducer):
 
         Raises:
             OptionError: The producer has no ``transaction_check``.
-            SendFailed: The broker stored it less safely than it is configured to. It was rolled back, or is when the broker asks:
-                the error says which.
+            SendFailed: The broker stored it less safely than it is configured to. It is rolled back, now or when the broker asks.
             RocketMQError: The errors of ``send``. The message may be stored nevertheless. It is not sent again, and this process
                 answers its broker ``ROLLBACK``: you may send another one.
         """

@@ -72,7 +72,8 @@ class _Part:
 class SentRows(Sequence[SendResult | RocketMQError]):
     """The outcome of each row of ``Producer.send_arrow``, or of each message of ``Producer.send_many``, in their order.
 
-    Item ``i`` is the ``SendResult`` of row ``i``, or its error. Rows of one batch share their error.
+    Item ``i`` is the ``SendResult`` of row ``i``, or its error. Rows of one batch share their error. Only
+    producers make it: of ``parts``, rows that ended together, and the message ``ids``.
     """
 
     def __init__(self, parts: Sequence[_Part], ids: npt.NDArray[np.uint8]) -> None:
