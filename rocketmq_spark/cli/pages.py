@@ -45,16 +45,16 @@ def help(ctx: click.Context, topic: str | None) -> None:
         text = _text(page)
         output.item({"page": name, "text": text}, "") if output.machine else _show(text)
         return
-    table = {name.lower(): row for page in _TABLES for name, row in _rows(_text(pages[page]))}
-    if row := table.get(topic.lower()):
+    table = {name.lower(): (name, row) for each in _TABLES for name, row in _rows(_text(pages[each]))}
+    if topic.lower() in table:
+        _, row = table[topic.lower()]
         output.item(row, "\n".join(f"{heading}: {cell}" for heading, cell in row.items()))
         return
     if (command := app.get_command(ctx, topic)) is not None:
         click.echo(command.get_help(click.Context(command, parent=ctx.parent, info_name=topic)))
         return
-    names = {name.lower(): name for page in _TABLES for name, _ in _rows(_text(pages[page]))}
-    near = difflib.get_close_matches(topic.lower(), [*pages, *names], n=3, cutoff=0.7)
-    hint = f"Did you mean {' or '.join(names.get(name, name) for name in near)}? " if near else ""
+    near = difflib.get_close_matches(topic.lower(), [*pages, *table], n=3, cutoff=0.7)
+    hint = f"Did you mean {' or '.join(table[name][0] if name in table else name for name in near)}? " if near else ""
     raise NotFound(f"there is no page, option or error {topic!r}", remedy=f"{hint}All pages: rocketmq-spark help")
 
 
