@@ -322,7 +322,7 @@ def arrival(queue: MessageQueue, offset: int, body: bytes, now_ms: int) -> Arriv
         found_ms = min(max(0, opened.due_ms), _LAST_MS)
         if opened.kind == CANCEL:
             return Arrival(None, found_ms, (IDENTITY, _DUE.pack(found_ms) + opened.identity[_DUE.size :]))
-        chosen = release.chosen_queue(opened)
+        chosen = release.original(opened).queue
         due_ms, identity = found_ms, opened.identity[_DUE.size :]
         target = topic_target(opened.topic) if chosen is None else broker_target(chosen)
     marks = ((IDENTITY, _DUE.pack(due_ms) + identity), (space_of(queue), place(offset, due_ms)))

@@ -8,7 +8,6 @@ not sent, and many behind it may have been sent. So a node commits three numbers
 from __future__ import annotations
 
 import functools
-import re
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -212,19 +211,6 @@ def original(opened: Opened, topics: Collection[str] = ALL_TOPICS) -> Original:
     if problem is not None:
         raise DecodeError(f"what this envelope holds is not delivered: {problem[:_REASON_CHARS]}")
     return Original(kept, stored, _chosen(opened.topic, found.get(QUEUE, "")))
-
-
-# Of such properties none has a separator in its value.
-_WHOLE = re.compile("(?:[^\x01\x02]+\x01[^\x01\x02]*\x02)*")
-
-
-def chosen_queue(opened: Opened) -> MessageQueue | None:
-    """The queue of ``original``, with its error, for each message that comes: without taking its properties apart if it may."""
-    text = opened.properties
-    simple = QUEUE not in text and 4 * len(text) <= _MAX_PROPERTIES and opened.body and _WHOLE.fullmatch(text)
-    if simple and _topic_refusal(opened.topic, ALL_TOPICS) is None:
-        return None
-    return original(opened).queue
 
 
 @functools.lru_cache(1024)  # messages go to few topics

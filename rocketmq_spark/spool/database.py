@@ -85,16 +85,15 @@ class Database:
 
     def get(self, key: bytes) -> bytes | None:
         """The value, or None."""
-        try:  # as ``_errors``, without what a ``with`` costs each message
-            return self._here().get(key)  # type: ignore[no-any-return]
-        except (SpoolError, ClosedError):
-            raise
-        except Exception as e:
-            told = self._told("read", e)
-            if not (self.read_only and isinstance(told, Damaged)):
-                raise told from e
+        try:
+            with self._errors("read"):
+                value: bytes | None = self._here().get(key)
+        except Damaged:
+            if not self.read_only:
+                raise
             self.gaps.append((key, key + b"\0"))
             return None
+        return value
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = (), sync: bool = False) -> None:
         """All of it or nothing; when it returns it survives this process, with ``sync`` the machine, too."""

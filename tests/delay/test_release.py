@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import RESERVED_PROPERTIES
-from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, SCHEMA, Released, chosen_queue, once, original, released
-from rocketmq_spark.errors import DecodeError
-from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.wire.envelope import QUEUE, Envelope, Opened, cancelling
+from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, SCHEMA, Released, once, released
+from rocketmq_spark.wire.envelope import Envelope, cancelling
 
 PROPERTIES = (
     "UNIQ_KEY\x01ID\x02KEYS\x01k1 k2\x02TAGS\x01paid\x02__SHARDINGKEY\x01u-7\x02"
@@ -60,39 +56,3 @@ def test_3_h_what_is_taken_back_does_not_come_out() -> None:
 def test_the_schema_names_the_fields_in_their_order() -> None:
     names = [part.split()[0].lower() for part in SCHEMA.split(", ")]
     assert names == [name.replace("_", "") for name in Released._fields]
-
-
-PAIRS = st.sampled_from(
-    [
-        "a\x01b\x02",
-        "TAGS\x01t\x02",
-        f"{QUEUE}\x01broker-a:3\x02",
-        "\x01b\x02",
-        "a\x02",
-        "a\x01b\x01c\x02",
-        "a\x01\x02",
-        "last\x01x",
-    ]
-)
-
-
-@given(
-    st.lists(PAIRS, max_size=4).map("".join),
-    st.sampled_from(["t", "%RETRY%g", "bad topic", ""]),
-    st.sampled_from([b"x", b""]),
-)
-def test_the_queue_is_chosen_without_the_properties_as_with_them(text: str, topic: str, body: bytes) -> None:
-    def outcome(of: object) -> MessageQueue | str | None:
-        try:
-            return original(opened).queue if of is original else chosen_queue(opened)
-        except DecodeError as e:
-            return e.message
-
-    opened = Opened(topic, 1, b"", 0, 0, text, body, 0)
-    assert outcome(chosen_queue) == outcome(original)
-
-
-def test_properties_that_may_be_too_large_are_measured() -> None:
-    opened = Opened("t", 1, b"", 0, 0, "a\x01" + "\u00e9" * 40_000 + "\x02", b"x", 0)
-    with pytest.raises(DecodeError, match="exceed"):
-        chosen_queue(opened)
