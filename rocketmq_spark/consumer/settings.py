@@ -16,7 +16,7 @@ from typing import Any
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.rebalance import WAIT_S, Allocate, ConsumeFrom
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.model import NO_FILTER, Filter
+from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.queues.allocation import allocate
 from rocketmq_spark.queues.environment import Environment, check_chosen, environment_of
@@ -119,6 +119,10 @@ class Subscriptions:
         """Return the filter of a topic; one that accepts everything without a subscription, for explicitly assigned queues."""
         known = self._topics.get(topic)
         return NO_FILTER if known is None else known.filter
+
+    def plain(self, queue: MessageQueue) -> bool:
+        """Return whether a queue is read without a filter."""
+        return not self.filter(queue.topic)
 
     def __bool__(self) -> bool:
         return bool(self._topics)

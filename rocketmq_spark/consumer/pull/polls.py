@@ -88,8 +88,7 @@ class Polls:
 
     def pause(self, queues: Iterable[MessageQueue], paused: bool) -> None:
         with self._changed:
-            wanted = [_checked(self._assigned, queue) for queue in queues]
-            self._assigned.pause(wanted, paused)
+            self._assigned.pause([_checked(self._assigned, queue) for queue in queues], paused)
         self._pull()
 
     def seek(self, queues: Iterable[MessageQueue], offset_of: Callable[[MessageQueue], int]) -> None:
@@ -119,17 +118,20 @@ class Polls:
         with self._changed:
             return self._assigned.infos()
 
-    def begin(self) -> None:
-        """A poll begins: what the last one took and did not come to give waits again."""
+    def begin(self, again: bool = False) -> None:
+        """A poll begins: what the last one gave is finished, and to be committed ``again`` if it was before. What it took and
+        did not come to give waits again.
+        """
         with self._changed:
             self._settle()
             self._assigned.ready.take_back()
+            self._assigned.finish(again)
 
-    def finish(self, again: bool = False) -> dict[MessageQueue, int]:
-        """All that was given is finished; gives what is to be committed of that, ``again`` what was before, too."""
+    def finish(self) -> dict[MessageQueue, int]:
+        """All that was given is finished; gives what is to be committed of that."""
         with self._changed:
             self._settle()
-            self._assigned.finish(again)
+            self._assigned.finish()
             return self._assigned.to_commit()
 
     def _settle(self) -> None:
@@ -168,20 +170,12 @@ class Polls:
 
     def wait(self, deadline: Deadline, most: int) -> list[FetchedPart]:
         """What is there, or comes before ``deadline``; nothing when it is over, or after ``wake`` or ``close``.
-
         Raises the error of a pull that is not to be tried again.
         """
-        while True:
+        while not (parts := self._take(most)):
             self._pull()
             with self._changed:
-                if self._error is not None:
-                    (self.failed, error), self._error = self._error, None
-                    if self.failed in self._assigned.places:
-                        raise error
-                self._settle()
-                if parts := self._assigned.ready.take(most):
-                    if self._ahead is not None:
-                        self._ahead.taken()
+                if parts := self._take(most):  # it came meanwhile
                     break
                 if self.closed or self._woken or deadline.expired:
                     self._woken = False
@@ -191,6 +185,15 @@ class Polls:
                 self._changed.wait(left_s if retry is None else min(left_s, retry - now))
         self._pull()  # the next ones come while these are worked on
         return parts
+
+    def _take(self, most: int) -> list[FetchedPart]:
+        with self._changed:
+            if self._error is not None:
+                (self.failed, error), self._error = self._error, None
+                if self.failed in self._assigned.places:
+                    raise error
+            self._settle()
+            return self._assigned.ready.take(most)
 
     def each(self, part: FetchedPart) -> Iterator[ReceivedMessage]:
         """The messages of ``part``, which was taken alone. One that was yielded is given, and a loop that goes on after another
@@ -214,21 +217,17 @@ class Polls:
             with self._changed:
                 if self.closed:
                     return
-                besides = self._ahead.begin(self._plain) if self._ahead is not None else ()
+                besides = self._ahead.begin(self._subscriptions.plain) if self._ahead is not None else ()
                 self._assigned.due(self._clock.now(), besides, asks)
             for ask in asks:
                 wanted = self._subscriptions.filter(ask.queue.topic)
-                deadline = Deadline.after(self._settings.pull_timeout_s)
-                answered = functools.partial(self._answered, ask, wanted)
-                self._member.pull(_request(self._settings, ask, wanted), deadline, answered)
+                request, deadline = _request(self._settings, ask, wanted), Deadline.after(self._settings.pull_timeout_s)
+                self._member.pull(request, deadline, functools.partial(self._answered, ask, wanted))
                 made += 1
         except BaseException:  # Ctrl-C, too: a pull that was not made has no answer
             with self._changed:
                 self._assigned.not_made(asks[made:])
             raise
-
-    def _plain(self, queue: MessageQueue) -> bool:
-        return not self._subscriptions.filter(queue.topic)
 
     def _answered(self, ask: Ask, wanted: Filter, answer: PullAnswer | RocketMQError) -> None:
         """The answer to a pull by a filter. Where another one is set meanwhile it may have passed over what that one wants."""
@@ -245,11 +244,8 @@ class Polls:
             self._pull()
 
     def _failed(self, ask: Ask, error: RocketMQError) -> None:
-        pause_s = (
-            self._settings.pull_delay_when_busy_s
-            if isinstance(error, BrokerBusy)
-            else self._settings.pull_delay_on_error_s
-        )
+        how = self._settings
+        pause_s = how.pull_delay_when_busy_s if isinstance(error, BrokerBusy) else how.pull_delay_on_error_s
         if not self._assigned.failed(ask, self._clock.now() + pause_s) or self.closed:
             return
         if error.retriable:
@@ -358,7 +354,6 @@ class Positions:
 
 class PullAnswers:
     """Of one member. ``look`` has it look at its group soon, ``store`` commits offsets.
-
     ``missed`` is for resets of queues that are not here: one may be on its way, and where it begins was asked before.
     """
 
@@ -392,8 +387,7 @@ class PullAnswers:
                     self._missed(queue, offsets[queue])
                 self._store(done)
             case OffsetsAsked(topic):
-                infos = self._polls.infos().items()
-                return {queue: info.commit_offset or 0 for queue, info in infos if queue.topic == topic}
+                return {q: info.commit_offset or 0 for q, info in self._polls.infos().items() if q.topic == topic}
             case InfoAsked(stacks):
                 shown = stacks_of_threads() if stacks else None
                 return RunningInfo(self._membership(), self._started_ms, queues=self._polls.infos(), stacks=shown)

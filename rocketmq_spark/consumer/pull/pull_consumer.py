@@ -297,7 +297,6 @@ class BasePullConsumer(Closing):
                 return
             yield from answer
 
-    @entry
     def _begun(self, timeout_s: object) -> Deadline:
         self._owner.check(self._polls.closed)
         wait_s = checked_timeout(timeout_s)

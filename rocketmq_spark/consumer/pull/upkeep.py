@@ -182,12 +182,11 @@ class Upkeep:
     def begin(self, timeout_s: float) -> Deadline:
         """A poll begins: what the last one gave is finished, and what it did not come to give waits again."""
         deadline = Deadline.after(timeout_s)
-        self._polls.begin()
         now = self._clock.now()
         again = now >= self._next_again
         if again:
             self._next_again = now + AGAIN_S
-        self._polls.finish(again)
+        self._polls.begin(again)
         if self._settings.auto_commit and now >= self._next_commit:
             self._next_commit = now + self._settings.auto_commit_interval_s
             self.store_finished()
@@ -202,7 +201,6 @@ class Upkeep:
                         break  # those of all topics come from the same name servers
         return deadline
 
-    @entry
     def next(self, deadline: Deadline, most: int) -> list[FetchedPart]:
         """What comes before ``deadline``, while the group's changes are followed."""
         while True:
