@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from types import SimpleNamespace
 
@@ -34,3 +35,11 @@ def test_12_7_only_a_runner_freezes_what_was_imported(monkeypatch, name, frozen)
     monkeypatch.setattr(process.gc, "freeze", lambda: calls.append(name))
     process.settle()
     assert bool(calls) is frozen
+
+
+def test_a_process_of_one_work_collects_seldom_and_not_what_it_loaded(monkeypatch):
+    calls, before = [], gc.get_threshold()
+    monkeypatch.setattr(process.gc, "freeze", lambda: calls.append("freeze"))
+    monkeypatch.setattr(process.gc, "set_threshold", lambda *numbers: calls.append(numbers))
+    process.dedicate()
+    assert calls == ["freeze", (10_000, *before[1:])]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rocketmq_spark.base.clock import utc_text
-from rocketmq_spark.base.process import on_signals
+from rocketmq_spark.base.process import dedicate, on_signals
 from rocketmq_spark.cli.command import CliGroup, SendingCommand
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output
@@ -331,6 +331,7 @@ def serve(
     with on_signals(over.set, signal.SIGINT, signal.SIGTERM):
         place = NodeSettings(data, inner_topic, dead_topic, topics=topics, dead=dead)
         node = open_node(place, **{**target.settings(), "group": group})
+        dedicate()
         begun = {"group": group, "topic": inner_topic, "data": str(data), "waiting": node.waiting}
         output.item(begun, f"group {group} holds messages of {inner_topic} in {data}; {node.waiting} wait now")
         node.run(over)

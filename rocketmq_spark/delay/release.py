@@ -157,6 +157,7 @@ _NOT_THE_USERS = codes.RESERVED_PROPERTIES | {QUEUE}
 _KEPT = {
     codes.Property.TAGS, codes.Property.KEYS, codes.Property.UNIQ_KEY, codes.Property.WAIT, codes.Property.SHARDING_KEY,
 }  # fmt: skip
+_DROPPED = _NOT_THE_USERS - _KEPT
 _MAX_PROPERTIES = codes.MAX_PROPERTIES_BYTES - codes.BROKER_PROPERTIES_RESERVE
 _MAX_QUEUE = 1_000_000
 _REASON_CHARS = 500
@@ -201,9 +202,10 @@ def original(opened: Opened, topics: Collection[str] = ALL_TOPICS) -> Original:
     if problem is None and not opened.body:
         problem = "the message in the envelope has no body"
     found = decode_properties(opened.properties)
-    kept = {name: value for name, value in found.items() if name in _KEPT or name not in _NOT_THE_USERS}
-    stored = ""
-    if problem is None:
+    kept, stored = found, opened.properties
+    if not _DROPPED.isdisjoint(found) or not _are_stored_so(stored, found):
+        kept, stored = {name: value for name, value in found.items() if name not in _DROPPED}, ""
+    if problem is None and not stored:
         try:
             stored = encode_properties(kept, _MAX_PROPERTIES)
         except MessageRefused as e:
@@ -211,6 +213,13 @@ def original(opened: Opened, topics: Collection[str] = ALL_TOPICS) -> Original:
     if problem is not None:
         raise DecodeError(f"what this envelope holds is not delivered: {problem[:_REASON_CHARS]}")
     return Original(kept, stored, _chosen(opened.topic, found.get(QUEUE, "")))
+
+
+def _are_stored_so(text: str, properties: Collection[str]) -> bool:
+    """Whether ``text``, of which ``properties`` were read, is what they are encoded to, and short enough. If not sure, no."""
+    pairs = len(properties)
+    parted = text.count("\x01") == text.count("\x02") == pairs and text.endswith("\x02")
+    return parted and text.isascii() and len(text) <= _MAX_PROPERTIES
 
 
 @functools.lru_cache(1024)  # messages go to few topics

@@ -20,6 +20,7 @@ from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.wire.header import Bytes, Command
 
 _LONG = 1 << 63  # no field has more than Java's long
+_TEXTS = {"str": str, "int": int}  # kinds whose text is that of the value
 _FIELD = re.compile(r"(?P<name>\w+)(:(?P<kind>int|bool))?(?P<required>!)?(=(?P<wire>\w+))?")
 
 
@@ -56,13 +57,20 @@ class Field:
         return text.lower() == "true" if self.kind == "bool" else text
 
 
-def _fields(notation: str) -> dict[str, Field]:
-    fields: dict[str, Field] = {}
+class Fields(dict[str, Field]):
+    """Those of a request or of an answer, by name; ``required`` are the names on the wire of those that it needs."""
+
+    required: frozenset[str] = frozenset()
+
+
+def _fields(notation: str) -> Fields:
+    fields = Fields()
     for item in notation.split():
         match = _FIELD.fullmatch(item)
         assert match is not None, item
         name = match["name"]
         fields[name] = Field(name, match["kind"] or "str", match["required"] is not None, match["wire"] or name)
+    fields.required = frozenset(field.wire for field in fields.values() if field.required)
     return fields
 
 
@@ -71,8 +79,8 @@ class Row:
     """One request and its answer."""
 
     code: Request
-    fields: Mapping[str, Field]
-    answer_fields: Mapping[str, Field]
+    fields: Fields
+    answer_fields: Fields
 
     @property
     def name(self) -> str:
@@ -107,7 +115,7 @@ class Row:
         """The answer's fields as values, None for absent ones. Fields that no row names are ignored."""
         return self._decode(self.answer_fields, command, command.code == Response.SUCCESS)
 
-    def _encode(self, fields: Mapping[str, Field], values: Mapping[str, Any], complete: bool = True) -> dict[str, str]:
+    def _encode(self, fields: Fields, values: Mapping[str, Any], complete: bool = True) -> dict[str, str]:
         ext: dict[str, str] = {}
         for name, value in values.items():
             field = fields.get(name) or _COMMON.get(name)
@@ -115,13 +123,16 @@ class Row:
                 raise LocalProtocolError(f"{self.name} has no field {name}")
             if value is None or value == "":
                 continue
+            if type(value) is _TEXTS.get(field.kind):  # what nearly all are; the rest is looked at
+                ext[field.wire] = str(value)
+                continue
             try:
                 ext[field.wire] = field.text(value)
             except TypeError as exc:
                 raise LocalProtocolError(f"{self.name}: {exc}") from exc
-        for field in fields.values():
-            if complete and field.required and field.wire not in ext:
-                raise LocalProtocolError(f"{self.name} needs the field {field.name}")
+        if complete and not fields.required <= ext.keys():
+            missing = next(field.name for field in fields.values() if field.required and field.wire not in ext)
+            raise LocalProtocolError(f"{self.name} needs the field {missing}")
         return ext
 
     def _decode(self, fields: Mapping[str, Field], command: Command, complete: bool) -> dict[str, Any]:

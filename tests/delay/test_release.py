@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+import re
 
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rocketmq_spark.base import codes
 from rocketmq_spark.base.codes import RESERVED_PROPERTIES
+from rocketmq_spark.delay import release
 from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, SCHEMA, Released, once, released
-from rocketmq_spark.wire.envelope import Envelope, cancelling
+from rocketmq_spark.errors import DecodeError, MessageRefused
+from rocketmq_spark.wire.envelope import QUEUE, Envelope, Opened, cancelling
+from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 PROPERTIES = (
     "UNIQ_KEY\x01ID\x02KEYS\x01k1 k2\x02TAGS\x01paid\x02__SHARDINGKEY\x01u-7\x02"
@@ -56,3 +64,32 @@ def test_3_h_what_is_taken_back_does_not_come_out() -> None:
 def test_the_schema_names_the_fields_in_their_order() -> None:
     names = [part.split()[0].lower() for part in SCHEMA.split(", ")]
     assert names == [name.replace("_", "") for name in Released._fields]
+
+
+_NAMES = st.sampled_from(["TAGS", "UNIQ_KEY", "a", "b", "DELAY", QUEUE, "é", ""])
+_TEXTS = st.lists(
+    st.tuples(_NAMES, st.text("xé\x01", max_size=3), st.sampled_from(["\x02", "\x02", "\x02", "\x02\x02", ""]))
+)
+
+
+@given(_TEXTS, st.booleans())
+@example([("a", "x", "\x02\x02"), ("b", "x", "")], False)  # as many ends as pairs, and none at the end
+@example([("a", "x", "\x02"), ("b", "x\x01", "\x02\x02")], False)
+@example([("a", "x", "\x02\x02")], False)
+@example([("a", "x", "\x02"), (QUEUE, "b:1", "\x02"), ("DELAY", "1", "\x02")], False)
+@example([("a", "é" * 20_000, "\x02")], False)
+def test_what_an_original_keeps_is_stored_as_if_it_were_written_anew(
+    parts: list[tuple[str, str, str]], long: bool
+) -> None:
+    text = "".join(f"{name}\x01{value}{end}" for name, value, end in parts)
+    text += f"z\x01{'y' * codes.MAX_PROPERTIES_BYTES}\x02" if long else ""
+    read = {n: v for n, v in decode_properties(text).items() if n in release._KEPT or n not in release._NOT_THE_USERS}
+    opened = Opened("t", 0, b"", 0, 0, text, b"x", 0)
+    try:
+        expected = encode_properties(read, codes.MAX_PROPERTIES_BYTES - codes.BROKER_PROPERTIES_RESERVE)
+    except MessageRefused as refused:
+        with pytest.raises(DecodeError, match=re.escape(refused.message[:100])):
+            release.original(opened)
+        return
+    found = release.original(opened)
+    assert (found.properties, found.stored) == (read, expected)
