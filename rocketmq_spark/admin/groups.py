@@ -35,7 +35,7 @@ def of_group(tools: AdminTools, group: str, topics: Sequence[str]) -> Positions:
     """
     found: Positions = {}
     for topic in topics or tools.admin.consumed_topics(group):
-        queues = tools.routes.existing(topic).readable()
+        queues = tools.routes.existing(topic).kept()
         found |= tools.brokers.committed(group, queues, deadline(tools))
     if all(position is None for position in found.values()):
         where = f" in {', '.join(topics)}" if topics else ""
@@ -64,7 +64,8 @@ def look_at(tools: AdminTools, positions: Mapping[MessageQueue, int | None]) -> 
             rows.append(QueueLag(queue, None, positions[queue], None))
             continue
         row = QueueLag(queue, bounds[queue].min_offset, positions[queue], bounds[queue].max_offset)
-        if row.lag and row.next_offset is not None and not errors:
+        closed = queue.broker_name in tools.routes.existing(queue.topic).closed  # for readers: nobody is told that time
+        if row.lag and row.next_offset is not None and not errors and not closed:
             try:
                 stored_ms = tools.brokers.store_time_ms(GROUP, queue, row.next_offset, within)
                 row = row._replace(next_stored_ms=stored_ms)
@@ -121,7 +122,7 @@ def offset_changes(
         raise OffsetError(
             f"group {group} has no offsets", remedy=f"{hint} Name what it is to read with --topic".lstrip()
         )
-    queues = [queue for topic in topics for queue in tools.routes.existing(topic, 0.0).readable()]
+    queues = [queue for topic in topics for queue in tools.routes.existing(topic, 0.0).kept()]
     queues = environment.owned(queues) if environment is not None else queues
     before = tools.brokers.committed(group, queues, deadline(tools))
     bounds = tools.brokers.bounds(queues, deadline(tools))

@@ -202,7 +202,7 @@ def messages_of_time(
         raise OptionError(f"limit is {limit}; expected 1 to {MOST_BY_TIME}, or a key")
     if first_ms > last_ms:
         raise OptionError(f"the time ends at {last_ms}, before it begins at {first_ms}")
-    queues = Own(environment)(tools.routes.existing(topic, 0.0).readable())
+    queues = Own(environment)(tools.routes.existing(topic, 0.0).kept())
     bounds = tools.brokers.bounds(queues, deadline(tools))
     times = {} if begin_ms is None else dict.fromkeys(bounds, first_ms)
     starts = tools.brokers.search_offsets(times, deadline(tools), group=GROUP)

@@ -117,16 +117,16 @@ def resend(
         _check_environment(target, group)
     counts = {"sent": 0, "before": 0}
     refused: list[RocketMQError] = []
-    find = _finder(output, target)
+    find = _finder(target)
     with target.producer() as producer:
         for message in _letters(output, target, group, DeadLetterFilter(frozenset(keys), since, until)):
-            if message.decode_error is not None or message.topic.startswith(DLQ_PREFIX):
-                why = message.decode_error or "it has no topic of its own"
-                output.note(f"{message.queue} offset {message.queue_offset} is left out: {why}")
-                continue
             row: dict[str, object] = {"topic": message.topic, "msgId": message.msg_id, "sent": really}
             text = f"{message.msg_id} to {message.topic}"
-            before = None if again else find(message)
+            if message.decode_error is not None or message.topic.startswith(DLQ_PREFIX):
+                why = message.decode_error or "it has no topic of its own"
+                _leave_out(output, row, f"{message.queue} offset {message.queue_offset}", why)
+                continue
+            before = None if again else _before(output, find, message, row)
             if before is not None:
                 row |= {"sent": False, "sentBefore": before}
                 text += f" is left out: it was sent again before, as {before}"
@@ -134,7 +134,7 @@ def resend(
                 new_id = _sent(producer, message)
                 if isinstance(new_id, RocketMQError):  # of this letter alone
                     refused.append(new_id)
-                    output.note(f"{text} is left out: {new_id}")
+                    _leave_out(output, row, text, new_id)
                     continue
                 row["newMsgId"] = new_id
                 text += f" as {new_id}"
@@ -143,6 +143,27 @@ def resend(
     _say(output, counts["sent"], counts["before"], really)
     if refused:
         raise refused[0]
+
+
+def _leave_out(output: Output, row: dict[str, object], what: str, why: object) -> None:
+    """Programs get no notes."""
+    output.note(f"{what} is left out: {why}")
+    if output.machine:
+        output.item({**row, "sent": False, "leftOut": str(why)}, "")
+
+
+def _before(
+    output: Output, find: Callable[[ReceivedMessage], str | None], letter: ReceivedMessage, row: dict[str, object]
+) -> str | None:
+    """As which message a letter was sent again; None also where nobody can look it up, which is said."""
+    from rocketmq_spark.errors import RocketMQError
+
+    try:
+        return find(letter)
+    except RocketMQError as e:
+        output.note(f"Whether {letter.msg_id} was sent again before cannot be looked up: {e}")
+        row["notLookedUp"] = str(e)
+        return None
 
 
 def _say(output: Output, sent: int, before: int, really: bool) -> None:
@@ -190,10 +211,8 @@ def _copy(letter: ReceivedMessage) -> Message:
     return Message(letter.topic, letter.body, letter.tags, keys, own, letter.flag)
 
 
-def _finder(output: Output, target: Target) -> Callable[[ReceivedMessage], str | None]:
+def _finder(target: Target) -> Callable[[ReceivedMessage], str | None]:
     """Finds the id of the message as which a letter was sent again, also since the command began."""
-    from rocketmq_spark.errors import RocketMQError
-
     seen: set[tuple[str, str]] = set()
     admin = target.client().admin
 
@@ -202,11 +221,7 @@ def _finder(output: Output, target: Target) -> Callable[[ReceivedMessage], str |
             return "another letter of this id"
         seen.add((letter.topic, letter.msg_id))
         begin_ms, end_ms = letter.store_timestamp - _CLOCKS_MS, time.time_ns() // 1_000_000 + _CLOCKS_MS
-        try:
-            found = admin.messages_of_key(letter.topic, _MARK + letter.msg_id, begin_ms, end_ms)
-        except RocketMQError as e:
-            output.note(f"Whether {letter.msg_id} was sent again before cannot be looked up: {e}")
-            return None
+        found = admin.messages_of_key(letter.topic, _MARK + letter.msg_id, begin_ms, end_ms)
         return found[-1].msg_id if found else None
 
     return find

@@ -149,6 +149,16 @@ def test_a_refusal_is_an_error(broker: MockBroker, tools: Parts) -> None:
         found(tools)
 
 
+def test_where_nobody_may_read_it_is_an_error_unless_there_is_nothing(broker: MockBroker, tools: Parts) -> None:
+    """Not: no messages of that time."""
+    Queues(broker, {0: [10], 1: []})
+    broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address}, perm=2))
+    broker.on(PULL, refuse(Response.NO_PERMISSION, "the topic[t] pulling message is forbidden"))
+    with pytest.raises(AccessDenied, match="pulling message is forbidden"):
+        found(tools)
+    assert found(tools, 11) == []
+
+
 def test_what_cannot_be_decoded_ends_nothing(broker: MockBroker, tools: Parts) -> None:
     """A damaged time is anybody's; one that is right counts."""
     queues = Queues(broker, {0: [10, 20, 30, 40], 1: []})

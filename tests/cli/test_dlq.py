@@ -124,6 +124,22 @@ def test_what_cannot_be_sent_leaves_the_others_to_be_sent(
     assert (done.exit_code, "1 sent" in done.stderr) == (1, True), done.stderr
     assert "is left out: [ROCKETMQ_" in done.stderr
     awaited(lambda: [one["body"] for one in stored(run, topic)], lambda found: sorted(found) == ["a", "b", "b"])
+    (left,) = documents(run("dlq", "resend", dead, "--key", "k-a", "--yes", "--json").stdout)
+    assert (left["topic"], left["sent"], "ROCKETMQ_" in left["leftOut"]) == (topic, False, True)
+
+
+def test_letters_that_nobody_may_read_are_not_none(run: Run, dead: str, rocketmq: LocalBroker) -> None:
+    """An operator may have closed them. It said that there are 0."""
+    letters = f"%DLQ%{dead}"
+    assert run("topic", "update", letters, "--permission", "W").exit_code == 0
+    for arguments in (("show", dead), ("resend", dead, "--yes")):
+        done = run("dlq", *arguments)
+        assert (done.exit_code, f"topic {letters} must not be read on broker-a" in done.stderr) == (1, True), (
+            done.output
+        )
+        assert f"rocketmq-spark topic update {letters} --permission RW" in done.stderr
+    assert run("topic", "update", letters, "--permission", "RW").exit_code == 0
+    assert shown(run, "show", dead) == ["a", "b"]
 
 
 def test_a_letter_goes_to_the_queue_of_its_sharding_key(rocketmq: LocalBroker, topic: str) -> None:
@@ -139,7 +155,7 @@ def test_a_letter_goes_to_the_queue_of_its_sharding_key(rocketmq: LocalBroker, t
 
 def test_two_letters_of_one_id_and_other_topics_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
     admin = SimpleNamespace(messages_of_key=lambda *asked: [])
-    find = message._finder(None, SimpleNamespace(client=lambda: SimpleNamespace(admin=admin)))  # type: ignore[arg-type]
+    find = message._finder(SimpleNamespace(client=lambda: SimpleNamespace(admin=admin)))  # type: ignore[arg-type]
     assert [find(replace(MESSAGE, topic=name)) for name in "aab"] == [None, "another letter of this id", None]
 
 
@@ -151,6 +167,8 @@ def test_where_nobody_can_look_it_up_it_is_said_and_sent(run: Run, dead: str, mo
     done = run("dlq", "resend", dead, "--yes")
     assert (done.exit_code, "2 sent" in done.stderr) == (0, True)
     assert done.stderr.count("was sent again before cannot be looked up") == 2
+    told = documents(run("dlq", "resend", dead, "--json").stdout)
+    assert [("no" in one["notLookedUp"], one["sent"]) for one in told] == [(True, False)] * 2, "programs get no notes"
 
 
 def test_a_group_without_dead_letters(run: Run) -> None:
