@@ -10,7 +10,7 @@ from rocketmq_spark.admin import AdminTools, ask_each, deadline
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX, Response
 from rocketmq_spark.client import groups
 from rocketmq_spark.client.admin import masters_of
-from rocketmq_spark.errors import GroupNotFound, OffsetError, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import GroupNotFound, NotReadable, OffsetError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.model.admin import GROUP, GroupDescription, GroupOnline, OffsetChange, QueueLag
 from rocketmq_spark.options.parsing import EARLIEST, LATEST
@@ -64,11 +64,12 @@ def look_at(tools: AdminTools, positions: Mapping[MessageQueue, int | None]) -> 
             rows.append(QueueLag(queue, None, positions[queue], None))
             continue
         row = QueueLag(queue, bounds[queue].min_offset, positions[queue], bounds[queue].max_offset)
-        closed = queue.broker_name in tools.routes.existing(queue.topic).closed  # for readers: nobody is told that time
-        if row.lag and row.next_offset is not None and not errors and not closed:
+        if row.lag and row.next_offset is not None and not errors:
             try:
                 stored_ms = tools.brokers.store_time_ms(GROUP, queue, row.next_offset, within)
                 row = row._replace(next_stored_ms=stored_ms)
+            except NotReadable:  # nobody is told that time now; all the rest is known
+                pass
             except RocketMQError as e:
                 errors.append(e)
         rows.append(row)

@@ -96,9 +96,10 @@ def _at(tools: AdminTools, broker: str, place: OffsetMessageId, topic: str | Non
     answer = tools.calls.ask(place.host, command, accept=(Response.SUCCESS, Response.SYSTEM_ERROR))
     if answer.code != Response.SUCCESS:
         return None
-    # What a broker reads in the midst of a message is anything.
-    found = [m for m in decode_leniently(answer.body, broker) if m.commit_log_offset == place.offset]
-    return own(found[0], tools.calls.scope) if found else None
+    # What a broker reads in the midst of a message is anything. The name of a topic outside means another one inside.
+    scope, read = tools.calls.scope, decode_leniently(answer.body, broker)
+    found = [m for m in read if m.commit_log_offset == place.offset and scope.reaches(m.topic)]
+    return own(found[0], scope) if found else None
 
 
 def _indexed(tools: AdminTools, topic: str, search: IndexSearch) -> list[ReceivedMessage]:

@@ -53,7 +53,7 @@ def group(broker: MockBroker, tools: Parts) -> Parts:
 def test_offsets_are_told_and_set_although_nobody_may_read_the_topic(broker: MockBroker, group: Parts) -> None:
     """Who sets offsets may have closed it for that. It had no offsets then, or there were none to set."""
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address}, perm=2))
-    broker.on(Request.PULL_MESSAGE, refuse(Response.NO_PERMISSION, "the topic[t] pulling message is forbidden"))
+    broker.on(Request.PULL_MESSAGE, refuse(Response.NO_PERMISSION, "pulling message is forbidden", forbiddenType=3))
     assert [row.position for row in groups.describe(group, "g").queues] == [5, None]
     broker.on(AT, [ok(offset=5), refuse(Response.QUERY_NOT_FOUND)])
     changes = groups.offset_changes(group, "g", ["t"], "earliest")

@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark.admin import messages
 from rocketmq_spark.base.codes import Request, Response, SysFlag
-from rocketmq_spark.errors import AccessDenied, OptionError
+from rocketmq_spark.errors import AccessDenied, NotReadable, OptionError
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
@@ -153,8 +153,8 @@ def test_where_nobody_may_read_it_is_an_error_unless_there_is_nothing(broker: Mo
     """Not: no messages of that time."""
     Queues(broker, {0: [10], 1: []})
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address}, perm=2))
-    broker.on(PULL, refuse(Response.NO_PERMISSION, "the topic[t] pulling message is forbidden"))
-    with pytest.raises(AccessDenied, match="pulling message is forbidden"):
+    broker.on(PULL, refuse(Response.NO_PERMISSION, "the topic[t] pulling message is forbidden", forbiddenType=3))
+    with pytest.raises(NotReadable, match="pulling message is forbidden"):
         found(tools)
     assert found(tools, 11) == []
 
