@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rocketmq_spark.admin import AdminTools, ask_each, deadline
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX, Response
 from rocketmq_spark.client import groups
-from rocketmq_spark.client.admin import masters_of
+from rocketmq_spark.client.admin import masters_of, registered
 from rocketmq_spark.errors import GroupNotFound, NotReadable, OffsetError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.model.admin import GROUP, GroupDescription, GroupOnline, OffsetChange, QueueLag
@@ -283,4 +283,6 @@ def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
 
 def _asked(tools: AdminTools) -> dict[str, str]:
     """Who knows of groups: all masters; where one is away its slave, which has its groups, and whose members tell it, too."""
-    return {name: at for name, data in sorted(tools.admin.cluster().items()) if (at := data.replica("hint"))}
+    return {
+        name: at for name, data in sorted(registered(tools.admin.cluster()).items()) if (at := data.replica("hint"))
+    }

@@ -12,7 +12,7 @@ from rocketmq_spark.client.groups import own
 from rocketmq_spark.client.pulls import ANSWERED, answer_of, command_of
 from rocketmq_spark.client.questions import BrokerQuestions, Question
 from rocketmq_spark.errors import LocalProtocolError, NotFound, OptionError
-from rocketmq_spark.model import MessageQueue, PullAnswer, PullRequest, PullStatus, ReceivedMessage
+from rocketmq_spark.model import MessageQueue, PullAnswer, PullRequest, ReceivedMessage
 from rocketmq_spark.model.admin import GROUP
 from rocketmq_spark.queues.environment import Environment, Own
 from rocketmq_spark.wire import rpc
@@ -134,7 +134,10 @@ def _storing(at_ms: int, message: ReceivedMessage) -> tuple[int, str, int]:
 
 
 def _not_found(message_id: str, topic: str | None = None) -> NotFound:
-    return NotFound(f"there is no message with id {message_id}", topic=topic)
+    remedy = (
+        "Of a batch in a batch topic brokers index no ids: look for keys, or by time" if topic is not None else None
+    )
+    return NotFound(f"there is no message with id {message_id}", topic=topic, remedy=remedy)
 
 
 # So many of all queues are given at once, and so many bytes of what is read ahead are held.
@@ -168,8 +171,7 @@ class _Stretch:
         )
 
     def take(self, answer: PullAnswer) -> None:
-        over = answer.status is PullStatus.NO_NEW_MSG or answer.next_offset <= self._at
-        self._at = self._end if over else answer.next_offset
+        self._at = self._end if answer.next_offset <= self._at else answer.next_offset
         if answer.read is not None:
             self._rest = self._within(answer.read())
         self.advance()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rocketmq_spark.admin import AdminTools, ask_each
 from rocketmq_spark.base.codes import CLEANUP_POLICY, MESSAGE_TYPE, QUEUE_TYPE, Perm, Response, TopicType
-from rocketmq_spark.client.admin import batch_attributes, masters_of, shown_queues
+from rocketmq_spark.client.admin import batch_attributes, masters_of, registered, shown_queues
 from rocketmq_spark.errors import NotSupported, OptionError, ServerFault
 from rocketmq_spark.model import QueueData, TopicRoute
 from rocketmq_spark.model.admin import TopicDescription, TopicOnBroker, TopicQueues, permission
@@ -21,7 +21,7 @@ from rocketmq_spark.wire.names import is_user_topic
 
 def names(tools: AdminTools, system: bool = False) -> list[str]:
     """All topics, sorted; RocketMQ's own, retry and dead-letter topics too if ``system``."""
-    cluster = tools.admin.cluster()
+    cluster = registered(tools.admin.cluster())
     own = {*cluster, *(data.cluster for data in cluster.values())}
     return [name for name in tools.admin.topics() if system or is_user_topic(name, own)]
 

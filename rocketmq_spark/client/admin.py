@@ -221,7 +221,7 @@ class BaseAdmin(Closing):
     def consumed_topics(self, group: str) -> list[str]:
         """Topics of which brokers keep offsets of a group, its retry topic among them; a slave while its master is away."""
         found: set[str] = set()
-        for name, broker in self.cluster().items():
+        for name, broker in registered(self.cluster()).items():
             if address := broker.replica("hint"):
                 command = rpc.GET_CONSUME_STATS.request(consumerGroup=self._calls.on_wire(group), bname=name)
                 found |= {q.topic for q in bodies.consume_stats(self._calls.ask(address, command).body)}
@@ -300,6 +300,14 @@ def batch_attributes(attributes: Mapping[str, str] | None = None) -> dict[str, s
             remedy="Leave one of them out",
         )
     return given
+
+
+def registered(cluster: dict[str, BrokerData]) -> dict[str, BrokerData]:
+    """The same, of which there is at least one: without a broker nothing that is not found is known not to be there."""
+    if not cluster:
+        remedy = "Start one, or look into the logs of those that should be there"
+        raise BrokerNotFound("no broker is registered", remedy=remedy)
+    return cluster
 
 
 def masters_of(cluster: Mapping[str, BrokerData], brokers: Sequence[str] | None = None) -> dict[str, str]:

@@ -131,6 +131,7 @@ def test_what_lies_before_the_time_is_left_out(broker: MockBroker, tools: Parts)
         (pulled(8, 9, code=Response.PULL_OFFSET_MOVED), [b"0-8"]),
         (pulled(0, 0, code=Response.PULL_OFFSET_MOVED), []),  # the topic was made again
         (pulled(5, 9, code=Response.PULL_NOT_FOUND), []),
+        (pulled(8, 9, code=Response.PULL_NOT_FOUND), [b"0-8"]),  # the file of these offsets is missing
         (pulled(5, 9, code=Response.PULL_RETRY_IMMEDIATELY), []),
     ],
 )

@@ -10,11 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 
 from rocketmq_spark import Producer, PullConsumer, session
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Request
 from rocketmq_spark.cli import message
+from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.message import DeadLetterFilter, _copy
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.errors import AccessDenied
@@ -24,6 +26,7 @@ from rocketmq_spark.options import parse
 from tests.cli.conftest import documents
 from tests.cli.test_tail import MESSAGE
 from tests.helpers import awaited, stored_now, total
+from tests.mockbroker import NO_ROUTE, MockBroker, ok
 
 Run = Callable[..., Result]
 
@@ -128,6 +131,25 @@ def test_what_cannot_be_sent_leaves_the_others_to_be_sent(
     assert (left["topic"], left["sent"], "ROCKETMQ_" in left["leftOut"]) == (topic, False, True)
 
 
+def test_letters_of_a_topic_that_is_gone_leave_the_others_to_be_sent(
+    run: Run, dead: str, topic: str, rocketmq: LocalBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is the topic made again, as brokers do on demand."""
+    gone = f"gone_{uuid.uuid4().hex[:8]}"
+    letters = message._letters
+    monkeypatch.setattr(
+        message,
+        "_letters",
+        lambda *given: (replace(one, topic=gone) if one.body == b"a" else one for one in letters(*given)),
+    )
+    for again in ((), ("--again",)):
+        done = run("dlq", "resend", dead, "--yes", *again)
+        assert (done.exit_code, "1 sent" in done.stderr) == (1, True), done.output
+        assert f"to {gone}, is left out: [ROCKETMQ_ROUTE_NOT_FOUND]" in done.stderr
+    assert gone not in rocketmq.admin.topics()
+    awaited(lambda: [one["body"] for one in stored(run, topic)], lambda found: sorted(found) == ["a", "b", "b", "b"])
+
+
 def test_letters_that_nobody_may_read_are_not_none(run: Run, dead: str, rocketmq: LocalBroker) -> None:
     """An operator may have closed them. It said that there are 0."""
     letters = f"%DLQ%{dead}"
@@ -212,3 +234,12 @@ def test_times_begin_with_the_first_and_end_before_the_last() -> None:
         assert DeadLetterFilter(frozenset(), since, until)(died) == wanted
     assert DeadLetterFilter(frozenset({"k2"}), None, None)(died)
     assert not DeadLetterFilter(frozenset({"k3"}), None, None)(died)
+
+
+def test_without_any_broker_it_is_not_said_that_there_are_none() -> None:
+    empty = ok(b'{"brokerAddrTable":{},"clusterAddrTable":{}}')
+    with MockBroker({Request.GET_ROUTEINFO_BY_TOPIC: NO_ROUTE, Request.GET_BROKER_CLUSTER_INFO: empty}) as server:
+        for arguments in (("show", "g"), ("resend", "g", "--yes")):
+            done = CliRunner().invoke(app, ["dlq", *arguments, "--name-server", server.address])
+            assert (done.exit_code, "No broker is registered" in done.stderr) == (1, True), done.output
+    session.close_all()
