@@ -45,6 +45,8 @@ class Queues:
     def pull(self, call: Call) -> Command:
         queue, at = int(call.ext("queueId")), int(call.ext("queueOffset"))
         of = self.times[queue]
+        if at < FIRST:
+            return pulled(FIRST, FIRST + len(of), code=Response.PULL_OFFSET_MOVED)
         count = self.most if self.whole else min(self.most, int(call.ext("maxMsgNums")))
         part = range(at, min(at + count, FIRST + len(of)))
         body = b"".join(
