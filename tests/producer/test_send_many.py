@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.java import Long
+from rocketmq_spark.columnar.encode import from_messages
 from rocketmq_spark.columnar.encode.from_messages import batch_of
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import ClosedError, MessageRefused, OptionError, RouteNotFound, SendFailed
@@ -317,3 +318,12 @@ def test_what_others_send_before_may_take_longer_than_the_call(bulk: Bulk) -> No
     bulk.sender.script = [None]
     with pytest.raises(SendFailed, match=r"1 batches have had no outcome .*bug of rocketmq-spark"):
         wide.send_many([message()], queue=q("b:1"), timeout_s=1)
+
+
+def test_more_than_a_column_takes_is_refused(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(from_messages, "MOST_BYTES", 100)
+    with pytest.raises(MessageRefused, match="3 messages have 121 bytes together, and 100 at most are sent at once"):
+        bulk.producer().send_many([message(), *[message(b"x" * 60)] * 2])
+    with pytest.raises(MessageRefused, match=r"nothing of this call was sent: message 1: .* 1 messages have 101 bytes"):
+        bulk.producer().send_many([message(), message(b"x" * 101)])
+    assert bulk.sender.calls == []

@@ -13,12 +13,14 @@ from rocketmq_spark.base.java import java_hash
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode.properties import BadRows
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import MessageRefused, OptionError
 from rocketmq_spark.model import Message, MessageQueue
 
 _BODIES = (bytes, bytearray, memoryview)
 _SEPARATOR = codes.KEY_SEPARATOR
 _NONE: dict[str, str] = {}
+# Of one column: offsets have 32 bits.
+MOST_BYTES = 2**31 - 1
 # The role of a column with Java's hash of each key, where some are no texts: that of a number is not that of its text.
 KEY_HASH = "keyhash"
 
@@ -111,6 +113,11 @@ def _texts(texts: Sequence[str]) -> pa.Array:
 
 
 def _binary(content: bytes, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if len(content) > MOST_BYTES:
+        raise MessageRefused(
+            f"{len(values)} messages have {len(content)} bytes together, and {MOST_BYTES} at most are sent at once",
+            remedy="Send large messages with send",
+        )
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(_offsets(values)), pa.py_buffer(content)])
 
 

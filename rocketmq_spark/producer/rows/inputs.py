@@ -42,7 +42,7 @@ BATCH_BYTES = 1 << 20
 # So much is encoded at once: several batches, and few enough to stay in caches.
 PORTION_BYTES, PORTION_ROWS = 8 << 20, 1 << 16
 PORTION_MESSAGES, FEW_MESSAGES = 1 << 14, 256
-# Of messages, which may be large, so many are taken before their bytes are looked at.
+# Of messages, which may be large, so many are taken at most before their bytes are looked at.
 _HANDFUL = 32
 # A table of smaller chunks is copied into larger ones.
 SMALL_ROWS = 4096
@@ -157,7 +157,7 @@ def _few(messages: Iterator[Message]) -> list[Message]:
     found: list[Message] = []
     size = 0
     while size < PORTION_BYTES and (left := FEW_MESSAGES - len(found)):
-        found += (more := list(itertools.islice(messages, min(_HANDFUL, left))))
+        found += (more := list(itertools.islice(messages, min(len(found) + 1, _HANDFUL, left))))
         if not more:
             break
         try:
