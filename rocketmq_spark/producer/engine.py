@@ -325,7 +325,8 @@ class Engine:
     def _judge(self, outgoing: Outgoing, queue: MessageQueue | None, outcome: Outcome) -> Outcome | RetryAttempt:
         """Every attempt ends here: the final outcome, or another attempt."""
         if outgoing.confirmed and isinstance(outcome, SendResult):  # of a part of it: where the other is, is not known
-            outcome = outcome._replace(queue_offset=None, offset_msg_id=None)
+            anywhere = outgoing.queue is None and outgoing.attempts.count > 0
+            outcome = outcome._replace(queue=None if anywhere else outcome.queue, queue_offset=None, offset_msg_id=None)
         brokers: Collection[str] = ()
         if outgoing.once and end_of(outcome, queue is not None) is not EndKind.REFUSED:  # stored badly is stored, too
             outgoing.attempts.judge(queue, outcome, brokers, 0.0)
