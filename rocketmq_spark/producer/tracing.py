@@ -138,7 +138,7 @@ class TraceProducer(BaseProducer):
             schedule = not full and not self._scheduled
             self._scheduled = self._scheduled or schedule
         if full:
-            self._dropped(count, ClosedError(f"{MOST_HELD} records wait"))
+            self._dropped(count, ClosedError(f"more is sent than can be traced, {MOST_HELD} records wait"))
         elif soon:
             self._flushing.soon(self._send_records)
         elif schedule:
@@ -205,10 +205,10 @@ class TraceProducer(BaseProducer):
             self._lost += count
             lost, due = self._lost, self._complaint.due()
         if due:
+            needs = f"Topic {self.topic} needs brokers with traceTopicEnable=true, or must be created: "
             logger.warning(
-                "%d trace records of %s are lost so far; the messages themselves are not concerned. Topic %s needs "
-                "brokers with traceTopicEnable=true, or must be created: %s",
-                lost, self.settings.group, self.topic, error,
+                "%d trace records of %s are lost so far; the messages themselves are not concerned. %s%s",
+                lost, self.settings.group, "" if isinstance(error, ClosedError) else needs, error,
             )  # fmt: skip
 
 

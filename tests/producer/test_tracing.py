@@ -231,6 +231,8 @@ def test_what_waits_is_bounded_and_there_is_room_again_when_it_is_sent(
     bench.time.advance(tracing.FLUSH_S)
     sending.producer.append([record(2), record(3)])  # those before have no answer yet
     assert "2 trace records of" in caplog.text
+    assert "more is sent than can be traced, 3 records wait" in caplog.text
+    assert "traceTopicEnable" not in caplog.text, "which is no remedy"
     sending.producer.append([record(4)])
     bench.sender.answer()
     bench.time.advance(tracing.FLUSH_S)
