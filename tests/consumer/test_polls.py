@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -12,9 +13,9 @@ from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
-from rocketmq_spark.errors import ConnectionLost, OffsetError
-from rocketmq_spark.model import MessageQueue
-from tests.consumer.fake_member import A, B, FakeMember, Hand, made
+from rocketmq_spark.errors import ConnectionLost, OffsetError, RocketMQError
+from rocketmq_spark.model import MessageQueue, PullAnswer, PullRequest, PullStatus
+from tests.consumer.fake_member import A, B, Done, FakeMember, Hand, made
 from tests.consumer.test_pull_interrupted import Interrupted, places
 from tests.mockbroker import WAIT_S
 
@@ -82,6 +83,29 @@ def test_who_is_woken_comes_back_once() -> None:
     short = Deadline.after(0.02)
     assert one.wait(short, 1) == []
     assert short.expired
+
+
+@pytest.mark.parametrize("how", ["poll", "poll_arrow"])
+def test_a_poll_keeps_to_its_time_whatever_comes_that_is_not_wanted(how: str) -> None:
+    """Of a batch topic brokers give all messages, of any tag: more may come than are looked at."""
+
+    class Unwanted(FakeMember):
+        def pull(self, request: PullRequest, deadline: Deadline, done: Done) -> None:
+            def none(answer: PullAnswer | RocketMQError) -> None:
+                found = isinstance(answer, PullAnswer) and answer.status is PullStatus.FOUND
+                done(replace(answer, read=tuple) if found else answer)  # type: ignore[type-var]
+
+            super().pull(request, deadline, none)
+
+    fake = Unwanted([A], high=6400)
+    with made(fake) as consumer:
+        consumer.assign([A])
+        before = len(fake.pulls)
+        assert places(consumer, how) == []
+        assert len(fake.pulls) <= before + 32
+        while fake.stored.get(A) != 6400:
+            assert places(consumer, how) == []
+            consumer.commit()
 
 
 def test_after_the_close_nothing_is_pulled() -> None:

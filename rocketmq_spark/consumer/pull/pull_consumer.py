@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from numbers import Real
 from typing import Any
 
@@ -22,7 +23,7 @@ from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, fi
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OptionError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
-from rocketmq_spark.wire.messages import portion
+from rocketmq_spark.wire.messages import PORTION_BYTES, portion
 
 # Makes one ``pyarrow.RecordBatch`` of the stored messages of several parts. Of one part that becomes large it may be the first
 # messages: then it says from which offset on the others are to be had. (This room does not know Arrow.)
@@ -243,7 +244,7 @@ class BasePullConsumer(Closing):
         while parts := self._upkeep.next(deadline, 1):
             messages, left = portion(parts[0].read())
             self._polls.given, self._polls.given_up_to = left is None, None if left is None else left.queue_offset
-            if messages:
+            if messages or deadline.expired:  # where nothing of much is wanted it would come to no end
                 return messages
         return []
 
@@ -259,8 +260,8 @@ class BasePullConsumer(Closing):
             in its order. At most 64 MiB, or one larger message.
 
         Raises:
-            DecodeError: A message cannot be decoded. It is raised when all earlier answers were returned; ``seek`` past the
-                message to continue.
+            DecodeError: A message cannot be decoded. It is raised when all earlier answers were returned. To continue, call
+                ``poll``, which returns it raw, or ``seek`` past it.
             OptionError: pyarrow is not installed.
         """
         deadline, parts_at_once = self._begun(timeout_s), ARROW_PARTS
@@ -279,7 +280,7 @@ class BasePullConsumer(Closing):
                 parts_at_once = max(1, len(parts) // 2)
                 continue
             self._polls.given, self._polls.given_up_to = left is None, left
-            if batch.num_rows:
+            if batch.num_rows or deadline.expired:
                 return batch
         return self._to_arrow([])[0]
 
@@ -330,6 +331,18 @@ def next_answer(consumer: BasePullConsumer, timeout_s: float = POLL_S) -> Iterat
     """
     parts = consumer._upkeep.next(consumer._begun(timeout_s), 1)
     return consumer._polls.each(parts[0]) if parts else iter(())
+
+
+def some_of(answer: Iterator[ReceivedMessage], most: int) -> list[ReceivedMessage]:
+    """The first messages of an answer, no more than ``most``, nor than a poll returns. The others stay in it."""
+    found: list[ReceivedMessage] = []
+    room = PORTION_BYTES
+    for message in islice(answer, most):
+        found.append(message)
+        room -= len(message.body)
+        if room <= 0:
+            break
+    return found
 
 
 def take_back(consumer: BasePullConsumer) -> None:
