@@ -108,6 +108,27 @@ def test_a_poll_keeps_to_its_time_whatever_comes_that_is_not_wanted(how: str) ->
             consumer.commit()
 
 
+def test_a_loop_that_goes_on_above_a_commit_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a coroutine does, where the commit was cancelled: its thread goes on."""
+    fake = FakeMember([A], high=3)
+    with made(fake) as consumer:
+        consumer.assign([A])
+        loop = iter(consumer)
+        assert next(loop).queue_offset == 0
+        ready = consumer._polls._assigned.ready
+        real, found = ready.give_up_to, list[int]()
+
+        def give_up_to(next_offset: int) -> None:
+            found.extend(message.queue_offset for message in itertools.islice(loop, 0 if found else 1))
+            real(next_offset)
+
+        monkeypatch.setattr(ready, "give_up_to", give_up_to)
+        for committed in (1, 2):
+            consumer.commit()
+            assert (found, fake.stored[A]) == ([1], committed)
+        assert [offset for _, offset in places(consumer, "poll")] == [2]
+
+
 def test_after_the_close_nothing_is_pulled() -> None:
     fake = FakeMember(QUEUES[:1])
     one = polls(fake)

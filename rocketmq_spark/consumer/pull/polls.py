@@ -135,9 +135,10 @@ class Polls:
             return self._assigned.to_commit()
 
     def _settle(self) -> None:
-        if self.given_up_to is not None:
-            self._assigned.ready.give_up_to(self.given_up_to)
-            self.given_up_to = None
+        if (up_to := self.given_up_to) is not None:
+            self._assigned.ready.give_up_to(up_to)
+            if self.given_up_to == up_to:  # else a loop went on above a commit that its coroutine no longer waits for
+                self.given_up_to = None
         if self.given:
             self._assigned.ready.give()
             self.given = False
