@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import itertools
+import operator
+import signal
 import sys
 import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import ConnectionLost, OffsetError, RocketMQError
-from rocketmq_spark.model import MessageQueue, PullAnswer, PullRequest, PullStatus
-from tests.consumer.fake_member import A, B, Done, FakeMember, Hand, made
+from rocketmq_spark.model import MessageQueue, PullAnswer, PullRequest, PullStatus, ReceivedMessage
+from tests.consumer.fake_member import AT_ONCE, A, B, Done, FakeMember, Hand, Rows, as_rows, made
 from tests.consumer.test_pull_interrupted import Interrupted, places
+from tests.helpers import raising
 from tests.mockbroker import WAIT_S
 
 QUEUES = [MessageQueue("t", "b", i) for i in range(4)]
@@ -127,6 +136,51 @@ def test_a_loop_that_goes_on_above_a_commit_keeps_its_place(monkeypatch: pytest.
             consumer.commit()
             assert (found, fake.stored[A]) == ([1], committed)
         assert [offset for _, offset in places(consumer, "poll")] == [2]
+
+
+@pytest.mark.parametrize("how", ["poll", "poll_arrow"])
+def test_ctrl_c_while_a_poll_returns_loses_nothing(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older Pythons stop behind some calls. No code of Python's is called here where the signal comes: that would be a stop."""
+    comes = staticmethod(partial(operator.contains, map(_thread.interrupt_main, [signal.SIGINT]), None))  # gives True
+    many, number = type("Many", (list,), {"__bool__": comes}), type("Number", (int,), {"__bool__": comes})
+
+    def rows(parts: Sequence[FetchedPart]) -> tuple[Rows, int | None]:
+        found, left = as_rows(parts)
+        found.num_rows = number(found.num_rows)
+        return found, left
+
+    def portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMessage], None]:
+        return many(messages), None
+
+    fake = FakeMember([A], high=40)
+    with made(fake) as consumer:
+        consumer.assign([A])
+        got: list[tuple[MessageQueue, int]] = []
+        with monkeypatch.context() as patched:
+            patched.setattr("rocketmq_spark.consumer.pull.pull_consumer.portion", portion)
+            patched.setattr(consumer, "_to_arrow", rows)
+            found: Any = []
+            with contextlib.suppress(KeyboardInterrupt):
+                found = consumer.poll(AT_ONCE) if how == "poll" else consumer.poll_arrow(AT_ONCE)
+                sum(())  # the last place where it is raised
+        got += [(A, one.queue_offset) for one in (found if how == "poll" or found == [] else found.messages)]
+        while more := places(consumer, "poll"):
+            got += more
+        assert [offset for _, offset in got] == list(range(40))
+
+
+def test_ctrl_c_between_two_steps_of_a_wait_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeMember([A])
+    with made(fake) as consumer:
+        consumer.assign([A])
+        changed = consumer._polls._changed
+        let_go = changed._release_save  # type: ignore[attr-defined]
+        monkeypatch.setattr(changed, "_release_save", lambda: (let_go(), raising(KeyboardInterrupt())()))
+        with pytest.raises(KeyboardInterrupt):
+            consumer.poll(60)
+        monkeypatch.undo()
+        fake.add(A, 1)
+        assert places(consumer, "poll") == [(A, 0)]
 
 
 def test_after_the_close_nothing_is_pulled() -> None:

@@ -183,7 +183,12 @@ class Polls:
                     return []
                 now, left_s = self._clock.now(), deadline.remaining()
                 retry = self._assigned.next_retry(now)
-                self._changed.wait(left_s if retry is None else min(left_s, retry - now))
+                try:
+                    self._changed.wait(left_s if retry is None else min(left_s, retry - now))
+                except BaseException:  # Ctrl-C, which may come when the lock is let go and no step takes it back
+                    if not self._changed._is_owned():  # type: ignore[attr-defined]
+                        self._changed.acquire()
+                    raise
         self._pull()  # the next ones come while these are worked on
         return parts
 

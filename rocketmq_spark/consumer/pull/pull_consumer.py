@@ -226,7 +226,6 @@ class BasePullConsumer(Closing):
 
     # --- messages
 
-    @entry
     def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
         """Return messages of one queue in its order, as soon as there are any.
 
@@ -240,15 +239,23 @@ class BasePullConsumer(Closing):
         Raises:
             RocketMQError: A failure that does not pass, such as ``AccessDenied``. Others are logged and retried.
         """
+        messages, left = self._polled(timeout_s)
+        self._polls.given, self._polls.given_up_to = left is None, left
+        return messages
+
+    @entry
+    def _polled(self, timeout_s: float) -> tuple[list[ReceivedMessage], int | None]:
+        """The messages, and the offset of the first one that was left. They are not given yet: behind an ``entry`` returns older
+        Pythons stop for Ctrl-C.
+        """
         deadline = self._begun(timeout_s)
         while parts := self._upkeep.next(deadline, 1):
             messages, left = portion(parts[0].read())
-            self._polls.given, self._polls.given_up_to = left is None, None if left is None else left.queue_offset
             if messages or deadline.expired:  # where nothing of much is wanted it would come to no end
-                return messages
-        return []
+                return messages, None if left is None else left.queue_offset
+            self._polls.given = True
+        return [], None
 
-    @entry
     def poll_arrow(self, timeout_s: float = POLL_S) -> Any:
         """Return all messages that have come, of any queue, as one record batch.
 
@@ -264,6 +271,13 @@ class BasePullConsumer(Closing):
                 ``poll``, which returns it raw, or ``seek`` past it.
             OptionError: pyarrow is not installed.
         """
+        batch, left = self._polled_arrow(timeout_s)
+        self._polls.given, self._polls.given_up_to = left is None, left
+        return batch
+
+    @entry
+    def _polled_arrow(self, timeout_s: float) -> tuple[Any, int | None]:
+        """As ``_polled``."""
         deadline, parts_at_once = self._begun(timeout_s), ARROW_PARTS
         while parts := self._upkeep.next(deadline, parts_at_once):
             one = sum(len(part.ends) for part in parts) == 1
@@ -279,10 +293,10 @@ class BasePullConsumer(Closing):
                 self._polls.begin()
                 parts_at_once = max(1, len(parts) // 2)
                 continue
-            self._polls.given, self._polls.given_up_to = left is None, left
             if batch.num_rows or deadline.expired:
-                return batch
-        return self._to_arrow([])[0]
+                return batch, left
+            self._polls.given = True
+        return self._to_arrow([])[0], None
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Messages without end, until ``close``.
