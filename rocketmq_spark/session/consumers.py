@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rocketmq_spark.base import extras
@@ -90,7 +91,7 @@ class PullConsumer(pull_consumer.BasePullConsumer):
         settings = ConsumerSettings.of(chosen, scope_of(chosen).on_wire)
         super().__init__(member(chosen), settings, _arrow, read_ahead=_read_ahead(chosen, settings.group))
         if telemetry := instrumentation(chosen, self.client_id):
-            telemetry.instrument_receives(self, "poll", partial(pull_consumer.take_back, self))
+            telemetry.instrument_receives(self, "_polled", itemgetter(0))
 
 
 class SimpleConsumer(simple_consumer.BaseSimpleConsumer):

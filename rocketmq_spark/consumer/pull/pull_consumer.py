@@ -248,7 +248,7 @@ class BasePullConsumer(Closing):
         """The messages, and the offset of the first one that was left. They are not given yet: behind an ``entry`` returns older
         Pythons stop for Ctrl-C.
         """
-        deadline = self._begun(timeout_s)
+        deadline = _begun(self, timeout_s)
         while parts := self._upkeep.next(deadline, 1):
             messages, left = portion(parts[0].read())
             if messages or deadline.expired:  # where nothing of much is wanted it would come to no end
@@ -271,32 +271,9 @@ class BasePullConsumer(Closing):
                 ``poll``, which returns it raw, or ``seek`` past it.
             OptionError: pyarrow is not installed.
         """
-        batch, left = self._polled_arrow(timeout_s)
+        batch, left = _polled_rows(self, timeout_s)
         self._polls.given, self._polls.given_up_to = left is None, left
         return batch
-
-    @entry
-    def _polled_arrow(self, timeout_s: float) -> tuple[Any, int | None]:
-        """As ``_polled``."""
-        deadline, parts_at_once = self._begun(timeout_s), ARROW_PARTS
-        while parts := self._upkeep.next(deadline, parts_at_once):
-            one = sum(len(part.ends) for part in parts) == 1
-            try:
-                batch, left = self._to_arrow(parts)
-                too_much = left is not None and not one
-            except RocketMQError:
-                too_much = True
-                if one:
-                    self._polls.begin()
-                    raise
-            if too_much:
-                self._polls.begin()
-                parts_at_once = max(1, len(parts) // 2)
-                continue
-            if batch.num_rows or deadline.expired:
-                return batch, left
-            self._polls.given = True
-        return self._to_arrow([])[0], None
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Messages without end, until ``close``.
@@ -311,13 +288,6 @@ class BasePullConsumer(Closing):
             except ClosedError:
                 return
             yield from answer
-
-    def _begun(self, timeout_s: object) -> Deadline:
-        self._owner.check(self._polls.closed)
-        wait_s = checked_timeout(timeout_s)
-        if not self._named and not self._shared.topics:
-            raise OptionError("the consumer has no queues; expected subscribe() or assign() before a poll")
-        return self._upkeep.begin(wait_s)
 
     # --- the end
 
@@ -337,13 +307,45 @@ class BasePullConsumer(Closing):
             self._upkeep.close()
 
 
+def _begun(consumer: BasePullConsumer, timeout_s: object) -> Deadline:
+    consumer._owner.check(consumer._polls.closed)
+    wait_s = checked_timeout(timeout_s)
+    if not consumer._named and not consumer._shared.topics:
+        raise OptionError("the consumer has no queues; expected subscribe() or assign() before a poll")
+    return consumer._upkeep.begin(wait_s)
+
+
+@entry
+def _polled_rows(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int | None]:
+    """As ``_polled``."""
+    deadline, parts_at_once = _begun(consumer, timeout_s), ARROW_PARTS
+    while parts := consumer._upkeep.next(deadline, parts_at_once):
+        one = sum(len(part.ends) for part in parts) == 1
+        try:
+            batch, left = consumer._to_arrow(parts)
+            too_much = left is not None and not one
+        except RocketMQError:
+            too_much = True
+            if one:
+                consumer._polls.begin()
+                raise
+        if too_much:
+            consumer._polls.begin()
+            parts_at_once = max(1, len(parts) // 2)
+            continue
+        if batch.num_rows or deadline.expired:
+            return batch, left
+        consumer._polls.given = True
+    return consumer._to_arrow([])[0], None
+
+
 @entry
 def next_answer(consumer: BasePullConsumer, timeout_s: float = POLL_S) -> Iterator[ReceivedMessage]:
     """The messages of one answer of a broker, as a loop over the consumer gives them: one that was yielded is finished with the
     next poll, answer or ``commit``, and those that were not come again first. To iterate it does not wait. It is empty after
     ``timeout_s`` seconds without a message.
     """
-    parts = consumer._upkeep.next(consumer._begun(timeout_s), 1)
+    parts = consumer._upkeep.next(_begun(consumer, timeout_s), 1)
     return consumer._polls.each(parts[0]) if parts else iter(())
 
 
@@ -357,11 +359,6 @@ def some_of(answer: Iterator[ReceivedMessage], most: int) -> list[ReceivedMessag
         if room <= 0:
             break
     return found
-
-
-def take_back(consumer: BasePullConsumer) -> None:
-    """What the last poll returned has not reached its caller, and is given once more."""
-    consumer._polls.given, consumer._polls.given_up_to = False, None
 
 
 def checked_timeout(timeout_s: object) -> float:
