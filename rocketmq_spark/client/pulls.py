@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import OFFSET_RESET, RETRY_PREFIX, PullSysFlag, Response
+from rocketmq_spark.base.codes import OFFSET_RESET, RETRY_PREFIX, PullSysFlag, Response, SysFlag
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.base.threads import Aside, never_waiting
 from rocketmq_spark.client.calls import Calls, refused
@@ -254,8 +254,13 @@ def wanted_of(request: PullRequest, stored: Bytes, scope: Scope, end: int) -> It
     return (
         own(message, scope) if retried else message
         for message in messages
-        if tags is None or message.decode_error is not None or tags.accepts(message.tags)
+        if tags is None or tags.accepts(message.tags) or (message.decode_error is not None and _tagless(message))
     )
+
+
+def _tagless(message: ReceivedMessage) -> bool:
+    """Whether nobody knows its tag, perhaps by the same damage, or it is a batch, of which each message has its own."""
+    return message.tags is None or bool(message.sys_flag & SysFlag.INNER_BATCH)
 
 
 def _in_place(found: Sequence[Stored], start: int, end: int) -> bool:

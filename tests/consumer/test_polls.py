@@ -21,7 +21,7 @@ from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
-from rocketmq_spark.errors import ConnectionLost, OffsetError, RocketMQError
+from rocketmq_spark.errors import ConnectionLost, OffsetError, OptionError, RocketMQError
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullRequest, PullStatus, ReceivedMessage
 from tests.consumer.fake_member import AT_ONCE, A, B, Done, FakeMember, Hand, Rows, as_rows, made
 from tests.consumer.test_pull_interrupted import Interrupted, places
@@ -82,6 +82,16 @@ def test_all_queues_that_are_still_here_are_sought_or_all_that_are_named() -> No
     with pytest.raises(OffsetError, match="not assigned"):
         one.seek(QUEUES[:2], lambda queue: goes(queue) + 1)
     assert sought() == [5, 5]
+
+
+@pytest.mark.parametrize("queues", [A, [("t", "b", 0)], "t", [A, None]])
+def test_what_is_no_queue_is_not_assigned(queues: Any) -> None:
+    with made(FakeMember([A])) as consumer:
+        with pytest.raises(
+            OptionError, match=r"a queue is .*; expected several MessageQueue, such as queues\(\) returns"
+        ):
+            consumer.assign(queues)
+        assert consumer.assignment() == []
 
 
 def test_who_is_woken_comes_back_once() -> None:

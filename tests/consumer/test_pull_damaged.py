@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from rocketmq_spark.base.codes import INNER_BATCH_MASK
+from rocketmq_spark.base.codes import INNER_BATCH_MASK, SysFlag
 from rocketmq_spark.client.pulls import wanted_of
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.errors import DecodeError
@@ -103,6 +103,14 @@ def test_a_message_whose_size_says_less_takes_no_offset_from_others(
     assert [message.queue_offset for message in got] == [5, 6, 7, 8]
     assert [i for i, message in enumerate(got) if message.decode_error] == [number]
     assert [m.body for m in got if not m.decode_error] == [b"%d" % i for i in range(4) if i != number]
+
+
+def test_a_damaged_body_is_given_by_its_tag_to_polls_as_to_rows() -> None:
+    tags, packed = ["Aa", "BB", "Aa", ""], int(SysFlag.COMPRESSED)
+    stored = [store("t", b"%d" % i, f"TAGS\x01{tag}\x02", 0, 5 + i, sys_flag=packed) for i, tag in enumerate(tags)]
+    stored[2] = stored[2][:4] + bytes(84) + stored[2][88:]  # of this nobody knows the tag, nor of the next
+    got = list(wanted_of(PullRequest("g", A, 5, filter=Filter("Aa")), b"".join(stored), Scope(), 9))
+    assert [(m.queue_offset, bool(m.decode_error)) for m in got] == [(5, True), (7, True), (8, True)]
 
 
 def test_of_more_messages_than_offsets_the_last_ones_are_one() -> None:

@@ -130,13 +130,19 @@ class BasePullConsumer(Closing):
             queues: The queues to read.
 
         Raises:
+            OptionError: There is something else than queues, or a queue of another environment.
             RocketMQError: A start offset could not be read. The assignment is then unchanged.
         """
         self._owner.check(self._polls.closed)
         if self._shared.topics:
             raise _exclusive()
-        known = set(self._polls.queues())
-        starts = {q: None if q in known else self._positions.start(q) for q in sorted(set(queues))}
+        known, wanted = set(self._polls.queues()), set(queues)
+        for queue in wanted:
+            if not isinstance(queue, MessageQueue):  # one queue is a sequence, too
+                raise OptionError(
+                    f"a queue is {text_of(queue)}; expected several MessageQueue, such as queues() returns"
+                )
+        starts = {q: None if q in known else self._positions.start(q) for q in sorted(wanted)}
         self._named = True
         self._upkeep.have(starts)
 
