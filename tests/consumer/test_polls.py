@@ -179,6 +179,36 @@ def test_ctrl_c_while_a_poll_returns_loses_nothing(how: str, monkeypatch: pytest
         assert [offset for _, offset in got] == list(range(40))
 
 
+@pytest.mark.parametrize("step", ["__enter__", "__exit__"])
+def test_ctrl_c_leaves_the_lock_of_no_call_held(step: str) -> None:
+    """The steps of a condition are Python's: it stops when the lock is taken and no block has begun, or before it is let go."""
+    code = getattr(threading.Condition, step).__code__
+
+    def interrupt(frame: Any, event: str, arg: Any) -> Any:
+        if frame.f_code is code and event == {"__enter__": "return", "__exit__": "call"}[step]:
+            raise KeyboardInterrupt
+        return interrupt
+
+    fake = FakeMember([A], high=3)
+    with made(fake) as consumer:
+        consumer.assign([A])
+        before = sys.gettrace()
+        for call in (
+            consumer.poll,
+            consumer.poll_arrow,
+            lambda timeout_s: consumer.commit(),
+            lambda timeout_s: consumer.assignment(),
+        ):
+            sys.settrace(interrupt)
+            try:
+                call(AT_ONCE)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(before)
+            assert not consumer._polls._changed._is_owned()  # type: ignore[attr-defined]
+
+
 def test_ctrl_c_between_two_steps_of_a_wait_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeMember([A])
     with made(fake) as consumer:

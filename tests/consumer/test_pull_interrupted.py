@@ -406,7 +406,7 @@ def test_a_fork_is_told_whose_the_consumer_is(
         lambda: consumer.poll_arrow(AT_ONCE),
         lambda: next(iter(consumer)),
     ]
-    with consumer._polls._changed:  # held by a thread of the parent when it forked: nobody lets it go here
+    with consumer._polls._lock:  # held by a thread of the parent when it forked: nobody lets it go here
         for call in calls:
             with pytest.raises(ClosedError, match="belongs to process"):
                 in_time(call)

@@ -92,7 +92,8 @@ class RowCall:
         self._queues: dict[str, Queues] = {}
         self._seen: set[tuple[str, bool]] = set()
         self._timed: list[str] = []
-        self._changed = threading.Condition()
+        self._changing = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.pull.polls)
+        self._changed = threading.Condition(self._changing)
         self._landed: deque[tuple[Rows, Ended]] = deque()
         self._expected = 0
         self._ends = Ends()
@@ -151,7 +152,7 @@ class RowCall:
 
     def note(self, rows: Rows, ended: Ended) -> None:
         """Count it later, on the calling thread."""
-        with self._changed:
+        with self._changing:
             self._landed.append((rows, ended))
             self._changed.notify_all()
 
@@ -193,7 +194,7 @@ class RowCall:
         """The next one. Of what is out something ends within the send timeout, unless it was forgotten."""
         looks = 1 if self._engine.confirming is None else LOOKS
         until = Deadline.after(looks * self._options.send_timeout + LAST_RESORT_S)
-        with self._changed:
+        with self._changing:
             while not self._landed and not until.expired:
                 self._engine.timer.hold(self._changed, until.remaining())
             if self._landed:
