@@ -92,7 +92,8 @@ class RowCall:
         self._queues: dict[str, Queues] = {}
         self._seen: set[tuple[str, bool]] = set()
         self._timed: list[str] = []
-        self._changed = threading.Condition()
+        self._changing = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.pull.polls)
+        self._changed = threading.Condition(self._changing)
         self._landed: deque[tuple[Rows, Ended]] = deque()
         self._out: set[Outgoing] = set()
         self._ends = Ends()
@@ -151,7 +152,7 @@ class RowCall:
 
     def note(self, rows: Rows, ended: Ended) -> None:
         """Count it later, on the calling thread."""
-        with self._changed:
+        with self._changing:
             self._landed.append((rows, ended))
             self._changed.notify_all()
 
@@ -196,7 +197,7 @@ class RowCall:
         looks = 1 if self._engine.confirming is None else LOOKS
         patience_s = looks * self._options.send_timeout + LAST_RESORT_S
         until = Deadline.after(patience_s)
-        with self._changed:
+        with self._changing:
             while not self._landed:
                 if until.expired:
                     if not self._engine.behind_others(self._out):
