@@ -15,6 +15,7 @@ class BuildWithPages(build_py):
         if self.editable_mode:  # then the command finds docs/ itself
             return
         pages = Path(self.build_lib) / "rocketmq_spark" / "pages"
+        shutil.rmtree(pages, ignore_errors=True)  # of a build before, with pages that are gone
         for page in Path("docs").rglob("*.md"):
             copy = pages / page.relative_to("docs")
             copy.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +31,7 @@ from rocketmq_spark.producer.requests import RequestProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.session import extras, producers, telemetry
 from rocketmq_spark.session.telemetry import Instrumentation
+from tests.consumer.fake_member import AT_ONCE, A, FakeMember, bodies, made
 from tests.consumer.group import group
 from tests.consumer.messages import QUEUE, message
 from tests.helpers import awaited, raising
@@ -425,18 +427,17 @@ def test_an_outcome_that_comes_later_ends_the_span_then(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("stops", [KeyboardInterrupt, None])
-def test_what_ctrl_c_keeps_from_who_polls_is_taken_back(
-    seen: Seen, monkeypatch: pytest.MonkeyPatch, stops: Any
-) -> None:
-    back: list[bool] = []
-    consumer = SimpleNamespace(poll=lambda: [carried(0)])
-    Instrumentation("g", "me", None).instrument_receives(consumer, "poll", lambda: back.append(True))
-    with contextlib.ExitStack() as raised:
-        if stops is not None:
-            monkeypatch.setattr(telemetry.propagate, "extract", raising(stops()))
-            raised.enter_context(pytest.raises(stops))
-        consumer.poll()
-    assert back == ([True] if stops else [])
+def test_what_ctrl_c_keeps_from_who_polls_comes_again(seen: Seen, monkeypatch: pytest.MonkeyPatch, stops: Any) -> None:
+    with made(fake := FakeMember([A], high=2)) as consumer:
+        consumer.assign([A])
+        Instrumentation("g", "me", None).instrument_receives(consumer, "_polled", itemgetter(0))
+        with monkeypatch.context() as patched, pytest.raises(stops) if stops else contextlib.nullcontext():
+            if stops is not None:
+                patched.setattr(telemetry.propagate, "extract", raising(stops()))
+            assert bodies(consumer.poll(AT_ONCE)) == [0, 1]
+        assert bodies(consumer.poll(AT_ONCE)) == ([0, 1] if stops else [])
+        consumer.commit()
+    assert fake.stored == {A: 2}
 
 
 class Mute(ValueError):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from rocketmq_spark.admin import AdminTools, ask_each, deadline
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX, Response
 from rocketmq_spark.client import groups
-from rocketmq_spark.client.admin import masters_of
-from rocketmq_spark.errors import GroupNotFound, OffsetError, RocketMQError, RouteNotFound
+from rocketmq_spark.client.admin import masters_of, registered
+from rocketmq_spark.errors import GroupNotFound, NotReadable, OffsetError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.model.admin import GROUP, GroupDescription, GroupOnline, OffsetChange, QueueLag
 from rocketmq_spark.options.parsing import EARLIEST, LATEST
@@ -35,7 +35,7 @@ def of_group(tools: AdminTools, group: str, topics: Sequence[str]) -> Positions:
     """
     found: Positions = {}
     for topic in topics or tools.admin.consumed_topics(group):
-        queues = tools.routes.existing(topic).readable()
+        queues = tools.routes.existing(topic).kept()
         found |= tools.brokers.committed(group, queues, deadline(tools))
     if all(position is None for position in found.values()):
         where = f" in {', '.join(topics)}" if topics else ""
@@ -68,6 +68,8 @@ def look_at(tools: AdminTools, positions: Mapping[MessageQueue, int | None]) -> 
             try:
                 stored_ms = tools.brokers.store_time_ms(GROUP, queue, row.next_offset, within)
                 row = row._replace(next_stored_ms=stored_ms)
+            except NotReadable:  # nobody is told that time now; all the rest is known
+                pass
             except RocketMQError as e:
                 errors.append(e)
         rows.append(row)
@@ -121,7 +123,7 @@ def offset_changes(
         raise OffsetError(
             f"group {group} has no offsets", remedy=f"{hint} Name what it is to read with --topic".lstrip()
         )
-    queues = [queue for topic in topics for queue in tools.routes.existing(topic, 0.0).readable()]
+    queues = [queue for topic in topics for queue in tools.routes.existing(topic, 0.0).kept()]
     queues = environment.owned(queues) if environment is not None else queues
     before = tools.brokers.committed(group, queues, deadline(tools))
     bounds = tools.brokers.bounds(queues, deadline(tools))
@@ -281,4 +283,6 @@ def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
 
 def _asked(tools: AdminTools) -> dict[str, str]:
     """Who knows of groups: all masters; where one is away its slave, which has its groups, and whose members tell it, too."""
-    return {name: at for name, data in sorted(tools.admin.cluster().items()) if (at := data.replica("hint"))}
+    return {
+        name: at for name, data in sorted(registered(tools.admin.cluster()).items()) if (at := data.replica("hint"))
+    }

@@ -12,7 +12,7 @@ from rocketmq_spark.client.groups import own
 from rocketmq_spark.client.pulls import ANSWERED, answer_of, command_of
 from rocketmq_spark.client.questions import BrokerQuestions, Question
 from rocketmq_spark.errors import LocalProtocolError, NotFound, OptionError
-from rocketmq_spark.model import MessageQueue, PullAnswer, PullRequest, PullStatus, ReceivedMessage
+from rocketmq_spark.model import MessageQueue, PullAnswer, PullRequest, ReceivedMessage
 from rocketmq_spark.model.admin import GROUP
 from rocketmq_spark.queues.environment import Environment, Own
 from rocketmq_spark.wire import rpc
@@ -96,9 +96,10 @@ def _at(tools: AdminTools, broker: str, place: OffsetMessageId, topic: str | Non
     answer = tools.calls.ask(place.host, command, accept=(Response.SUCCESS, Response.SYSTEM_ERROR))
     if answer.code != Response.SUCCESS:
         return None
-    # What a broker reads in the midst of a message is anything.
-    found = [m for m in decode_leniently(answer.body, broker) if m.commit_log_offset == place.offset]
-    return own(found[0], tools.calls.scope) if found else None
+    # What a broker reads in the midst of a message is anything. The name of a topic outside means another one inside.
+    scope, read = tools.calls.scope, decode_leniently(answer.body, broker)
+    found = [m for m in read if m.commit_log_offset == place.offset and scope.reaches(m.topic)]
+    return own(found[0], scope) if found else None
 
 
 def _indexed(tools: AdminTools, topic: str, search: IndexSearch) -> list[ReceivedMessage]:
@@ -133,7 +134,10 @@ def _storing(at_ms: int, message: ReceivedMessage) -> tuple[int, str, int]:
 
 
 def _not_found(message_id: str, topic: str | None = None) -> NotFound:
-    return NotFound(f"there is no message with id {message_id}", topic=topic)
+    remedy = (
+        "Of a batch in a batch topic brokers index no ids: look for keys, or by time" if topic is not None else None
+    )
+    return NotFound(f"there is no message with id {message_id}", topic=topic, remedy=remedy)
 
 
 # So many of all queues are given at once, and so many bytes of what is read ahead are held.
@@ -167,8 +171,7 @@ class _Stretch:
         )
 
     def take(self, answer: PullAnswer) -> None:
-        over = answer.status is PullStatus.NO_NEW_MSG or answer.next_offset <= self._at
-        self._at = self._end if over else answer.next_offset
+        self._at = self._end if answer.next_offset <= self._at else answer.next_offset
         if answer.read is not None:
             self._rest = self._within(answer.read())
         self.advance()
@@ -202,7 +205,7 @@ def messages_of_time(
         raise OptionError(f"limit is {limit}; expected 1 to {MOST_BY_TIME}, or a key")
     if first_ms > last_ms:
         raise OptionError(f"the time ends at {last_ms}, before it begins at {first_ms}")
-    queues = Own(environment)(tools.routes.existing(topic, 0.0).readable())
+    queues = Own(environment)(tools.routes.existing(topic, 0.0).kept())
     bounds = tools.brokers.bounds(queues, deadline(tools))
     times = {} if begin_ms is None else dict.fromkeys(bounds, first_ms)
     starts = tools.brokers.search_offsets(times, deadline(tools), group=GROUP)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rocketmq_spark.admin import AdminTools, ask_each
 from rocketmq_spark.base.codes import CLEANUP_POLICY, MESSAGE_TYPE, QUEUE_TYPE, Perm, Response, TopicType
-from rocketmq_spark.client.admin import batch_attributes, shown_queues
+from rocketmq_spark.client.admin import batch_attributes, masters_of, registered, shown_queues
 from rocketmq_spark.errors import NotSupported, OptionError, ServerFault
 from rocketmq_spark.model import QueueData, TopicRoute
 from rocketmq_spark.model.admin import TopicDescription, TopicOnBroker, TopicQueues, permission
@@ -21,7 +21,7 @@ from rocketmq_spark.wire.names import is_user_topic
 
 def names(tools: AdminTools, system: bool = False) -> list[str]:
     """All topics, sorted; RocketMQ's own, retry and dead-letter topics too if ``system``."""
-    cluster = tools.admin.cluster()
+    cluster = registered(tools.admin.cluster())
     own = {*cluster, *(data.cluster for data in cluster.values())}
     return [name for name in tools.admin.topics() if system or is_user_topic(name, own)]
 
@@ -143,6 +143,7 @@ def update(
         raise OptionError(f"permission is {change.permission!r}; expected {', '.join(PERMISSIONS)}")
     there = _there(tools, topic, brokers)
     _check_queues(topic, change.queues, there, named)
+    masters_of(tools.admin.cluster(), sorted(there))  # of a broker whose master is away it is not known what it has
     attributes = _new_attributes(tools, topic, change, there)
     configs = {name: _changed(tools.admin.topic_config(topic, name), change, attributes[name]) for name in there}
     try:
@@ -151,7 +152,8 @@ def update(
         if not change.attributes:
             raise
         asked = ", ".join(f"{name}={value}" for name, value in change.attributes.items())
-        raise OptionError(f"a broker does not take {asked}", e.addr, topic=topic, remark=e.remark) from e
+        said = f"a broker does not take {asked}"
+        raise OptionError(said, e.addr, topic=topic, remark=e.remark, remedy=e.remedy) from e
     return describe(tools, topic)
 
 

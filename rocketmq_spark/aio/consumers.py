@@ -10,12 +10,11 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rocketmq_spark.aio.loop import PAUSE_S, Asynchronous, EventLoop
 from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.consumer.pull.pull_consumer import POLL_S, checked_timeout, next_answer
+from rocketmq_spark.consumer.pull.pull_consumer import POLL_S, checked_timeout, next_answer, some_of
 from rocketmq_spark.consumer.result import LaterListener, Listener, OutcomeLater, TakesOutcome
 from rocketmq_spark.consumer.settings import MAX_MESSAGES
 from rocketmq_spark.errors import ClosedError
@@ -272,16 +271,18 @@ class PullConsumer(Asynchronous):
         return await self._ask(self._consumer.committed, queue)
 
     async def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
-        """Return messages of one queue in its order, as soon as there are any; an empty list after ``timeout_s`` seconds."""
+        """Return messages of one queue in its order, as soon as there are any; an empty list after ``timeout_s`` seconds. At
+        most 64 MiB of decompressed bodies, or a larger message at their end.
+        """
         end = time.monotonic() + checked_timeout(timeout_s)
         while True:
             self._check()
-            if messages := list(islice(self._answer, _AT_ONCE)):
+            if messages := some_of(self._answer, _AT_ONCE):
                 return messages
             remaining = end - time.monotonic()
             await self._more(max(0.0, min(remaining, POLL_S)))
             if remaining <= 0:
-                return list(islice(self._answer, _AT_ONCE))
+                return some_of(self._answer, _AT_ONCE)
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         while not self._closed:

@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
-from rocketmq_spark.aio.loop import PAUSE_S, Asynchronous
+from rocketmq_spark.aio.loop import PAUSE_S, Asynchronous, EventLoop
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt, never_waiting, start_thread
 from rocketmq_spark.errors import SendFailed
@@ -135,6 +135,7 @@ class Producer(Asynchronous):
         self._line: SimpleQueue[_Waiting | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._handed = _Handed()
+        self._rows = EventLoop()  # of calls that may take long, whose threads no other call waits for
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of ``topic`` can go to."""
@@ -256,14 +257,16 @@ class Producer(Asynchronous):
 
         ``how``: its other keyword arguments. A call that is cancelled goes on if it had begun.
         """
-        return await self._ask(self._producer.send_arrow, rows, topic, **how)
+        self._check()
+        return await self._rows.call(self._producer.send_arrow, rows, topic, **how)
 
     async def send_many(self, messages: Iterable[Message], **how: Any) -> SentRows:
         """Send ``messages`` in batches, on a thread, which also iterates over them. See ``rocketmq_spark.Producer.send_many``.
 
         ``how``: its other keyword arguments. A call that is cancelled goes on if it had begun.
         """
-        return await self._ask(self._producer.send_many, messages, **how)
+        self._check()
+        return await self._rows.call(self._producer.send_many, messages, **how)
 
     async def request(self, message: Message, **how: Any) -> Reply:
         """Send a message, and wait for the reply of a consumer that receives it.
@@ -336,6 +339,11 @@ class Producer(Asynchronous):
                 return False
             await asyncio.sleep(0)
         return await self._loop.call(self._flush, deadline)
+
+    def _settled(self, ending: asyncio.Future[Any]) -> None:
+        super()._settled(ending)
+        if self._loop.closed:
+            self._rows.close()
 
     def _flush(self, deadline: Deadline) -> bool:
         return self._handed.none_left(deadline) and self._producer.flush(deadline.remaining())

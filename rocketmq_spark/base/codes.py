@@ -190,6 +190,7 @@ TRANSACTION_MASK = 0xC
 INNER_BATCH_MASK = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH  # a body is opened with both only, as in Java
 OFFSET_RESET = "OFFSET_RESET"  # remark of the pull that receives an operator's reset of its group
 UNREADABLE = frozenset({1, 3})  # ``forbiddenType`` of a pull: the broker, the topic has no read permission now
+PULLS_FORBIDDEN = "pulling message is forbidden"  # in the remark then; brokers before 5.0 say no ``forbiddenType``
 SENDABLE_SYS_FLAGS = SysFlag.COMPRESSED | COMPRESSION_MASK | SysFlag.TRANSACTION_PREPARED
 
 

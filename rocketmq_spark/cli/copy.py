@@ -283,12 +283,15 @@ def _run(copier: Copier, consumer: PullConsumer, target: Target, how: dict[str, 
 
 def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
     """Of the queues that belong to the environment, where there is one."""
+    from rocketmq_spark.admin import deadline
+    from rocketmq_spark.cli.reading import closed
     from rocketmq_spark.queues.environment import Own, environment_of
 
     client = target.client()
-    queues = Own(environment_of(target.options()))(client.routes.get(source, 0.0).readable())
-    from rocketmq_spark.admin import deadline
-
+    route = client.routes.get(source, 0.0)
+    if route.closed:  # it would end without what they have
+        raise closed(route)
+    queues = Own(environment_of(target.options()))(route.readable())
     return {queue: bounds.max_offset for queue, bounds in client.brokers.bounds(queues, deadline(client)).items()}
 
 

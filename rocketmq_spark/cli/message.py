@@ -4,6 +4,7 @@ and back to its topic with it.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -108,25 +109,25 @@ def resend(
 
     The dead letters are kept. Each is sent as a new message with its tags, keys and properties, and with one more key: "dlq:" and
     the id of the dead letter. If brokers find that key in the topic, the dead letter was resent before and is skipped, unless
-    --again is given. Dead letters that cannot be decoded or sent, or whose topic is unknown, are reported and skipped.
+    --again is given. Dead letters that cannot be decoded or sent, or whose topic is unknown or does
+    not exist, are reported and skipped.
     """
-    from rocketmq_spark.base.codes import DLQ_PREFIX
     from rocketmq_spark.errors import RocketMQError
 
     if not any_queue:
         _check_environment(target, group)
     counts = {"sent": 0, "before": 0}
     refused: list[RocketMQError] = []
-    find = _finder(output, target)
+    find, missing = _finder(target), _missing(target)
     with target.producer() as producer:
         for message in _letters(output, target, group, DeadLetterFilter(frozenset(keys), since, until)):
-            if message.decode_error is not None or message.topic.startswith(DLQ_PREFIX):
-                why = message.decode_error or "it has no topic of its own"
-                output.note(f"{message.queue} offset {message.queue_offset} is left out: {why}")
-                continue
             row: dict[str, object] = {"topic": message.topic, "msgId": message.msg_id, "sent": really}
             text = f"{message.msg_id} to {message.topic}"
-            before = None if again else find(message)
+            if (why := _lacks(message) or missing(message.topic)) is not None:
+                refused += [why] if isinstance(why, RocketMQError) else []
+                _leave_out(output, row, f"{message.queue} offset {message.queue_offset}, {text},", why)
+                continue
+            before = None if again else _before(output, find, message, row)
             if before is not None:
                 row |= {"sent": False, "sentBefore": before}
                 text += f" is left out: it was sent again before, as {before}"
@@ -134,7 +135,7 @@ def resend(
                 new_id = _sent(producer, message)
                 if isinstance(new_id, RocketMQError):  # of this letter alone
                     refused.append(new_id)
-                    output.note(f"{text} is left out: {new_id}")
+                    _leave_out(output, row, text, new_id)
                     continue
                 row["newMsgId"] = new_id
                 text += f" as {new_id}"
@@ -143,6 +144,34 @@ def resend(
     _say(output, counts["sent"], counts["before"], really)
     if refused:
         raise refused[0]
+
+
+def _lacks(letter: ReceivedMessage) -> str | None:
+    """Why it is no message that could be sent."""
+    from rocketmq_spark.base.codes import DLQ_PREFIX
+
+    return letter.decode_error or ("it has no topic of its own" if letter.topic.startswith(DLQ_PREFIX) else None)
+
+
+def _leave_out(output: Output, row: dict[str, object], what: str, why: object) -> None:
+    """Programs get no notes."""
+    output.note(f"{what} is left out: {why}")
+    if output.machine:
+        output.item({**row, "sent": False, "leftOut": str(why)}, "")
+
+
+def _before(
+    output: Output, find: Callable[[ReceivedMessage], str | None], letter: ReceivedMessage, row: dict[str, object]
+) -> str | None:
+    """As which message a letter was sent again; None also where nobody can look it up, which is said."""
+    from rocketmq_spark.errors import RocketMQError
+
+    try:
+        return find(letter)
+    except RocketMQError as e:
+        output.note(f"Whether {letter.msg_id} was sent again before cannot be looked up: {e}")
+        row["notLookedUp"] = str(e)
+        return None
 
 
 def _say(output: Output, sent: int, before: int, really: bool) -> None:
@@ -190,10 +219,25 @@ def _copy(letter: ReceivedMessage) -> Message:
     return Message(letter.topic, letter.body, letter.tags, keys, own, letter.flag)
 
 
-def _finder(output: Output, target: Target) -> Callable[[ReceivedMessage], str | None]:
-    """Finds the id of the message as which a letter was sent again, also since the command began."""
-    from rocketmq_spark.errors import RocketMQError
+def _missing(target: Target) -> Callable[[str], RocketMQError | None]:
+    """Why nothing can go to a topic: it is not there, and brokers that create topics on demand would make it again."""
+    from rocketmq_spark.errors import RouteNotFound
 
+    routes = target.client().routes
+
+    @functools.cache
+    def missing(topic: str) -> RocketMQError | None:
+        try:
+            routes.existing(topic, 0.0)
+        except RouteNotFound as e:
+            return e
+        return None
+
+    return missing
+
+
+def _finder(target: Target) -> Callable[[ReceivedMessage], str | None]:
+    """Finds the id of the message as which a letter was sent again, also since the command began."""
     seen: set[tuple[str, str]] = set()
     admin = target.client().admin
 
@@ -202,11 +246,7 @@ def _finder(output: Output, target: Target) -> Callable[[ReceivedMessage], str |
             return "another letter of this id"
         seen.add((letter.topic, letter.msg_id))
         begin_ms, end_ms = letter.store_timestamp - _CLOCKS_MS, time.time_ns() // 1_000_000 + _CLOCKS_MS
-        try:
-            found = admin.messages_of_key(letter.topic, _MARK + letter.msg_id, begin_ms, end_ms)
-        except RocketMQError as e:
-            output.note(f"Whether {letter.msg_id} was sent again before cannot be looked up: {e}")
-            return None
+        found = admin.messages_of_key(letter.topic, _MARK + letter.msg_id, begin_ms, end_ms)
         return found[-1].msg_id if found else None
 
     return find
@@ -232,6 +272,8 @@ def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilte
     try:
         reader.seek(reading.earliest)
     except RouteNotFound:
+        if not target.client().routes.any_broker():
+            raise
         hint = near_groups(target.client(), group)
         output.note(f"Group {group} has no dead letters: there is no topic {scope.on_wire(topic)}. {hint}".rstrip(". "))
         return

@@ -39,19 +39,21 @@ def help(ctx: click.Context, topic: str | None) -> None:
         rows = [{"page": name, "title": _title(_text(path))} for name, path in pages.items()]
         output.rows({"page": "PAGE", "title": "TITLE"}, rows)
         return
-    name = topic.removeprefix("docs/").removesuffix(".md")
+    name = topic.lower().removeprefix("docs/").removesuffix(".md")
     page = pages.get(name) or pages.get(_RECIPES + name)
     if page is not None:
         text = _text(page)
         output.item({"page": name, "text": text}, "") if output.machine else _show(text)
         return
     table = {name.lower(): (name, row) for each in _TABLES for name, row in _rows(_text(pages[each]))}
+    command = app.get_command(ctx, topic)
     if topic.lower() in table:
         _, row = table[topic.lower()]
         output.item(row, "\n".join(f"{heading}: {cell}" for heading, cell in row.items()))
-        return
-    if (command := app.get_command(ctx, topic)) is not None:
-        click.echo(command.get_help(click.Context(command, parent=ctx.parent, info_name=topic)))
+    if command is not None:  # also where an option has its name
+        text = command.get_help(click.Context(command, parent=ctx.parent, info_name=topic))
+        output.item({"command": topic, "text": text}, text)
+    if command is not None or topic.lower() in table:
         return
     near = difflib.get_close_matches(topic.lower(), [*pages, *table], n=3, cutoff=0.7)
     hint = f"Did you mean {' or '.join(table[name][0] if name in table else name for name in near)}? " if near else ""

@@ -7,6 +7,7 @@ meantime are skipped and reported to ``on_loss``.
 from __future__ import annotations
 
 import heapq
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,8 @@ from itertools import groupby
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.columnar.decode.rows import placed, usable
-from rocketmq_spark.model import Filter, MessageQueue, OffsetRange, QueueBounds, ReceivedMessage
+from rocketmq_spark.errors import NotReadable
+from rocketmq_spark.model import Filter, MessageQueue, OffsetRange, QueueBounds, ReceivedMessage, TopicRoute
 from rocketmq_spark.model.admin import GROUP
 from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.options import Options
@@ -24,6 +26,8 @@ from rocketmq_spark.pull.answers import Fetched, OnLoss, Piece
 from rocketmq_spark.queues.environment import Own, environment_of
 from rocketmq_spark.wire.messages import decode_leniently
 from rocketmq_spark.wire.properties import ALL, parse_subscription
+
+logger = logging.getLogger(__name__)
 
 # How far one queue is read ahead, its messages held to be merged with the others'; further when a filter drops most.
 _CHUNK, _FILTERED_CHUNK = 256, 8192
@@ -61,7 +65,13 @@ class TopicReader:
 
     def seek(self, start: Start) -> None:
         """Positions in every queue there is now. For a topic that does not exist, the error suggests the nearest names."""
-        self._client.routes.existing(self._topic, 0.0)
+        route = self._client.routes.existing(self._topic, 0.0)
+        if route.closed and not route.readable():
+            raise closed(route)
+        if route.closed:
+            logger.warning(
+                "what topic %s has on %s is left out: it must not be read", self._topic, ", ".join(route.closed)
+            )
         self._next = start(self._bounds())
         self._ahead, self._heads, self._held = {}, {}, {}
 
@@ -174,6 +184,16 @@ class HeldAnswers:
 
 def _broker_name(part: OffsetRange) -> str:
     return part.queue.broker_name
+
+
+def closed(route: TopicRoute) -> NotReadable:
+    """Why there is nothing to see of what brokers have. It is not that they have nothing."""
+    return NotReadable(
+        f"topic {route.topic} must not be read on {', '.join(route.closed)}",
+        topic=route.topic,
+        remedy=f"Its permission: rocketmq-spark topic describe {route.topic}; to change it: rocketmq-spark topic update "
+        f"{route.topic} --permission RW. If that is RW, the broker's own is not: its setting brokerPermission",
+    )
 
 
 def earliest(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:

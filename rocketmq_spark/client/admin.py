@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, BATCH_QUEUE, FIRST_WITH_ATTRIBUTES, QUEUE_TYPE
+from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, BATCH_QUEUE, FIRST_WITH_ATTRIBUTES, QUEUE_TYPE, Perm
 from rocketmq_spark.base.process import Closing
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
@@ -82,8 +82,7 @@ class BaseAdmin(Closing):
         reads = queues if read_queues is None else read_queues
         writes = queues if write_queues is None else write_queues
         config = TopicConfig(topic, reads, writes, perm, "SINGLE_TAG", 0, False, attributes or {})
-        for name, address in masters.items():
-            answer = self._calls.ask(address, put_topic(self._calls.on_wire(topic), name, config), deadline)
+        for name, address, answer in _put_each(self._calls, topic, dict.fromkeys(masters, config), masters, deadline):
             if attributes and answer.version < FIRST_WITH_ATTRIBUTES:
                 raise NotSupported(
                     f"broker {name} is older than RocketMQ 5.0 and leaves attributes out: {', '.join(sorted(attributes))}",
@@ -115,17 +114,26 @@ class BaseAdmin(Closing):
         Attributes that a configuration does not name stay as they are.
         """
         deadline = Deadline.after(timeout_s)
-        for name, address in masters_of(self.cluster(), sorted(configs)).items():
-            self._calls.ask(address, put_topic(self._calls.on_wire(topic), name, configs[name]), deadline)
+        for _ in _put_each(self._calls, topic, configs, masters_of(self.cluster(), sorted(configs)), deadline):
+            pass
         wanted = {name: (config.read_queues, config.write_queues, config.perm) for name, config in configs.items()}
         return self._await_route(topic, wanted, deadline)
 
     def _await_route(self, topic: str, wanted: Mapping[str, tuple[int, int, int]], deadline: Deadline) -> TopicRoute:
-        while (route := _route_or_none(self.routes, topic)) is None or not _shows(route, wanted):
+        """Until it shows so many queues for reading and writing, and this permission, as far as a broker has it itself."""
+        shown, asked = dict(wanted), set[str]()
+        while True:
+            route = _route_or_none(self.routes, topic)
+            there = _shown(route)
+            if route is not None and all(there.get(name) == of for name, of in shown.items()):
+                return route
+            for name, (reads, writes, perm) in wanted.items():
+                if name not in asked and there.get(name, ())[:2] == (reads, writes) and there[name] != shown[name]:
+                    asked.add(name)
+                    shown[name] = reads, writes, perm & _own_permission(self, name)
             if deadline.expired:
                 raise CallTimeout("the name server does not show the topic in time", topic=topic)
             deadline.pause(_LOOK_EVERY_S)
-        return route
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and its data, on masters, then on slaves, then on name servers. Absent topics raise ``RouteNotFound``;
@@ -152,8 +160,8 @@ class BaseAdmin(Closing):
             raise failed[0]
 
     def describe_topic(self, topic: str) -> dict[MessageQueue, QueueBounds]:
-        """Offsets of every readable queue."""
-        return self.brokers.bounds(self.route(topic).readable(), Deadline.after(10.0))
+        """Offsets of every queue, whether or not it may be read now."""
+        return self.brokers.bounds(self.route(topic).kept(), Deadline.after(10.0))
 
     def topic_config(self, topic: str, broker: str) -> TopicConfig:
         on_wire = self._calls.on_wire(topic)
@@ -213,7 +221,7 @@ class BaseAdmin(Closing):
     def consumed_topics(self, group: str) -> list[str]:
         """Topics of which brokers keep offsets of a group, its retry topic among them; a slave while its master is away."""
         found: set[str] = set()
-        for name, broker in self.cluster().items():
+        for name, broker in registered(self.cluster()).items():
             if address := broker.replica("hint"):
                 command = rpc.GET_CONSUME_STATS.request(consumerGroup=self._calls.on_wire(group), bname=name)
                 found |= {q.topic for q in bodies.consume_stats(self._calls.ask(address, command).body)}
@@ -229,6 +237,34 @@ class BaseAdmin(Closing):
 
     def _ask(self, broker: str, command: Command) -> Command:
         return self._calls.ask(masters_of(self.cluster(), [broker])[broker], command)
+
+
+def _put_each(
+    calls: Calls, topic: str, configs: Mapping[str, TopicConfig], masters: Mapping[str, str], deadline: Deadline
+) -> Iterator[tuple[str, str, Command]]:
+    """Name, address and answer of each that has done it. The error of one that has not names those."""
+    done: list[str] = []
+    for name, address in masters.items():
+        try:
+            answer = calls.ask(address, put_topic(calls.on_wire(topic), name, configs[name]), deadline)
+        except RocketMQError as e:
+            if done:
+                left = [other for other in masters if other not in done]
+                said = f"It is done on {', '.join(done)}, and not on {', '.join(left)}"
+                e.remedy = f"{said}. {e.remedy}" if e.remedy else said
+            raise
+        done.append(name)
+        yield name, address, answer
+
+
+def _own_permission(admin: BaseAdmin, broker: str) -> int:
+    """What a broker lets routes show of any topic's permission: all of it, unless it is closed for readers or writers."""
+    both = Perm.READ | Perm.WRITE
+    try:
+        own = int(admin.broker_config(broker).get("brokerPermission", both))
+    except (RocketMQError, ValueError):  # it is only to know earlier
+        own = both
+    return own if own & both != both else -1
 
 
 def put_topic(topic_on_wire: str, broker: str, config: TopicConfig) -> Command:
@@ -266,6 +302,14 @@ def batch_attributes(attributes: Mapping[str, str] | None = None) -> dict[str, s
     return given
 
 
+def registered(cluster: dict[str, BrokerData]) -> dict[str, BrokerData]:
+    """The same, of which there is at least one: without a broker nothing that is not found is known not to be there."""
+    if not cluster:
+        remedy = "Start one, or look into the logs of those that should be there"
+        raise BrokerNotFound("no broker is registered", remedy=remedy)
+    return cluster
+
+
 def masters_of(cluster: Mapping[str, BrokerData], brokers: Sequence[str] | None = None) -> dict[str, str]:
     """Addresses of the masters of ``brokers`` (default: all), each of which must be registered."""
     wanted = sorted(cluster) if brokers is None else list(brokers)
@@ -291,7 +335,7 @@ def _check(problem: str | None) -> None:
         raise OptionError(problem)
 
 
-def _shows(route: TopicRoute, wanted: Mapping[str, tuple[int, int, int]]) -> bool:
-    """Whether brokers have so many queues for reading and writing, and this permission."""
-    counts = {data.broker_name: (data.read_queues, data.write_queues, data.perm) for data in route.queues}
-    return all(counts.get(name) == count for name, count in wanted.items())
+def _shown(route: TopicRoute | None) -> dict[str, tuple[int, int, int]]:
+    """How many queues for reading and writing each broker has, and with which permission."""
+    queues = route.queues if route is not None else ()
+    return {data.broker_name: (data.read_queues, data.write_queues, data.perm) for data in queues}

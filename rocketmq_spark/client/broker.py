@@ -40,16 +40,16 @@ class Brokers:
     """Questions about queues, asked of the masters. Implements ``ports.OffsetReader``."""
 
     def __init__(self, questions: BrokerQuestions) -> None:
-        self._questions = questions
+        self.questions = questions
         self.calls = questions.calls
         self._stats: dict[tuple[str, str], tuple[bytes, dict[MessageQueue, QueueBounds]]] = {}
 
     @property
     def late(self) -> frozenset[str]:
-        return self._questions.owing()
+        return self.questions.owing()
 
     def connection(self, broker_name: str) -> tuple[str, int] | None:
-        return self._questions.connection(broker_name)
+        return self.questions.connection(broker_name)
 
     def bounds(
         self,
@@ -74,7 +74,7 @@ class Brokers:
         ]
         bounds: dict[MessageQueue, QueueBounds] = {}
         for question, answer in zip(
-            questions, self._questions.ask_soon(questions, deadline, read_from, grace_s), strict=True
+            questions, self.questions.ask_soon(questions, deadline, read_from, grace_s), strict=True
         ):
             key = question.broker_name, question.topic
             if answer is None:
@@ -114,8 +114,8 @@ class Brokers:
     ) -> dict[MessageQueue, QueueBounds]:
         """The same by two questions about each queue, which a Proxy knows, and the answers are of this moment."""
         rows = rpc.GET_MIN_OFFSET, rpc.GET_MAX_OFFSET
-        questions = [self._questions.about(row, queue) for queue in queues for row in rows]
-        answers = iter(self._questions.ask_each(questions, deadline))
+        questions = [self.questions.about(row, queue) for queue in queues for row in rows]
+        answers = iter(self.questions.ask_each(questions, deadline))
         bounds, reported = {}, set()
         for queue in queues:
             numbers = []
@@ -136,12 +136,12 @@ class Brokers:
 
     def max_offsets(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
         row = rpc.GET_MAX_OFFSET
-        answers = self._questions.ask_all([self._questions.about(row, queue) for queue in queues], deadline)
+        answers = self.questions.ask_all([self.questions.about(row, queue) for queue in queues], deadline)
         return {queue: row.answer(answer)["offset"] for queue, answer in zip(queues, answers, strict=True)}
 
     def read_queues(self, topic: str, broker_name: str, deadline: Deadline) -> int | None:
         command = rpc.GET_TOPIC_CONFIG.request(topic=self.calls.on_wire(topic), bname=broker_name)
-        (answer,) = self._questions.ask_each([Question(broker_name, command, topic)], deadline)
+        (answer,) = self.questions.ask_each([Question(broker_name, command, topic)], deadline)
         if isinstance(answer, NotSupported | AccessDenied):
             return None
         if isinstance(answer, RocketMQError):
@@ -157,17 +157,18 @@ class Brokers:
     ) -> dict[MessageQueue, int]:
         """First offset stored at or after each queue's time; the maximum when all messages are older.
 
-        Brokers before 5.1.4 take the message that is nearest to the time: with a ``group`` their answers are corrected by
-        looks at messages, as that group. With ``on_error`` queues whose question failed are left out of the result, and
-        each error is passed on with its queue.
+        Brokers before 5.1.4 take the message that is nearest to the time; all take the last batch of a batch topic where all
+        are older, and the last of those that were stored in one millisecond at the end: with a ``group`` their answers are
+        corrected by looks at messages, as that group. With ``on_error`` queues whose question failed are left out of the
+        result, and each error is passed on with its queue.
         The broker's answer may lie below the minimum after old files were deleted: callers clamp it.
         """
         questions = [
-            self._questions.about(rpc.SEARCH_OFFSET_BY_TIMESTAMP, queue, timestamp=time_ms, boundaryType="LOWER")
+            self.questions.about(rpc.SEARCH_OFFSET_BY_TIMESTAMP, queue, timestamp=time_ms, boundaryType="LOWER")
             for queue, time_ms in times_ms.items()
         ]
         offsets = {}
-        answers = dict(zip(times_ms, self._questions.ask_each(questions, deadline), strict=True))
+        answers = dict(zip(times_ms, self.questions.ask_each(questions, deadline), strict=True))
         # A broker of RocketMQ 5 fails at a queue of a batch topic that never had a message.
         faults = [queue for queue, answer in answers.items() if isinstance(answer, ServerFault)]
         bounds = self.bounds_by_queue(faults, deadline, lambda error, queue: None) if faults else {}
@@ -184,6 +185,15 @@ class Brokers:
                 raise answer
             else:
                 on_error(answer, queue)
+        if group is not None:
+            new = {
+                q
+                for q, a in answers.items()
+                if not isinstance(a, RocketMQError) and a.version >= codes.FIRST_WITH_BOUNDARY
+            }
+            for queue in _doubtful(self, group, {q: offsets[q] for q in new if q in offsets}, times_ms, deadline):
+                look = functools.partial(self.store_time_ms, group, queue, deadline=deadline)
+                offsets[queue] = first_not_older(look, offsets[queue], times_ms[queue])
         return offsets
 
     def committed(
@@ -201,11 +211,11 @@ class Brokers:
         zero = None if young_at_zero else False
         wire = self.calls.on_wire(group)
         questions = [
-            self._questions.about(rpc.QUERY_CONSUMER_OFFSET, queue, consumerGroup=wire, setZeroIfNotFound=zero)
+            self.questions.about(rpc.QUERY_CONSUMER_OFFSET, queue, consumerGroup=wire, setZeroIfNotFound=zero)
             for queue in queues
         ]
         accept = (Response.SUCCESS, Response.QUERY_NOT_FOUND)
-        answers = self._questions.ask_all(questions, deadline, accept, read_from)
+        answers = self.questions.ask_all(questions, deadline, accept, read_from)
         return {
             queue: None if a.code == Response.QUERY_NOT_FOUND else rpc.QUERY_CONSUMER_OFFSET.answer(a)["offset"]
             for queue, a in zip(queues, answers, strict=True)
@@ -224,7 +234,7 @@ class Brokers:
         on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
     ) -> dict[MessageQueue, int]:
         pulls = [self._pull(group, queue, offset, 1) for queue, offset in offsets.items()]
-        answers = self._questions.ask_each(pulls, deadline, _PULLED, read_from)
+        answers = self.questions.ask_each(pulls, deadline, _PULLED, read_from)
         outcome: dict[MessageQueue, int] = {}
         for (queue, offset), answer in zip(offsets.items(), answers, strict=True):
             if isinstance(answer, RocketMQError):
@@ -249,11 +259,11 @@ class Brokers:
 
     def _pulled(self, group: str, queue: MessageQueue, offset: int, count: int, deadline: Deadline) -> Command | None:
         """The answer to one pull, None when the broker has nothing there."""
-        (answer,) = self._questions.ask_all([self._pull(group, queue, offset, count)], deadline, _PULLED)
+        (answer,) = self.questions.ask_all([self._pull(group, queue, offset, count)], deadline, _PULLED)
         return answer if answer.code == Response.SUCCESS else None
 
     def _pull(self, group: str, queue: MessageQueue, offset: int, count: int) -> Question:
-        return self._questions.about(
+        return self.questions.about(
             rpc.PULL_MESSAGE,
             queue,
             consumerGroup=self.calls.on_wire(group),
@@ -266,7 +276,7 @@ class Brokers:
 
     def log_states(self, brokers: Sequence[str], deadline: Deadline) -> dict[str, LogState | RocketMQError]:
         commands = [Question(name, rpc.GET_BROKER_RUNTIME_INFO.request(bname=name), "") for name in brokers]
-        answers = self._questions.ask_each(commands, deadline)
+        answers = self.questions.ask_each(commands, deadline)
         return {
             name: _passing(answer) if isinstance(answer, RocketMQError) else _log_state(answer)
             for name, answer in zip(brokers, answers, strict=True)
@@ -274,7 +284,7 @@ class Brokers:
 
     def confirms_late(self, broker_name: str, deadline: Deadline) -> bool:
         question = Question(broker_name, rpc.GET_BROKER_CONFIG.request(bname=broker_name), "")
-        (answer,) = self._questions.ask_each([question], deadline)
+        (answer,) = self.questions.ask_each([question], deadline)
         if isinstance(answer, RocketMQError):
             if answer.retriable:
                 raise answer
@@ -285,14 +295,14 @@ class Brokers:
     def is_proxy(self, topic: str, broker_name: str, deadline: Deadline) -> bool:
         """Whether a Proxy answers for a broker: it does not know statistics."""
         command = rpc.GET_TOPIC_STATS_INFO.request(topic=self.calls.on_wire(topic), bname=broker_name)
-        (answer,) = self._questions.ask_each([Question(broker_name, command, topic)], deadline)
+        (answer,) = self.questions.ask_each([Question(broker_name, command, topic)], deadline)
         return isinstance(answer, NotSupported)
 
     def check_filter(self, broker_name: str, group: str, topic: str, sql: str, deadline: Deadline) -> None:
         """Let a broker compile an SQL expression: sent with a pull, an invalid one is answered with every message."""
         body = bodies.client_config(self.calls.on_wire(group), self.calls.on_wire(topic), sql)
         command = rpc.CHECK_CLIENT_CONFIG.request(body, bname=broker_name)
-        self._questions.ask_all([Question(broker_name, command, topic)], deadline)
+        self.questions.ask_all([Question(broker_name, command, topic)], deadline)
 
 
 def _passing(error: RocketMQError) -> RocketMQError:
@@ -307,6 +317,43 @@ def _log_state(answer: Command) -> LogState | NotSupported:
     except (KeyError, ValueError) as e:
         return NotSupported(f"a broker does not report {', '.join(_OF_LOG)}: {e}")
     return LogState(end, behind, head_wait_ms, answer.received_s, lock_ms)
+
+
+def _doubtful(
+    brokers: Brokers,
+    group: str,
+    offsets: Mapping[MessageQueue, int],
+    times_ms: Mapping[MessageQueue, int],
+    deadline: Deadline,
+) -> list[MessageQueue]:
+    """Queues of batch topics with an older message at the offset that was found for a time, or a younger one before it.
+
+    Where a broker does not say what kind a topic is, messages that are not told are no reason to doubt.
+    """
+    keys = sorted(first_of_each(offsets))
+    asked = [
+        Question(broker, rpc.GET_TOPIC_CONFIG.request(topic=brokers.calls.on_wire(topic), bname=broker), topic)
+        for broker, topic in keys
+    ]
+    kinds = dict(zip(keys, map(_batched, brokers.questions.ask_each(asked, deadline)), strict=True))
+
+    def failed(error: RocketMQError, queue: MessageQueue) -> None:
+        if kinds[queue.broker_name, queue.topic]:
+            raise error
+
+    maybe = {q: at for q, at in offsets.items() if kinds[q.broker_name, q.topic] is not False}
+    there = brokers.store_times_ms(group, maybe, deadline, on_error=failed)
+    before = {q: at - 1 for q, at in maybe.items() if at > 0}
+    older = brokers.store_times_ms(group, before, deadline, on_error=failed)
+    doubtful = {q for q, ms in there.items() if ms < times_ms[q]} | {q for q, ms in older.items() if ms >= times_ms[q]}
+    return sorted(doubtful)
+
+
+def _batched(config: Command | RocketMQError) -> bool | None:
+    """Whether a topic is a batch topic, by the answer to a question about its configuration; None where that does not say it."""
+    if isinstance(config, RocketMQError):
+        return None
+    return bodies.topic_config(config.body).attributes.get(codes.QUEUE_TYPE) == codes.BATCH_QUEUE
 
 
 def from_0(bounds: QueueBounds) -> QueueBounds:

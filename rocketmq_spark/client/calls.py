@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import UNREADABLE, Response
+from rocketmq_spark.base.codes import PULLS_FORBIDDEN, UNREADABLE, Response
 from rocketmq_spark.base.threads import Failure, attempt, start_thread
 from rocketmq_spark.errors import (
     AccessDenied,
@@ -372,9 +372,11 @@ def refused(answer: Command, address: str, topic: str | None = None, queue: str 
     if issubclass(kind, ServerFault):
         words = answer.remark or ""
         kind = next((passing for begin, passing in _PASSING_FAULTS.items() if words.startswith(begin)), kind)
-    if answer.code == Response.NO_PERMISSION and answer.ext.get("forbiddenType", "") in map(str, UNREADABLE):
+    forbidden = answer.ext.get("forbiddenType")
+    told = forbidden in map(str, UNREADABLE) if forbidden is not None else PULLS_FORBIDDEN in (answer.remark or "")
+    if answer.code == Response.NO_PERMISSION and told:
         kind = NotReadable
-    denied = issubclass(kind, AccessDenied) and "forbiddenType" not in answer.ext
+    denied = issubclass(kind, AccessDenied) and forbidden is None
     # Servers append a pointer to their documentation on further lines.
     remark = (answer.remark or "").split("\n", 1)[0].strip() or None
     message = "access denied" if denied else "the server refused the request"

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX, Property, Request, Response
-from rocketmq_spark.client.admin import BaseAdmin
+from rocketmq_spark.client.admin import BaseAdmin, registered
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.questions import BrokerQuestions, Question, first_of_each
 from rocketmq_spark.errors import BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
@@ -168,7 +168,7 @@ def readers(calls: Calls, admin: BaseAdmin, topic: str) -> list[GroupReader]:
 def groups(calls: Calls, admin: BaseAdmin) -> list[str]:
     """All consumer groups that brokers know, by the user's names, without RocketMQ's own and those of other namespaces."""
     found: set[str] = set()
-    for name, data in admin.cluster().items():
+    for name, data in registered(admin.cluster()).items():
         if address := data.replica("hint"):  # a slave has the groups of its master
             answer = calls.ask(address, rpc.GET_ALL_SUBSCRIPTIONGROUP_CONFIG.request(bname=name))
             found |= bodies.subscription_groups(answer.body).keys()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import OFFSET_RESET, RETRY_PREFIX, PullSysFlag, Response
+from rocketmq_spark.base.codes import OFFSET_RESET, RETRY_PREFIX, PullSysFlag, Response, SysFlag
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.base.threads import Aside, never_waiting
 from rocketmq_spark.client.calls import Calls, refused
@@ -254,8 +254,13 @@ def wanted_of(request: PullRequest, stored: Bytes, scope: Scope, end: int) -> It
     return (
         own(message, scope) if retried else message
         for message in messages
-        if tags is None or message.decode_error is not None or tags.accepts(message.tags)
+        if tags is None or tags.accepts(message.tags) or (message.decode_error is not None and _tagless(message))
     )
+
+
+def _tagless(message: ReceivedMessage) -> bool:
+    """Whether nobody knows its tag, perhaps by the same damage, or it is a batch, of which each message has its own."""
+    return message.tags is None or bool(message.sys_flag & SysFlag.INNER_BATCH)
 
 
 def _in_place(found: Sequence[Stored], start: int, end: int) -> bool:
@@ -272,6 +277,7 @@ def _placed(
     data: bytes, found: Sequence[Stored], start: int, end: int, how: DecodeSettings
 ) -> Iterator[ReceivedMessage]:
     """The messages from ``start`` on. What cannot be true of where one lies is the first offset that may be."""
+    found = _joined(data, found, end - start, how)
     at, left = start, len(found)
     for one, latest in zip(found, _latest(found, at, end), strict=True):
         left -= 1
@@ -287,6 +293,28 @@ def _placed(
                 message = replace(message, queue_offset=at)
             at = message.queue_offset + 1
             yield message
+
+
+def _joined(data: bytes, found: Sequence[Stored], room: int, how: DecodeSettings) -> Sequence[Stored]:
+    """No more than there are offsets: damage makes two of a message whose size it changes, and others would lose theirs."""
+    if not 0 < room < len(found):
+        return found
+    joined, was_broken = list(found[:1]), _broken(data, found[0], how)
+    for number, one in enumerate(found[1:], 1):
+        broken = _broken(data, one, how)
+        if broken and was_broken and len(joined) + len(found) - number > room:
+            joined[-1] = (joined[-1][0], one[1], None, False)
+        else:
+            joined.append(one)
+        was_broken = broken
+    last = joined[room - 1 :]
+    return [*joined[: room - 1], (last[0][0], last[-1][1], None, False)] if len(last) > 1 else joined
+
+
+def _broken(data: bytes, one: Stored, how: DecodeSettings) -> bool:
+    """Whether not even the parts of a message can be told apart."""
+    first = next(iter(decode_one(data, one, how._replace(queue=None))), None)
+    return first is not None and first.decode_error is not None and not first.topic
 
 
 def _latest(found: Sequence[Stored], start: int, end: int) -> list[int]:

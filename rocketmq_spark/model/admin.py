@@ -81,7 +81,7 @@ class TopicDescription:
     Args:
         topic: The topic.
         brokers: How each broker keeps it.
-        queues: First and end offset of each queue that can be read, and the time of its last message.
+        queues: First and end offset of each queue, whether or not it may be read now, and the time of its last message.
     """
 
     topic: str

@@ -100,12 +100,24 @@ class TopicRoute:
 
     def readable(self) -> list[MessageQueue]:
         """Sorted queues that may be pulled: read permission, any live replica (Java's subscribe set)."""
+        return self._queues_for_readers(Perm.READ)
+
+    def kept(self) -> list[MessageQueue]:
+        """The same with those that may not be pulled now, and have their messages all the same."""
+        return self._queues_for_readers(0)
+
+    def _queues_for_readers(self, perm: int) -> list[MessageQueue]:
         return sorted(
             MessageQueue(self.topic, data.broker_name, i)
             for data in self.queues
-            if data.perm & Perm.READ and data.broker_name in self.brokers
+            if data.perm & perm == perm and data.broker_name in self.brokers
             for i in range(data.read_queues)
         )
+
+    @property
+    def closed(self) -> list[str]:
+        """Brokers that have queues of the topic and let nobody read them."""
+        return sorted(data.broker_name for data in self.queues if data.read_queues and not data.perm & Perm.READ)
 
     def writable(self) -> list[MessageQueue]:
         """Queues that may be sent to, in Java's publish order: write permission and a live master.

@@ -92,8 +92,8 @@ class BulkProducer(RequestProducer):
             messages: A list or another sequence, of which all messages are checked before any is sent; or any iterable, of which
                 a portion is taken, checked and sent at a time.
             queue: The queue of all messages. By default batches go round the queues of each topic.
-            key: Returns the key of a message: messages of one key go to one queue, as with selector ``"hash"``, and carry the
-                key as their sharding key. Over gRPC it is their message group.
+            key: Returns the key of a message, a str, int or bool: messages of one key go to one queue, that of ``send`` with
+                selector ``"hash"``, and carry the key as their sharding key. Over gRPC it is their message group.
             timeout_s: Seconds for all attempts of a batch instead of the send timeout.
 
         Returns:

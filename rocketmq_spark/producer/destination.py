@@ -19,7 +19,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from rocketmq_spark.base.clock import Deadline
@@ -93,6 +93,13 @@ class OrderedQueues(Generic[T]):
         queue = self._out.pop(thing)
         self._waiting[queue].appendleft(thing)
         heapq.heappush(self._muted, (not_before_ms, next(self._numbers), queue))
+
+    def behind_others(self, mine: Collection[T]) -> bool:
+        """Whether some of ``mine`` wait for things that are not: in a queue, or because no more may be out."""
+        others = {queue for thing, queue in self._out.items() if thing not in mine}
+        if others and self._ready and len(self._out) >= self.max_out:
+            return True
+        return any(thing in mine for queue in others for thing in self._waiting[queue])
 
     @property
     def blocked(self) -> bool:

@@ -47,7 +47,8 @@ class Unsent(NamedTuple):
 class Engine:
     """Sends what it is handed, and knows what is under way. ``close`` ends its timer too.
 
-    Without ``faults`` it has a fault table of its own. ``in_flight`` counts what was submitted and has no outcome yet.
+    Without ``faults`` it has a fault table of its own. ``in_flight`` counts what was submitted and has no outcome yet;
+    ``behind_others`` says whether some of that waits for what somebody else has submitted.
     What fails for passing reasons, and what is left at the close, goes to the ``spool`` if there is one, and counts as sent.
     What one ``pump`` sends, it sends in the context ``together``. With ``confirming``, which who owns the engine may set, nothing
     that was submitted is sent again while it may be stored: that is looked up first.
@@ -76,7 +77,7 @@ class Engine:
         self.confirming: Confirming | None = None
         self._together = together
         self._under_way = UnderWay(settings, timer)
-        self.in_flight = self._under_way.in_flight
+        self.in_flight, self.behind_others = self._under_way.in_flight, self._under_way.behind_others
 
     def send(self, outgoing: Outgoing) -> SendResult:
         """All attempts on the calling thread; returns the result or raises the error."""
@@ -324,7 +325,8 @@ class Engine:
     def _judge(self, outgoing: Outgoing, queue: MessageQueue | None, outcome: Outcome) -> Outcome | RetryAttempt:
         """Every attempt ends here: the final outcome, or another attempt."""
         if outgoing.confirmed and isinstance(outcome, SendResult):  # of a part of it: where the other is, is not known
-            outcome = outcome._replace(queue_offset=None, offset_msg_id=None)
+            anywhere = outgoing.queue is None and outgoing.attempts.count > 0
+            outcome = outcome._replace(queue=None if anywhere else outcome.queue, queue_offset=None, offset_msg_id=None)
         brokers: Collection[str] = ()
         if outgoing.once and end_of(outcome, queue is not None) is not EndKind.REFUSED:  # stored badly is stored, too
             outgoing.attempts.judge(queue, outcome, brokers, 0.0)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, RUNNING
 from typing import Any, NamedTuple
@@ -280,7 +280,7 @@ class UnderWay:
     def has_room(self, size: int, ordered: bool) -> bool:
         """Whether a request is within the bounds; when closed there is nothing to wait for."""
         with self._lock:
-            return self._has_room(size, ordered)
+            return self._closed or self.in_flight.has_room(size, ordered)
 
     def wait_for_room(self, outgoing: Outgoing) -> None:
         """Until it is within the bounds; ``SendFailed`` in the end, or where no thread can be had that repeats attempts: who
@@ -293,7 +293,7 @@ class UnderWay:
         deadline = outgoing.deadline
         with self._lock:
             # Who may not wait has looked before, for the body alone: it is a few properties too much at most.
-            while may_wait() and not self._has_room(outgoing.size, outgoing.ordered_queue is not None):
+            while may_wait() and not self.has_room(outgoing.size, outgoing.ordered_queue is not None):
                 if deadline.expired:
                     raise SendFailed(
                         f"{self.in_flight.requests} asynchronous sends with {self.in_flight.bytes} bytes are not "
@@ -315,6 +315,10 @@ class UnderWay:
             self._queues.put(outgoing, queue)
             self.in_flight.add(outgoing.size)
             return None
+
+    def behind_others(self, mine: Collection[Outgoing]) -> bool:
+        with self._lock:
+            return self._queues.behind_others(mine)
 
     def take(self) -> list[Outgoing]:
         """What may go out now."""
@@ -362,9 +366,6 @@ class UnderWay:
             self.in_flight.clear()
             self._changed.notify_all()
             return left, list(self._blocking)
-
-    def _has_room(self, size: int, ordered: bool) -> bool:
-        return self._closed or self.in_flight.has_room(size, ordered)
 
     def _stays_shut(self, outgoing: Outgoing) -> dict[Hashable, RocketMQError]:
         """What its caller may not follow; nothing that is kept where a failure concerns only what waits behind it."""

@@ -105,7 +105,8 @@ class RequestProducer(TransactionProducer):
     ) -> None:
         self._replies = replies
         self._deadlines = make_timer(f"rocketmq-{settings.group}-request")
-        self._changed = threading.Condition()
+        self._changing = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.pull.polls)
+        self._changed = threading.Condition(self._changing)
         self._announcing = threading.Lock()
         self._requests: dict[str, _Request] = {}
         self._announced = self._refusing = self._gone = False
@@ -159,7 +160,7 @@ class RequestProducer(TransactionProducer):
         correlation_id = str(uuid.uuid4())
         prepared = encoding.as_request(prepared, correlation_id, self.client_id, deadline.remaining())
         request = _Request(message.topic, prepared.msg_id)
-        with self._changed:
+        with self._changing:
             if self._refusing:
                 raise ClosedError("the producer is closed")
             self._requests[correlation_id] = request
@@ -222,7 +223,7 @@ class RequestProducer(TransactionProducer):
             return []
         deadline = self._deadline(timeout_s)
         try:
-            with self._changed:
+            with self._changing:
                 self._refusing = True
                 while self._requests and not deadline.expired:
                     self._deadlines.hold(self._changed, deadline.remaining())
@@ -234,7 +235,7 @@ class RequestProducer(TransactionProducer):
             for request in list(self._requests.values()):
                 request.end(closed())
             self._deadlines.close()
-            with self._changed:
+            with self._changing:
                 self._gone = True
                 leave, self._leave_replies = self._leave_replies, None
             if leave is not None:
@@ -248,7 +249,7 @@ class RequestProducer(TransactionProducer):
 
     def _announce(self, replies: Replies, deadline: Deadline) -> None:
         """All brokers must know where replies go. They hear it again after one did not come: there may be a new connection."""
-        with self._changed:
+        with self._changing:
             if self._announced:
                 return
             if self._gone:  # by now, and no one would leave again
@@ -271,7 +272,7 @@ class RequestProducer(TransactionProducer):
             request.late()
 
     def _over(self, correlation_id: str) -> None:
-        with self._changed:
+        with self._changing:
             self._requests.pop(correlation_id, None)
             self._changed.notify_all()
 

@@ -11,8 +11,8 @@ import functools
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.codes import Property
@@ -40,6 +40,8 @@ _GROUP_CHARACTERS = 80  # of the group that is traced, in the name of the group 
 AT_ONCE = traces.MOST_RECORDS
 FLUSH_S = 1.0
 MOST_HELD = 20_480
+# A batch that waits for its records counts at least as one for so many of its bytes.
+BYTES_OF_ONE = 4096
 SEND_TIMEOUT_S = 5.0
 EXIT_S = 2.0
 LOG_S = 60.0
@@ -50,6 +52,31 @@ _STATES = {
     TransactionState.ROLLBACK: "ROLLBACK_MESSAGE",
     TransactionState.UNKNOWN: "UNKNOW",
 }
+
+
+class Records(Protocol):
+    """As many records as it is long, or fewer."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[TraceRecord]: ...
+
+
+class _OfBatch:
+    """Those of a batch, made where they are sent: thousands take longer than the thread that reads answers has."""
+
+    def __init__(self, size: int, make: Callable[[], Iterable[TraceRecord]]) -> None:
+        self._size = size
+        self._make = make
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[TraceRecord]:
+        made = attempt(lambda: list(self._make()))
+        if isinstance(made, Failure):
+            made.log(logger, "trace records could not be made")
+            return iter(())
+        return iter(made)
 
 
 class _Unjoined:
@@ -81,8 +108,8 @@ class TraceProducer(BaseProducer):
         name = f"_INNER_TRACE_PRODUCER-{group[:_GROUP_CHARACTERS]}-{kind}-{next(_numbers)}"
         self.topic = topic
         self._flushing = make_timer(f"{name}-flush")
-        self._records: list[TraceRecord] = []
-        self._held = self._lost = 0
+        self._records: list[Records] = []
+        self._held = self._fresh = self._lost = 0
         self._scheduled = self._ended = False
         self._collecting = threading.Lock()
         self._complaint = NowAndThen(LOG_S)
@@ -95,22 +122,23 @@ class TraceProducer(BaseProducer):
             raise
         topics.watch(self, last=True)
 
-    def append(self, records: Sequence[TraceRecord]) -> None:
+    def append(self, records: Records) -> None:
         """Take ``records``, or drop them where too many wait. Never waits."""
-        if not records:
+        if not (count := len(records)):
             return
         with self._collecting:
             if self._ended:
                 return
-            full = self._held + len(records) > MOST_HELD
+            full = self._held + count > MOST_HELD
             if not full:
-                self._records += records
-                self._held += len(records)
-            soon = len(self._records) >= AT_ONCE
+                self._records.append(records)
+                self._held += count
+                self._fresh += count
+            soon = self._fresh >= AT_ONCE
             schedule = not full and not self._scheduled
             self._scheduled = self._scheduled or schedule
         if full:
-            self._dropped(len(records), ClosedError(f"{MOST_HELD} records wait"))
+            self._dropped(count, ClosedError(f"more is sent than can be traced, {MOST_HELD} records wait"))
         elif soon:
             self._flushing.soon(self._send_records)
         elif schedule:
@@ -148,8 +176,8 @@ class TraceProducer(BaseProducer):
     def _send_records(self, deadline: Deadline | None = None) -> None:
         """Those that were collected, by ``deadline`` at most: each message may have to wait for a route, or for room."""
         with self._collecting:
-            records, self._records, self._scheduled = self._records, [], False
-        for body, keys, count in traces.messages(records):
+            records, self._records, self._fresh, self._scheduled = self._records, [], 0, False
+        for body, keys, count in traces.messages(itertools.chain.from_iterable(map(self._made, records))):
             settle = functools.partial(self._settle, count)
             if deadline is not None and deadline.expired:
                 settle(CallTimeout("there was no time to send them before the end", topic=self.topic))
@@ -159,6 +187,12 @@ class TraceProducer(BaseProducer):
             sent = attempt(self.send_async, message, PromptCallback(settle), timeout_s=timeout_s)
             if isinstance(sent, Failure):
                 settle(sent.error)
+
+    def _made(self, records: Records) -> Sequence[TraceRecord]:
+        made = tuple(records)
+        with self._collecting:
+            self._held -= len(records) - len(made)
+        return made
 
     def _settle(self, count: int, outcome: Outcome | BaseException) -> None:
         with self._collecting:
@@ -171,10 +205,10 @@ class TraceProducer(BaseProducer):
             self._lost += count
             lost, due = self._lost, self._complaint.due()
         if due:
+            needs = f"Topic {self.topic} needs brokers with traceTopicEnable=true, or must be created: "
             logger.warning(
-                "%d trace records of %s are lost so far; the messages themselves are not concerned. Topic %s needs "
-                "brokers with traceTopicEnable=true, or must be created: %s",
-                lost, self.settings.group, self.topic, error,
+                "%d trace records of %s are lost so far; the messages themselves are not concerned. %s%s",
+                lost, self.settings.group, "" if isinstance(error, ClosedError) else needs, error,
             )  # fmt: skip
 
 
@@ -186,7 +220,7 @@ class TracedSender:
     def __init__(
         self,
         sender: Sender,
-        append: Callable[[Sequence[TraceRecord]], None],
+        append: Callable[[Records], None],
         group: str,
         trace_topic: str,
         wall_ms: Callable[[], int],
@@ -268,12 +302,16 @@ class TracedSender:
         now_ms = self._wall_ms()
         return traces.transaction_ended(about, self._group, now_ms, place.transaction_id, _STATES[state], asked)
 
-    def _stored(
-        self, queue: MessageQueue, request: SendRequest, result: SendResult, began_ms: int
-    ) -> Iterable[TraceRecord]:
+    def _stored(self, queue: MessageQueue, request: SendRequest, result: SendResult, began_ms: int) -> Records:
         if result.region_id is None or queue.topic == self._trace_topic:
-            return
-        cost_ms = self._wall_ms() - began_ms
+            return ()
+        make = functools.partial(self._published, queue, request, result, began_ms, self._wall_ms() - began_ms)
+        count = (result.offset_msg_id or "").count(",") + 1
+        return _OfBatch(max(count, len(request.body) // BYTES_OF_ONE), make) if request.batch else tuple(make())
+
+    def _published(
+        self, queue: MessageQueue, request: SendRequest, result: SendResult, began_ms: int, cost_ms: int
+    ) -> Iterable[TraceRecord]:
         places = (result.offset_msg_id or "").split(",")
         host = OffsetMessageId.parse(places[0]).host if places[0] else ""
         ok = result.status is SendStatus.SEND_OK
@@ -283,9 +321,9 @@ class TracedSender:
             how = Acknowledged(size, MessageKind.of(properties), host, place, ok)
             yield traces.published(about, self._group, began_ms, cost_ms, how)
 
-    def _trace(self, records: Callable[[], Iterable[TraceRecord]]) -> None:
+    def _trace(self, records: Callable[[], Records]) -> None:
         """What goes wrong here is no matter of the send."""
-        made = attempt(lambda: self._append(tuple(records())))
+        made = attempt(lambda: self._append(records()))
         if isinstance(made, Failure):
             made.log(logger, "a trace record could not be made")
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.base.codes import OFFSET_RESET, UNREADABLE, Response, SysFlag
+from rocketmq_spark.base.codes import OFFSET_RESET, PULLS_FORBIDDEN, UNREADABLE, Response, SysFlag
 from rocketmq_spark.errors import AccessDenied, BrokerError, error_for
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.remoting.bulk import Answer, BulkStream
@@ -151,8 +151,9 @@ def judge(start: int, answer: Answer) -> Decision | BrokerError:
         return _moved(start, answer)
     if code == Response.GO_AWAY:
         return Reconnect()
-    if code == Response.NO_PERMISSION and answer.forbidden in UNREADABLE:
-        return RepeatPull()
+    if code == Response.NO_PERMISSION:
+        told = PULLS_FORBIDDEN in answer.remark if answer.forbidden is None else answer.forbidden in UNREADABLE
+        return RepeatPull() if told else _refusal(answer)
     if code in _PASSING:
         return RepeatPull(reroute=code != Response.SYSTEM_BUSY)
     if code == Response.TOPIC_NOT_EXIST:

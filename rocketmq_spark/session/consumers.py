@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rocketmq_spark.base import extras
@@ -20,7 +20,7 @@ from rocketmq_spark.consumer.push import consumer as group_consumer
 from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.consumer.result import Replier
 from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import DecodeError, OptionError
 from rocketmq_spark.model import Message, MessageQueue, OffsetRange, PullRequest, ReceivedMessage
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.queues.environment import scope_of
@@ -91,7 +91,7 @@ class PullConsumer(pull_consumer.BasePullConsumer):
         settings = ConsumerSettings.of(chosen, scope_of(chosen).on_wire)
         super().__init__(member(chosen), settings, _arrow, read_ahead=_read_ahead(chosen, settings.group))
         if telemetry := instrumentation(chosen, self.client_id):
-            telemetry.instrument_receives(self, "poll", partial(pull_consumer.take_back, self))
+            telemetry.instrument_receives(self, "_polled", itemgetter(0))
 
 
 class SimpleConsumer(simple_consumer.BaseSimpleConsumer):
@@ -137,8 +137,24 @@ def _arrow(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
 
     given = {(part.queue, part.filter): part.given() for part in parts if part.begun > part.start}
     answers = (((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts)
-    batch, whole = batch_of(answers, given)
-    return batch, None if whole else next(islice(parts[0].read(), batch.num_rows, None)).queue_offset
+    try:
+        batch, whole = batch_of(answers, given)
+        return batch, None if whole else _behind(parts[0], batch.num_rows)
+    except DecodeError as e:
+        e.remedy = "poll() returns it raw, and goes on behind it"
+        raise
+
+
+def _behind(part: FetchedPart, rows: int) -> int:
+    """The offset of the message behind the first ``rows``. Raises ``DecodeError`` where those may be others than these rows:
+    a batch that cannot lie where it says is one message, and rows all the same.
+    """
+    for number, message in enumerate(part.read()):
+        if number == rows:
+            return message.queue_offset
+        if message.decode_error is not None:
+            raise DecodeError(message.decode_error, topic=part.queue.topic, queue=str(part.queue))
+    raise DecodeError(f"an answer of {rows} rows has fewer messages", topic=part.queue.topic, queue=str(part.queue))
 
 
 def _replier(options: Options, group: str) -> Replier | None:

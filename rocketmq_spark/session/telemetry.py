@@ -220,21 +220,19 @@ class Instrumentation:
         """The end of a listener's call."""
         self._process.record(cost_ms, {"topic": topic, **self._labels_of_group(), **_STATUS[ok]})
 
-    def instrument_receives(self, consumer: Any, name: str, take_back: Callable[[], None] = lambda: None) -> None:
-        """Wrap the method that returns messages; ``take_back`` is called where Ctrl-C keeps them from its caller."""
+    def instrument_receives(
+        self, consumer: Any, name: str, messages_of: Callable[[Any], Sequence[ReceivedMessage]] = lambda answer: answer
+    ) -> None:
+        """Wrap the method that returns messages, or something that has them."""
         receive = getattr(consumer, name)
 
         @functools.wraps(receive)
         def traced(*args: Any, **named: Any) -> Any:
             began_ns = time.time_ns()
-            messages = receive(*args, **named)
-            if messages:
-                try:
-                    _guarded(self._record_receive, messages, began_ns)
-                except BaseException:
-                    take_back()
-                    raise
-            return messages
+            answer = receive(*args, **named)
+            if messages := messages_of(answer):
+                _guarded(self._record_receive, messages, began_ns)
+            return answer
 
         setattr(consumer, name, traced)
 

@@ -76,39 +76,40 @@ class Redelivery:
         self._alarm_ms: int | None = None
         self._asked = self._turning = False
         self._closed = self._held = False
-        self._changed = threading.Condition()
+        self._changing = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.pull.polls)
+        self._changed = threading.Condition(self._changing)
         self._settling = threading.Lock()  # the close does not wait for ever for a turn that hangs
 
     def wake(self, in_s: float = 0.0) -> None:
         """Look soon what there is to do: something was added, or at a start."""
-        with self._changed:
+        with self._changing:
             if not self._asked and not self._closed:
                 self._timer.later(in_s, self._turn)  # may raise, or be interrupted: then it is not noted
                 self._asked = True
 
     def hold(self, held: bool) -> None:
         """Hand out nothing while ``held``."""
-        with self._changed:
+        with self._changing:
             released, self._held = self._held and not held, held
         if released:
             self.wake()
 
     def begin(self) -> None:
         """The store has records of an earlier process: whatever answers from now on may be what they wait for."""
-        with self._changed:
+        with self._changing:
             self._silences.assume(self._clock())
             self.listens = True
         self.wake()
 
     def failed(self, target: str) -> None:
         """Something for ``target`` was added because it could not be sent."""
-        with self._changed:
+        with self._changing:
             self._silences.failed(target, self._clock())
             self.listens = True
 
     def answered(self, targets: Iterable[str]) -> None:
         """What was silent answers: what waits for it falls due."""
-        with self._changed:
+        with self._changing:
             before_ms = self._silences.next_ms()
             called = self._silences.answered(targets, self._clock())
             self._call(called)
@@ -119,7 +120,7 @@ class Redelivery:
     def drain(self, deadline: Deadline) -> bool:
         """Wait until nothing is due and nothing is out; False when ``deadline`` comes first."""
         self.wake()
-        with self._changed:
+        with self._changing:
             while self._busy():
                 if deadline.expired:
                     return False
@@ -128,7 +129,7 @@ class Redelivery:
 
     def close(self, deadline: Deadline) -> None:
         """Hand out nothing more, and wait for what is out; what has not ended then is due for the next process."""
-        with self._changed:
+        with self._changing:
             self._closed = True
             while len(self._out) > len(self._ended) and not deadline.expired:
                 self._timer.hold(self._changed, deadline.remaining())
@@ -142,12 +143,12 @@ class Redelivery:
         return due_ms is not None and due_ms <= max(self._clock(), self._put_off_ms)
 
     def _turn(self) -> None:
-        with self._changed:
+        with self._changing:
             self._asked, self._turning = False, True  # what it takes from the store is out only when it was handed out
         try:
             pause_s = self._take_turn()
         finally:
-            with self._changed:
+            with self._changing:
                 self._turning = False
                 self._changed.notify_all()
         if pause_s is not None:
@@ -175,13 +176,13 @@ class Redelivery:
     def _alarm(self, pause_s: float) -> None:
         """Another turn then; one that is set for later is left to find nothing to do."""
         at_ms = self._clock() + round(1000 * pause_s)
-        with self._changed:
+        with self._changing:
             if self._closed or (self._alarm_ms is not None and self._alarm_ms <= at_ms):
                 return
             self._alarm_ms = at_ms
 
         def ring() -> None:
-            with self._changed:
+            with self._changing:
                 if self._alarm_ms == at_ms:
                     self._alarm_ms = None
             self._turn()
@@ -191,7 +192,7 @@ class Redelivery:
     def _hand_out(self) -> float | None:
         """Seconds until more is due; None when something else will say it."""
         now_ms = self._clock()
-        with self._changed:
+        with self._changing:
             if self._held:
                 return None
             room = 0 if self._closed else self._max_out - len(self._out)
@@ -201,7 +202,7 @@ class Redelivery:
             # While tries of a target fail each of its records goes alone.
             for work in self._store.take(now_ms, room, joins=turns.joins(self.runs.of), turns=turns):
                 self._try(work)
-        with self._changed:
+        with self._changing:
             if turns.crowd:
                 self._put_off_ms = max(self._put_off_ms, *(until_ms for _, until_ms in turns.late))
                 return 0.0
@@ -214,7 +215,7 @@ class Redelivery:
         return min((max(0.0, (due_ms - now_ms) / 1000) for due_ms in first if due_ms is not None), default=None)
 
     def _try(self, work: Work) -> None:
-        with self._changed:
+        with self._changing:
             self._out[work.due.sequence] = work
         handler = self._handlers.get(work.record.kind)
         if handler is None:
@@ -227,7 +228,7 @@ class Redelivery:
             self._end(work, Resent(None, f"{type(e).__name__}: {e}", passing=True))
 
     def _end(self, work: Work, resent: Resent) -> None:
-        with self._changed:
+        with self._changing:
             if self._out.get(work.due.sequence) is not work or work.due.sequence in self._ended:
                 return  # a second answer
             self._ended[work.due.sequence] = work, resent
@@ -236,13 +237,13 @@ class Redelivery:
 
     def _settle(self) -> None:
         with self._settling:
-            with self._changed:
+            with self._changing:
                 ended = list(self._ended.values())
             if not ended:
                 return
             now_ms = self._clock()
             self._store.settle([(work, self._verdict(work, resent, now_ms)) for work, resent in ended], now_ms)
-            with self._changed:
+            with self._changing:
                 for work, resent in ended:
                     del self._ended[work.due.sequence], self._out[work.due.sequence]
                     self._note(work, resent, now_ms)
@@ -282,7 +283,7 @@ class Redelivery:
             self._windows[target] = self._windows[target]._replace(put_off_ms=0)
 
     def _hasten(self) -> None:
-        with self._changed:
+        with self._changing:
             self._call(self._silences.due(self._clock()))
             called = dict(self._called)
         if not called:
@@ -290,7 +291,7 @@ class Redelivery:
         start = next(iter(called.values()))
         same = {target for target, at in called.items() if at == start}
         goes_on = self._store.hasten(same, start, PAGE, self._clock())
-        with self._changed:
+        with self._changing:
             for target in same:
                 if goes_on is None:
                     del self._called[target]

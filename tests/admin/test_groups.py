@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.admin import groups
+from rocketmq_spark.admin import groups, topics
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import BrokerNotFound, GroupNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import Filter
@@ -48,6 +48,30 @@ def group(broker: MockBroker, tools: Parts) -> Parts:
     broker.on(Request.PULL_MESSAGE, refuse(Response.PULL_NOT_FOUND))
     broker.on(DELETE, ok())
     return tools
+
+
+def test_offsets_are_told_and_set_although_nobody_may_read_the_topic(broker: MockBroker, group: Parts) -> None:
+    """Who sets offsets may have closed it for that. It had no offsets then, or there were none to set."""
+    broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address}, perm=2))
+    broker.on(Request.PULL_MESSAGE, refuse(Response.NO_PERMISSION, "pulling message is forbidden", forbiddenType=3))
+    assert [row.position for row in groups.describe(group, "g").queues] == [5, None]
+    broker.on(AT, [ok(offset=5), refuse(Response.QUERY_NOT_FOUND)])
+    changes = groups.offset_changes(group, "g", ["t"], "earliest")
+    assert [(change.before, change.after) for change in changes] == [(5, 2), (None, 2)]
+
+
+def test_without_any_broker_nothing_is_said_not_to_be_there(broker: MockBroker, group: Parts) -> None:
+    broker.on(Request.GET_BROKER_CLUSTER_INFO, body(brokerAddrTable={}, clusterAddrTable={}))
+    broker.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, body(topicList=[]))
+    for ask in (
+        lambda: groups.names(group),
+        lambda: groups.describe(group, "g"),
+        lambda: groups.of_group(group, "g", []),
+        lambda: groups.offset_changes(group, "g", [], "earliest"),
+        lambda: topics.names(group),
+    ):
+        with pytest.raises(BrokerNotFound, match="no broker is registered"):
+            ask()
 
 
 def test_a_group_is_described(broker: MockBroker, group: Parts) -> None:

@@ -127,6 +127,12 @@ def test_where_a_master_is_away_its_slave_is_asked(broker: MockBroker, tools: Pa
 
 def test_names_are_the_users(broker: MockBroker, tools: Parts) -> None:
     inside = Parts(broker.address, scope=Scope("ns"))
+    broker.on(VIEW, [ok(message()), ok(message()), ok(stored(log_offset=AT, topic="ns%t"))])
+    broker.on(QUERY, refuse(Response.QUERY_NOT_FOUND))
+    for topic in ("t", None):  # of outside: by this name the user has another topic
+        with pytest.raises(NotFound):
+            messages.message_by_id(inside, offset_id(broker), topic)
+    assert messages.message_by_id(inside, offset_id(broker), "t").topic == "t"
     broker.on(QUERY, ok(stored(properties=text(KEYS="k"), topic="ns%t")))
     (found,) = messages.messages_by_key(inside, "t", "k")
     assert (found.topic, found.queue.topic, broker.seen(QUERY)[0].ext["topic"]) == ("t", "t", "ns%t")

@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark.admin import messages
 from rocketmq_spark.base.codes import Request, Response, SysFlag
-from rocketmq_spark.errors import AccessDenied, OptionError
+from rocketmq_spark.errors import AccessDenied, NotReadable, OptionError
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
@@ -45,6 +45,8 @@ class Queues:
     def pull(self, call: Call) -> Command:
         queue, at = int(call.ext("queueId")), int(call.ext("queueOffset"))
         of = self.times[queue]
+        if at < FIRST:
+            return pulled(FIRST, FIRST + len(of), code=Response.PULL_OFFSET_MOVED)
         count = self.most if self.whole else min(self.most, int(call.ext("maxMsgNums")))
         part = range(at, min(at + count, FIRST + len(of)))
         body = b"".join(
@@ -131,6 +133,7 @@ def test_what_lies_before_the_time_is_left_out(broker: MockBroker, tools: Parts)
         (pulled(8, 9, code=Response.PULL_OFFSET_MOVED), [b"0-8"]),
         (pulled(0, 0, code=Response.PULL_OFFSET_MOVED), []),  # the topic was made again
         (pulled(5, 9, code=Response.PULL_NOT_FOUND), []),
+        (pulled(8, 9, code=Response.PULL_NOT_FOUND), [b"0-8"]),  # the file of these offsets is missing
         (pulled(5, 9, code=Response.PULL_RETRY_IMMEDIATELY), []),
     ],
 )
@@ -147,6 +150,16 @@ def test_a_refusal_is_an_error(broker: MockBroker, tools: Parts) -> None:
     broker.on(PULL, refuse(Response.NO_PERMISSION, "not for you"))
     with pytest.raises(AccessDenied):
         found(tools)
+
+
+def test_where_nobody_may_read_it_is_an_error_unless_there_is_nothing(broker: MockBroker, tools: Parts) -> None:
+    """Not: no messages of that time."""
+    Queues(broker, {0: [10], 1: []})
+    broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address}, perm=2))
+    broker.on(PULL, refuse(Response.NO_PERMISSION, "the topic[t] pulling message is forbidden", forbiddenType=3))
+    with pytest.raises(NotReadable, match="pulling message is forbidden"):
+        found(tools)
+    assert found(tools, 11) == []
 
 
 def test_what_cannot_be_decoded_ends_nothing(broker: MockBroker, tools: Parts) -> None:

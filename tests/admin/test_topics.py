@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from rocketmq_spark import Admin, session
 from rocketmq_spark.admin import topics
 from rocketmq_spark.admin.topics import TopicChange
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.errors import BrokerNotFound, NotSupported, OptionError, ServerFault
+from rocketmq_spark.errors import BrokerNotFound, NotSupported, OptionError, RocketMQError, ServerFault
 from tests.client.conftest import Parts
 from tests.mockbroker import Call, MockBroker, ok, refuse
 
@@ -33,23 +34,31 @@ class Kept:
             }
             for name in self.servers
         }  # fmt: skip
-        table = {
-            name: {"brokerName": name, "cluster": "c", "brokerAddrs": {"0": s.address}}
-            for name, s in self.servers.items()
-        }
-        broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": table}).encode()))
+        self.own = dict.fromkeys(self.servers, 6)
+        self.numbers = dict.fromkeys(self.servers, "0")
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, self.cluster)
         broker.on(ROUTE, self.route)
         for server in self.servers.values():
             server.on(CONFIG, lambda call: ok(json.dumps(self.configs[call.ext("bname")]).encode()))
             server.on(Request.GET_TOPIC_STATS_INFO, ok(b'{"offsetTable":{}}'))
             server.on(PUT, self.put)
 
+    def brokers(self) -> dict[str, dict[str, Any]]:
+        return {
+            name: {"brokerName": name, "cluster": "c", "brokerAddrs": {self.numbers[name]: s.address}}
+            for name, s in self.servers.items()
+        }
+
+    def cluster(self, call: Call) -> Any:
+        return ok(json.dumps({"brokerAddrTable": self.brokers()}).encode())
+
     def route(self, call: Call) -> Any:
-        data = [
-            {"brokerName": name, "cluster": "c", "brokerAddrs": {"0": s.address}} for name, s in self.servers.items()
-        ]
+        data = list(self.brokers().values())
         return ok(json.dumps({"brokerDatas": data, "queueDatas": [
-            {"brokerName": name, "readQueueNums": c["readQueueNums"], "writeQueueNums": c["writeQueueNums"], "perm": c["perm"]}
+            {
+                "brokerName": name, "readQueueNums": c["readQueueNums"], "writeQueueNums": c["writeQueueNums"],
+                "perm": c["perm"] if self.own[name] == 6 else c["perm"] & self.own[name],
+            }
             for name, c in self.configs.items()
         ]}).encode())  # fmt: skip
 
@@ -161,6 +170,53 @@ def test_what_a_broker_does_not_take_is_said_in_its_words(kept: Kept, tools: Par
         topics.update(tools, "t", TopicChange(attributes={"colour": "red"}))
     with pytest.raises(ServerFault):
         topics.update(tools, "t", TopicChange(9))
+
+
+def test_who_has_it_already_is_said_where_one_refuses(kept: Kept, tools: Parts) -> None:
+    kept.servers["broker-b"].on(PUT, refuse(Response.SYSTEM_ERROR, "no such type"))
+    for change in (TopicChange(attributes={"message.type": "PRIORITY"}), TopicChange(9)):
+        with pytest.raises(RocketMQError, match="no such type") as caught:
+            topics.update(tools, "t", change)
+        assert caught.value.remedy == "It is done on broker-a, and not on broker-b"
+    kept.servers["broker-a"].on(PUT, refuse(Response.SYSTEM_ERROR, "no such type"))
+    with pytest.raises(ServerFault) as fault:
+        topics.update(tools, "t", TopicChange(9))
+    assert fault.value.remedy is None
+
+
+@pytest.mark.parametrize("own", [4, 2])
+def test_a_broker_that_is_closed_shows_no_more_than_it_permits(
+    own: int, kept: Kept, broker: MockBroker, tools: Parts
+) -> None:
+    """The change is done; it was waited for in vain, and said that it is not."""
+    kept.own["broker-b"] = own
+    kept.servers["broker-b"].on(Request.GET_BROKER_CONFIG, ok(b"brokerPermission=%d\n" % own))
+    broker.on(Request.GET_BROKER_CONFIG, ok(b"brokerPermission=6\n"))
+    begun_s = time.monotonic()
+    assert topics.update(tools, "t", TopicChange(9)).permission == "RW"
+    assert topics.widen(tools, "t", 10).write_queues == 20
+    assert time.monotonic() - begun_s < 5
+    assert broker.seen(Request.GET_BROKER_CONFIG) == []  # only who shows another is asked
+
+
+def test_where_nobody_may_read_it_queues_and_messages_are_told_all_the_same(kept: Kept, tools: Parts) -> None:
+    rows = ",".join(
+        f'{{"brokerName":"%s","queueId":{n},"topic":"t"}}:{{"minOffset":1,"maxOffset":{4 + n},"lastUpdateTimestamp":0}}'
+        for n in range(4)
+    )
+    for name, server in kept.servers.items():
+        kept.configs[name]["perm"] = 2
+        server.on(Request.GET_TOPIC_STATS_INFO, ok(('{"offsetTable":{' + rows.replace("%s", name) + "}}").encode()))
+    there = topics.describe(tools, "t")
+    assert (there.permission, len(there.queues), there.messages) == ("W", 8, 2 * (3 + 4 + 5 + 6))
+    assert topics.shrink(tools, "t", 3, preview=True).hidden == 2 * 6
+
+
+def test_a_broker_whose_master_is_away_is_not_called_old(kept: Kept, broker: MockBroker, tools: Parts) -> None:
+    kept.numbers["broker-b"] = "1"
+    with pytest.raises(BrokerNotFound, match="no master of broker-b"):
+        topics.update(tools, "t", TopicChange(attributes={"message.type": "NORMAL"}))
+    assert kept.seen() == []
 
 
 def test_where_a_master_is_away_nothing_is_changed(kept: Kept, broker: MockBroker, tools: Parts) -> None:

@@ -224,6 +224,29 @@ def test_a_loop_over_messages_ends_with_the_consumer(monkeypatch: pytest.MonkeyP
     run(body)
 
 
+def test_a_poll_returns_no_more_at_once_than_that_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer of some kilobytes may become gigabytes."""
+    made: list[int] = []
+
+    def answers(consumer: object, wait_s: float) -> Any:
+        for number in range(len(made), 6):
+            made.append(number)
+            yield SimpleNamespace(body=b"x" * 40)
+
+    monkeypatch.setattr(consumers, "PullConsumer", Blocking)
+    monkeypatch.setattr("rocketmq_spark.aio.consumers.next_answer", answers)
+    monkeypatch.setattr("rocketmq_spark.consumer.pull.pull_consumer.PORTION_BYTES", 100)
+
+    async def body() -> None:
+        async with aio.PullConsumer("h:1", "g") as consumer:
+            for count in (3, 6):
+                assert len(await consumer.poll(1)) == 3
+                assert len(made) == count
+            assert await consumer.poll(0) == []
+
+    run(body)
+
+
 def test_listeners_have_their_time_though_the_close_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     stopping, may_stop = threading.Event(), threading.Event()
 

@@ -17,8 +17,10 @@ from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.consumer.result import Context, Redeliver
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, OptionError
+from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.session import consumers
 from tests.aio.conftest import run, until
+from tests.consumer.fake_member import A, bodies, message
 from tests.consumer.group import GroupBench, group
 from tests.consumer.messages import QUEUE
 from tests.helpers import RAISED, raising
@@ -440,9 +442,9 @@ def test_a_poll_keeps_to_its_time_behind_one_that_was_cancelled(monkeypatch: pyt
     """That one may have more time, and what comes for it is the next poll's."""
     may_end = threading.Event()
 
-    def answer(consumer: object, wait_s: float) -> Iterator[int]:
+    def answer(consumer: object, wait_s: float) -> Iterator[ReceivedMessage]:
         assert may_end.wait(60)
-        return iter([1, 2])
+        return iter([message(A, 1), message(A, 2)])
 
     monkeypatch.setattr(consumers, "PullConsumer", Blocking)
     monkeypatch.setattr("rocketmq_spark.aio.consumers.next_answer", answer)
@@ -456,7 +458,7 @@ def test_a_poll_keeps_to_its_time_behind_one_that_was_cancelled(monkeypatch: pyt
             assert await consumer.poll(0) == []
             assert await consumer.poll(0.01) == []
             may_end.set()
-            assert await consumer.poll(50) == [1, 2]
+            assert bodies(await consumer.poll(50)) == [1, 2]
 
     run(body)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -462,5 +462,32 @@ def test_rows_and_messages_are_sent_on_threads_and_hold_nothing_up(sender: Scrip
             assert [each.queue_offset for each in sent if isinstance(each, SendResult)] == [200, 201, 202]
             with pytest.raises(MessageRefused, match="row 0: body is empty"):
                 await producer.send_arrow(pa.table({"body": [""]}), topic="T")
+
+    run(body)
+
+
+def test_calls_that_send_many_hold_up_no_others(sender: ScriptedSender) -> None:
+    go_on = threading.Event()
+    begun: list[int] = []
+
+    def slowly(number: int) -> Iterator[Message]:
+        begun.append(number)
+        assert go_on.wait(WAIT_S)
+        yield Message("T", b"%d" % number)
+
+    async def body() -> None:
+        async with producing() as producer:
+            calls = [asyncio.ensure_future(producer.send_many(slowly(i))) for i in range(WAITING_THREADS + 2)]
+            await until(lambda: len(begun) == WAITING_THREADS)
+            try:
+                sent = await asyncio.wait_for(producer.send(Message("T", b"its route is not known")), WAIT_S / 4)
+                assert sent.queue_offset
+                assert await producer.queues("T")
+            finally:
+                go_on.set()
+            assert [len(each) for each in await asyncio.gather(*calls)] == [1] * len(calls)
+        assert len(begun) == len(calls)
+        with pytest.raises(ClosedError):
+            await producer.send_many([Message("T", b"x")])
 
     run(body)

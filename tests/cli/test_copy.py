@@ -311,6 +311,13 @@ def test_it_ends_while_others_go_on_writing(rocketmq, run, topics, group):
     assert {m.body for m in stored(rocketmq, destination, row["copied"])} >= {b"%d" % n for n in range(60)}
 
 
+def test_a_source_that_nobody_may_read_is_not_copied_to_its_end(rocketmq, run, topics, group):
+    source, destination = topics
+    assert run("topic", "update", source, "--permission", "W").exit_code == 0
+    done = run("copy", source, destination, "--group", group)
+    assert (done.exit_code, f"topic {source} must not be read on broker-a" in done.stderr) == (1, True), done.output
+
+
 def test_tags_count_and_resume(rocketmq, run, topics, group):
     source, destination = topics
     command = ("copy", source, destination, "--group", group, "--tags", "a", "--json")

@@ -10,11 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 
 from rocketmq_spark import Producer, PullConsumer, session
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Request
 from rocketmq_spark.cli import message
+from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.message import DeadLetterFilter, _copy
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.errors import AccessDenied
@@ -24,6 +26,7 @@ from rocketmq_spark.options import parse
 from tests.cli.conftest import documents
 from tests.cli.test_tail import MESSAGE
 from tests.helpers import awaited, stored_now, total
+from tests.mockbroker import NO_ROUTE, MockBroker, ok
 
 Run = Callable[..., Result]
 
@@ -124,6 +127,41 @@ def test_what_cannot_be_sent_leaves_the_others_to_be_sent(
     assert (done.exit_code, "1 sent" in done.stderr) == (1, True), done.stderr
     assert "is left out: [ROCKETMQ_" in done.stderr
     awaited(lambda: [one["body"] for one in stored(run, topic)], lambda found: sorted(found) == ["a", "b", "b"])
+    (left,) = documents(run("dlq", "resend", dead, "--key", "k-a", "--yes", "--json").stdout)
+    assert (left["topic"], left["sent"], "ROCKETMQ_" in left["leftOut"]) == (topic, False, True)
+
+
+def test_letters_of_a_topic_that_is_gone_leave_the_others_to_be_sent(
+    run: Run, dead: str, topic: str, rocketmq: LocalBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is the topic made again, as brokers do on demand."""
+    gone = f"gone_{uuid.uuid4().hex[:8]}"
+    letters = message._letters
+    monkeypatch.setattr(
+        message,
+        "_letters",
+        lambda *given: (replace(one, topic=gone) if one.body == b"a" else one for one in letters(*given)),
+    )
+    for again in ((), ("--again",)):
+        done = run("dlq", "resend", dead, "--yes", *again)
+        assert (done.exit_code, "1 sent" in done.stderr) == (1, True), done.output
+        assert f"to {gone}, is left out: [ROCKETMQ_ROUTE_NOT_FOUND]" in done.stderr
+    assert gone not in rocketmq.admin.topics()
+    awaited(lambda: [one["body"] for one in stored(run, topic)], lambda found: sorted(found) == ["a", "b", "b", "b"])
+
+
+def test_letters_that_nobody_may_read_are_not_none(run: Run, dead: str, rocketmq: LocalBroker) -> None:
+    """An operator may have closed them. It said that there are 0."""
+    letters = f"%DLQ%{dead}"
+    assert run("topic", "update", letters, "--permission", "W").exit_code == 0
+    for arguments in (("show", dead), ("resend", dead, "--yes")):
+        done = run("dlq", *arguments)
+        assert (done.exit_code, f"topic {letters} must not be read on broker-a" in done.stderr) == (1, True), (
+            done.output
+        )
+        assert f"rocketmq-spark topic update {letters} --permission RW" in done.stderr
+    assert run("topic", "update", letters, "--permission", "RW").exit_code == 0
+    assert shown(run, "show", dead) == ["a", "b"]
 
 
 def test_a_letter_goes_to_the_queue_of_its_sharding_key(rocketmq: LocalBroker, topic: str) -> None:
@@ -139,7 +177,7 @@ def test_a_letter_goes_to_the_queue_of_its_sharding_key(rocketmq: LocalBroker, t
 
 def test_two_letters_of_one_id_and_other_topics_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
     admin = SimpleNamespace(messages_of_key=lambda *asked: [])
-    find = message._finder(None, SimpleNamespace(client=lambda: SimpleNamespace(admin=admin)))  # type: ignore[arg-type]
+    find = message._finder(SimpleNamespace(client=lambda: SimpleNamespace(admin=admin)))  # type: ignore[arg-type]
     assert [find(replace(MESSAGE, topic=name)) for name in "aab"] == [None, "another letter of this id", None]
 
 
@@ -151,6 +189,8 @@ def test_where_nobody_can_look_it_up_it_is_said_and_sent(run: Run, dead: str, mo
     done = run("dlq", "resend", dead, "--yes")
     assert (done.exit_code, "2 sent" in done.stderr) == (0, True)
     assert done.stderr.count("was sent again before cannot be looked up") == 2
+    told = documents(run("dlq", "resend", dead, "--json").stdout)
+    assert [("no" in one["notLookedUp"], one["sent"]) for one in told] == [(True, False)] * 2, "programs get no notes"
 
 
 def test_a_group_without_dead_letters(run: Run) -> None:
@@ -194,3 +234,12 @@ def test_times_begin_with_the_first_and_end_before_the_last() -> None:
         assert DeadLetterFilter(frozenset(), since, until)(died) == wanted
     assert DeadLetterFilter(frozenset({"k2"}), None, None)(died)
     assert not DeadLetterFilter(frozenset({"k3"}), None, None)(died)
+
+
+def test_without_any_broker_it_is_not_said_that_there_are_none() -> None:
+    empty = ok(b'{"brokerAddrTable":{},"clusterAddrTable":{}}')
+    with MockBroker({Request.GET_ROUTEINFO_BY_TOPIC: NO_ROUTE, Request.GET_BROKER_CLUSTER_INFO: empty}) as server:
+        for arguments in (("show", "g"), ("resend", "g", "--yes")):
+            done = CliRunner().invoke(app, ["dlq", *arguments, "--name-server", server.address])
+            assert (done.exit_code, "No broker is registered" in done.stderr) == (1, True), done.output
+    session.close_all()

@@ -30,7 +30,7 @@ def test_every_page_is_listed_with_its_title_and_shown_as_it_is(run: Run) -> Non
     names = list(listed)
     assert listed["options"] == "Options", "not the settings of the site above it"
     assert names.index("writing") < names.index("how-to/avro-bodies"), "recipes come last"
-    for name in ("errors", "docs/errors.md", "errors.md"):
+    for name in ("errors", "docs/errors.md", "errors.md", "Errors"):
         assert run("help", name).output == (DOCS / "errors.md").read_text(encoding="utf-8")
     assert run("help", "replay").output == run("help", "how-to/replay").output
     (page,) = documents(run("help", "how-to/replay", "--json").output)
@@ -57,6 +57,13 @@ def test_every_option_and_every_error_is_shown(run: Run) -> None:
 def test_a_name_that_is_a_command_shows_its_help(run: Run) -> None:
     assert run("help", "dlq").output.startswith("Usage: ")
     assert "resend" in run("help", "dlq").output
+    (told,) = documents(run("help", "dlq", "--json").output)
+    assert (told["command"], "resend" in told["text"]) == ("dlq", True)
+
+
+def test_an_option_and_a_command_of_one_name_are_both_shown(run: Run) -> None:
+    option, usage = run("help", "group").output.split("Usage: ")
+    assert (option.split("\n")[0], "describe" in usage) == ("option: group", True)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,21 @@
+import json
 import time
 from itertools import islice
 
 import numpy as np
 import pytest
 
-from rocketmq_spark import Message, Producer, options
+from rocketmq_spark import Message, Producer, options, session
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Request
 from rocketmq_spark.cli import reading
 from rocketmq_spark.cli.reading import TopicReader, at_offset, earliest, latest
-from rocketmq_spark.errors import RouteNotFound
+from rocketmq_spark.errors import NotReadable, RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.answers import Fetched, Piece
 from rocketmq_spark.wire.messages import decode_leniently
 from tests.helpers import total
+from tests.mockbroker import MockBroker, ok, route
 
 
 @pytest.fixture
@@ -165,3 +168,32 @@ def test_a_topic_that_does_not_exist_is_told_at_once(rocketmq, topic):
     with pytest.raises(RouteNotFound, match=f"Did you mean {topic}"):
         TopicReader(parsed, topic + "x", print).seek(earliest)
     assert not deadline.expired
+
+
+def test_what_a_closed_broker_has_is_said_to_be_left_out(caplog):
+    """And where all are closed, it is no topic without messages."""
+    with MockBroker() as first, MockBroker() as second:
+        first.on(Request.GET_ROUTEINFO_BY_TOPIC, half_closed(first, second))
+        first.on(Request.GET_TOPIC_STATS_INFO, ok(b'{"offsetTable":{}}'))
+        reader = TopicReader(options.parse({"name_server": first.address}).for_role("batch source"), "t", print)
+        reader.seek(earliest)
+        assert [record.getMessage() for record in caplog.records if record.name == reading.__name__] == [
+            "what topic t has on broker-b is left out: it must not be read"
+        ]
+        first.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": first.address}, perm=2))
+        with pytest.raises(NotReadable, match=r"t must not be read on broker-a.*topic update t --permission RW"):
+            reader.seek(earliest)
+    session.close_all()
+
+
+def half_closed(first, second):
+    servers = {"broker-a": first, "broker-b": second}
+    return ok(json.dumps({
+        "brokerDatas": [
+            {"brokerName": name, "cluster": "c", "brokerAddrs": {"0": server.address}} for name, server in servers.items()
+        ],
+        "queueDatas": [
+            {"brokerName": name, "readQueueNums": 1, "writeQueueNums": 1, "perm": perm}
+            for name, perm in zip(servers, (6, 2), strict=True)
+        ],
+    }).encode())  # fmt: skip

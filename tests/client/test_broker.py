@@ -27,7 +27,7 @@ from rocketmq_spark.model import LogState, MessageQueue, QueueBounds, SendReques
 from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
 from tests.harness import store
-from tests.mockbroker import Call, MockBroker, eventually, offsets, ok, refuse, route
+from tests.mockbroker import Call, MockBroker, eventually, offsets, ok, refuse, route, topic_config
 
 ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
 QUEUES = [MessageQueue("t", "broker-a", i) for i in range(2)]
@@ -304,6 +304,7 @@ class TestOldBrokersTakeTheNearestMessageOfATime:
             return ok(store("t", b"x", queue_offset=at, store_ms=self.TIMES[at]), **_pulled(at + 1))
 
         broker.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, search)
+        broker.on(Request.GET_TOPIC_CONFIG, topic_config())
         broker.on(Request.PULL_MESSAGE, pull)
         return int(request.param)
 
@@ -321,6 +322,53 @@ class TestOldBrokersTakeTheNearestMessageOfATime:
     def test_without_a_group_nobody_looks(self, routed: Parts, broker: MockBroker, version: int) -> None:
         assert routed.brokers.search_offsets({QUEUES[0]: 20}, routed.soon) == {QUEUES[0]: 3}
         assert broker.seen(Request.PULL_MESSAGE) == []
+
+
+class TestBrokersTakeTheLastBatchOfATime:
+    """As brokers of RocketMQ 5, of a batch topic: from the time of the last one on they name that, also one that is older,
+    or one of several of that time. A read up to a time behind it lacked it, one from that time on lacked those before it.
+    """
+
+    BATCHES = ((0, 10), (3, 20), (7, 30), (8, 30), (10, 30))  # first offset and time; the end is 12
+
+    @pytest.fixture
+    def batches(self, broker: MockBroker) -> None:
+        def search(call: Call) -> Command:
+            wanted = int(call.ext("timestamp"))
+            if wanted >= 30:
+                return replace(ok(offset=10), version=513)
+            return replace(ok(offset=next(at for at, time in self.BATCHES if time >= wanted)), version=513)
+
+        def pull(call: Call) -> Command:
+            at = int(call.ext("queueOffset"))
+            if not 0 <= at < 12:
+                return refuse(Response.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE")
+            base, time = [batch for batch in self.BATCHES if batch[0] <= at][-1]
+            return ok(store("t", b"x", queue_offset=base, store_ms=time), **_pulled(at + 1))
+
+        broker.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, search)
+        broker.on(Request.PULL_MESSAGE, pull)
+
+    @pytest.mark.parametrize("known", [True, False])
+    @pytest.mark.parametrize(
+        ("time_ms", "expected"), [(0, 0), (10, 0), (11, 3), (20, 3), (21, 7), (30, 7), (31, 12), (99, 12)]
+    )
+    def test_its_answer_is_corrected(
+        self, routed: Parts, broker: MockBroker, batches: None, known: bool, time_ms: int, expected: int
+    ) -> None:
+        kind = topic_config(**{"queue.type": "BatchCQ"}) if known else refuse(Response.REQUEST_CODE_NOT_SUPPORTED)
+        broker.on(Request.GET_TOPIC_CONFIG, kind)
+        found = routed.brokers.search_offsets({QUEUES[0]: time_ms}, routed.soon, group="g")
+        assert found == {QUEUES[0]: expected}
+
+    def test_who_cannot_look_is_told_unless_it_may_be_an_ordinary_topic(
+        self, routed: Parts, broker: MockBroker, batches: None
+    ) -> None:
+        broker.on(Request.PULL_MESSAGE, refuse(Response.NO_PERMISSION, "no"))
+        assert routed.brokers.search_offsets({QUEUES[0]: 31}, routed.soon, group="g") == {QUEUES[0]: 10}
+        broker.on(Request.GET_TOPIC_CONFIG, topic_config(**{"queue.type": "BatchCQ"}))
+        with pytest.raises(AccessDenied):
+            routed.brokers.search_offsets({QUEUES[0]: 31}, routed.soon, group="g")
 
 
 def test_every_request_to_a_broker_names_it(broker: MockBroker, routed: Parts) -> None:

@@ -262,7 +262,7 @@ def test_a_server_that_drains_is_left_for_a_new_connection(broker: MockBroker, p
 
 
 @pytest.mark.parametrize(
-    ("forbidden", "kind"), [(1, NotReadable), (3, NotReadable), (2, AccessDenied), (None, AccessDenied)]
+    ("forbidden", "kind"), [(1, NotReadable), (3, NotReadable), (2, AccessDenied), (None, NotReadable)]
 )
 def test_a_read_permission_that_was_taken_may_be_given_back(broker: MockBroker, parts: Parts, forbidden, kind) -> None:
     ext = {} if forbidden is None else {"forbiddenType": forbidden}
@@ -270,6 +270,8 @@ def test_a_read_permission_that_was_taken_may_be_given_back(broker: MockBroker, 
     with pytest.raises(RocketMQError, match="pulling message is forbidden") as caught:
         parts.calls.ask(broker.address, ping())
     assert (type(caught.value), caught.value.retriable) == (kind, kind is NotReadable)
+    of_group = refused(refuse(Response.NO_PERMISSION, "subscription group no permission, g", **ext), "h:1")
+    assert type(of_group) is (NotReadable if forbidden in (1, 3) else AccessDenied)
 
 
 def test_the_default_deadline_is_the_request_timeout(broker: MockBroker) -> None:

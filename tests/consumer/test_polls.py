@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import itertools
+import operator
+import signal
 import sys
 import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
-from rocketmq_spark.errors import ConnectionLost, OffsetError
-from rocketmq_spark.model import MessageQueue
-from tests.consumer.fake_member import A, B, FakeMember, Hand, made
+from rocketmq_spark.errors import ConnectionLost, OffsetError, OptionError, RocketMQError
+from rocketmq_spark.model import MessageQueue, PullAnswer, PullRequest, PullStatus, ReceivedMessage
+from tests.consumer.fake_member import AT_ONCE, A, B, Done, FakeMember, Hand, Rows, as_rows, made
 from tests.consumer.test_pull_interrupted import Interrupted, places
+from tests.helpers import raising
 from tests.mockbroker import WAIT_S
 
 QUEUES = [MessageQueue("t", "b", i) for i in range(4)]
@@ -74,6 +84,16 @@ def test_all_queues_that_are_still_here_are_sought_or_all_that_are_named() -> No
     assert sought() == [5, 5]
 
 
+@pytest.mark.parametrize("queues", [A, [("t", "b", 0)], "t", [A, None]])
+def test_what_is_no_queue_is_not_assigned(queues: Any) -> None:
+    with made(FakeMember([A])) as consumer:
+        with pytest.raises(
+            OptionError, match=r"a queue is .*; expected several MessageQueue, such as queues\(\) returns"
+        ):
+            consumer.assign(queues)
+        assert consumer.assignment() == []
+
+
 def test_who_is_woken_comes_back_once() -> None:
     one = polls(FakeMember(QUEUES[:1]))
     one.assign({QUEUES[0]: Start(0)})
@@ -82,6 +102,125 @@ def test_who_is_woken_comes_back_once() -> None:
     short = Deadline.after(0.02)
     assert one.wait(short, 1) == []
     assert short.expired
+
+
+@pytest.mark.parametrize("how", ["poll", "poll_arrow"])
+def test_a_poll_keeps_to_its_time_whatever_comes_that_is_not_wanted(how: str) -> None:
+    """Of a batch topic brokers give all messages, of any tag: more may come than are looked at."""
+
+    class Unwanted(FakeMember):
+        def pull(self, request: PullRequest, deadline: Deadline, done: Done) -> None:
+            def none(answer: PullAnswer | RocketMQError) -> None:
+                found = isinstance(answer, PullAnswer) and answer.status is PullStatus.FOUND
+                done(replace(answer, read=tuple) if found else answer)  # type: ignore[type-var]
+
+            super().pull(request, deadline, none)
+
+    fake = Unwanted([A], high=6400)
+    with made(fake) as consumer:
+        consumer.assign([A])
+        before = len(fake.pulls)
+        assert places(consumer, how) == []
+        assert len(fake.pulls) <= before + 32
+        while fake.stored.get(A) != 6400:
+            assert places(consumer, how) == []
+            consumer.commit()
+
+
+def test_a_loop_that_goes_on_above_a_commit_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a coroutine does, where the commit was cancelled: its thread goes on."""
+    fake = FakeMember([A], high=3)
+    with made(fake) as consumer:
+        consumer.assign([A])
+        loop = iter(consumer)
+        assert next(loop).queue_offset == 0
+        ready = consumer._polls._assigned.ready
+        real, found = ready.give_up_to, list[int]()
+
+        def give_up_to(next_offset: int) -> None:
+            found.extend(message.queue_offset for message in itertools.islice(loop, 0 if found else 1))
+            real(next_offset)
+
+        monkeypatch.setattr(ready, "give_up_to", give_up_to)
+        for committed in (1, 2):
+            consumer.commit()
+            assert (found, fake.stored[A]) == ([1], committed)
+        assert [offset for _, offset in places(consumer, "poll")] == [2]
+
+
+@pytest.mark.parametrize("how", ["poll", "poll_arrow"])
+def test_ctrl_c_while_a_poll_returns_loses_nothing(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older Pythons stop behind some calls. No code of Python's is called here where the signal comes: that would be a stop."""
+    comes = staticmethod(partial(operator.contains, map(_thread.interrupt_main, [signal.SIGINT]), None))  # gives True
+    many, number = type("Many", (list,), {"__bool__": comes}), type("Number", (int,), {"__bool__": comes})
+
+    def rows(parts: Sequence[FetchedPart]) -> tuple[Rows, int | None]:
+        found, left = as_rows(parts)
+        found.num_rows = number(found.num_rows)
+        return found, left
+
+    def portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMessage], None]:
+        return many(messages), None
+
+    fake = FakeMember([A], high=40)
+    with made(fake) as consumer:
+        consumer.assign([A])
+        got: list[tuple[MessageQueue, int]] = []
+        with monkeypatch.context() as patched:
+            patched.setattr("rocketmq_spark.consumer.pull.pull_consumer.portion", portion)
+            patched.setattr(consumer, "_to_arrow", rows)
+            found: Any = []
+            with contextlib.suppress(KeyboardInterrupt):
+                found = consumer.poll(AT_ONCE) if how == "poll" else consumer.poll_arrow(AT_ONCE)
+                sum(())  # the last place where it is raised
+        got += [(A, one.queue_offset) for one in (found if how == "poll" or found == [] else found.messages)]
+        while more := places(consumer, "poll"):
+            got += more
+        assert [offset for _, offset in got] == list(range(40))
+
+
+@pytest.mark.parametrize("step", ["__enter__", "__exit__"])
+def test_ctrl_c_leaves_the_lock_of_no_call_held(step: str) -> None:
+    """The steps of a condition are Python's: it stops when the lock is taken and no block has begun, or before it is let go."""
+    code = getattr(threading.Condition, step).__code__
+
+    def interrupt(frame: Any, event: str, arg: Any) -> Any:
+        if frame.f_code is code and event == {"__enter__": "return", "__exit__": "call"}[step]:
+            raise KeyboardInterrupt
+        return interrupt
+
+    fake = FakeMember([A], high=3)
+    with made(fake) as consumer:
+        consumer.assign([A])
+        before = sys.gettrace()
+        for call in (
+            consumer.poll,
+            consumer.poll_arrow,
+            lambda timeout_s: consumer.commit(),
+            lambda timeout_s: consumer.assignment(),
+        ):
+            sys.settrace(interrupt)
+            try:
+                call(AT_ONCE)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(before)
+            assert not consumer._polls._changed._is_owned()  # type: ignore[attr-defined]
+
+
+def test_ctrl_c_between_two_steps_of_a_wait_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeMember([A])
+    with made(fake) as consumer:
+        consumer.assign([A])
+        changed = consumer._polls._changed
+        let_go = changed._release_save  # type: ignore[attr-defined]
+        monkeypatch.setattr(changed, "_release_save", lambda: (let_go(), raising(KeyboardInterrupt())()))
+        with pytest.raises(KeyboardInterrupt):
+            consumer.poll(60)
+        monkeypatch.undo()
+        fake.add(A, 1)
+        assert places(consumer, "poll") == [(A, 0)]
 
 
 def test_after_the_close_nothing_is_pulled() -> None:

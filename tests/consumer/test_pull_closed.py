@@ -126,7 +126,7 @@ def test_a_signal_handler_may_close_above_any_call(
     monkeypatch.setattr(fake, "commit", commit)
     whose = consumer._positions if call in ("committed", "queues") else consumer._polls
     if whose is consumer._polls:
-        monkeypatch.setattr(consumer._polls, "_changed", Signalled(consumer._polls._changed, handler))
+        monkeypatch.setattr(consumer._polls, "_lock", Signalled(consumer._polls._lock, handler))
     else:
         real_queues = fake.queues
         monkeypatch.setattr(fake, "queues", lambda *given: (handler(), real_queues(*given))[1])

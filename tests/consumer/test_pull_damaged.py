@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import islice
+
 import pytest
 
+from rocketmq_spark.base.codes import INNER_BATCH_MASK, SysFlag
 from rocketmq_spark.client.pulls import wanted_of
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
+from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, PullAnswer, PullRequest, PullStatus
 from rocketmq_spark.session.consumers import _arrow
 from rocketmq_spark.wire import messages
+from rocketmq_spark.wire.messages import encode_batch
 from rocketmq_spark.wire.names import Scope
 from tests.consumer.fake_member import AT_ONCE, A, FakeMember
 from tests.harness import store
@@ -16,16 +22,31 @@ from tests.harness import store
 SAID = [[7, 8, 9, 10], [5, 1 << 40, 7, 8], [5, 1, 7, 8], [-1, -1, -1, -1], [8, 7, 6, 5]]
 
 
-def stored_by(consumer: BasePullConsumer, fake: FakeMember, said: list[int], wanted: Filter) -> None:
-    """An answer with messages of the offsets 5 to 8, which say others of themselves; every second one is of another tag."""
+def stored_by(
+    consumer: BasePullConsumer,
+    fake: FakeMember,
+    said: list[int],
+    wanted: Filter,
+    sizes: Mapping[int, int] | None = None,
+) -> None:
+    """An answer with messages of the offsets 5 to 8, which say others of themselves, some other ``sizes``, too; every second one
+    is of another tag.
+    """
+    tags = ["Aa", "BB"] * 2  # of one hash, so that brokers give both
+    parts = [store("t", b"%d" % i, f"TAGS\x01{tags[i]}\x02", 0, one) for i, one in enumerate(said)]
+    for i, size in (sizes or {}).items():
+        parts[i] = size.to_bytes(4, "big") + parts[i][4:]
+    given_to(consumer, fake, b"".join(parts), wanted)
+
+
+def given_to(consumer: BasePullConsumer, fake: FakeMember, stored: bytes, wanted: Filter = NO_FILTER) -> None:
+    """The answer to the pull of offset 5, up to 8."""
     consumer._to_arrow = _arrow
     fake.low[A] = fake.high[A] = fake.stored[A] = 5
     consumer.subscribe("t", tags=wanted.expression)
     assert consumer.poll(AT_ONCE) == []
     ((request, done),) = [waiting for waiting in fake.waiting if waiting[0].queue == A]
     fake.waiting.remove((request, done))
-    tags = ["Aa", "BB"] * 2  # of one hash, so that brokers give both
-    stored = b"".join(store("t", b"%d" % i, f"TAGS\x01{tags[i]}\x02", 0, one) for i, one in enumerate(said))
     fake.high[A] = 9
     asked = PullRequest("g", A, 5, filter=request.filter)
     done(PullAnswer(PullStatus.FOUND, 9, 5, 9, stored=stored, read=lambda: wanted_of(asked, stored, Scope(), 9)))
@@ -64,3 +85,55 @@ def test_rows_behind_a_message_of_a_loop_are_all_others(
     assert rows(consumer) == ([b"1", b"2", b"3"] if wanted == NO_FILTER else [b"2"])
     consumer.commit()
     assert fake.stored[A] == 9
+
+
+@pytest.mark.parametrize("how", ["loop", "poll"])
+@pytest.mark.parametrize("number", range(4))
+def test_a_message_whose_size_says_less_takes_no_offset_from_others(
+    fake: FakeMember, consumer: BasePullConsumer, number: int, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks like two, which is one more than there are offsets: the last one would have that of the next answer's first."""
+    monkeypatch.setattr(messages, "PORTION_BYTES", 1)
+    stored_by(consumer, fake, [5, 6, 7, 8], NO_FILTER, {number: 93})
+    got = []
+    for _ in range(4):
+        got += consumer.poll(AT_ONCE) if how == "poll" else islice(consumer, 1)
+        consumer.commit()
+        assert fake.stored[A] == 5 + len(got)
+    assert [message.queue_offset for message in got] == [5, 6, 7, 8]
+    assert [i for i, message in enumerate(got) if message.decode_error] == [number]
+    assert [m.body for m in got if not m.decode_error] == [b"%d" % i for i in range(4) if i != number]
+
+
+def test_a_damaged_body_is_given_by_its_tag_to_polls_as_to_rows() -> None:
+    tags, packed = ["Aa", "BB", "Aa", ""], int(SysFlag.COMPRESSED)
+    stored = [store("t", b"%d" % i, f"TAGS\x01{tag}\x02", 0, 5 + i, sys_flag=packed) for i, tag in enumerate(tags)]
+    stored[2] = stored[2][:4] + bytes(84) + stored[2][88:]  # of this nobody knows the tag, nor of the next
+    got = list(wanted_of(PullRequest("g", A, 5, filter=Filter("Aa")), b"".join(stored), Scope(), 9))
+    assert [(m.queue_offset, bool(m.decode_error)) for m in got] == [(5, True), (7, True), (8, True)]
+
+
+def test_of_more_messages_than_offsets_the_last_ones_are_one() -> None:
+    """Nothing that damage does to sizes makes that of whole messages; all bytes are given."""
+    stored = [store("t", b"%d" % i, "", 0, 5 + i) for i in range(4)]
+    got = list(wanted_of(PullRequest("g", A, 5), b"".join(stored), Scope(), 7))
+    assert [(m.queue_offset, m.body) for m in got] == [(5, b"0"), (6, b"".join(stored[1:]))]
+    assert (got[0].decode_error, bool(got[1].decode_error)) == (None, True)
+
+
+def test_rows_of_a_batch_that_lies_about_its_offsets_are_not_counted_as_messages(
+    fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is one message, and several rows: what is committed behind some rows would be behind others that were not given."""
+    batch = encode_batch([(b"0", "", 0), (b"1", "", 0), (b"2", "", 0)])
+    stored = store("t", batch, "", 0, 6, sys_flag=INNER_BATCH_MASK) + store("t", b"3", "", 0, 8)
+    given_to(consumer, fake, stored)
+    monkeypatch.setattr(messages, "PORTION_BYTES", 1)
+    for _ in range(2):
+        with pytest.raises(DecodeError, match=r"not where it was asked for .*poll\(\) returns it raw"):
+            rows(consumer)
+    consumer.commit()
+    assert fake.stored[A] == 5
+    got = consumer.poll(AT_ONCE) + consumer.poll(AT_ONCE)
+    assert [(m.queue_offset, m.decode_error is None) for m in got] == [(5, False), (8, True)]
+    assert rows(consumer) == []

@@ -17,7 +17,7 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
-from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer, take_back
+from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.pull.upkeep import Upkeep
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
 from rocketmq_spark.consumer.settings import ConsumerSettings
@@ -406,7 +406,7 @@ def test_a_fork_is_told_whose_the_consumer_is(
         lambda: consumer.poll_arrow(AT_ONCE),
         lambda: next(iter(consumer)),
     ]
-    with consumer._polls._changed:  # held by a thread of the parent when it forked: nobody lets it go here
+    with consumer._polls._lock:  # held by a thread of the parent when it forked: nobody lets it go here
         for call in calls:
             with pytest.raises(ClosedError, match="belongs to process"):
                 in_time(call)
@@ -485,15 +485,3 @@ def test_who_cannot_join_has_no_subscription(fake: FakeMember, consumer: BasePul
             second.subscribe("t")
         with pytest.raises(OptionError, match="no queues"):
             second.poll(0.0)
-
-
-def test_a_poll_that_is_taken_back_is_given_once_more_and_not_committed(
-    fake: FakeMember, consumer: BasePullConsumer, hand: Hand
-) -> None:
-    fake.add(A, 96)
-    consumer.assign([A])
-    first = bodies(consumer.poll(AT_ONCE))
-    take_back(consumer)
-    hand.now += 5
-    assert bodies(consumer.poll(AT_ONCE)) == first
-    assert fake.commits == [{A: 0}]

@@ -56,6 +56,26 @@ def test_rows_that_a_loop_gave_are_left_out_of_their_queue_alone() -> None:
     assert batch.schema == arrow_schema(BASIC)
 
 
+def test_rows_that_a_loop_gave_are_left_out_whatever_queue_they_say_they_are_of() -> None:
+    stored = b"".join(store("t", b"%d" % i, "", 1 + 16 * (i == 0), 5 + i) for i in range(4))
+    found = (QUEUES[0], 5, [(9, len(stored))], stored)
+    for count in range(4):
+        batch, _ = batch_of([(answer(QUEUES[1], "u"), NO_FILTER), (found, NO_FILTER)], {(QUEUES[0], NO_FILTER): count})
+        assert batch.column("body").to_pylist() == [b"u", *(b"%d" % i for i in range(count, 4))]
+
+
+@pytest.mark.parametrize("given", [0, 1])
+def test_rows_of_a_queue_are_in_its_order_whatever_filters_its_answers_were_asked_for_by(given: int) -> None:
+    one, two = QUEUES
+    wanted = [NO_FILTER, Filter("a"), NO_FILTER, Filter("a"), NO_FILTER]
+    parts = [(answer(two, "x"), NO_FILTER)]
+    parts += [(answer(one, "a", start=5 + i), by) for i, by in enumerate(wanted)]
+    batch, _ = batch_of([*parts, (answer(two, "y", start=6), NO_FILTER)], {(one, NO_FILTER): given})
+    rows = list(zip(batch.column("topic").to_pylist(), batch.column("queueOffset").to_pylist(), strict=True))
+    assert [offset for topic, offset in rows if topic == "t"] == list(range(5 + given, 10))
+    assert [offset for topic, offset in rows if topic == "u"] == [5, 6]
+
+
 def test_an_answer_without_messages_has_no_rows() -> None:
     batch, whole = batch_of([((QUEUES[0], 5, [(6, 0)], b""), NO_FILTER)])
     assert (batch.num_rows, whole) == (0, True)

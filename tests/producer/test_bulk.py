@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -21,8 +22,10 @@ from rocketmq_spark.errors import (
     SendFailed,
 )
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
+from rocketmq_spark.model.pull import QueueEnd
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.bulk import BulkProducer
+from rocketmq_spark.producer.confirming import Confirming
 from rocketmq_spark.producer.encoding import batch_request
 from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.rows import inputs
@@ -458,3 +461,26 @@ def test_an_error_that_says_what_is_stored_is_not_the_error_of_all(bulk: Bulk) -
     assert isinstance(sent[0], SendResult)
     assert sent[0].queue_offset == 5
     assert "one before it in its group was refused" in str(sent[2])
+
+
+def test_rows_that_may_lie_in_two_queues_have_none(bulk: Bulk) -> None:
+    """After an attempt without an answer a part is found stored, and the rest is sent elsewhere."""
+
+    def lost(queue: MessageQueue, request: SendRequest) -> RocketMQError:
+        found = [properties["UNIQ_KEY"] for _, properties in messages(request)]
+        stored.among.side_effect = [{*found[:count]}]
+        return LOST
+
+    stored = Mock(end=lambda queue: QueueEnd(0, "host:1"))
+    producer = bulk.producer()
+    producer._engine.confirming = Confirming(stored, producer._engine.timer)
+    for count in (1, 2):
+        bulk.sender.script = [lost]
+        sent = producer.send_arrow(table("a", "b"), "T")
+        named = [queue.broker_name for _, queue, _ in bulk.sender.calls[-1:]] if count == 2 else [None]
+        assert (
+            sent.table.select(["status", "brokerName", "queueOffset"]).to_pylist()
+            == [{"status": "SEND_OK", "brokerName": named[0], "queueOffset": None}] * 2
+        )
+        assert [each.msg_id for each in sent if isinstance(each, SendResult)] == sent.table["msgId"].to_pylist()
+    assert sorted(bulk.bodies) == [["a", "b"], ["a", "b"], ["b"]]

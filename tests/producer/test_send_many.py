@@ -10,12 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.java import Long
+from rocketmq_spark.columnar.encode import from_messages
 from rocketmq_spark.columnar.encode.from_messages import batch_of
 from rocketmq_spark.columnar.encode.properties import BadRows
-from rocketmq_spark.errors import MessageRefused, OptionError, RouteNotFound
-from rocketmq_spark.model import Message, SendResult
+from rocketmq_spark.errors import ClosedError, MessageRefused, OptionError, RouteNotFound, SendFailed
+from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
 from rocketmq_spark.options.transport import FEATURES, GRPC
-from rocketmq_spark.producer.encoding import prepare
+from rocketmq_spark.producer.encoding import batch_request, prepare
+from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.rows import inputs
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.selection import select
@@ -68,7 +71,7 @@ def test_a_key_chooses_the_queue(bulk: Bulk) -> None:
     for _, found in bulk.sent:
         assert [int(body) for body, _ in found] == sorted(int(body) for body, _ in found)
     for keys, why in (({b"x": None}, "message 0: its key is None"), ({}, r"message 0: KeyError: b'x'")):
-        with pytest.raises(MessageRefused, match=why):
+        with pytest.raises(MessageRefused, match=f"{why}($|\\. Mess)"):
             bulk.producer().send_many([message()], key=lambda each, keys=keys: keys[each.body])  # type: ignore[misc]
 
 
@@ -237,3 +240,90 @@ def test_they_have_the_properties_of_send(given: list[Message]) -> None:
         expected = {**decode_properties(prepare(each, "x", settings).properties), "UNIQ_KEY": "", "WAIT": ""}
         assert {**decode_properties(item.properties), "UNIQ_KEY": "", "WAIT": ""} == expected
         assert (bytes(item.body), item.flag) == (each.body, each.flag)
+
+
+def test_all_that_was_taken_of_an_iterator_has_an_outcome_after_a_close(
+    bulk: Bulk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "FEW_MESSAGES", 2)
+    producer = bulk.producer()
+    taken: list[int] = []
+
+    def messages() -> Iterator[Message]:
+        for i in range(99):
+            taken.append(i)
+            yield message(b"%d" % i, tags="t" if 4 <= i < 8 else None)
+
+    def closes(queue: MessageQueue, request: SendRequest) -> SendResult:
+        producer._closing.acquire()
+        return ok(queue, request)
+
+    bulk.sender.script = [closes]
+    sent = producer.send_many(messages())
+    producer._closing.release()
+    assert bulk.bodies == [[*"0123"]]
+    assert taken == [*range(6)], "the last of them before it was seen that their columns are others"
+    assert sent.failed.tolist() == taken[4:]
+    assert {str(each) for each in sent[4:]} == {str(ClosedError("the producer was closed before the row was sent"))}
+
+
+def test_a_result_says_that_an_iterator_was_not_read_to_its_end(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "FEW_MESSAGES", 2)
+    monkeypatch.setattr(inputs, "PORTION_MESSAGES", 2)
+    producer = bulk.producer()
+
+    def closes(queue: MessageQueue, request: SendRequest) -> SendResult:
+        producer._closing.acquire()
+        return ok(queue, request)
+
+    bulk.sender.script = [closes]
+    sent = producer.send_many(message() for _ in range(99))
+    producer._closing.release()
+    assert 2 < len(sent) < 9
+    assert sent.failed.tolist() == [*range(2, len(sent))]
+
+
+def test_a_key_is_hashed_as_by_send(bulk: Bulk) -> None:
+    keys: list[Any] = [5, -7, 2**40, True, Long(-7), "k", "5", *range(100, 130)]
+    given = [message(b"%d" % i) for i in range(len(keys))]
+    sent = bulk.producer().send_many(iter(given), key=lambda each: keys[int(each.body)])
+    for each, key, outcome in zip(given, keys, sent, strict=True):
+        assert isinstance(outcome, SendResult)
+        assert outcome.queue == select("hash", qs("a:0-1 b:0-1"), each, key), key
+    groups = {int(body): properties["__SHARDINGKEY"] for _, found in bulk.sent for body, properties in found}
+    assert groups == {i: str(key) for i, key in enumerate(keys)}
+    for key, why in ((b"k", "a bytes"), (1.5, "a float"), (2**70, str(2**70))):
+        with pytest.raises(MessageRefused, match=f"message 1: its key: cannot hash {why}: expected"):
+            bulk.producer().send_many(
+                [message(), message(b"y")], key=lambda each, of={b"x": "x", b"y": key}: of[each.body]
+            )  # type: ignore[misc]
+
+
+def test_what_others_send_before_may_take_longer_than_the_call(bulk: Bulk) -> None:
+    producer = bulk.producer(max_in_flight=1)
+    engine, timer = producer._engine, bulk.bench.timers["send"]
+
+    def others(queue: MessageQueue) -> None:
+        bulk.sender.script = [None]
+        engine.submit(Outgoing("T", batch_request(b"", {}, producer.settings, 0), 600.0, queue, ordered=True))
+        timer.later(500, bulk.sender.answer)
+
+    for queue in (q("b:1"), q("a:0")):  # its own, and another while no more may be out
+        others(queue)
+        sent = producer.send_many([message(), message()], queue=q("b:1"), timeout_s=1)
+        assert sent.failed.tolist() == []
+    others(q("a:0"))
+    bulk.sender.script = []
+    wide = bulk.producer()
+    bulk.sender.script = [None]
+    with pytest.raises(SendFailed, match=r"1 batches have had no outcome .*bug of rocketmq-spark"):
+        wide.send_many([message()], queue=q("b:1"), timeout_s=1)
+
+
+def test_more_than_a_column_takes_is_refused(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(from_messages, "MOST_BYTES", 100)
+    with pytest.raises(MessageRefused, match="3 messages have 121 bytes together, and 100 at most are sent at once"):
+        bulk.producer().send_many([message(), *[message(b"x" * 60)] * 2])
+    with pytest.raises(MessageRefused, match=r"nothing of this call was sent: message 1: .* 1 messages have 101 bytes"):
+        bulk.producer().send_many([message(), message(b"x" * 101)])
+    assert bulk.sender.calls == []

@@ -21,6 +21,7 @@ from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.tracing import TracedSender, TraceProducer
 from rocketmq_spark.session import producers
+from rocketmq_spark.wire import traces
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
 from rocketmq_spark.wire.traces import TraceRecord
@@ -230,6 +231,8 @@ def test_what_waits_is_bounded_and_there_is_room_again_when_it_is_sent(
     bench.time.advance(tracing.FLUSH_S)
     sending.producer.append([record(2), record(3)])  # those before have no answer yet
     assert "2 trace records of" in caplog.text
+    assert "more is sent than can be traced, 3 records wait" in caplog.text
+    assert "traceTopicEnable" not in caplog.text, "which is no remedy"
     sending.producer.append([record(4)])
     bench.sender.answer()
     bench.time.advance(tracing.FLUSH_S)
@@ -333,3 +336,43 @@ def test_a_producer_that_is_refused_leaves_no_thread_for_its_traces() -> None:
     with pytest.raises(OptionError, match="exactlyOnceSettle"):
         producers.Producer("h:1", "refused", enable_trace=True, exactly_once_settle="3s")
     assert not [thread.name for thread in threading.enumerate() if "-refused-" in thread.name]
+
+
+def test_the_records_of_a_batch_are_made_where_they_are_sent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on the thread that reads answers: those behind would come too late."""
+    made: list[int] = []
+    published = traces.published
+
+    def counted(*args: Any) -> TraceRecord:
+        made.append(1)
+        return published(*args)
+
+    monkeypatch.setattr(traces, "published", counted)
+    sending, traced = Sending(bench), Traced(bench)
+    traced.sender._append = sending.producer.append
+    bench.sender.script = [in_region]
+    traced.producer.send_batch([Message("T", b"%d" % i) for i in range(3)])
+    assert made == []
+    assert sending.producer._held == 3
+    bench.time.advance(tracing.FLUSH_S)
+    assert (len(made), sending.bodies[-1].count("Pub\x01"), sending.producer._held) == (3, 3, 0)
+
+
+def test_a_batch_whose_records_cannot_be_made_leaves_its_room(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    sending = Sending(bench)
+    for make in (raising(ValueError("no id")), lambda: [record(7)]):
+        sending.producer.append(tracing._OfBatch(5, make))
+    assert sending.producer._held == 10
+    bench.time.advance(tracing.FLUSH_S)
+    assert (sending.bodies, sending.producer._held) == (["7\x02"], 0)
+    assert "trace records could not be made" in caplog.text
+
+
+def test_a_batch_that_waits_counts_for_its_bytes(bench: Bench) -> None:
+    found: list[int] = []
+    traced = Traced(bench)
+    traced.sender._append = lambda records: found.append(len(records))
+    bench.sender.script = [in_region, in_region]
+    traced.producer.send_batch([Message("T", b"x" * 100_000)] * 2)
+    traced.producer.send_batch([Message("T", b"x")] * 2)
+    assert found == [48, 2]

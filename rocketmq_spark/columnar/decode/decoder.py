@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -289,38 +288,50 @@ def batch_of(
     """The messages of answers, each with the filter of its request, in the basic columns; and whether these are all. Of what
     becomes more than ``PORTION_BYTES`` they are the first, at least one.
 
-    So many as ``given`` says, of the first of a queue by a filter, are left out. Offsets that messages have do not matter:
-    damage may have changed them. Raises ``DecodeError`` with queue and offset of a bad message.
+    So many as ``given`` says, of the first answers of a queue by a filter, are left out. What messages say of their offsets and
+    queues does not matter: damage may have changed it. Rows of a queue are in the order of its answers. Raises ``DecodeError``
+    with queue and offset of a bad message.
     """
-    early = dict(given or {})
-    of_filter: dict[Filter, list[Answered]] = {}
-    for answered, wanted in parts:
-        of_filter.setdefault(wanted, []).append(answered)
     found: list[pa.RecordBatch] = []
     room = messages.PORTION_BYTES
-    for wanted, answered_parts in of_filter.items():
-        for batch in _batches(answered_parts, wanted):
-            for queue, by in early:
-                if by == wanted and early[queue, by]:
-                    left_out = _first_of(batch, queue, early[queue, by])
-                    early[queue, by] -= int(left_out.sum())
-                    batch = batch.filter(~left_out)
-            if batch.num_rows and room <= 0:
+    for wanted, answered, left_out in _groups(parts, dict(given or {})):
+        for batch in _batches(answered, wanted):
+            skipped = min(left_out, batch.num_rows)
+            left_out -= skipped
+            batch = batch.slice(skipped)
+            if not batch.num_rows:
+                continue
+            if room <= 0:
                 return pa.concat_batches(found), False
-            if batch.num_rows or not found:
-                found.append(batch)
-                room -= batch.nbytes
+            found.append(batch)
+            room -= batch.nbytes
     if not found:
         return pa.RecordBatch.from_pylist([], schema=arrow_schema(BASIC)), True
     return found[0] if len(found) == 1 else pa.concat_batches(found), True
 
 
-def _first_of(batch: pa.RecordBatch, queue: MessageQueue, count: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which rows are the first ``count`` of ``queue``."""
-    mine = np.ones(batch.num_rows, bool)
-    for column, value in zip(("topic", "brokerName", "queueId"), queue, strict=True):
-        mine &= np.asarray(pc.equal(batch.column(column), value).to_numpy(zero_copy_only=False), bool)
-    return mine & (np.cumsum(mine) <= count)
+def _groups(
+    parts: Iterable[tuple[Answered, Filter]], given: dict[tuple[MessageQueue, Filter], int]
+) -> list[tuple[Filter, list[Answered], int]]:
+    """Answers that are decoded together, with their filter, and how many of their first messages are left out.
+
+    As few as can be: those of a filter, but none before what came before of its queue.
+    """
+    groups: list[tuple[Filter, list[Answered], int]] = []
+    shared: dict[Filter, int] = {}
+    last: dict[MessageQueue, int] = {}  # the group of its last answer
+    for answered, wanted in parts:
+        queue = answered[0]
+        left_out = given.pop((queue, wanted), 0)
+        at = shared.get(wanted, -1)
+        if left_out or at < last.get(queue, 0):
+            at = len(groups)
+            groups.append((wanted, [], left_out))
+            if not left_out:
+                shared[wanted] = at
+        groups[at][1].append(answered)
+        last[queue] = at
+    return groups
 
 
 def _batches(parts: Iterable[Answered], wanted: Filter) -> Iterator[pa.RecordBatch]:

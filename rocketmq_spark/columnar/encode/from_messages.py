@@ -9,14 +9,20 @@ import numpy as np
 import pyarrow as pa
 
 from rocketmq_spark.base import codes
+from rocketmq_spark.base.java import java_hash
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode.properties import BadRows
+from rocketmq_spark.errors import MessageRefused, OptionError
 from rocketmq_spark.model import Message, MessageQueue
 
 _BODIES = (bytes, bytearray, memoryview)
 _SEPARATOR = codes.KEY_SEPARATOR
 _NONE: dict[str, str] = {}
+# Of one column: offsets have 32 bits.
+MOST_BYTES = 2**31 - 1
+# The role of a column with Java's hash of each key, where some are no texts: that of a number is not that of its text.
+KEY_HASH = "keyhash"
 
 Key = Callable[[Message], object]
 
@@ -65,7 +71,19 @@ def _columns(messages: Sequence[Message], bad_rows: BadRows, key: Key | None) ->
         if None in groups:
             bad_rows.add(_none(groups), "its key is None")
         found["shardingkey"] = _texts([str(group) for group in groups])
+        if not {*map(type, groups)} <= {str}:
+            found[KEY_HASH] = _hashes(groups, bad_rows)
     return found
+
+
+def _hashes(groups: Sequence[object], bad_rows: BadRows) -> pa.Array:
+    found = np.zeros(len(groups), np.int64)
+    for row, group in enumerate(groups):
+        try:
+            found[row] = java_hash(group)
+        except OptionError as e:
+            bad_rows.rows(np.array([row]), f"its key: {e.message}")
+    return arrow.integers(found, pa.int64())
 
 
 def _none(values: Sequence[object]) -> Any:
@@ -95,6 +113,11 @@ def _texts(texts: Sequence[str]) -> pa.Array:
 
 
 def _binary(content: bytes, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if len(content) > MOST_BYTES:
+        raise MessageRefused(
+            f"{len(values)} messages have {len(content)} bytes together, and {MOST_BYTES} at most are sent at once",
+            remedy="Send large messages with send",
+        )
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(_offsets(values)), pa.py_buffer(content)])
 
 

@@ -55,7 +55,8 @@ class Polls:
         self._settings = settings
         self._subscriptions = subscriptions
         self._clock = clock
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # in ``with`` itself: Ctrl-C within the steps of a condition's leaves it held
+        self._changed = threading.Condition(self._lock)
         self._assigned = Assigned(settings.thresholds.max_count, settings.thresholds.max_bytes)
         # Called where a pull of a queue that was given up hears of a reset; it must not block.
         self.away: Callable[[MessageQueue, int], None] = lambda queue, offset: None
@@ -77,27 +78,27 @@ class Polls:
     # --- queues and positions, as in ``Assigned``
 
     def queues(self) -> list[MessageQueue]:
-        with self._changed:
+        with self._lock:
             return sorted(self._assigned.places)
 
     def assign(self, starts: Mapping[MessageQueue, Start | None]) -> dict[MessageQueue, int]:
-        with self._changed:
+        with self._lock:
             left = self._assigned.assign({} if self.closed else starts)  # who was closed meanwhile has given all up
         self._pull()
         return left
 
     def pause(self, queues: Iterable[MessageQueue], paused: bool) -> None:
-        with self._changed:
+        with self._lock:
             self._assigned.pause([_checked(self._assigned, queue) for queue in queues], paused)
         self._pull()
 
     def seek(self, queues: Iterable[MessageQueue], offset_of: Callable[[MessageQueue], int]) -> None:
         """Go on where ``offset_of`` says, which may ask a broker; in all queues if none is named: those that are still here."""
-        with self._changed:
+        with self._lock:
             named = [_checked(self._assigned, queue) for queue in queues]
             wanted = named or list(self._assigned.places)
         offsets = {queue: offset_of(queue) for queue in wanted}
-        with self._changed:
+        with self._lock:
             for queue in named:  # all of them or none
                 _checked(self._assigned, queue)
             for queue in offsets.keys() & self._assigned.places.keys():
@@ -106,7 +107,7 @@ class Polls:
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
         """Go on there, as far as the queues are ours; gives what is to be committed of that."""
-        with self._changed:
+        with self._lock:
             mine = {queue: offset for queue, offset in offsets.items() if queue in self._assigned.places}
             for queue, offset in mine.items():
                 self._assigned.seek(queue, offset)
@@ -115,46 +116,47 @@ class Polls:
 
     def infos(self) -> dict[MessageQueue, QueueInfo]:
         """What there is of each queue now."""
-        with self._changed:
+        with self._lock:
             return self._assigned.infos()
 
     def begin(self, again: bool = False) -> None:
         """A poll begins: what the last one gave is finished, and to be committed ``again`` if it was before. What it took and
         did not come to give waits again.
         """
-        with self._changed:
+        with self._lock:
             self._settle()
             self._assigned.ready.take_back()
             self._assigned.finish(again)
 
     def finish(self) -> dict[MessageQueue, int]:
         """All that was given is finished; gives what is to be committed of that."""
-        with self._changed:
+        with self._lock:
             self._settle()
             self._assigned.finish()
             return self._assigned.to_commit()
 
     def _settle(self) -> None:
-        if self.given_up_to is not None:
-            self._assigned.ready.give_up_to(self.given_up_to)
-            self.given_up_to = None
+        if (up_to := self.given_up_to) is not None:
+            self._assigned.ready.give_up_to(up_to)
+            if self.given_up_to == up_to:  # else a loop went on above a commit that its coroutine no longer waits for
+                self.given_up_to = None
         if self.given:
             self._assigned.ready.give()
             self.given = False
 
     def unstored(self) -> dict[MessageQueue, int]:
         """Offsets of the queues of which the group has none yet."""
-        with self._changed:
+        with self._lock:
             return {q: place.done for q, place in self._assigned.places.items() if place.committed is None}
 
     def committed(self, offsets: Mapping[MessageQueue, int]) -> None:
-        with self._changed:
+        with self._lock:
             self._assigned.committed(offsets)
 
     @entry
     def close(self, wait: bool = True) -> None:
         """No more pulls. Without ``wait`` nothing is waited for, so that a signal handler may call it above anything here."""
-        with self._changed:
+        with self._lock:
             self.closed = True
             self._changed.notify_all()
         if wait and self._ahead is not None:
@@ -164,7 +166,7 @@ class Polls:
 
     def wake(self) -> None:
         """Have the one who waits now, or waits next, come back with what there is."""
-        with self._changed:
+        with self._lock:
             self._woken = True
             self._changed.notify_all()
 
@@ -174,7 +176,7 @@ class Polls:
         """
         while not (parts := self._take(most)):
             self._pull()
-            with self._changed:
+            with self._lock:
                 if parts := self._take(most):  # it came meanwhile
                     break
                 if self.closed or self._woken or deadline.expired:
@@ -182,12 +184,17 @@ class Polls:
                     return []
                 now, left_s = self._clock.now(), deadline.remaining()
                 retry = self._assigned.next_retry(now)
-                self._changed.wait(left_s if retry is None else min(left_s, retry - now))
+                try:
+                    self._changed.wait(left_s if retry is None else min(left_s, retry - now))
+                except BaseException:  # Ctrl-C, which may come when the lock is let go and no step takes it back
+                    if not self._changed._is_owned():  # type: ignore[attr-defined]
+                        self._lock.acquire()
+                    raise
         self._pull()  # the next ones come while these are worked on
         return parts
 
     def _take(self, most: int) -> list[FetchedPart]:
-        with self._changed:
+        with self._lock:
             if self._error is not None:
                 (self.failed, error), self._error = self._error, None
                 if self.failed in self._assigned.places:
@@ -214,7 +221,7 @@ class Polls:
         asks: list[Ask] = []
         made = 0
         try:
-            with self._changed:
+            with self._lock:
                 if self.closed:
                     return
                 besides = self._ahead.begin(self._subscriptions.plain) if self._ahead is not None else ()
@@ -225,13 +232,13 @@ class Polls:
                 self._member.pull(request, deadline, functools.partial(self._answered, ask, wanted))
                 made += 1
         except BaseException:  # Ctrl-C, too: a pull that was not made has no answer
-            with self._changed:
+            with self._lock:
                 self._assigned.not_made(asks[made:])
             raise
 
     def _answered(self, ask: Ask, wanted: Filter, answer: PullAnswer | RocketMQError) -> None:
         """The answer to a pull by a filter. Where another one is set meanwhile it may have passed over what that one wants."""
-        with self._changed:
+        with self._lock:
             if isinstance(answer, RocketMQError):
                 self._failed(ask, answer)
             elif not answer.reset and wanted != self._subscriptions.filter(ask.queue.topic):
@@ -353,9 +360,8 @@ class Positions:
 
 
 class PullAnswers:
-    """Of one member. ``look`` has it look at its group soon, ``store`` commits offsets.
-    ``missed`` is for resets of queues that are not here: one may be on its way, and where it begins was asked before.
-    """
+    """Of one member. ``look`` has it look at its group soon, ``store`` commits offsets, ``missed`` is for resets of queues that
+    are not here: one may be on its way, and where it begins was asked before."""
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from numbers import Real
 from typing import Any
 
@@ -22,7 +23,7 @@ from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, fi
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OptionError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
-from rocketmq_spark.wire.messages import portion
+from rocketmq_spark.wire.messages import PORTION_BYTES, portion
 
 # Makes one ``pyarrow.RecordBatch`` of the stored messages of several parts. Of one part that becomes large it may be the first
 # messages: then it says from which offset on the others are to be had. (This room does not know Arrow.)
@@ -130,14 +131,20 @@ class BasePullConsumer(Closing):
             queues: The queues to read.
 
         Raises:
+            OptionError: There is something else than queues, or a queue of another environment.
             RocketMQError: A start offset could not be read. The assignment is then unchanged.
             LocalProtocolError: The consumer uses ``subscribe`` already.
         """
         self._owner.check(self._polls.closed)
         if self._shared.topics:
             raise _exclusive()
-        known = set(self._polls.queues())
-        starts = {q: None if q in known else self._positions.start(q) for q in sorted(set(queues))}
+        known, wanted = set(self._polls.queues()), set(queues)
+        for queue in wanted:
+            if not isinstance(queue, MessageQueue):  # one queue is a sequence, too
+                raise OptionError(
+                    f"a queue is {text_of(queue)}; expected several MessageQueue, such as queues() returns"
+                )
+        starts = {q: None if q in known else self._positions.start(q) for q in sorted(wanted)}
         self._named = True
         self._upkeep.have(starts)
 
@@ -227,7 +234,6 @@ class BasePullConsumer(Closing):
 
     # --- messages
 
-    @entry
     def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
         """Return messages of one queue in its order, as soon as there are any.
 
@@ -241,15 +247,23 @@ class BasePullConsumer(Closing):
         Raises:
             RocketMQError: A failure that does not pass, such as ``AccessDenied``. Others are logged and retried.
         """
-        deadline = self._begun(timeout_s)
-        while parts := self._upkeep.next(deadline, 1):
-            messages, left = portion(parts[0].read())
-            self._polls.given, self._polls.given_up_to = left is None, None if left is None else left.queue_offset
-            if messages:
-                return messages
-        return []
+        messages, left = self._polled(timeout_s)
+        self._polls.given, self._polls.given_up_to = left is None, left
+        return messages
 
     @entry
+    def _polled(self, timeout_s: float) -> tuple[list[ReceivedMessage], int | None]:
+        """The messages, and the offset of the first one that was left. They are not given yet: behind an ``entry`` returns older
+        Pythons stop for Ctrl-C.
+        """
+        deadline = _begun(self, timeout_s)
+        while parts := self._upkeep.next(deadline, 1):
+            messages, left = portion(parts[0].read())
+            if messages or deadline.expired:  # where nothing of much is wanted it would come to no end
+                return messages, None if left is None else left.queue_offset
+            self._polls.given = True
+        return [], None
+
     def poll_arrow(self, timeout_s: float = POLL_S) -> Any:
         """Return all messages that have come, of any queue, as one record batch.
 
@@ -261,29 +275,13 @@ class BasePullConsumer(Closing):
             in its order. At most 64 MiB, or one larger message.
 
         Raises:
-            DecodeError: A message cannot be decoded. It is raised when all earlier answers were returned; ``seek`` past the
-                message to continue.
+            DecodeError: A message cannot be decoded. It is raised when all earlier answers were returned. To continue, call
+                ``poll``, which returns it raw, or ``seek`` past it.
             OptionError: pyarrow is not installed.
         """
-        deadline, parts_at_once = self._begun(timeout_s), ARROW_PARTS
-        while parts := self._upkeep.next(deadline, parts_at_once):
-            one = sum(len(part.ends) for part in parts) == 1
-            try:
-                batch, left = self._to_arrow(parts)
-                too_much = left is not None and not one
-            except RocketMQError:
-                too_much = True
-                if one:
-                    self._polls.begin()
-                    raise
-            if too_much:
-                self._polls.begin()
-                parts_at_once = max(1, len(parts) // 2)
-                continue
-            self._polls.given, self._polls.given_up_to = left is None, left
-            if batch.num_rows:
-                return batch
-        return self._to_arrow([])[0]
+        batch, left = _polled_rows(self, timeout_s)
+        self._polls.given, self._polls.given_up_to = left is None, left
+        return batch
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Messages without end, until ``close``.
@@ -298,13 +296,6 @@ class BasePullConsumer(Closing):
             except ClosedError:
                 return
             yield from answer
-
-    def _begun(self, timeout_s: object) -> Deadline:
-        self._owner.check(self._polls.closed)
-        wait_s = checked_timeout(timeout_s)
-        if not self._named and not self._shared.topics:
-            raise OptionError("the consumer has no queues; expected subscribe() or assign() before a poll")
-        return self._upkeep.begin(wait_s)
 
     # --- the end
 
@@ -324,19 +315,58 @@ class BasePullConsumer(Closing):
             self._upkeep.close()
 
 
+def _begun(consumer: BasePullConsumer, timeout_s: object) -> Deadline:
+    consumer._owner.check(consumer._polls.closed)
+    wait_s = checked_timeout(timeout_s)
+    if not consumer._named and not consumer._shared.topics:
+        raise OptionError("the consumer has no queues; expected subscribe() or assign() before a poll")
+    return consumer._upkeep.begin(wait_s)
+
+
+@entry
+def _polled_rows(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int | None]:
+    """As ``_polled``."""
+    deadline, parts_at_once = _begun(consumer, timeout_s), ARROW_PARTS
+    while parts := consumer._upkeep.next(deadline, parts_at_once):
+        one = sum(len(part.ends) for part in parts) == 1
+        try:
+            batch, left = consumer._to_arrow(parts)
+            too_much = left is not None and not one
+        except RocketMQError:
+            too_much = True
+            if one:
+                consumer._polls.begin()
+                raise
+        if too_much:
+            consumer._polls.begin()
+            parts_at_once = max(1, len(parts) // 2)
+            continue
+        if batch.num_rows or deadline.expired:
+            return batch, left
+        consumer._polls.given = True
+    return consumer._to_arrow([])[0], None
+
+
 @entry
 def next_answer(consumer: BasePullConsumer, timeout_s: float = POLL_S) -> Iterator[ReceivedMessage]:
     """The messages of one answer of a broker, as a loop over the consumer gives them: one that was yielded is finished with the
     next poll, answer or ``commit``, and those that were not come again first. To iterate it does not wait. It is empty after
     ``timeout_s`` seconds without a message.
     """
-    parts = consumer._upkeep.next(consumer._begun(timeout_s), 1)
+    parts = consumer._upkeep.next(_begun(consumer, timeout_s), 1)
     return consumer._polls.each(parts[0]) if parts else iter(())
 
 
-def take_back(consumer: BasePullConsumer) -> None:
-    """What the last poll returned has not reached its caller, and is given once more."""
-    consumer._polls.given, consumer._polls.given_up_to = False, None
+def some_of(answer: Iterator[ReceivedMessage], most: int) -> list[ReceivedMessage]:
+    """The first messages of an answer, no more than ``most``, nor than a poll returns. The others stay in it."""
+    found: list[ReceivedMessage] = []
+    room = PORTION_BYTES
+    for message in islice(answer, most):
+        found.append(message)
+        room -= len(message.body)
+        if room <= 0:
+            break
+    return found
 
 
 def checked_timeout(timeout_s: object) -> float:

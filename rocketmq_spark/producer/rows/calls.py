@@ -92,23 +92,24 @@ class RowCall:
         self._queues: dict[str, Queues] = {}
         self._seen: set[tuple[str, bool]] = set()
         self._timed: list[str] = []
-        self._changed = threading.Condition()
+        self._changing = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.pull.polls)
+        self._changed = threading.Condition(self._changing)
         self._landed: deque[tuple[Rows, Ended]] = deque()
-        self._expected = 0
+        self._out: set[Outgoing] = set()
         self._ends = Ends()
 
     def run(self, groups: Iterable[Sequence[Portion]]) -> SentRows:
         """Send everything. All portions of a group are checked before any of them is sent."""
         try:
             for group in groups:
-                if self._tools.closing():
+                if self._tools.closing():  # what was read before it ends has an outcome, too
                     self._give_up(sum(len(portion.batch) for portion in group))
-                    break
-                self._send(group)
-            while self._expected:
+                else:
+                    self._send(group)
+            while self._out:
                 self._settle()
         except Exception as e:  # nothing of the call goes on after it
-            while self._expected:
+            while self._out:
                 self._settle()
             if self._ends.rows:
                 e.add_note(f"Before that: {self._ends.result()!r}")
@@ -138,9 +139,9 @@ class RowCall:
         """Hand over what is noted when it ends; while there is no room for it, wait for ends of this call."""
         size, ordered = outgoing.size, outgoing.ordered_queue is not None
         self._window.brokers = len(self._engine.topics.brokers())
-        while self._landed or (self._expected and not self._has_room(size, ordered)):
+        while self._landed or (self._out and not self._has_room(size, ordered)):
             self._settle()
-        self._expected += 1
+        self._out.add(outgoing)
         self._window.add(size)
         try:
             self._engine.submit(outgoing)
@@ -151,7 +152,7 @@ class RowCall:
 
     def note(self, rows: Rows, ended: Ended) -> None:
         """Count it later, on the calling thread."""
-        with self._changed:
+        with self._changing:
             self._landed.append((rows, ended))
             self._changed.notify_all()
 
@@ -182,7 +183,7 @@ class RowCall:
     def _settle(self) -> None:
         """Wait for the end of one request."""
         rows, ended = self._end()
-        self._expected -= 1
+        self._out.discard(ended.outgoing)
         size, outcome = ended.outgoing.size, ended.outcome
         self._window.remove(size)
         if isinstance(outcome, SendResult):
@@ -190,17 +191,25 @@ class RowCall:
         self._ends.add(rows, outcome)
 
     def _end(self) -> tuple[Rows, Ended]:
-        """The next one. Of what is out something ends within the send timeout, unless it was forgotten."""
+        """The next one. Of what is out something ends within the send timeout, unless it waits behind what others have sent,
+        which may take longer, or was forgotten.
+        """
         looks = 1 if self._engine.confirming is None else LOOKS
-        until = Deadline.after(looks * self._options.send_timeout + LAST_RESORT_S)
-        with self._changed:
-            while not self._landed and not until.expired:
+        patience_s = looks * self._options.send_timeout + LAST_RESORT_S
+        until = Deadline.after(patience_s)
+        with self._changing:
+            while not self._landed:
+                if until.expired:
+                    if not self._engine.behind_others(self._out):
+                        break
+                    until = Deadline.after(patience_s)
                 self._engine.timer.hold(self._changed, until.remaining())
             if self._landed:
                 return self._landed.popleft()
-        self._expected, expected = 0, self._expected
+        forgotten = len(self._out)
+        self._out.clear()
         raise SendFailed(
-            f"{expected} batches have had no outcome for much longer than 'sendTimeout' allows",
+            f"{forgotten} batches have had no outcome for much longer than 'sendTimeout' allows",
             remedy="This is a bug of rocketmq-spark: please report it with the log",
         )
 

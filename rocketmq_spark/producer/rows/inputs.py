@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ BATCH_BYTES = 1 << 20
 # So much is encoded at once: several batches, and few enough to stay in caches.
 PORTION_BYTES, PORTION_ROWS = 8 << 20, 1 << 16
 PORTION_MESSAGES, FEW_MESSAGES = 1 << 14, 256
-# Of messages, which may be large, so many are taken before their bytes are looked at.
+# Of messages, which may be large, so many are taken at most before their bytes are looked at.
 _HANDFUL = 32
 # A table of smaller chunks is copied into larger ones.
 SMALL_ROWS = 4096
@@ -81,9 +81,7 @@ def send_arrow(tools: CallTools, data: Any, how: RowTarget) -> SentRows:
     else:
         raise OptionError(f"send_arrow got {type(data).__name__}; expected a Table, RecordBatch or RecordBatchReader")
     options, columns = options_of(tools.rows.options, how, of_arrow(schema))
-    groups: Iterable[Sequence[Portion]] = (
-        [Portion(each, columns) for each in _cut(batch, columns)] for batch in batches
-    )
+    groups: Iterable[Sequence[Portion]] = _read(batches, columns, tools.closing if kind is RowsOfReader else _never)
     if kind is RowsOfCall:
         groups = [[portion for group in groups for portion in group]]
     return RowCall(tools, options, kind).run(groups)
@@ -98,21 +96,37 @@ def send_many(tools: CallTools, messages: Iterable[Message], how: RowTarget, pla
         raise MessageRefused(f"the messages are to go to {place.queue}, but {features.chooses_queues}")
     options, _ = options_of(tools.rows.options, how, _PLACED if place.queue is None else _PLACED_IN_A_QUEUE)
     kind = MessagesOfCall if isinstance(messages, Sequence) else MessagesOfIterator
-    groups: Iterable[Sequence[Portion]] = _grouped(iter(messages), kind, place, features.priorities)
+    ends = tools.closing if kind is MessagesOfIterator else _never
+    groups: Iterable[Sequence[Portion]] = _grouped(iter(messages), kind, place, features.priorities, ends)
     if kind is MessagesOfCall:
         groups = [[portion for group in groups for portion in group]]
     return RowCall(tools, options, kind).run(groups)
 
 
-def _grouped(
-    messages: Iterator[Message], kind: type[BadRows], place: MessageTarget, priorities: bool
+def _never() -> bool:
+    return False
+
+
+def _read(
+    batches: Iterable[pa.RecordBatch], columns: Mapping[str, str], ends: Callable[[], bool]
 ) -> Iterator[Sequence[Portion]]:
-    """Portions of enough messages for some batches. They become columns a few at a time: what Python's garbage collector finds
-    alive it looks at again and again, and messages that go soon it does not.
+    for batch in batches:
+        last = ends()  # as of messages
+        yield [Portion(each, columns) for each in _cut(batch, columns)]
+        if last:
+            return
+
+
+def _grouped(
+    messages: Iterator[Message], kind: type[BadRows], place: MessageTarget, priorities: bool, ends: Callable[[], bool]
+) -> Iterator[Sequence[Portion]]:
+    """Portions of enough messages for some batches, until it ``ends``. They become columns a few at a time: what Python's garbage
+    collector finds alive it looks at again and again, and messages that go soon it does not.
     """
     first = 0
     parts: list[pa.RecordBatch] = []
-    while few := _few(messages):
+    last = False  # what ends is given up, so that the result says why there is no more
+    while few := [] if last or (parts and ends()) else _few(messages):
         bad_rows = kind(first)
         batch = batch_of(few, bad_rows, *place)
         if "priority" in batch.schema.names and not priorities:
@@ -123,10 +137,12 @@ def _grouped(
         bad_rows.raise_if_any()
         first += len(few)
         if parts and batch.schema != parts[0].schema:
+            last = ends()
             yield [_portion(parts)]
             parts = []
         parts.append(batch)
         if sum(map(len, parts)) >= PORTION_MESSAGES or sum([part.nbytes for part in parts]) >= PORTION_BYTES:
+            last = ends()
             yield [_portion(parts)]
             parts = []
     if parts:
@@ -141,7 +157,7 @@ def _few(messages: Iterator[Message]) -> list[Message]:
     found: list[Message] = []
     size = 0
     while size < PORTION_BYTES and (left := FEW_MESSAGES - len(found)):
-        found += (more := list(itertools.islice(messages, min(_HANDFUL, left))))
+        found += (more := list(itertools.islice(messages, min(len(found) + 1, _HANDFUL, left))))
         if not more:
             break
         try:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import Ints, hash_codes
 from rocketmq_spark.columnar.encode.encoder import RowTopics
+from rocketmq_spark.columnar.encode.from_messages import KEY_HASH
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import MessageRefused, SelectorError
 from rocketmq_spark.model import Message, MessageQueue
@@ -61,6 +62,7 @@ class ByHash:
 
     def __init__(self, columns: Mapping[str, str]) -> None:
         self._column = columns["shardingkey"]
+        self._hashes = columns.get(KEY_HASH)
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         keys = rows.column(self._column)
@@ -68,7 +70,8 @@ class ByHash:
         if missing is not None:
             bad_rows.rows(rows.numbers()[missing], f"{self._column} is null, and queueSelector 'hash' needs a key")
             keys = pc.fill_null(keys, "")
-        chosen: Ints = np.abs(hash_codes(keys).astype(np.int64)) % len(queues)
+        hashes = hash_codes(keys) if self._hashes is None else rows.column(self._hashes).to_numpy()
+        chosen: Ints = np.abs(hashes.astype(np.int64)) % len(queues)
         return chosen
 
 

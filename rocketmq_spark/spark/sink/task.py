@@ -217,13 +217,13 @@ class TaskWriter:
                 queue=str(outcome.queue),
                 remedy="See whether the broker's disk and slaves keep up",
             )
-        if outcome.queue is None or outcome.status is SendStatus.SPOOLED:
+        if outcome.status is SendStatus.SPOOLED:
             self._tally.spooled(rows)
             return
         if ended.confirmed:
             self._tally.confirmed(ended.confirmed)
         failed = ended.brokers[:-1]
-        self._tally.acknowledged(outcome.queue.broker_name, rows, ended.outgoing.size, ended.attempts - 1, failed)
+        self._tally.acknowledged(ended.brokers[-1], rows, ended.outgoing.size, ended.attempts - 1, failed)
 
 
 def write_task(

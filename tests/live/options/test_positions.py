@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rocketmq_spark import session
+from rocketmq_spark import Message, Producer, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.localbroker import LocalBroker
@@ -197,3 +197,24 @@ def test_ending_offsets_by_timestamp__for_each_queue(got, story):
     assert got(endingOffsetsByTimestamp=ends, endingOffsets=story.by_queue(q0=1, q1=1)) == got(
         endingOffsetsByTimestamp=ends
     )
+
+
+def test_times__of_a_batch_topic(rocketmq, make_topic):
+    """A broker takes the last batch for one of any later time: a read up to then lacked it, one from then on had it."""
+    topic = make_topic(queues=1, batch=True)
+    queue = MessageQueue(topic, BROKER, 0)
+    with Producer(rocketmq.name_server, "p") as producer:
+        for batch in range(3):
+            producer.send_batch([Message(topic, b"%d-%d" % (batch, n)) for n in range(4)], queue)
+    everything = eventually_read(rocketmq, topic, 12)
+    last = int(max(row["storeTimestamp"] for row in everything).timestamp() * 1000)
+    whole = sorted(row["body"] for row in everything)
+    for later in (last + 1, last + 10**9):
+        assert sorted(row["body"] for row in read(rocketmq, subscribe=topic, endingTimestamp=later)) == whole
+        late = {"startingTimestamp": later, "startingOffsetsByTimestampStrategy": "latest"}
+        assert read(rocketmq, subscribe=topic, **late) == []
+
+
+def eventually_read(mq, topic, count):
+    eventually(lambda: len(read(mq, subscribe=topic)) == count)
+    return read(mq, subscribe=topic)
