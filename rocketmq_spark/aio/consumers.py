@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE = 500  # messages that are decoded in the event loop without a pause: some milliseconds
 
-
 _Call = tuple[Any, Any, Callable[[object], None]]
 
 
