@@ -338,6 +338,20 @@ def test_errors_of_the_operating_system_end_in_remoting():
     assert not caught
 
 
+def test_conditions_are_entered_by_their_locks():
+    """The steps of a condition's own ``with`` are Python, and Ctrl-C between them leaves its lock held for ever."""
+    made, entered = [], []
+    for module in modules():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("threading.Condition("):
+                made.append((ast.unparse(node.targets[0]).rpartition(".")[2], ast.unparse(node.value)))
+            if isinstance(node, ast.With):
+                entered += [(module.name, ast.unparse(item.context_expr).rpartition(".")[2]) for item in node.items]
+    assert len(made) > 4
+    assert [each for each in entered if each[1] in dict(made)] == []
+    assert [name for name, text in made if text == "threading.Condition()"] == []
+
+
 def test_files_are_short():
     long = {}
     for module in sources():

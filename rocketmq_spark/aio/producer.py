@@ -89,22 +89,23 @@ class _Handed:
     """Counts the sends that threads have not begun yet."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.pull.polls)
+        self._changed = threading.Condition(self._lock)
         self._futures: set[asyncio.Future[SendResult]] = set()
 
     def add(self, waiting: _Waiting) -> None:
-        with self._changed:
+        with self._lock:
             self._futures.add(waiting.future)
 
     def discard(self, waiting: _Waiting) -> None:
         """Also a second time: one for which there was no thread may get one later."""
-        with self._changed:
+        with self._lock:
             self._futures.discard(waiting.future)
             self._changed.notify_all()
 
     def none_left(self, deadline: Deadline) -> bool:
         """Wait until all have begun; returns False after ``deadline``."""
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(lambda: not self._futures, deadline.remaining())
 
 

@@ -116,6 +116,30 @@ def _failed(name: str, loop: Callable[[], None]) -> bool:
     return True
 
 
+class Latch:
+    """What one thread waits for and another one sets, once.
+
+    Not an ``Event``: Ctrl-C within the steps of its condition's lock leaves that held, and who sets it then waits for ever.
+    """
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held = threading.Lock()
+        self._held.acquire()
+
+    def set(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is set already
+            self._held.release()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Returns whether it is set, after ``seconds`` at most."""
+        if not self._held.acquire(timeout=-1 if seconds is None else max(0.0, seconds)):
+            return False
+        self._held.release()
+        return True
+
+
 _collecting: set[int] = set()  # the thread that collects garbage now
 
 
@@ -168,7 +192,7 @@ class Aside:
 
     def wait(self, key: Hashable, seconds: float) -> None:
         """Wait until the work that ``key`` has is done, or for ``seconds``."""
-        done = threading.Event()
+        done = Latch()
         with self._lock:
             if (waiting := self._work.get(key)) is None:
                 return
@@ -276,7 +300,7 @@ class Timer:
         """Wait for the calls that are due already, unless this is one of them."""
         if self._thread is None or self._thread is threading.current_thread():
             return
-        drained = threading.Event()
+        drained = Latch()
         self.later(0, drained.set)
         drained.wait(seconds)
 

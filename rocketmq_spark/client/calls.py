@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import PULLS_FORBIDDEN, UNREADABLE, Response
-from rocketmq_spark.base.threads import Failure, attempt, start_thread
+from rocketmq_spark.base.threads import Failure, Latch, attempt, start_thread
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,
@@ -173,7 +173,7 @@ class _Answers:
         self.outcomes: list[Command | RocketMQError | None] = [None] * len(asked)
         self._left = len(asked)
         self._counting = threading.Lock()
-        self._all_answered = threading.Event()
+        self._all_answered = Latch()
         self.skip(0)
 
     def tell(self, i: int, answer: Command | RocketMQError) -> None:

@@ -15,7 +15,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -208,12 +208,20 @@ class _Reader:
 
 
 class Ahead:
-    """Reads ``queues`` ahead. Consumers share them, guarded by the condition ``changed``; ``polled`` continues long polls."""
+    """Reads ``queues`` ahead. Consumers share them, guarded by ``lock``, which is that of ``changed``; ``polled`` continues
+    long polls.
+    """
 
     def __init__(
-        self, changed: threading.Condition, queues: Queues, bounds: Bounds, how: ReadAhead, clock: Clock
+        self,
+        lock: AbstractContextManager[object],
+        changed: threading.Condition,
+        queues: Queues,
+        bounds: Bounds,
+        how: ReadAhead,
+        clock: Clock,
     ) -> None:
-        self._changed = changed
+        self._lock, self._changed = lock, changed
         self._queues = queues
         self._bounds = bounds
         self._how = how
@@ -259,7 +267,7 @@ class Ahead:
 
     def close(self, wait_s: float) -> None:
         """Stop reading, and wait a moment for the threads."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
             readers = list(self._readers.values())
@@ -276,13 +284,13 @@ class Ahead:
 
     def _ended(self, broker_name: str) -> None:
         """Return the queues of a thread that ends to long polls. A later backlog gets a new thread."""
-        with self._changed:
+        with self._lock:
             self._end(self._readers.pop(broker_name), CALM_S)
         self.polled()
 
     def _next(self, broker_name: str) -> _Reader | None:
         """Return what to read next; None for nothing."""
-        with self._changed:
+        with self._lock:
             reader = self._readers[broker_name]
             far = far_behind(self._queues.places, self._clock.now(), self._bounds, reader.plain)
             stretches = far.get(broker_name, [])
@@ -310,7 +318,7 @@ class Ahead:
         except RocketMQError as e:
             logger.info("stopped reading ahead, continuing with long polls: %s", e)
             calm_s = CALM_S
-        with self._changed:
+        with self._lock:
             for queue, offset in reader.run.resets.items():
                 self._reset(reader, queue, offset)
             self._end(reader, calm_s)
@@ -322,7 +330,7 @@ class Ahead:
             (asks[queue], FetchedPart(queue, start, ends, stored, partial(self._how.messages, queue)))
             for queue, start, ends, stored in answers
         ]
-        with self._changed:
+        with self._lock:
             wanted = [self._queues.bring(ask, part) for ask, part in parts]
             self._changed.notify_all()
         for (ask, part), is_wanted in zip(parts, wanted, strict=True):
@@ -332,7 +340,7 @@ class Ahead:
     def _room(self, reader: _Reader) -> ReadPace:
         """Wait for room, and return how to continue; ``WAIT`` after ``patience_s`` without room."""
         until = self._clock.now() + self._bounds.patience_s
-        with self._changed:
+        with self._lock:
             while (pace := self._pace(reader)) is ReadPace.WAIT and self._clock.now() < until:
                 self._waiting += 1
                 self._changed.wait(self._bounds.recheck_s)

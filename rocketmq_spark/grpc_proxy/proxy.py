@@ -174,7 +174,8 @@ class Telemetry:
         self._channel = channel
         self._settings = settings
         self._on_settings = on_settings
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.pull.polls)
+        self._changed = threading.Condition(self._lock)
         self._version, self._known = 0, -1
         self._sent: deque[tuple[int, float]] = deque()  # what has no answer yet, and since when
         self._error: RocketMQError | None = None
@@ -185,7 +186,7 @@ class Telemetry:
 
     def tell(self) -> None:
         """The settings have changed: what was said of the old ones does not count, and a stream that ended begins at once."""
-        with self._changed:
+        with self._lock:
             self._version += 1
             self._error = None
             self._put()
@@ -194,7 +195,7 @@ class Telemetry:
 
     def repeat(self) -> None:
         """Send the same settings again, to receive what the Proxy says of them now; not while an answer is awaited."""
-        with self._changed:
+        with self._lock:
             if not self._sent:
                 self._put()
         self._give_up()
@@ -209,7 +210,7 @@ class Telemetry:
             failed = not patient and self._error is not None
             return self._known >= self._version or failed or self._hopeless()
 
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(over, deadline.remaining())
             if self._known >= self._version and not self._refused():
                 return None
@@ -218,7 +219,7 @@ class Telemetry:
     def close(self, deadline: Deadline) -> None:
         self._closed.set()
         self._outgoing.put(None)
-        with self._changed:
+        with self._lock:
             call = self._call
             self._changed.notify_all()
         if call is not None:
@@ -234,7 +235,7 @@ class Telemetry:
 
     def _give_up(self) -> None:
         """End a stream that owes an answer for too long; the next one begins with the newest settings."""
-        with self._changed:
+        with self._lock:
             late = bool(self._sent) and time.monotonic() - self._sent[0][1] > _ANSWER_S
             call = self._call if late else None
         if call is not None:
@@ -251,7 +252,7 @@ class Telemetry:
             error = self._end_of(attempt(self._stream))
             if not self._closed.is_set():
                 logger.info("lost the stream to the Proxy at %s: %s", self._channel.address, error)
-            with self._changed:
+            with self._lock:
                 if self._error is None:  # it has worked since the last one
                     pauses = backoff(0.1, 5.0)
                 about = self._sent[0][0] if self._sent else self._version
@@ -275,7 +276,7 @@ class Telemetry:
 
     def _stream(self) -> None:
         """One stream, from its beginning to its end; settings first."""
-        with self._changed:
+        with self._lock:
             mine: queue.SimpleQueue[Any] = queue.SimpleQueue()
             self._outgoing = mine
             self._sent.clear()
@@ -287,7 +288,7 @@ class Telemetry:
             for command in self._channel.answers(call):
                 if command.HasField("settings"):
                     self._on_settings(command.settings)
-                    with self._changed:
+                    with self._lock:
                         if self._sent:  # each has an answer, in order; a Proxy may also say something by itself
                             self._known, _ = self._sent.popleft()
                         self._error = None

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import SysFlag
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.base.threads import Failure, Latch, attempt
 from rocketmq_spark.errors import MessageIllegal, RemoteProtocolError, RocketMQError, RouteNotFound
 from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECALL_MESSAGE, SEND_MESSAGE, Code, MessageType, Permission
 from rocketmq_spark.grpc_proxy.outgoing import ProxyEncoder, ProxySendRequest
@@ -103,7 +103,7 @@ class ProxySender:
         if len(made) == len(made[0]) == 1:
             return _ask(self._proxy, queue, made[0][0], deadline)
         landed: list[SendResult | RocketMQError] = []
-        there = threading.Event()
+        there = Latch()
 
         def done(outcome: SendResult | RocketMQError) -> None:
             landed.append(outcome)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base import threads as aside_module
-from rocketmq_spark.base.threads import Aside, start_thread
+from rocketmq_spark.base.threads import Aside, Latch, start_thread
 from tests.helpers import RAISED, no_more_threads, raising
 from tests.mockbroker import eventually
 
@@ -89,3 +89,15 @@ def test_no_more_waits_for_a_thread_than_may() -> None:
     gate.set()
     eventually(lambda: not aside.busy("k"))
     assert done == [True, 0, 1]
+
+
+def test_a_latch_is_set_once_and_for_all_who_wait() -> None:
+    latch = Latch()
+    assert (latch.wait(0), latch.wait(-1), latch.wait(0.001)) == (False, False, False)
+    waiting = [start_thread(f"waiting-{i}", latch.wait, again=False) for i in range(3)]
+    latch.set()
+    latch.set()
+    for thread in waiting:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert (latch.wait(), latch.wait(60), latch.wait(0)) == (True, True, True)

@@ -64,7 +64,7 @@ class Polls:
         self._ahead: Ahead | None = None
         if read_ahead is not None:
             bounds = Bounds(settings.pull_batch_size, settings.thresholds.max_count, settings.thresholds.max_bytes)
-            self._ahead = Ahead(self._changed, self._assigned, bounds, read_ahead, clock)
+            self._ahead = Ahead(self._lock, self._changed, self._assigned, bounds, read_ahead, clock)
             self._ahead.polled = self._pull
         self._error: tuple[MessageQueue, RocketMQError] | None = None
         self.failed: MessageQueue | None = None  # of which ``wait`` raised last

@@ -74,7 +74,7 @@ class Backlog:
         self._max_span = most.max_span
         bounds = Bounds(settings.pull_batch_size, most.max_count, most.max_bytes, PATIENCE_S, RECHECK_S)
         self._far = FAR_ANSWERS * bounds.count
-        self._ahead = Ahead(held.changed, self, bounds, how, Clock())
+        self._ahead = Ahead(held.lock, held.changed, self, bounds, how, Clock())
         self._tokens = 0
         self._places: dict[MessageQueue, BacklogQueue] = {}
         # Set by who makes pulls: the next one of a queue, from an offset on; have messages consumed; is all of a queue wanted;
