@@ -241,13 +241,13 @@ class CheckpointMismatch(OptionError):
 
 
 class MessageRefused(RocketMQError, ValueError):
-    """Rows or messages that every broker would reject. Nothing was sent."""
+    """Rows or messages that every broker would reject. They were not sent; others of the same call or write may have been."""
 
     code = "ROCKETMQ_MESSAGE_REFUSED"
 
 
 class SelectorError(RocketMQError, ValueError):
-    """A queue selector failed, or chose no queue; nothing was sent."""
+    """A queue selector failed, or chose no queue. The message was not sent; others of the same call or write may have been."""
 
     code = "ROCKETMQ_SELECTOR"
 

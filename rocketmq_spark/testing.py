@@ -2,7 +2,7 @@
 
 ``rocketmq`` is one ``LocalBroker`` for the whole session. ``rocketmq_topic`` is a new topic on it for one test, and
 ``make_rocketmq_topic`` creates more. Nothing is downloaded, started or imported before the first test uses a fixture. When a
-test that used a ``LocalBroker`` fails, the last 40 lines of each broker's log are added to the report.
+test fails that got a ``LocalBroker`` from a fixture, the last 40 lines of the log of each of its masters are added to the report.
 """
 
 from __future__ import annotations

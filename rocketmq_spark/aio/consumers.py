@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE = 500  # messages that are decoded in the event loop without a pause: some milliseconds
 
-
 _Call = tuple[Any, Any, Callable[[object], None]]
 
 
@@ -124,7 +123,7 @@ class Consumer(Asynchronous):
         self._consumer = consumers.Consumer(name_server, group, **options)
 
     async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
-        """Consume all messages of ``topic``, those with one of ``tags`` (``a || b``), or those that match ``sql``."""
+        """Consume all messages of ``topic``, or those that match; see ``rocketmq_spark.Consumer.subscribe``."""
         await self._ask(self._consumer.subscribe, topic, tags, sql)
 
     async def unsubscribe(self, topic: str) -> None:
@@ -161,7 +160,10 @@ class Consumer(Asynchronous):
         self._consumer.stop(0.0)
 
     async def run(self, listener: Callable[[Any, Any], Any]) -> None:
-        """Call ``start`` with ``listener``, wait until the task is cancelled, and close the consumer."""
+        """Call ``start`` with ``listener``, wait until the task is cancelled, and close the consumer.
+
+        ``asyncio.run`` cancels it at Ctrl-C. For SIGTERM, call ``loop.add_signal_handler(signal.SIGTERM, task.cancel)``.
+        """
         try:
             await self.start(listener)
         except asyncio.CancelledError:  # the start continues on its thread
@@ -216,7 +218,7 @@ class PullConsumer(Asynchronous):
         self._answer: Iterator[ReceivedMessage] = iter(())
 
     async def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
-        """Share the queues of ``topic`` with the group: all messages, those with one of ``tags``, or those that match ``sql``."""
+        """Share the queues of ``topic`` with the group; see ``rocketmq_spark.PullConsumer.subscribe``."""
         await self._ask(self._consumer.subscribe, topic, tags, sql)
 
     async def unsubscribe(self, topic: str) -> None:
@@ -236,17 +238,15 @@ class PullConsumer(Asynchronous):
         return await self._ask(self._consumer.assignment)
 
     async def pause(self, *queues: MessageQueue) -> None:
-        """Return no messages of these ``queues`` until ``resume``."""
+        """Return no messages of these ``queues`` until ``resume``. Raises ``OffsetError`` if a queue is not assigned."""
         await self._ask(self._consumer.pause, *queues)
 
     async def resume(self, *queues: MessageQueue) -> None:
-        """Return messages of these ``queues`` again."""
+        """Return messages of these ``queues`` again. Raises ``OffsetError`` if a queue is not assigned."""
         await self._ask(self._consumer.resume, *queues)
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue at ``offset`` of ``queue``. Raises ``OffsetError`` if the queue is not assigned, or has no such
-        offset.
-        """
+        """Continue at ``offset`` of ``queue``. Raises ``OffsetError`` if the queue is not assigned or has no such one."""
         await self._ask(self._consumer.seek, queue, offset)
 
     async def seek_to_beginning(self, *queues: MessageQueue) -> None:
@@ -314,7 +314,7 @@ class PullConsumer(Asynchronous):
 
 
 class SimpleConsumer(Asynchronous):
-    """Receives messages from a Proxy and acknowledges each by itself; see ``rocketmq_spark.SimpleConsumer``.
+    """Receives messages from a Proxy. Await ``ack`` for each message that is done; see ``rocketmq_spark.SimpleConsumer``.
 
     Args:
         name_server: Not used. Give ``group`` and ``proxy_endpoint`` by keyword.

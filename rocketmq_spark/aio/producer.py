@@ -250,7 +250,7 @@ class Producer(Asynchronous):
     async def send_batch(
         self, messages: Collection[Message], queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> SendResult:
-        """Send ``messages`` of one topic in one request, to ``queue`` or to any. See ``rocketmq_spark.Producer.send_batch``."""
+        """Send ``messages`` of one topic in one request, to ``queue`` or any. See ``rocketmq_spark.Producer.send_batch``."""
         return await self._ask(self._producer.send_batch, messages, queue, timeout_s)
 
     async def send_arrow(self, rows: Any, topic: str | None = None, **how: Any) -> SentRows:

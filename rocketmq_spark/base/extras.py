@@ -38,6 +38,14 @@ def installed(module: str) -> bool:
         return False
 
 
+def extra_of(module: str) -> str | None:
+    """The extra that has the package of ``module``, of those that commands need beside their own; None if none has."""
+    package = module.partition(".")[0]
+    return next(
+        (extra for extra in (ARROW, SPARK) if any(bounds(each)[0] == package for each in REQUIREMENTS[extra])), None
+    )
+
+
 def bounds(requirement: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     """Name, lowest version and first version that is too new (empty: there is none) of a requirement of the table."""
     name, low, high = re.fullmatch(r"([\w-]+)>=([\d.]+)(?:,<([\d.]+))?", requirement).groups()  # type: ignore[union-attr]

@@ -236,7 +236,8 @@ def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @checkpoint.command()
 @click.argument("folder")
 @click.option("--to-batch", "number", type=click.IntRange(0), metavar="N", help="Rewind to the end of batch N.")
-@time_option("--to-time", "time_ms", help=f"Read again everything stored since this time: {TIMES}.")
+@time_option("--to-time", "time_ms", help="Rewind to the end of the last batch that began at or before this time: everything "
+             f"stored since is read again, and perhaps messages stored before. {TIMES}.")  # fmt: skip
 @with_yes
 @click.option("--quiet-for", "quiet_s", callback=_duration, default="60s", show_default=True, metavar="TIME",
               help="Fail if anything in FOLDER changed within this time.")  # fmt: skip

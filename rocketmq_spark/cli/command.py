@@ -21,8 +21,9 @@ from typing import Any
 import click
 
 import rocketmq_spark
+from rocketmq_spark.base import extras
 from rocketmq_spark.cli.output import Json, Output, Text
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import OptionError, RocketMQError
 
 INTERRUPTED = 130
 
@@ -161,6 +162,10 @@ def _be_silent() -> None:
 def _unexpected(error: Exception) -> RocketMQError:
     if isinstance(error, OSError) and error.filename is not None:
         return RocketMQError(f"{error.filename}: {error.strerror}")
+    if isinstance(error, ModuleNotFoundError) and (extra := extras.extra_of(error.name or "")):
+        return OptionError(
+            f"this command needs {error.name}, which is not installed", remedy=f"Install it: {extras.command(extra)}"
+        )
     return RocketMQError(
         f"{type(error).__name__}: {error}", remedy="This was not foreseen: --debug shows where it happened"
     )

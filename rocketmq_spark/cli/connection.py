@@ -143,7 +143,8 @@ _OPTIONS = (
     click.option(
         "--environment",
         metavar="NAME",
-        help="Use only the queues of this environment, one of several (dev, test) that share topics [env: ROCKETMQ_ENVIRONMENT]",
+        help="Use only what belongs to this environment, one of several that share topics: its number; or its name, with -o"
+        " environments=JSON or -o environmentMode=suffix [env: ROCKETMQ_ENVIRONMENT]",
     ),
     click.option(
         "-o",

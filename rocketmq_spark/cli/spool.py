@@ -307,10 +307,15 @@ def delay() -> None:
     multiple=True,
     required=True,
     help="A topic that messages may be delivered to, or a pattern such as 'orders-*' (may be repeated). '*' means all but"
-    " system topics.",
+    " system topics. Messages for other topics go to --dead-topic.",
 )
 @click.option("--inner-topic", default=INNER_TOPIC, show_default=True, help="Topic in which messages wait.")
-@click.option("--dead-topic", default=DEAD_TOPIC, show_default=True, help="Topic for messages that cannot be read.")
+@click.option(
+    "--dead-topic",
+    default=DEAD_TOPIC,
+    show_default=True,
+    help="Topic for messages that cannot be read, or may not be delivered to their topic.",
+)
 @click.option("--dead", is_flag=True, help="Also send messages that were given up.")
 @connected
 @click.pass_obj
@@ -324,7 +329,11 @@ def serve(
     dead_topic: str,
     dead: bool,
 ) -> None:
-    """Hold messages of dmq_inner_topic in DATA and send them when they are due, until Ctrl-C or SIGTERM."""
+    """Hold messages of --inner-topic in --data and send them when they are due, until Ctrl-C or SIGTERM.
+
+    A node serves all environments that share queues: it refuses --environment and ROCKETMQ_ENVIRONMENT, except with
+    -o environmentMode=suffix.
+    """
     from rocketmq_spark.delay.node import NodeSettings, open_node
 
     over = threading.Event()

@@ -191,7 +191,7 @@ class LocalBroker(Closing):
 
     @property
     def admin(self) -> BaseAdmin:
-        """The admin client of this cluster. It is closed with the cluster."""
+        """An internal client, closed with the cluster. For administration use ``Admin(mq.name_server)``."""
         return _running(self).registration.admin
 
     def address(self, broker: str) -> str:

@@ -105,6 +105,16 @@ def of_kafka_option(name: str) -> str | None:
     return KAFKA_OPTIONS.get(lower, other if lower.startswith("kafka.") else None)
 
 
+def unknown_option(name: str, options: Sequence[str]) -> str:
+    """The sentence about an option that is none of ``options``: what Kafka's is here, or the nearest name."""
+    if of_kafka := of_kafka_option(name):
+        return f"option {name!r} is unknown: {of_kafka}"
+    known = {each.lower().replace("_", ""): each for each in options}
+    near = difflib.get_close_matches(name.lower().replace("_", ""), known, n=1, cutoff=0.6)
+    hint = f"; did you mean {known[near[0]]!r}?" if near else "; all: rocketmq-spark help options"
+    return f"option {name!r} is unknown{hint}"
+
+
 def of_kafka_column(name: str, sink: bool = False) -> str:
     """The end of a sentence about an unknown column; empty where ``name`` is none of Kafka's."""
     here = (KAFKA_SINK_COLUMNS if sink else KAFKA_SOURCE_COLUMNS).get(name.lower())

@@ -8,7 +8,6 @@ stream is settled when the reader or writer is made (``for_role``). No other mod
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -71,10 +70,13 @@ def _row(
     roles: tuple[str, ...],
     help: str,
     *,
-    shown: str = "–",
+    shown: str | None = None,
     aliases: tuple[str, ...] = (),
     raw: bool = False,
 ) -> Any:
+    if shown is None:
+        text = str(default) if isinstance(default, str | int) else "–"
+        shown = text.lower() if isinstance(default, bool) else text
     row = dict(parse=parse, default=default, roles=roles, help=help, aliases=aliases, shown=shown, raw=raw)  # noqa: C408
     known = None if isinstance(default, ByRole) else default  # a role's default is set by ``for_role``
     return dataclasses.field(default_factory=lambda: known, metadata=row)
@@ -82,6 +84,7 @@ def _row(
 
 _ALL, _SOURCE, _BATCH, _STREAM = ROLES, SOURCE_ROLES, ("batch source",), ("stream source",)
 _WRITE = ("sink", "producer")
+_TIMES = '{"orders":{"broker-a":{"0":1767225600000}}}'
 _POLL = ("pull consumer",)
 _PUSH = ("consumer",)
 _CONSUME = ("consumer", "pull consumer")
@@ -116,21 +119,23 @@ class Options:
         p.string,
         None,
         _ALL,
-        "file with the lines `accessKey=…`, `secretKey=…`, `securityToken=…`, read when a connection is opened",
+        "file with the lines `accessKey=…`, `secretKey=…`, `securityToken=…` (optional); read again every minute of use. "
+        "The old keys stay in use while that fails",
     )
     credentials_provider: str | None = _row(
         p.dotted,
         None,
         _ALL,
-        "`module:callable` that returns access key, secret key and token (or None), called when a connection is opened",
+        "`module:callable` that returns access key, secret key and token (or None); called again every minute of "
+        "use. The old keys stay in use while that fails",
     )
-    tls: bool = _row(p.boolean, False, _ALL, "use TLS for name servers and brokers", shown="false")
+    tls: bool = _row(p.boolean, False, _ALL, "use TLS for name servers and brokers")
     tls_ca_file: str | None = _row(p.string, None, _ALL, "PEM file of the authorities to trust (default: the system's)")
     tls_cert_file: str | None = _row(p.string, None, _ALL, "PEM file of the client's certificate")
     tls_key_file: str | None = _row(p.string, None, _ALL, "PEM file of the key of that certificate")
     tls_key_password: p.Secret | None = _row(p.secret, None, _ALL, "password of the key file; not over gRPC")
     tls_check_hostname: bool = _row(
-        p.boolean, True, _ALL, "whether a certificate must name the host or address of the connection", shown="true"
+        p.boolean, True, _ALL, "whether a certificate must name the host or address of the connection"
     )
     tls_server_name: str | None = _row(
         p.string, None, _ALL, "for `transport=grpc`: the name in the certificate, if it differs from the host name"
@@ -142,11 +147,10 @@ class Options:
         _ALL,
         "`remoting`: directly to brokers, or through the Remoting port of a Proxy given as `nameServer`; `grpc`: through the "
         "Proxy at `proxyEndpoint`, for sinks, producers and POP consumers, not for sources (docs/grpc.md)",
-        shown="remoting",
     )
     connect_timeout: float = _row(p.positive_duration, 3.0, _ALL, "timeout of opening one connection", shown="3s")
     request_timeout: float = _row(p.positive_duration, 3.0, _ALL, "timeout of one request", shown="3s")
-    num_retries: int = _row(p.integer(0), 3, _ALL, "how often a failed metadata request is repeated", shown="3")
+    num_retries: int = _row(p.integer(0), 3, _ALL, "how often a failed metadata request is repeated")
     retry_interval: float = _row(
         p.positive_duration, 0.5, _ALL, "first pause between these attempts; it doubles, with jitter", shown="500ms"
     )
@@ -157,16 +161,13 @@ class Options:
     # Source
     subscribe: tuple[str, ...] = _row(p.names, (), _SOURCE, "topics to read", shown="one of these three")
     subscribe_pattern: str | None = _row(
-        p.regex,
-        None,
-        _SOURCE,
-        "regular expression that must match the whole name of a topic; system, retry and dead-letter topics are excluded",
+        p.regex, None, _SOURCE, "regular expression for whole topic names, without system, retry and dead-letter topics"
     )
     assign: tuple[MessageQueue, ...] = _row(
         p.assignment, (), _SOURCE, 'queues to read, JSON `{"t":{"broker-a":[0,1]}}`; of an `environment`, its own'
     )
     include_internal: bool = _row(
-        p.boolean, False, _SOURCE, "let `subscribePattern` also match retry and dead-letter topics", shown="false"
+        p.boolean, False, _SOURCE, "let `subscribePattern` also match retry and dead-letter topics"
     )
     tags: str | dict[str, str] | None = _row(
         p.per_topic,
@@ -180,7 +181,8 @@ class Options:
         p.per_topic,
         None,
         _SOURCE,
-        "SQL92 expression over properties, evaluated by the broker, instead of `tags`; JSON for one per topic",
+        "SQL92 expression over properties, instead of `tags`; JSON for one per topic. Requires `enablePropertyFilter=true` on "
+        "brokers (not their default); not through a Proxy, nor for batch topics",
     )
     starting_offsets: str | dict[MessageQueue, int] = _row(
         p.offsets("earliest", "latest", "committed"),
@@ -195,7 +197,6 @@ class Options:
         "error",
         _SOURCE,
         "where a queue without a committed offset of the group starts: `earliest` or `latest`; `error` raises instead",
-        shown="error",
     )
     starting_timestamp: int | None = _row(
         p.timestamp,
@@ -204,29 +205,40 @@ class Options:
         "first message stored at or after this time: ISO-8601 or epoch ms; overrides `startingOffsets` and the times by queue",
     )
     starting_offsets_by_timestamp: dict[MessageQueue, int] | None = _row(
-        p.queue_numbers('{"orders":{"broker-a":{"0":1767225600000}}}', 0),
+        p.queue_numbers(_TIMES, 0),
         None,
         _SOURCE,
-        "first message stored at or after a time, in epoch ms, of every queue; overrides `startingOffsets`",
+        'first message stored at or after a time, in epoch ms: JSON `{"t":{"broker-a":{"0":1767225600000}}}` for every queue; '
+        "overrides `startingOffsets`",
     )
     starting_offsets_by_timestamp_strategy: str = _row(
-        p.choice("error", "latest"), "error", _SOURCE, "where a queue starts if all messages are older", shown="error"
+        p.choice("error", "latest"),
+        "error",
+        _SOURCE,
+        "if all messages of a queue are older than the starting time: `latest` starts at its end, `error` raises; for "
+        "`startingTimestamp`, too",
     )
     ending_offsets: str | dict[MessageQueue, int] = _row(
-        p.offsets("latest"), "latest", _BATCH, "`latest` or JSON as above (−1 latest)", shown="latest"
+        p.offsets("latest"),
+        "latest",
+        _BATCH,
+        '`latest`, or JSON `{"t":{"broker-a":{"0":17,"1":-1}}}` (−1 latest) for every queue: the first offset not to read',
     )
     ending_timestamp: int | None = _row(
         p.timestamp, None, _BATCH, "messages stored before this time; overrides the two other ending options"
     )
     ending_offsets_by_timestamp: dict[MessageQueue, int] | None = _row(
-        p.queue_numbers('{"orders":{"broker-a":{"0":1767225600000}}}', 0), None, _BATCH, "ends by queue, epoch ms"
+        p.queue_numbers(_TIMES, 0),
+        None,
+        _BATCH,
+        'messages stored before a time, in epoch ms: JSON `{"t":{"broker-a":{"0":1767225600000}}}` for every queue; overrides '
+        "`endingOffsets`",
     )
     fail_on_data_loss: str = _row(
         lambda v: {"true": "fail", "false": "ignore"}.get(v.strip().lower()) or p.choice("fail", "warn", "ignore")(v),
         "fail",
         _SOURCE,
         "what to do if offsets that were to be read no longer exist: `fail`/`true`, `warn` or `ignore`/`false`",
-        shown="fail",
     )
     max_offsets_per_trigger: int | None = _row(
         p.integer(1), None, _STREAM, "maximum number of offsets in a batch, shared in proportion to backlog"
@@ -246,9 +258,9 @@ class Options:
         (*_SOURCE, *_CONSUME),
         "how queues are assigned to Spark partitions: `averagely`, `averagelyByCircle`, `consistentHash`, `config`, "
         "`machineRoom`, `machineRoomNearby`, `environment`, or `module:callable`. The strategy sees partitions as consumers "
-        "named `partition-00000`, …. In a `Consumer` or `PullConsumer`: how queues are assigned to the members of the group, "
-        "by the same without `machineRoomNearby`",
-        shown="averagely",
+        "named `partition-00000`, …; a queue that it gives to none (as `config`, `machineRoom` or a callable may) is not read, "
+        "and a warning names it. In a `Consumer` or `PullConsumer`: how queues are assigned to the members of the group, by the "
+        "same without `machineRoomNearby`",
         raw=True,
     )
     allocation_config: str | None = _row(
@@ -259,10 +271,16 @@ class Options:
         '`{"partition-00000":{"orders":{"broker-a":[0]}}}`',
     )
     machine_rooms: tuple[str, ...] = _row(
-        p.names, (), (*_SOURCE, "sink", *_CONSUME), "rooms whose queues the strategy or selector `machineRoom` uses"
+        p.names,
+        (),
+        (*_SOURCE, "sink", *_CONSUME),
+        "rooms whose queues the strategy or selector `machineRoom` uses; brokers are named `room@name`",
     )
     partition_rooms: tuple[str, ...] = _row(
-        p.names_with_repeats, (), _SOURCE, "room of each partition in order, for `machineRoomNearby`"
+        p.names_with_repeats,
+        (),
+        _SOURCE,
+        "for `machineRoomNearby`: room of each partition in order, begun again if there are more; brokers are named `room@name`",
     )
     num_partitions: int | None = _row(
         p.auto_integer,
@@ -273,7 +291,10 @@ class Options:
     )
     min_partitions: int | None = _row(p.integer(1), None, _SOURCE, "split large ranges into about this many tasks")
     max_records_per_partition: int = _row(
-        p.integer(1), 500_000, _SOURCE, "most offsets of a task; larger ranges make up to 10,000 tasks", shown="500000"
+        p.integer(1),
+        500_000,
+        _SOURCE,
+        "maximum number of offsets of a task; larger ranges are split. Tasks are larger if a batch would exceed 10,000",
     )
     predicate_pushdown: bool = _row(
         p.boolean,
@@ -281,7 +302,6 @@ class Options:
         _BATCH,
         "let Spark predicates shorten the read, if `spark.sql.python.filterPushdown.enabled` is set. Only for DataFrames that "
         "are used once: if a DataFrame is used again, Spark reads it as the earlier predicate left it",
-        shown="false",
     )
     columns: tuple[str, ...] = _row(
         p.names, (), _SOURCE, "columns to build, any of the schema; other columns are not decoded", shown="all basic"
@@ -291,7 +311,6 @@ class Options:
         "user",
         _SOURCE,
         "content of `properties`: `none` (null), `user` (the properties of the user), or `all` (also those of RocketMQ)",
-        shown="user",
     )
     property_columns: tuple[tuple[str, str], ...] = _row(
         p.property_columns,
@@ -304,24 +323,23 @@ class Options:
         "basic",
         _SOURCE,
         "`full` adds offsetMsgId, flag, sysFlag, reconsumeTimes, bornHost, storeHost, commitLogOffset, storeSize",
-        shown="basic",
     )
     topic_wait: float = _row(
-        p.duration, 0.0, _SOURCE, "how long to wait for a topic that does not exist yet", shown="0"
+        p.duration, 0.0, _SOURCE, "how long a start waits until topics of `subscribe` or `assign` exist", shown="0"
     )
     read_from: str = _row(
         p.choice("master", "hint", "slave"),
         "hint",
         _SOURCE,
         "`master`, a `slave` if there is one, or the replica that the broker suggests (`hint`)",
-        shown="hint",
     )
     environment: str | None = _row(
         p.string,
         None,
         _QUEUES,
-        "read and write only what belongs to one environment, given by its number (from 1) or name. Consumers of `dev` are "
-        "members of the group `<group>_env_dev`, which has its own retries and dead letters",
+        "read and write only what belongs to one environment: its number (from 1), or its name, with `environments` as JSON or "
+        "`environmentMode=suffix`. With `environmentMode=queues` consumers of `dev` are members of the group "
+        "`<group>_env_dev`, which has its own retries and dead letters",
         shown="variable `ROCKETMQ_ENVIRONMENT`",
     )
     environment_mode: str = _row(
@@ -330,13 +348,14 @@ class Options:
         _QUEUES,
         "what belongs to an environment: some `queues` of each topic, or with `suffix` its own topics and groups, whose names "
         "on the brokers end in `_` and the name of the environment",
-        shown="queues",
     )
     environments: str | None = _row(
         p.string,
         None,
         _QUEUES,
-        'how many share the queues (default: one queue each), or JSON `{"test":{"broker-a":[0,1]}}`. A stream sink requires it',
+        "how many environments share the queues of a topic: of n, environment N owns queue ids N-1, N-1+n, … of each broker; "
+        'or JSON `{"test":{"broker-a":[0,1]}}`. Without it, environment N owns only the Nth queue of a topic, and neither a '
+        "stream's sink nor a sink without option `topic` accepts a number as `environment`",
     )
     group: str = _row(
         p.string,
@@ -347,11 +366,7 @@ class Options:
         shown=f"`{DEFAULT_GROUP}`",
     )
     max_bytes_in_flight: int = _row(
-        p.size(64 << 10, 256 << 20),
-        8 << 20,
-        _SOURCE,
-        "maximum number of bytes that the pulls of one task may have under way",
-        shown="8m",
+        p.size(64 << 10, 256 << 20), 8 << 20, _SOURCE, "maximum bytes under way in the pulls of a task", shown="8m"
     )
     pull_depth: int | None = _row(
         p.integer(1, 1024), None, _SOURCE, "pulls under way at once in a task", shown="adaptive"
@@ -369,7 +384,6 @@ class Options:
         _SOURCE,
         "for a message that cannot be decoded: `fail` raises an error that names the message and the remedies; `null` returns a"
         " row with a null body and the cause in `decodeError` (with `metadata=full`); `skip` counts and logs it",
-        shown="fail",
     )
     read_deadline: float = _row(
         p.positive_duration, 120.0, _SOURCE, "how long a task waits for a silent broker before it fails", shown="2m"
@@ -383,7 +397,6 @@ class Options:
         ("sink",),
         "`roundRobin`, `random`, `hash` (of column `shardingKey`, as in Java), `machineRoom`, `environment`, `column` "
         "(`queueId`, `brokerName`; the default if there is such a column), or `module:callable(queues, message, key)`",
-        shown="roundRobin",
         raw=True,
     )
     send_timeout: float = _row(
@@ -395,7 +408,11 @@ class Options:
         shown="sink `2m`, `Producer` `3s`",
     )
     max_message_size: int = _row(
-        p.size(1), 4 << 20, _WRITE, "a larger body is an error that names the row, before anything is sent", shown="4m"
+        p.size(1),
+        4 << 20,
+        _WRITE,
+        "maximum size of a body; a larger one is an error that names the row. In a sink, rows of other Arrow batches may be sent",
+        shown="4m",
     )
     send_latency_fault: str = _row(
         p.fault_preset,
@@ -434,7 +451,6 @@ class Options:
         "in a batch topic, put only rows of one tag into a batch, so that brokers can filter (docs/batch-topics.md). `true`: "
         "also if rows name their queues; order then holds within each tag only. `auto`: only if rows do not name queues, for up"
         " to 16 tags in an Arrow batch",
-        shown="auto",
     )
     total_batch_max_bytes: int | None = _row(
         p.size(1),
@@ -454,31 +470,34 @@ class Options:
         p.size(0),
         4096,
         _WRITE,
-        "compress bodies from this size on if they are sent as single messages; batches are never compressed, as in Java",
+        "compress bodies from this size on if they are sent alone; never batches (of the sink, of `autoBatch`), nor over gRPC",
         shown="4k",
     )
     compression: str = _row(
-        p.choice("none", "zlib", "lz4", "zstd"), "zlib", _WRITE, "`none`, `zlib`, `lz4` or `zstd`", shown="zlib"
+        p.choice("none", "zlib", "lz4", "zstd"),
+        "zlib",
+        _WRITE,
+        "`none`, `zlib`, `lz4` or `zstd` (these two need pyarrow); not over gRPC",
     )
     require_store_ok: str = _row(
         p.choice("any", "ok"),
         "any",
         _WRITE,
-        "`any` accepts messages that are stored but not yet flushed or copied to a slave; `ok` sends them again",
-        shown="any",
+        "`any` accepts messages that are stored but not yet flushed or copied to a slave; `ok` sends them again, which "
+        "may store them twice, and fails if no attempt is stored safely",
     )
     on_send_failure: str = _row(
         p.choice("fail", "spool"),
         "fail",
         _WRITE,
         "if a send fails for a temporary reason: raise an error, or `spool` it in `spoolDir` and send it later (docs/spool.md)",
-        shown="fail",
     )
     spool_dir: str | None = _row(
         p.string,
         None,
         _WRITE,
-        "folder of the spool, created if missing; one for each `Producer`. Worker processes of a sink use subfolders",
+        "required with `onSendFailure=spool`: a folder on a disk that outlives the process and, in a sink, the worker. One for "
+        "each `Producer`; worker processes of a sink use subfolders",
     )
     spool_sync: str = _row(
         p.choice("always", "batch", "never"),
@@ -486,7 +505,6 @@ class Options:
         _WRITE,
         "how a SPOOLED message is flushed to disk before its send returns: `always` by itself, `batch` with one flush for all "
         "sends that wait; with `never` the operating system does it: messages survive the process but not the machine",
-        shown="always",
     )
     spool_max_bytes: int = _row(
         p.size(1), 1 << 30, _WRITE, "maximum size, dead letters included; when it is full, sends fail", shown="1g"
@@ -497,7 +515,6 @@ class Options:
         _WRITE,
         "delays that the timers of brokers do not support (longer than `timerMaxDelaySec`, switched off, or older than 5.0): "
         "`error`, or through the delay service, which must run (`dmq`, docs/delay.md)",
-        shown="error",
     )
     message_id: str | None = _row(
         p.string,
@@ -511,24 +528,29 @@ class Options:
         "at-least-once",
         ("sink",),
         "`exactly-once`: a repeated batch or task omits rows that are already stored (docs/exactly-once.md)",
-        shown="at-least-once",
     )
     allowed_topics: tuple[str, ...] = _row(
-        p.names, (), ("sink",), "topics that rows may name in column `topic`; `exactly-once` requires the complete list"
+        p.names,
+        (),
+        ("sink",),
+        "topics that rows may name in column `topic`, if there is no option `topic`; `exactly-once` requires the complete list",
     )
     exactly_once_settle: float = _row(
         p.positive_duration,
         10.0,
         ("sink", "producer"),
-        "how long earlier requests may still arrive before a row counts as not stored: more than 2s, in a sink more than 4s",
+        "how long to wait for earlier requests that may still arrive before what they sent counts as not stored. Sink with "
+        "`exactly-once`: at least 4s, and 2s more than `spark.python.task.killTimeout`; `Producer` with "
+        "`confirmAmbiguous`: more than 2s. Without these an error",
         shown="10s",
     )
     confirm_ambiguous: bool = _row(
         p.boolean,
         False,
         ("producer",),
-        "if a send has no answer, check whether the broker stored the message before sending it again (docs/exactly-once.md)",
-        shown="false",
+        "if a send has no answer, check whether the broker stored the message before sending it again (docs/exactly-once.md). "
+        "Requires a `sendTimeout` above `requestTimeout` plus `exactlyOnceSettle`, such as 15s; not over gRPC, nor with "
+        "`onSendFailure=spool` or `requireStoreOk=ok`",
     )
 
     # Traces
@@ -537,7 +559,6 @@ class Options:
         False,
         ("producer", "consumer"),
         "write message traces, which RocketMQ's dashboard and `mqadmin queryMsgTraceById` show (docs/traces.md)",
-        shown="false",
         aliases=("enableMsgTrace",),
     )
     trace_topic: str = _row(
@@ -545,7 +566,6 @@ class Options:
         TRACE_TOPIC,
         ("producer", "consumer"),
         "topic of the message traces; brokers create the default one with `traceTopicEnable=true`",
-        shown=TRACE_TOPIC,
         aliases=("customizedTraceTopic",),
     )
 
@@ -554,7 +574,6 @@ class Options:
         False,
         ("producer", *_CONSUME, "simple consumer"),
         "make OpenTelemetry spans and metrics, and hand traces on in the messages' properties (docs/opentelemetry.md)",
-        shown="false",
     )
 
     # Consumers
@@ -564,41 +583,35 @@ class Options:
         _CONSUME,
         "where a queue starts for which the group has no offset: `latest`, `earliest`, or the first message stored at or after "
         "a time (ISO-8601 or epoch ms)",
-        shown="latest",
     )
     auto_commit: bool = _row(
         p.boolean,
         True,
         _CONSUME,
-        "`PullConsumer`: polls and the close commit offsets of messages that earlier polls returned. Ordered `Consumer`: "
-        "messages are done when the listener returns; if false, when it returns `context.commit()`",
-        shown="true",
+        "`PullConsumer`: `poll` and `close` commit the offsets of messages returned before the last poll. Ordered `Consumer`: "
+        "messages are done when the listener returns None; if false, when it returns `context.commit()`",
     )
     auto_commit_interval: float = _row(p.positive_duration, 5.0, _POLL, "minimum time between commits", shown="5s")
     pull_threshold_for_queue: int = _row(
         p.integer(1, 65535),
         1000,
         _CONSUME,
-        "a queue is not pulled while more of its messages are not finished; `PullConsumer`: more offsets wait for a poll",
-        shown="1000",
+        "a queue is not pulled while more than this many of its messages are unfinished (`Consumer`), or of its offsets wait "
+        "for a poll (`PullConsumer`)",
     )
     model: str = _row(
         p.choice("clustering", "broadcasting"),
         "clustering",
         _PUSH,
-        "`clustering`: members of the group share the queues; `broadcasting`: each member gets all messages",
-        shown="clustering",
+        "`clustering`: members of the group share the queues; `broadcasting`: each member gets all messages, and one that failed "
+        "is not delivered again unless `ordered`",
     )
     ordered: bool = _row(
-        p.boolean,
-        False,
-        _PUSH,
-        "process the messages of a queue one after the other; failed messages are retried in place",
-        shown="false",
+        p.boolean, False, _PUSH, "process messages of a queue one after the other; failed ones are retried in place"
     )
-    consume_thread_min: int = _row(p.integer(1, 1000), 20, _PUSH, "threads that call the listener", shown="20")
+    consume_thread_min: int = _row(p.integer(1, 1000), 20, _PUSH, "threads that call the listener")
     consume_message_batch_max_size: int = _row(
-        p.integer(1, 1024), 1, _PUSH, "maximum number of messages per call of the listener", shown="1"
+        p.integer(1, 1024), 1, _PUSH, "maximum number of messages per call of the listener"
     )
     pull_batch_size_in_bytes: int = _row(
         p.size(1), 256 << 10, _PUSH, "most bytes to request per pull, if brokers support it", shown="256k"
@@ -608,7 +621,7 @@ class Options:
         p.positive_duration, 1.0, _PUSH, "pause after a failed pull", shown="1s"
     )
     pull_threshold_size_for_queue: int = _row(
-        p.size(1, 1 << 30), 100 << 20, _CONSUME, "a queue is not pulled while more bytes of it wait", shown="100m"
+        p.size(1, 1 << 30), 100 << 20, _CONSUME, "a queue is not pulled while it has more waiting bytes", shown="100m"
     )
     pull_threshold_for_topic: int | None = _row(
         p.integer(1, 6_553_500), None, _PUSH, "most unfinished messages of a topic, divided among its queues here"
@@ -621,41 +634,33 @@ class Options:
         2000,
         _PUSH,
         "a queue is not pulled while its waiting offsets span more than this; not if `ordered`",
-        shown="2000",
     )
     max_reconsume_times: int | None = _row(
         p.integer(0, (1 << 31) - 1),
         None,
         _PUSH,
-        "how often a failed message is delivered again before it goes to `%DLQ%` and the group's name",
+        "how often a failed message is delivered again before it goes to the group's dead-letter topic, `%DLQ%<group>`",
         shown="16, `ordered` without end",
     )
     suspend_current_queue_time: float = _row(
-        p.positive_duration,
-        1.0,
-        _PUSH,
-        "how long an ordered consumer pauses a queue after a failure: 10ms to 30s",
-        shown="1s",
+        p.positive_duration, 1.0, _PUSH, "how long an ordered queue pauses after a failure: 10ms to 30s", shown="1s"
     )
     consume_timeout: float = _row(
         p.positive_duration,
         900.0,
         _PUSH,
-        "a message that the listener has for longer is sent back, so that the offset of its queue can advance",
+        "a message that the listener has for longer is delivered again, so that the offset of its queue can advance; the "
+        "listener is not interrupted. Broadcasting drops it; not if `ordered`",
         shown="15m",
     )
     persist_consumer_offset_interval: float = _row(
         p.positive_duration, 5.0, _PUSH, "how often offsets are committed", shown="5s"
     )
     rebalance_interval: float = _row(
-        p.positive_duration,
-        20.0,
-        _PUSH,
-        "how often queues are reassigned even if no broker reports a change; at least 1s",
-        shown="20s",
+        p.positive_duration, 20.0, _PUSH, "how often queues are reassigned in any case; at least 1s", shown="20s"
     )
     post_subscription_when_pull: bool = _row(
-        p.boolean, False, _PUSH, "send the filter with each pull, not only with heartbeats", shown="false"
+        p.boolean, False, _PUSH, "send the filter with each pull, not only with heartbeats"
     )
     local_offsets_dir: str | None = _row(
         p.string,
@@ -727,7 +732,7 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
             continue
         row = _BY_NAME.get(name.lower())
         if row is None:
-            problems.append(_unknown(name, keywords))
+            problems.append(names.unknown_option(name, [each.field if keywords else each.name for each in TABLE]))
             continue
         called = row.field if keywords else row.name
         if row.field in values:
@@ -750,16 +755,6 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
         raise OptionError.of(problems)
     values |= from_environment
     return Options(**values, given=frozenset(values), from_variables=frozenset(from_environment), keywords=keywords)
-
-
-def _unknown(name: str, keywords: bool) -> str:
-    of_kafka = names.of_kafka_option(name)
-    if of_kafka:
-        return f"option {name!r} is unknown: {of_kafka}"
-    known = {row.name.lower(): row.field if keywords else row.name for row in TABLE}
-    near = difflib.get_close_matches(name.lower().replace("_", ""), known, n=1, cutoff=0.6)
-    hint = f"; did you mean {known[near[0]]!r}?" if near else "; all: rocketmq-spark help options"
-    return f"option {name!r} is unknown{hint}"
 
 
 def option_name(field: str) -> str:

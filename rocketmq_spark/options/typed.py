@@ -24,9 +24,13 @@ class AdminOptions(TypedDict, total=False):
     security_token: str
     """Temporary token that belongs to the keys."""
     credentials_file: str
-    """File with the lines ``accessKey=…``, ``secretKey=…``, ``securityToken=…``, read when a connection is opened."""
+    """File with the lines ``accessKey=…``, ``secretKey=…``, ``securityToken=…`` (optional); read again every minute of use.
+    The old keys stay in use while that fails.
+    """
     credentials_provider: str
-    """``module:callable`` that returns access key, secret key and token (or None), called when a connection is opened."""
+    """``module:callable`` that returns access key, secret key and token (or None); called again every minute of use. The old
+    keys stay in use while that fails.
+    """
     tls: bool | str
     """Use TLS for name servers and brokers."""
     tls_ca_file: str
@@ -56,15 +60,19 @@ class AdminOptions(TypedDict, total=False):
     retry_interval: float | str
     """First pause between these attempts; it doubles, with jitter."""
     environment: str
-    """Read and write only what belongs to one environment, given by its number (from 1) or name. Consumers of ``dev`` are
-    members of the group ``<group>_env_dev``, which has its own retries and dead letters.
+    """Read and write only what belongs to one environment: its number (from 1), or its name, with ``environments`` as JSON or
+    ``environmentMode=suffix``. With ``environmentMode=queues`` consumers of ``dev`` are members of the group
+    ``<group>_env_dev``, which has its own retries and dead letters.
     """
     environment_mode: str
     """What belongs to an environment: some ``queues`` of each topic, or with ``suffix`` its own topics and groups, whose names
     on the brokers end in ``_`` and the name of the environment.
     """
     environments: Mapping[str, Any] | str
-    """How many share the queues (default: one queue each), or JSON ``{"test":{"broker-a":[0,1]}}``. A stream sink requires it."""
+    """How many environments share the queues of a topic: of n, environment N owns queue ids N-1, N-1+n, … of each broker; or
+    JSON ``{"test":{"broker-a":[0,1]}}``. Without it, environment N owns only the Nth queue of a topic, and neither a
+    stream's sink nor a sink without option ``topic`` accepts a number as ``environment``.
+    """
 
 
 class ProducerOptions(AdminOptions, total=False):
@@ -75,7 +83,7 @@ class ProducerOptions(AdminOptions, total=False):
     another broker; the others wait for their queue.
     """
     max_message_size: int | str
-    """A larger body is an error that names the row, before anything is sent."""
+    """Maximum size of a body; a larger one is an error that names the row. In a sink, rows of other Arrow batches may be sent."""
     send_latency_fault: bool | str
     """Avoid brokers that are slow or fail: ``true``, ``false``, or a preset of durations: ``current``, ``4.x``."""
     latency_max: str
@@ -91,17 +99,21 @@ class ProducerOptions(AdminOptions, total=False):
     total_batch_max_bytes: int | str
     """Maximum size of waiting bodies (``Producer``), or of all unacknowledged batches of a task (sink)."""
     compress_above: int | str
-    """Compress bodies from this size on if they are sent as single messages; batches are never compressed, as in Java."""
+    """Compress bodies from this size on if they are sent alone; never batches (of the sink, of ``autoBatch``), nor over gRPC."""
     compression: str
-    """``none``, ``zlib``, ``lz4`` or ``zstd``."""
+    """``none``, ``zlib``, ``lz4`` or ``zstd`` (these two need pyarrow); not over gRPC."""
     require_store_ok: str
-    """``any`` accepts messages that are stored but not yet flushed or copied to a slave; ``ok`` sends them again."""
+    """``any`` accepts messages that are stored but not yet flushed or copied to a slave; ``ok`` sends them again, which may
+    store them twice, and fails if no attempt is stored safely.
+    """
     on_send_failure: str
     """If a send fails for a temporary reason: raise an error, or ``spool`` it in ``spoolDir`` and send it later
     (docs/spool.md).
     """
     spool_dir: str
-    """Folder of the spool, created if missing; one for each ``Producer``. Worker processes of a sink use subfolders."""
+    """Required with ``onSendFailure=spool``: a folder on a disk that outlives the process and, in a sink, the worker. One for
+    each ``Producer``; worker processes of a sink use subfolders.
+    """
     spool_sync: str
     """How a SPOOLED message is flushed to disk before its send returns: ``always`` by itself, ``batch`` with one flush for all
     sends that wait; with ``never`` the operating system does it: messages survive the process but not the machine.
@@ -113,9 +125,15 @@ class ProducerOptions(AdminOptions, total=False):
     ``error``, or through the delay service, which must run (``dmq``, docs/delay.md).
     """
     exactly_once_settle: float | str
-    """How long earlier requests may still arrive before a row counts as not stored: more than 2s, in a sink more than 4s."""
+    """How long to wait for earlier requests that may still arrive before what they sent counts as not stored. Sink with
+    ``exactly-once``: at least 4s, and 2s more than ``spark.python.task.killTimeout``; ``Producer`` with
+    ``confirmAmbiguous``: more than 2s. Without these an error.
+    """
     confirm_ambiguous: bool | str
-    """If a send has no answer, check whether the broker stored the message before sending it again (docs/exactly-once.md)."""
+    """If a send has no answer, check whether the broker stored the message before sending it again (docs/exactly-once.md).
+    Requires a ``sendTimeout`` above ``requestTimeout`` plus ``exactlyOnceSettle``, such as 15s; not over gRPC, nor with
+    ``onSendFailure=spool`` or ``requireStoreOk=ok``.
+    """
     enable_trace: bool | str
     """Write message traces, which RocketMQ's dashboard and ``mqadmin queryMsgTraceById`` show (docs/traces.md)."""
     trace_topic: str
@@ -130,7 +148,8 @@ class ConsumerOptions(AdminOptions, total=False):
     allocation_strategy: Callable[..., Any] | str
     """How queues are assigned to Spark partitions: ``averagely``, ``averagelyByCircle``, ``consistentHash``, ``config``,
     ``machineRoom``, ``machineRoomNearby``, ``environment``, or ``module:callable``. The strategy sees partitions as
-    consumers named ``partition-00000``, …. In a ``Consumer`` or ``PullConsumer``: how queues are assigned to the members of
+    consumers named ``partition-00000``, …; a queue that it gives to none (as ``config``, ``machineRoom`` or a callable may)
+    is not read, and a warning names it. In a ``Consumer`` or ``PullConsumer``: how queues are assigned to the members of
     the group, by the same without ``machineRoomNearby``.
     """
     allocation_config: Mapping[str, Any] | str
@@ -138,7 +157,7 @@ class ConsumerOptions(AdminOptions, total=False):
     ``{"partition-00000":{"orders":{"broker-a":[0]}}}``.
     """
     machine_rooms: Sequence[str] | str
-    """Rooms whose queues the strategy or selector ``machineRoom`` uses."""
+    """Rooms whose queues the strategy or selector ``machineRoom`` uses; brokers are named ``room@name``."""
     pull_batch_size: int | str
     """Maximum number of messages to request per pull; the broker may send fewer. At most 1024 for consumers."""
     enable_trace: bool | str
@@ -152,15 +171,19 @@ class ConsumerOptions(AdminOptions, total=False):
     after a time (ISO-8601 or epoch ms).
     """
     auto_commit: bool | str
-    """``PullConsumer``: polls and the close commit offsets of messages that earlier polls returned. Ordered ``Consumer``:
-    messages are done when the listener returns; if false, when it returns ``context.commit()``.
+    """``PullConsumer``: ``poll`` and ``close`` commit the offsets of messages returned before the last poll. Ordered
+    ``Consumer``: messages are done when the listener returns None; if false, when it returns ``context.commit()``.
     """
     pull_threshold_for_queue: int | str
-    """A queue is not pulled while more of its messages are not finished; ``PullConsumer``: more offsets wait for a poll."""
+    """A queue is not pulled while more than this many of its messages are unfinished (``Consumer``), or of its offsets wait
+    for a poll (``PullConsumer``).
+    """
     model: str
-    """``clustering``: members of the group share the queues; ``broadcasting``: each member gets all messages."""
+    """``clustering``: members of the group share the queues; ``broadcasting``: each member gets all messages, and one that
+    failed is not delivered again unless ``ordered``.
+    """
     ordered: bool | str
-    """Process the messages of a queue one after the other; failed messages are retried in place."""
+    """Process messages of a queue one after the other; failed ones are retried in place."""
     consume_thread_min: int | str
     """Threads that call the listener."""
     consume_message_batch_max_size: int | str
@@ -172,7 +195,7 @@ class ConsumerOptions(AdminOptions, total=False):
     pull_time_delay_when_exception: float | str
     """Pause after a failed pull."""
     pull_threshold_size_for_queue: int | str
-    """A queue is not pulled while more bytes of it wait."""
+    """A queue is not pulled while it has more waiting bytes."""
     pull_threshold_for_topic: int | str
     """Most unfinished messages of a topic, divided among its queues here."""
     pull_threshold_size_for_topic: int | str
@@ -180,15 +203,17 @@ class ConsumerOptions(AdminOptions, total=False):
     consume_concurrently_max_span: int | str
     """A queue is not pulled while its waiting offsets span more than this; not if ``ordered``."""
     max_reconsume_times: int | str
-    """How often a failed message is delivered again before it goes to ``%DLQ%`` and the group's name."""
+    """How often a failed message is delivered again before it goes to the group's dead-letter topic, ``%DLQ%<group>``."""
     suspend_current_queue_time: float | str
-    """How long an ordered consumer pauses a queue after a failure: 10ms to 30s."""
+    """How long an ordered queue pauses after a failure: 10ms to 30s."""
     consume_timeout: float | str
-    """A message that the listener has for longer is sent back, so that the offset of its queue can advance."""
+    """A message that the listener has for longer is delivered again, so that the offset of its queue can advance; the listener
+    is not interrupted. Broadcasting drops it; not if ``ordered``.
+    """
     persist_consumer_offset_interval: float | str
     """How often offsets are committed."""
     rebalance_interval: float | str
-    """How often queues are reassigned even if no broker reports a change; at least 1s."""
+    """How often queues are reassigned in any case; at least 1s."""
     post_subscription_when_pull: bool | str
     """Send the filter with each pull, not only with heartbeats."""
     local_offsets_dir: str
@@ -201,7 +226,8 @@ class PullConsumerOptions(AdminOptions, total=False):
     allocation_strategy: Callable[..., Any] | str
     """How queues are assigned to Spark partitions: ``averagely``, ``averagelyByCircle``, ``consistentHash``, ``config``,
     ``machineRoom``, ``machineRoomNearby``, ``environment``, or ``module:callable``. The strategy sees partitions as
-    consumers named ``partition-00000``, …. In a ``Consumer`` or ``PullConsumer``: how queues are assigned to the members of
+    consumers named ``partition-00000``, …; a queue that it gives to none (as ``config``, ``machineRoom`` or a callable may)
+    is not read, and a warning names it. In a ``Consumer`` or ``PullConsumer``: how queues are assigned to the members of
     the group, by the same without ``machineRoomNearby``.
     """
     allocation_config: Mapping[str, Any] | str
@@ -209,7 +235,7 @@ class PullConsumerOptions(AdminOptions, total=False):
     ``{"partition-00000":{"orders":{"broker-a":[0]}}}``.
     """
     machine_rooms: Sequence[str] | str
-    """Rooms whose queues the strategy or selector ``machineRoom`` uses."""
+    """Rooms whose queues the strategy or selector ``machineRoom`` uses; brokers are named ``room@name``."""
     pull_batch_size: int | str
     """Maximum number of messages to request per pull; the broker may send fewer. At most 1024 for consumers."""
     open_telemetry: bool | str
@@ -219,15 +245,17 @@ class PullConsumerOptions(AdminOptions, total=False):
     after a time (ISO-8601 or epoch ms).
     """
     auto_commit: bool | str
-    """``PullConsumer``: polls and the close commit offsets of messages that earlier polls returned. Ordered ``Consumer``:
-    messages are done when the listener returns; if false, when it returns ``context.commit()``.
+    """``PullConsumer``: ``poll`` and ``close`` commit the offsets of messages returned before the last poll. Ordered
+    ``Consumer``: messages are done when the listener returns None; if false, when it returns ``context.commit()``.
     """
     auto_commit_interval: float | str
     """Minimum time between commits."""
     pull_threshold_for_queue: int | str
-    """A queue is not pulled while more of its messages are not finished; ``PullConsumer``: more offsets wait for a poll."""
+    """A queue is not pulled while more than this many of its messages are unfinished (``Consumer``), or of its offsets wait
+    for a poll (``PullConsumer``).
+    """
     pull_threshold_size_for_queue: int | str
-    """A queue is not pulled while more bytes of it wait."""
+    """A queue is not pulled while it has more waiting bytes."""
 
 
 class SimpleConsumerOptions(AdminOptions, total=False):
@@ -241,7 +269,7 @@ class SinkOptions(AdminOptions, total=False):
     """Keywords of ``foreach_batch_writer`` and ``write_rocketmq``."""
 
     machine_rooms: Sequence[str] | str
-    """Rooms whose queues the strategy or selector ``machineRoom`` uses."""
+    """Rooms whose queues the strategy or selector ``machineRoom`` uses; brokers are named ``room@name``."""
     topic: str
     """Topic of all rows; overrides the column ``topic``."""
     queue_selector: Callable[..., Any] | str
@@ -254,7 +282,7 @@ class SinkOptions(AdminOptions, total=False):
     another broker; the others wait for their queue.
     """
     max_message_size: int | str
-    """A larger body is an error that names the row, before anything is sent."""
+    """Maximum size of a body; a larger one is an error that names the row. In a sink, rows of other Arrow batches may be sent."""
     send_latency_fault: bool | str
     """Avoid brokers that are slow or fail: ``true``, ``false``, or a preset of durations: ``current``, ``4.x``."""
     latency_max: str
@@ -275,17 +303,21 @@ class SinkOptions(AdminOptions, total=False):
     max_in_flight: int | str
     """Maximum number of unacknowledged batches of a task per broker; a queue whose order is kept has one at a time."""
     compress_above: int | str
-    """Compress bodies from this size on if they are sent as single messages; batches are never compressed, as in Java."""
+    """Compress bodies from this size on if they are sent alone; never batches (of the sink, of ``autoBatch``), nor over gRPC."""
     compression: str
-    """``none``, ``zlib``, ``lz4`` or ``zstd``."""
+    """``none``, ``zlib``, ``lz4`` or ``zstd`` (these two need pyarrow); not over gRPC."""
     require_store_ok: str
-    """``any`` accepts messages that are stored but not yet flushed or copied to a slave; ``ok`` sends them again."""
+    """``any`` accepts messages that are stored but not yet flushed or copied to a slave; ``ok`` sends them again, which may
+    store them twice, and fails if no attempt is stored safely.
+    """
     on_send_failure: str
     """If a send fails for a temporary reason: raise an error, or ``spool`` it in ``spoolDir`` and send it later
     (docs/spool.md).
     """
     spool_dir: str
-    """Folder of the spool, created if missing; one for each ``Producer``. Worker processes of a sink use subfolders."""
+    """Required with ``onSendFailure=spool``: a folder on a disk that outlives the process and, in a sink, the worker. One for
+    each ``Producer``; worker processes of a sink use subfolders.
+    """
     spool_sync: str
     """How a SPOOLED message is flushed to disk before its send returns: ``always`` by itself, ``batch`` with one flush for all
     sends that wait; with ``never`` the operating system does it: messages survive the process but not the machine.
@@ -301,6 +333,11 @@ class SinkOptions(AdminOptions, total=False):
     delivery_guarantee: str
     """``exactly-once``: a repeated batch or task omits rows that are already stored (docs/exactly-once.md)."""
     allowed_topics: Sequence[str] | str
-    """Topics that rows may name in column ``topic``; ``exactly-once`` requires the complete list."""
+    """Topics that rows may name in column ``topic``, if there is no option ``topic``; ``exactly-once`` requires the complete
+    list.
+    """
     exactly_once_settle: float | str
-    """How long earlier requests may still arrive before a row counts as not stored: more than 2s, in a sink more than 4s."""
+    """How long to wait for earlier requests that may still arrive before what they sent counts as not stored. Sink with
+    ``exactly-once``: at least 4s, and 2s more than ``spark.python.task.killTimeout``; ``Producer`` with
+    ``confirmAmbiguous``: more than 2s. Without these an error.
+    """

@@ -62,10 +62,11 @@ class BulkProducer(RequestProducer):
             brokers refuse, or do not answer in time, is in there and is not raised.
 
         Raises:
-            OptionError: The columns do not fit, or pyarrow is not installed. Nothing was sent.
+            OptionError: The columns do not fit, ``delayMs`` or ``deliverAt`` is used with ``longDelay=dmq``, or pyarrow is not
+                installed. Nothing was sent.
             MessageRefused: Some rows can never be sent; the error lists their numbers. Of a table or a record batch nothing was
                 sent. Of a reader, the batches before the faulty one were sent.
-            RouteNotFound: There is no such topic, or none of its brokers is up. What was sent is as for ``MessageRefused``.
+            RouteNotFound: As of ``send``. What was sent is as for ``MessageRefused``.
             ClosedError: The producer was closed.
         """
         how_long = self.settings.send_timeout_s if timeout_s is None else timeout_s
@@ -101,7 +102,7 @@ class BulkProducer(RequestProducer):
         Raises:
             MessageRefused: Some messages can never be sent, or have ``wait_store_ok=False``; the error lists their numbers. Of a
                 sequence nothing was sent. Of another iterable, the portions before the faulty one were sent.
-            OptionError: pyarrow is not installed.
+            OptionError: pyarrow is not installed, or both ``queue`` and ``key`` are given.
             RouteNotFound, ClosedError: As of ``send_arrow``.
         """
         how_long = self.settings.send_timeout_s if timeout_s is None else timeout_s

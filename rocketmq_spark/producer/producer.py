@@ -106,7 +106,7 @@ class BaseProducer(Closing):
         self._engine.hooks.add(before, after)
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """Return the queues that accept messages of ``topic``. Raises ``RouteNotFound`` if there is no such topic."""
+        """Return the queues that accept messages of ``topic``. Raises ``RouteNotFound`` as ``send`` does."""
         self._owner.check(self._closing.locked())
         encoding.check_topic(topic)
         return list(self._destinations.queues(topic, self._deadline(None)))
@@ -133,8 +133,7 @@ class BaseProducer(Closing):
             queue: The queue to send to, one of ``queues(message.topic)``.
             selector: ``"hash"``, ``"random"``, ``"roundRobin"``, ``"machineRoom"``, ``"environment"``, ``"column"`` or
                 ``"module:function"``; or a function of the topic's queues, the message and ``arg`` that returns a queue.
-            arg: For the selector: the key to hash, the room or rooms, the number of the environment, ``(broker name, queue
-                id)``, or any argument of a function.
+            arg: For the selector: the key to hash, the rooms, the environment's number, ``(broker name, queue id)``, or anything.
             delay_level: Deliver after this level of the broker's delay table, from 1; 0 is at once. Give at most one of
                 ``delay_level``, ``delay`` and ``deliver_at``.
             delay: Deliver after this time: seconds, or a timedelta.
@@ -148,7 +147,8 @@ class BaseProducer(Closing):
 
         Raises:
             MessageRefused: No broker would take this message.
-            RouteNotFound: There is no such topic, or none of its brokers is up.
+            RouteNotFound: None of the topic's brokers is up, or there is no such topic. Over remoting, brokers with
+                ``autoCreateTopicEnable``, RocketMQ's default, create it instead.
             SendFailed: All attempts failed. If there was only one, its own error is raised, such as ``CallTimeout``. Without
                 ``confirm_ambiguous`` the message may nevertheless be stored.
             UnprovedError: With ``confirm_ambiguous``: the message may be stored, and its broker could not confirm it.
@@ -233,9 +233,10 @@ class BaseProducer(Closing):
     def send_batch(
         self, messages: Collection[Message], queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> SendResult:
-        """Send ``messages`` of one topic in one request, to ``queue`` or to any; tags may differ. The ids are joined by commas.
+        """Send ``messages`` of one topic in one request, to ``queue`` or any queue; tags may differ.
 
-        ``timeout_s``: seconds instead of the send timeout. Errors are those of ``send``; one request takes ``max_message_size``.
+        ``timeout_s`` replaces the send timeout; ``msg_id`` of the result has all ids, joined by commas. Raises as ``send``, and
+        ``MessageRefused`` for none, a delayed one, different topics or ``wait_store_ok``, or more than ``max_message_size``.
         """
         self._owner.check(self._closing.locked())
         deadline, now_ms = self._deadline(timeout_s), self._engine.timer.wall_ms()
@@ -344,8 +345,7 @@ class BaseProducer(Closing):
 
     def enqueue_batch(self, batch: MessageBatch, done: Callable[[Outcome], None]) -> bool:
         """Queue ``batch`` of the accumulator for sending; ``done`` receives its outcome (``BatchOwner``)."""
-        now_ms = self._engine.timer.wall_ms()
-        batch_id = _ids.next(now_ms)
+        batch_id = _ids.next(now_ms := self._engine.timer.wall_ms())
         seal(batch, lambda count: _ids.take(count, now_ms), self._sender.encoder, now_ms)
         ids, whole = [entry.msg_id for entry in batch.entries], self._engine.topics.keeps_batches(batch.key.topic)
         outgoing = Outgoing(

@@ -95,7 +95,8 @@ class PullConsumer(pull_consumer.BasePullConsumer):
 
 
 class SimpleConsumer(simple_consumer.BaseSimpleConsumer):
-    """Receives messages from a Proxy and acknowledges each by itself (docs/grpc.md).
+    """Receives messages from a Proxy. Call ``ack`` for each message that is done; without it a message is delivered again
+    (docs/grpc.md).
 
     Args:
         name_server: Not used. Give ``group`` and ``proxy_endpoint`` by keyword.

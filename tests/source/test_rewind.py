@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.spark import checkpoints
 from rocketmq_spark.spark.checkpoints import rewind
 from rocketmq_spark.spark.checkpoints.entries import Folder, folder, history, last_batch, numbers
 from rocketmq_spark.spark.source.offsets import Offsets
@@ -74,6 +76,15 @@ def go(query: Folder, number: int) -> tuple[rewind.RewindPlan, Folder]:
     reads = history(query)
     planned = rewind.plan(query, reads, rewind.chosen(reads, number, None))
     return planned, rewind.carry_out(query, planned, AT)
+
+
+def test_nothing_is_removed_where_numpy_is_missing(query: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(query.files(recursive=True))
+    monkeypatch.delattr(checkpoints, "notes", raising=False)
+    monkeypatch.setitem(sys.modules, "rocketmq_spark.spark.checkpoints.notes", None)
+    with pytest.raises(ModuleNotFoundError):
+        go(query, 1)
+    assert set(query.files(recursive=True)) == before
 
 
 def test_what_was_behind_it_goes_and_is_kept_beside(query: Folder) -> None:

@@ -156,7 +156,7 @@ class BaseSimpleConsumer(Closing):
 
     @entry
     def forward_to_dlq(self, message: PoppedMessage) -> None:
-        """Move ``message`` to the group's dead-letter topic, ``%DLQ%`` and the group's name."""
+        """Move ``message`` to the group's dead-letter topic, ``%DLQ%<group>``."""
         self._ask(self._member.forward_to_dlq, message)
 
     def close(self) -> None:

@@ -95,6 +95,7 @@ class BasePullConsumer(Closing):
         Raises:
             RouteNotFound: There is no such topic.
             OptionError: The filter is wrong.
+            LocalProtocolError: The consumer uses ``assign`` already, or this process has a member of the group.
         """
         self._owner.check(self._polls.closed)
         if self._named:
@@ -132,6 +133,7 @@ class BasePullConsumer(Closing):
         Raises:
             OptionError: There is something else than queues, or a queue of another environment.
             RocketMQError: A start offset could not be read. The assignment is then unchanged.
+            LocalProtocolError: The consumer uses ``subscribe`` already.
         """
         self._owner.check(self._polls.closed)
         if self._shared.topics:
@@ -163,7 +165,7 @@ class BasePullConsumer(Closing):
 
     @entry
     def resume(self, *queues: MessageQueue) -> None:
-        """Return messages of these queues again."""
+        """Return messages of these queues again. Raises ``OffsetError`` if a queue is not assigned."""
         self._owner.check(self._polls.closed)
         self._polls.pause(queues, False)
 

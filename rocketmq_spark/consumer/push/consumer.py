@@ -53,7 +53,7 @@ class BaseConsumer(Closing):
     @entry
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Consume all messages of ``topic``, those with one of ``tags`` (``a || b``), or those that match ``sql``, an SQL92
-        expression.
+        expression, for brokers with ``enablePropertyFilter``.
 
         It may be called again, also while the consumer runs. All members of a group must have the same subscriptions.
         """
@@ -79,8 +79,8 @@ class BaseConsumer(Closing):
         """Join the group and call ``listener(messages, context)`` on background threads. Returns at once.
 
         If the listener returns None, the messages are done. If it returns ``context.retry()`` or another value, or raises,
-        the messages are sent back and delivered again later. An ordered consumer retries them in place, also on
-        ``context.suspend()``.
+        the messages are sent back and delivered again later; with option ``model`` broadcasting they are dropped, with a warning
+        in the log. An ordered consumer retries them in place, also on ``context.suspend()``.
 
         Raises:
             LocalProtocolError: This process already has a member of the group.

@@ -72,8 +72,8 @@ class _Part:
 class SentRows(Sequence[SendResult | RocketMQError]):
     """The outcome of each row of ``Producer.send_arrow``, or of each message of ``Producer.send_many``, in their order.
 
-    Item ``i`` is the ``SendResult`` of row ``i``, or its error. Rows of one batch share their error. Only
-    producers make it: of ``parts``, rows that ended together, and the message ``ids``.
+    Item ``i`` is the ``SendResult`` of row ``i``, or its error. Rows of one batch share their error. Only producers create
+    these objects; ``parts`` and ``ids`` are internal.
     """
 
     def __init__(self, parts: Sequence[_Part], ids: npt.NDArray[np.uint8]) -> None:
@@ -116,7 +116,10 @@ class SentRows(Sequence[SendResult | RocketMQError]):
 
     @property
     def failed(self) -> npt.NDArray[np.int64]:
-        """The numbers of the rows that failed, sorted; ``table.take(sent.failed)`` is what is left to send."""
+        """The numbers of the rows that failed, sorted. ``table.take(sent.failed)`` has these rows.
+
+        Unless its error says that a row was not sent, it may be stored nevertheless: sending it again may store it twice.
+        """
         return np.flatnonzero(self._of_parts([part.result is None for part in self._parts], np.bool_))
 
     def raise_for_failed(self) -> None:

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from rocketmq_spark.base.clock import utc_text
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.checkpoints.entries import Folder, LoggedBatch, Read, merged
 
 
@@ -151,6 +150,9 @@ def carry_out(folder: Folder, planned: RewindPlan, at: datetime) -> Folder:
     """Do it; gives the backup, a folder beside this one. The newest entry goes first: whatever stops this on the way, the
     folder is one that Spark can go on from.
     """
+    # Before anything is removed: it needs numpy, which may be missing.
+    from rocketmq_spark.spark.checkpoints import notes
+
     name = folder.name.rstrip("/").rpartition("/")[2]
     backup = folder.copy(planned.saved, f"{name}.before-rewind-{at:%Y%m%dT%H%M%SZ}")
     folder.delete(planned.removed)

@@ -263,8 +263,9 @@ class MetricsListener(StreamingQueryListener):
     """Exports metrics of all queries of a session: ``spark.streams.addListener(MetricsListener(port=9108))``.
 
     They are served to Prometheus, or written to files whenever a query makes progress. If a file cannot be written, the
-    failure is logged and no query is affected. Spark rarely reports an idle query, and reports nothing while a batch is running.
-    It is a collector of prometheus-client, too: ``REGISTRY.register(listener)`` adds its metrics to those of a registry.
+    failure is logged and no query is affected. Spark rarely reports an idle query, and nothing during a batch.
+    ``REGISTRY.register(listener)`` adds its metrics to those of a registry of prometheus-client, too. One of ``port``,
+    ``prometheus`` and ``json_lines`` is required all the same.
 
     Args:
         port: Serve the metrics at ``/metrics`` on this port; 0 takes a free one. ``url`` has the address.
@@ -275,8 +276,7 @@ class MetricsListener(StreamingQueryListener):
         writer_query: The name of the query of ``writer``; every query if not given.
 
     Raises:
-        OptionError: There is nothing to write to, the port is taken, or prometheus-client is not installed, which all but
-            ``json_lines`` needs.
+        OptionError: None of the three is given, the port is taken, or prometheus-client is missing (not for ``json_lines``).
     """
 
     url: str | None = None

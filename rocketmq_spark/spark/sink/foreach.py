@@ -70,9 +70,11 @@ def write_rocketmq(
     Args:
         df: A DataFrame with columns of the sink (docs/options.md, "Columns of the sink").
         name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
-        checkpoint_location: The checkpoint location of the query, if this is called in ``foreachBatch`` with
-            ``delivery_guarantee`` exactly-once.
-        write_name: The name of this write, if such a batch is written to one topic more than once.
+        checkpoint_location: The checkpoint location of the query. Give it if this is called in ``foreachBatch`` with
+            ``delivery_guarantee`` exactly-once. Without it only repeated tasks are recognized; a repeated micro-batch is written
+            again.
+        write_name: The name of this write, if such a batch is written to one topic more than once: up to 64 letters, digits,
+            ``-`` and ``_``. It must be the same after a restart.
         options: Options of the sink (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
             (``3s``), sizes bytes or text (``4m``).
 
@@ -143,7 +145,8 @@ def foreach_batch_writer(
     Args:
         name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
         checkpoint_location: The checkpoint location of the query. Required for ``delivery_guarantee`` exactly-once.
-        write_name: The name of this write, if a batch is written to one topic more than once.
+        write_name: The name of this write, if a batch is written to one topic more than once: up to 64 letters, digits, ``-`` and
+            ``_``. It must be the same after a restart.
         options: Options of the sink (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
             (``3s``), sizes bytes or text (``4m``).
 
