@@ -157,10 +157,10 @@ class OffsetCache:
         deleted = set()
         routes = {}
         age, self._doubt = 0.0 if self._doubt else self._options.route_refresh, False
-        self.routes.refresh(topics, age)
+        fresh = self.routes.refresh(topics, age)
         for topic in topics:
             try:
-                routes[topic] = self.routes.get(topic, age)
+                routes[topic] = self.routes.get(topic, float("inf") if topic in fresh else age)
             except RouteNotFound:
                 if topic not in self._had or not self._is_deleted(topic):
                     raise
@@ -194,12 +194,13 @@ class OffsetCache:
         now = self.clock.now()
         resting = now < self._routes_due
         age = float("inf") if resting else 0.0 if self._doubt else self._options.route_refresh
+        fresh = frozenset[str]()
         if not resting:
             self._doubt = False
-            self.routes.refresh(topics, age)
+            fresh = self.routes.refresh(topics, age)
         for topic in topics:
             try:
-                routes[topic] = self.routes.get(topic, age)
+                routes[topic] = self.routes.get(topic, float("inf") if topic in fresh else age)
             except RouteNotFound:
                 if self._is_deleted(topic):
                     deleted.add(topic)
