@@ -28,7 +28,7 @@ from rocketmq_spark.wire import header, rpc
 from rocketmq_spark.wire.header import Command, FrameSplitter
 
 HOST = "127.0.0.1"
-BEGIN = 1_000  # where every queue ends at first; nothing was deleted
+BEGIN = 1_000  # where every queue ends at first
 _BODY = b"x" * 100
 _PULLED = 32
 _STORED = struct.Struct(">iIIiiqqiq4siq4siiqi")
@@ -36,12 +36,15 @@ _STORED = struct.Struct(">iIIiiqqiq4siq4siiqi")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``queues`` are those of a topic on each of its ``spread`` brokers; every broker answers ``per_s`` times a second."""
+    """``queues`` are those of a topic on each of its ``spread`` brokers, and what was before ``first`` is deleted there; every
+    broker answers ``per_s`` times a second.
+    """
 
     brokers: int = 64
     topics: int = 1
     spread: int = 64
     queues: int = 16
+    first: int = 500
     latency_ms: float = 0.5
     per_s: float = 50_000.0
 
@@ -60,10 +63,11 @@ class Layout:
 class Topic:
     """What the queues of a topic have: a step for each growth, by which the time of a message is known."""
 
-    def __init__(self, name: str, brokers: list[int], queues: int) -> None:
+    def __init__(self, name: str, brokers: list[int], queues: int, first: int) -> None:
         self.name = name
         self.brokers = brokers
         self.queues = queues
+        self.first = first
         self._ends, self._times = [BEGIN], [_now_ms()]
         self._keys: dict[tuple[int, int], list[bytes]] = {}
 
@@ -90,7 +94,7 @@ class Topic:
                 b'{"brokerName":"%s","queueId":%d,"topic":"%s"}:' % (_name(broker).encode(), i, self.name.encode())
                 for i in range(self.queues)
             ]
-        bounds = b'{"lastUpdateTimestamp":%d,"maxOffset":%d,"minOffset":0}' % (self._times[-1], self.end)
+        bounds = b'{"lastUpdateTimestamp":%d,"maxOffset":%d,"minOffset":%d}' % (self._times[-1], self.end, self.first)
         return b'{"offsetTable":{%s%s},"topicPutTps":0.0}' % ((bounds + b",").join(keys), bounds)
 
     def pulled(self, queue: int, offset: int, count: int) -> bytes:
@@ -154,7 +158,10 @@ class Cluster:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.topics = {name: Topic(name, layout.brokers_of(i), layout.queues) for i, name in enumerate(layout.names())}
+        self.topics = {
+            name: Topic(name, layout.brokers_of(i), layout.queues, layout.first)
+            for i, name in enumerate(layout.names())
+        }
         self.ports: list[int] = []
         self.hanging: int | None = -1
         self.held: list[Callable[[], None]] = []
@@ -227,7 +234,7 @@ class Cluster:
             case Request.GET_MAX_OFFSET:
                 fields["offset"] = topic.end
             case Request.GET_MIN_OFFSET:
-                fields["offset"] = 0
+                fields["offset"] = topic.first
             case Request.PULL_MESSAGE:
                 code, body, fields = _pull(topic, row.arguments(asked))
             case _:
@@ -251,7 +258,12 @@ def _json(value: Any) -> bytes:
 def _pull(topic: Topic, asked: Mapping[str, Any]) -> tuple[Response, bytes, dict[str, Any]]:
     offset, count = asked["queueOffset"], min(_PULLED, asked["maxMsgNums"])
     there = max(0, min(topic.end - offset, count))
-    fields = {"nextBeginOffset": offset + there, "minOffset": 0, "maxOffset": topic.end, "suggestWhichBrokerId": 0}
+    fields = {
+        "nextBeginOffset": offset + there,
+        "minOffset": topic.first,
+        "maxOffset": topic.end,
+        "suggestWhichBrokerId": 0,
+    }
     if not there:
         return Response.PULL_NOT_FOUND, b"", fields
     return Response.SUCCESS, topic.pulled(asked["queueId"], offset, count), fields

@@ -171,9 +171,7 @@ class Routes:
             self._brokers = None
         return route
 
-    def refresh(
-        self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None
-    ) -> frozenset[str]:
+    def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> frozenset[str]:
         """Ask for all routes that are older, at once; the topics whose routes came. What cannot be had so is left to ``get``."""
         oldest = time.monotonic() - max_age_s
         with self._lock:

@@ -247,8 +247,7 @@ def went_back(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
     """What lies between the end of a queue and the later position to go on from."""
     return [
         OffsetRange(queue, bounds[queue].max_offset, position)
-        for queue, position in sorted(positions.items())
-        if queue in bounds and bounds[queue].max_offset < position
+        for queue, position in sorted((q, p) for q, p in positions.items() if q in bounds and bounds[q].max_offset < p)
     ]
 
 
