@@ -22,6 +22,7 @@ from benchmarks import (
     planning,
     read,
     restart,
+    scale,
     spark,
     targets,
     workload,
@@ -32,7 +33,7 @@ from benchmarks.kafka import KafkaNode, connector_jars
 
 SECTIONS = ("codec", "read", "write", "grpc", "consume", "idle", "latency", "planning", "memory")
 # Takes long, and is asked for by name.
-MORE = ("asyncio", "growth", "restart")
+MORE = ("asyncio", "growth", "restart", "scale")
 QUICK = ("codec", "read", "write", "consume")
 
 
@@ -66,6 +67,8 @@ def main() -> None:
             memory.run(broker, options, found)
     if "planning" in wanted:
         planning.run(options, found)
+    if "scale" in wanted:
+        scale.run(options, found)
     if "growth" in wanted:
         session = spark.plain_session((), spark.FAST, growth.SLOTS)
         growth.run(session, options, found)

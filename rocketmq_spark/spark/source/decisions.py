@@ -186,7 +186,7 @@ def completed(begin: Offsets, after: Offsets, end: Offsets, view: QueuesView, in
 
 def readable(ranges: Sequence[OffsetRange], view: QueuesView) -> tuple[list[OffsetRange], list[Loss]]:
     """The ranges of a batch without what retention has deleted, and without topics that are gone."""
-    deleted = [r for r in ranges if view.lacks(r.queue)]
+    deleted = [r for r in ranges if view.lacks(r.queue)] if view.deleted or view.forgotten else []
     truncated = planner.truncated(ranges, view.of_masters())
     losses = [
         *((part, Cause.TRUNCATED) for part in truncated),

@@ -67,9 +67,9 @@ def signs(read: Offsets, bounds: Bounds) -> dict[MessageQueue, Sign]:
     """Of all queues that have a position and bounds."""
     marks = read.marks
     return {
-        queue: sign(position, marks.get(queue, 0), bounds[queue])
+        queue: sign(position, marks.get(queue, 0), there)
         for queue, position in read.positions.items()
-        if queue in bounds
+        if (there := bounds.get(queue)) is not None
     }
 
 
@@ -117,7 +117,12 @@ def to_mark(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
     A newest message that lies behind the position may be older than what was read, when the broker's clock was put back in
     between. Where the server reports no store times, it is one queue of each topic and broker that has no mark to go by.
     """
-    begun = {q: bounds[q] for q, position in read.positions.items() if q in bounds and position > bounds[q].min_offset}
+    begun = {
+        queue: there
+        for queue, position in read.positions.items()
+        if (there := bounds.get(queue)) is not None and position > there.min_offset
+        if position < there.max_offset or not there.last_update_ms
+    }
     signs = [q for q, of in begun.items() if of.last_update_ms > 0 and read.positions[q] < of.max_offset]
     untold = [q for q, of in begun.items() if not of.last_update_ms]
     marked = shares(queue for queue in untold if queue in read.marks)
@@ -187,10 +192,9 @@ class RecreationWatch:
         asked = questions(seen, self._watched, self._stayed(bounds))
         found = self._younger(read, asked, deadline, unanswered)
         suspicious = shares(found) & self._watched
-        rest = suspicious and {
-            queue for queue, one in seen.items() if one is Sign.OPEN and share(queue) in suspicious
-        } - {*asked}
-        found += self._younger(read, rest, deadline, unanswered)
+        if suspicious:
+            rest = {queue for queue, one in seen.items() if one is Sign.OPEN and share(queue) in suspicious} - {*asked}
+            found += self._younger(read, rest, deadline, unanswered)
         # Of what does not answer nothing is moved: its queues are left out of the plan, proven or not.
         changed = [queue for queue in made_again(seen, found) if share(queue) not in unanswered]
         # What was found is found again, as often as a plan begins here because it waits for more.
