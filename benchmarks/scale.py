@@ -133,16 +133,19 @@ def measured(layout: Layout, turns: int = 5, idle_s: float = IDLE_S, tasks: int 
         figures["cold"], driver, start = _cold(cluster)
         figures["warm"], start = _warm(cluster, driver, start, turns)
         figures["one topic in 100 grows"], start = _warm(cluster, driver, start, turns, every=100)
-        resident = _resident_mib()
         figures["idle"] = _idle(driver, start, idle_s)
-        figures["memory"] = {"MiB": resident - before, "connections": cluster.counted()["connections"]}
-        figures["memory"]["threads"] = threading.active_count()
-        figures |= _many_tasks(cluster, start, tasks)
-        figures["backlog"], start = _backlog(cluster, start, turns)
-        figures |= _outage(cluster, start)
-        figures |= _changes(cluster, start)
-        figures["restart"] = _restart(cluster, start)
-        figures["memory"]["peak MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
+        figures["memory"] = {
+            "MiB": _resident_mib() - before,
+            "peak MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before,
+            "connections": cluster.counted()["connections"], "threads": threading.active_count(),
+        }  # fmt: skip
+        del driver
+        for case in (
+            functools.partial(_many_tasks, tasks=tasks), functools.partial(_backlog, turns=turns), _outage, _changes, _restart
+        ):  # fmt: skip
+            found, start = case(cluster, start)
+            figures |= found
+            harness.say(f"  {', '.join(found)}")
     session.close_all()
     return figures
 
@@ -202,18 +205,18 @@ def _idle(driver: Driver, start: str, lasting_s: float) -> dict[str, float]:
     return {"cores": (time.process_time() - cpu) / wall, "polls a second": polls / wall}
 
 
-def _many_tasks(cluster: Scripted, start: str, tasks: int) -> Figures:
+def _many_tasks(cluster: Scripted, start: str, tasks: int) -> tuple[Figures, str]:
     """A batch in as many tasks as 200 executors of 4 cores take at once."""
     driver = Driver(cluster, minPartitions=str(tasks))
     cluster.grow(PER_QUEUE)
     start, _ = driver.batch(start)
-    _, seconds = _grown(cluster, driver, start)
+    start, seconds = _grown(cluster, driver, start)
     sizes = [len(task) for task in driver.tasks]
     figures = {"tasks": float(len(sizes)), "pickles KiB": sum(sizes) / 1024, "largest KiB": max(sizes) / 1024}
-    return {f"{tasks} tasks": {**seconds, **figures}}
+    return {f"{tasks} tasks": {**seconds, **figures}}, start
 
 
-def _backlog(cluster: Scripted, start: str, turns: int) -> tuple[dict[str, float], str]:
+def _backlog(cluster: Scripted, start: str, turns: int) -> tuple[Figures, str]:
     """Batches of a limited size, with more waiting in every queue than one takes."""
     driver = Driver(cluster, maxOffsetsPerTrigger=str(2 * cluster.layout.total))
     cluster.grow(4 * (turns + 1))
@@ -223,10 +226,10 @@ def _backlog(cluster: Scripted, start: str, turns: int) -> tuple[dict[str, float
         start, seconds = driver.batch(start)
         seconds["requests"] = sum(cluster.counted()["asked"].values())
         found.append(seconds)
-    return {part: statistics.median(seconds[part] for seconds in found[1:]) for part in found[0]}, start
+    return {"backlog": {part: statistics.median(seconds[part] for seconds in found[1:]) for part in found[0]}}, start
 
 
-def _outage(cluster: Scripted, start: str) -> Figures:
+def _outage(cluster: Scripted, start: str) -> tuple[Figures, str]:
     """A broker hangs: the batch that meets it, the ones after that, and the first one with it again."""
     figures: Figures = {}
     driver = Driver(cluster)
@@ -240,10 +243,10 @@ def _outage(cluster: Scripted, start: str) -> Figures:
     cluster.grow(PER_QUEUE)
     start, figures["a broker hangs, later"] = driver.batch(start)
     cluster.hang(None)
-    return figures
+    return figures, start
 
 
-def _changes(cluster: Scripted, start: str) -> Figures:
+def _changes(cluster: Scripted, start: str) -> tuple[Figures, str]:
     """Routes are asked for again and are what they were; a broker has moved; every topic has more queues."""
     figures: Figures = {}
     driver = Driver(cluster, routeRefresh="1ms")
@@ -257,10 +260,10 @@ def _changes(cluster: Scripted, start: str) -> Figures:
         change()
         cluster.grow(PER_QUEUE)
         start, figures[case] = driver.batch(start)
-    return figures
+    return figures, start
 
 
-def _restart(cluster: Scripted, start: str) -> dict[str, float]:
+def _restart(cluster: Scripted, start: str) -> tuple[Figures, str]:
     """A new process with a checkpoint: the batch that was logged is read again, then the next one."""
     driver = Driver(cluster)
     cluster.grow(PER_QUEUE)
@@ -272,8 +275,8 @@ def _restart(cluster: Scripted, start: str) -> dict[str, float]:
     again = Driver(cluster)
     again.again(start, end)
     cluster.grow(PER_QUEUE)
-    again.batch(end)
-    return {"batch": time.perf_counter() - begin, "CPU": time.process_time() - cpu}
+    start, _ = again.batch(end)
+    return {"restart": {"batch": time.perf_counter() - begin, "CPU": time.process_time() - cpu}}, start
 
 
 def run(options: Any, found: Found) -> None:

@@ -160,6 +160,7 @@ def test_the_driver_at_a_small_scale(monkeypatch):
     monkeypatch.setattr(scale, "REQUEST_TIMEOUT_S", 0.3)
     layout = Layout(brokers=4, topics=3, spread=2, queues=2, first=0)
     found = scale.measured(layout, turns=1, idle_s=0.2, tasks=4)
+    assert found["cold"]["requests"] == 2 * layout.topics * layout.spread, "a run that begins knows all queues"
     assert found["warm"]["requests"] == 2 * layout.topics * layout.spread, "bounds, and whether topics are the same"
     assert found["one topic in 100 grows"]["requests"] == layout.topics * layout.spread + layout.spread
     assert found["4 tasks"]["tasks"] == 4

@@ -104,9 +104,8 @@ class Brokers:
                     f"broker {min(names)!r} answers where {question.broker_name!r} was", topic=question.topic
                 )
             before = known[1] if known is not None else {}
-            same = (
-                before if list(before) == list(stats) else stats
-            )  # the same objects, so that all who keep them share them
+            # The same objects, so that all who keep them share them.
+            same = before if list(before) == list(stats) else stats
             bounds = {queue: from_0(of) for queue, of in zip(same, stats.values(), strict=True)}
             known = self._stats[key] = bytes(body), bounds
         return known[1]
