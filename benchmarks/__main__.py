@@ -65,10 +65,9 @@ def main() -> None:
             latency.run(broker, kafka, options, found)
         if "memory" in wanted:
             memory.run(broker, options, found)
-    if "planning" in wanted:
-        planning.run(options, found)
-    if "scale" in wanted:
-        scale.run(options, found)
+    for section, alone in (("planning", planning), ("scale", scale)):
+        if section in wanted:
+            alone.run(options, found)
     if "growth" in wanted:
         session = spark.plain_session((), spark.FAST, growth.SLOTS)
         growth.run(session, options, found)

@@ -286,6 +286,8 @@ def run(options: Any, found: Found) -> None:
             continue
         found[f"scale, {name}"] = _apart(layout, options.repeats)
         _show(name, found[f"scale, {name}"])
+        found.setdefault("scale", {})[name] = _summary(found[f"scale, {name}"])
+    _show("All layouts", found["scale"])
 
 
 def _apart(layout: Layout, turns: int) -> Figures:
@@ -294,8 +296,20 @@ def _apart(layout: Layout, turns: int) -> Figures:
     return dict(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
 
 
+def _summary(figures: Figures) -> dict[str, float]:
+    """What a table of all layouts has of each."""
+    columns = {
+        "warm s": ("warm", "batch"), "its CPU": ("warm", "CPU"), "requests": ("warm", "requests"), "cold s": ("cold", "batch"),
+        "idle cores": ("idle", "cores"), "backlog s": ("backlog", "batch"), "restart s": ("restart", "batch"),
+        "a broker hangs s": ("a broker hangs, first batch", "batch"), "routes again s": ("routes asked for again", "batch"),
+        "800 tasks s": (f"{TASKS} tasks", "batch"), "their pickles KiB": (f"{TASKS} tasks", "pickles KiB"),
+        "offset KiB": ("cold", "offset KiB"), "peak MiB": ("memory", "peak MiB"),
+    }  # fmt: skip
+    return {column: figures[case][figure] for column, (case, figure) in columns.items()}
+
+
 def _show(name: str, figures: Figures) -> None:
-    table = Table(title=f"{name}: seconds of a batch and its parts")
+    table = Table(title=f"{name}: seconds of a batch, its parts, and sizes")
     columns = list(dict.fromkeys(column for row in figures.values() for column in row))
     for column in ("case", *columns):
         table.add_column(column, justify="left" if column == "case" else "right")

@@ -164,6 +164,8 @@ def test_the_driver_at_a_small_scale(monkeypatch):
     assert found["warm"]["requests"] == 2 * layout.topics * layout.spread, "bounds, and whether topics are the same"
     assert found["one topic in 100 grows"]["requests"] == layout.topics * layout.spread + layout.spread
     assert found["4 tasks"]["tasks"] == 4
+    monkeypatch.setattr(scale, "TASKS", 4)
+    assert all(value > 0 for value in scale._summary(found).values())
     assert found["memory"]["connections"] == layout.brokers + 1
     assert found["a broker hangs, first batch"]["batch"] > found["warm"]["batch"]
     assert {"cold", "idle", "backlog", "a broker has moved", "a queue more everywhere", "restart"} <= found.keys()

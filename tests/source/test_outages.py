@@ -497,15 +497,3 @@ def test_queues_that_may_not_be_read_any_more_are_told_of(scripted, caplog):
     scripted.on(ROUTE, route({"broker-a": {0: scripted.address}}))
     eventually(lambda: run.latest() and "the stream reads again from t/broker-a/0" in caplog.text)
     assert caplog.text.count("t/broker-a/0") == 2
-
-
-def test_a_batch_asks_brokers_once(scripted):
-    """Its report and its tasks use what its end was planned from; the next batch asks again."""
-    run = Run(scripted.address, log(5), **QUICK)
-    scripted.requests.clear()
-    end = run.ahead()
-    before = len(scripted.seen(STATS))
-    run.reader._stream._catalog._rest_s = 0.0  # Spark writes its log meanwhile
-    report, tasks = run.reader.reportLatestOffset(), run.plan(end)
-    assert (report["lag"], ranges_of(tasks)) == (0, [[OffsetRange(A, 5, 20)]])
-    assert len(scripted.seen(STATS)) == before

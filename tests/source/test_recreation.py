@@ -80,6 +80,11 @@ def test_what_is_asked(seen, watched, asked):
     assert sorted(questions(seen, watched)) == asked
 
 
+def test_of_queues_that_stayed_none_is_asked_about_unless_another_changed():
+    for changed, asked in (({}, []), ({C: Sign.ENDS_BEFORE}, [A, B])):
+        assert questions({A: Sign.OPEN, B: Sign.OPEN, **changed}, SHARE, lambda queue: queue is B) == asked
+
+
 def test_queues_without_a_mark_go_with_those_beside_them():
     seen = {A: Sign.UNMARKED, B: Sign.OPEN, C: Sign.SAME, ELSEWHERE: Sign.UNMARKED}
     assert made_again(seen, []) == []
@@ -271,24 +276,14 @@ def test_a_minimum_that_stayed_proves_a_topic_for_a_while(minimum, later_ms, ask
     looked(brokers, read, dict.fromkeys(queues, QueueBounds(4 if minimum else 0, 30, 2000)), watch)
     brokers.asked.clear()
     now_ms[0] += later_ms
-    found = looked(brokers, read, {**dict.fromkeys(queues, QueueBounds(minimum, 31, 2001))}, watch)
+    found = looked(brokers, read, dict.fromkeys(queues, QueueBounds(minimum, 31, 2001)), watch)
     assert found == Found([], {})
     assert brokers.asked == ([{A: MARK + 1}] if asked else [])
 
 
-def test_a_minimum_that_stayed_proves_nothing_where_a_queue_shows_another_topic():
-    read, brokers = open_at_10(A, B, C)[0], Brokers(dict.fromkeys((A, B, C), 20))
-    watch = RecreationWatch(lambda: brokers, "g")
-    looked(brokers, read, dict.fromkeys((A, B, C), QueueBounds(4, 30, 2000)), watch)
-    brokers.asked.clear()
-    looked(brokers, read, {A: QueueBounds(0, 9, 2001), **dict.fromkeys((B, C), QueueBounds(4, 31, 2001))}, watch)
-    assert brokers.asked == [dict.fromkeys((B, C), MARK + 1)]
-
-
 def test_what_a_run_begins_with_is_not_looked_at_again():
     """Positions and marks are those of the bounds that were read a moment ago; a broker that was connected to since is."""
-    read, bounds = open_at_10(A, B, ELSEWHERE)
-    brokers = Brokers(dict.fromkeys(bounds, 20))
+    (read, bounds), brokers = open_at_10(A, B, ELSEWHERE), Brokers(dict.fromkeys((A, B, ELSEWHERE), 20))
     watch = RecreationWatch(lambda: brokers, "g")
     watch.begin(bounds)
     looked(brokers, read, bounds, watch)
@@ -300,14 +295,11 @@ def test_what_a_run_begins_with_is_not_looked_at_again():
     assert brokers.asked == [{A: MARK + 1, B: MARK + 1, ELSEWHERE: MARK + 1}]
 
 
-def test_a_hundred_thousand_questions_get_the_time_that_this_side_needs():
-    deadlines = []
-    brokers = Brokers({})
+def test_many_questions_get_the_time_that_this_side_needs():
+    deadlines, brokers = [], Brokers({})
     brokers.search_offsets = lambda times, deadline, note: deadlines.append(deadline) or {}
-    read, bounds = open_at_10(*(MessageQueue("t", "b", number) for number in range(1000)))
-    end = Deadline(1e9)
-    RecreationWatch(lambda: brokers, "g").look(read, bounds, end)
-    assert deadlines == [Deadline(1e9 + 0.1)]
+    looked(brokers, *open_at_10(*(MessageQueue("t", "b", number) for number in range(10_000))))
+    assert 1.5 < deadlines[0].remaining() <= 2
 
 
 # --- where a server tells no store times

@@ -223,7 +223,7 @@ class Stream:
             filters.check_owned(self._options, end, self._catalog.environment)
             same = decisions.of_same_topics(ranges, view, self._made_again_since(end, view, ranges))
             ranges = self._settled(*same)
-        self._open(known)
+        self._open(known, view)
         ranges = self._settled(*decisions.readable(ranges, view))
         # By what is logged alone, so that a batch that is repeated has the same tasks, whatever queues and brokers came or went.
         planned = planner.tasks(self._options, end.positions, ranges)
@@ -248,14 +248,14 @@ class Stream:
 
         return patiently(self._catalog, look)
 
-    def _open(self, begin: Offsets) -> None:
-        """Once per run: what only a start can tell."""
+    def _open(self, begin: Offsets, view: QueuesView | None = None) -> None:
+        """Once per run: what only a start can tell, of what was just seen if something was."""
         if self._opened:
             return
         options = self._options
         self._catalog.expect(begin)
         catalog = self._catalog
-        bounds = patiently(catalog, catalog.sweep).bounds
+        bounds = (view or patiently(catalog, catalog.sweep)).bounds
         filters.check_clusters(options, begin, _clusters(catalog))
         filters.check_owned(options, begin, catalog.environment)
         patiently(catalog, lambda: check_filter(options, bounds))
