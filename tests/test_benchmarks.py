@@ -167,7 +167,8 @@ def test_the_driver_at_a_small_scale(monkeypatch):
     monkeypatch.setattr(scale, "TASKS", 4)
     assert all(value >= 0 for value in scale._summary(found).values())
     assert found["memory"]["connections"] == layout.brokers + 1
-    assert {"cold", "a broker hangs, first batch", "idle", "backlog", "a broker has moved", "a queue more everywhere", "restart"} <= found.keys()
+    cases = {"cold", "a broker hangs, first batch", "idle", "backlog", "a broker has moved", "a queue more everywhere", "restart"}
+    assert cases <= found.keys()
 
 
 def test_topics_whose_messages_expired_cost_half_the_requests(monkeypatch):
