@@ -167,7 +167,15 @@ def test_the_driver_at_a_small_scale(monkeypatch):
     monkeypatch.setattr(scale, "TASKS", 4)
     assert all(value >= 0 for value in scale._summary(found).values())
     assert found["memory"]["connections"] == layout.brokers + 1
-    cases = {"cold", "a broker hangs, first batch", "idle", "backlog", "a broker has moved", "a queue more everywhere", "restart"}
+    cases = {
+        "cold",
+        "a broker hangs, first batch",
+        "idle",
+        "backlog",
+        "a broker has moved",
+        "a queue more everywhere",
+        "restart",
+    }
     assert cases <= found.keys()
 
 
