@@ -23,6 +23,7 @@ from rocketmq_spark.wire.header import Bytes, Command
 from rocketmq_spark.wire.loose_json import read_json
 
 _SUPER, _ENABLED = "super", "enable"
+_ACTIONS = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
 
 
 class StoredUser(NamedTuple):
@@ -95,7 +96,13 @@ def user_body(name: str, password: str | None, is_super: bool | None, enabled: b
 
 
 def policy_body(subject: str, resource: str, actions: Sequence[str], allowed: bool, sources: Sequence[str]) -> bytes:
-    """Body of AUTH_UPDATE_ACL: one entry, which takes the place of the subject's entry for that resource."""
+    """Body of AUTH_UPDATE_ACL: one entry, which takes the place of the subject's entry for that resource.
+
+    Brokers leave out actions that they do not know, without a word.
+    """
+    known = {action.lower() for action in _ACTIONS}
+    if wrong := [action for action in actions if action.lower() not in known] or ([] if actions else [""]):
+        raise OptionError(f"actions: {', '.join(map(repr, wrong))}; expected some of {', '.join(_ACTIONS)}")
     entry = {
         "resource": resource,
         "actions": list(actions),
@@ -280,6 +287,12 @@ def set_policy(
     """Allow or deny a user these actions on a resource, instead of what was said of that resource before."""
     body = policy_body(_subject(user), resource, actions, allowed, sources)
     _kept(tools, user)  # where one broker has no policies nothing is changed on the others
+    listed = _listed(tools, user)
+    if lacking := [broker for broker, answer in listed if all(one.name != user for one in users_in(answer.body))]:
+        raise OptionError(
+            f"user {user} is not on {', '.join(lacking)}; nothing was changed",
+            remedy=f"Create it there: rocketmq-spark user set {user}",
+        )
     _all(tools, lambda broker: rpc.AUTH_UPDATE_ACL.request(body, subject=_subject(user), bname=broker))
     return policies(tools, user)
 

@@ -119,7 +119,7 @@ def time_ms(text: str) -> int:
     stripped = text.strip()
     if re.fullmatch(r"[\d.]+\s*[a-z]+", stripped):
         return round((time.time() - duration(stripped)) * 1000)
-    if re.fullmatch(r"@\d+", stripped):
+    if re.fullmatch(r"@\d{1,18}", stripped):
         return int(stripped[1:])
     if stripped.isdecimal():  # as well an offset, or seconds
         raise ValueError(f"a time; @{stripped} is one in milliseconds since 1970")
