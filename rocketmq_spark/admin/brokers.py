@@ -236,7 +236,7 @@ def set_user(
         row = rpc.AUTH_UPDATE_USER if broker in there else rpc.AUTH_CREATE_USER
         return row.request(body, username=name, bname=broker)
 
-    _all(tools, put)
+    _all(tools, put, change=True)
     return users(tools, name)
 
 
@@ -257,7 +257,7 @@ def delete_user(tools: AdminTools, name: str) -> None:
     """Delete a user, and with it all of its policies."""
     if not users(tools, name):
         raise OptionError(f"there is no user {name}")
-    _all(tools, lambda broker: rpc.AUTH_DELETE_USER.request(username=name, bname=broker))
+    _all(tools, lambda broker: rpc.AUTH_DELETE_USER.request(username=name, bname=broker), change=True)
 
 
 def policies(tools: AdminTools, user: str | None = None) -> list[AccessPolicy]:
@@ -293,7 +293,7 @@ def set_policy(
             f"user {user} is not on {', '.join(lacking)}; nothing was changed",
             remedy=f"Create it there: rocketmq-spark user set {user}",
         )
-    _all(tools, lambda broker: rpc.AUTH_UPDATE_ACL.request(body, subject=_subject(user), bname=broker))
+    _all(tools, lambda broker: rpc.AUTH_UPDATE_ACL.request(body, subject=_subject(user), bname=broker), change=True)
     return policies(tools, user)
 
 
@@ -309,7 +309,7 @@ def delete_policy(tools: AdminTools, user: str, resource: str) -> None:
             for broker, at in masters.items()
             if (kind, broker) in kept
         }
-        for _ in ask_each(tools, asked, (Response.SUCCESS,)):
+        for _ in ask_each(tools, asked, (Response.SUCCESS,), change=True):
             pass
 
 
@@ -322,10 +322,10 @@ def _masters(tools: AdminTools) -> dict[str, str]:
     return masters_of(tools.admin.cluster())
 
 
-def _all(tools: AdminTools, make: Callable[[str], Command]) -> list[tuple[str, Command]]:
+def _all(tools: AdminTools, make: Callable[[str], Command], change: bool = False) -> list[tuple[str, Command]]:
     asked = {name: (address, make(name)) for name, address in _masters(tools).items()}
     answers = []
-    for name, answer in ask_each(tools, asked, (Response.SUCCESS, Response.REQUEST_CODE_NOT_SUPPORTED)):
+    for name, answer in ask_each(tools, asked, (Response.SUCCESS, Response.REQUEST_CODE_NOT_SUPPORTED), change):
         if answer.code != Response.SUCCESS:
             raise NotSupported(
                 f"broker {name} has no users and policies: ACL 2.0 came with RocketMQ 5.3",

@@ -270,7 +270,7 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
         name: (address, row.request(groupName=on_wire, cleanOffset=True, removeOffset=True, bname=name))
         for name, address in masters_of(tools.admin.cluster()).items()
     }
-    for _ in ask_each(tools, asked, (Response.SUCCESS,)):
+    for _ in ask_each(tools, asked, (Response.SUCCESS,), change=True):
         pass
 
 
