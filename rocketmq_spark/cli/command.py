@@ -117,7 +117,7 @@ def time_ms(text: str) -> int:
     from rocketmq_spark.options.parsing import duration, timestamp
 
     stripped = text.strip()
-    if re.fullmatch(r"[\d.]+\s*[a-z]+", stripped):
+    if re.fullmatch(r"[\d.]{1,12}\s*[a-z]+", stripped):
         return round((time.time() - duration(stripped)) * 1000)
     if re.fullmatch(r"@\d{1,18}", stripped):
         return int(stripped[1:])
