@@ -22,7 +22,7 @@ from rocketmq_spark.queues.environment import environment_of
 from rocketmq_spark.spark.source import filters, planner
 from rocketmq_spark.spark.source.decisions import QueuesView
 from rocketmq_spark.spark.source.offsets import Offsets, listed
-from rocketmq_spark.spark.source.recreation import Unread, share
+from rocketmq_spark.spark.source.recreation import Unread, share, with_kept
 
 logger = logging.getLogger(__name__)
 
@@ -280,7 +280,7 @@ class OffsetCache:
         named = self._options.subscribe_pattern is None
         kept = {topic: route for topic, route in self.known_routes.items() if named or topic in self._had}
         self.known_routes = {**kept, **routes}
-        read = () if self._expected is None else self._expected.positions
+        read = {} if self._expected is None else self._expected.positions
         wanted = [q for route in routes.values() for q in filters.readable(self._options, route, tolerant, read)]
         there = [queue for route in routes.values() for queue in route.readable()] if self._options.assign else None
         wanted = self._covered(wanted, routes if tolerant else self._had, there)
@@ -302,7 +302,10 @@ class OffsetCache:
                 raise error
 
         connections = {name: self.offsets.connection(name) for name in {queue.broker_name for queue in wanted}}
-        bounds = self.offsets.bounds(wanted, deadline, note, read_from, grace_s)
+        told = self.offsets.bounds(wanted, deadline, note, read_from, grace_s)
+        silent = frozenset[str]() if grace_s is None else self.offsets.late
+        group, offsets = self._options.group, self.offsets
+        bounds = with_kept(lambda low, said: offsets.kept_from(group, low, deadline, said), told, read, silent, note)
         brokers = (data for route in routes.values() for data in route.brokers.values())
         orphans = frozenset(data.broker_name for data in brokers if not data.own_master)
         left = {queue.topic for queue in bounds}
@@ -311,7 +314,6 @@ class OffsetCache:
                 raise error
             if (topic, broker_name) not in self._view.forgotten:
                 logger.info("broker %s does not know topic %s, although the route names it", broker_name, topic)
-        silent = frozenset[str]() if grace_s is None else self.offsets.late
         gone = frozenset(forgotten)
         return QueuesView(bounds, forgotten=gone, orphans=orphans, silent=silent, connections=connections)
 

@@ -202,8 +202,8 @@ class RocketMQReader(DataSourceReader):
         patiently(catalog, lambda: check_filter(options, bounds))
         start = patiently(catalog, lambda: starting(offsets, options, bounds, planning_deadline(options)))
         end = patiently(catalog, lambda: ending(offsets, options, bounds, planning_deadline(options)))
-        backwards = sorted(queue for queue in start if start[queue] > end[queue])
-        if backwards and not _by_time(options):
+        last = {queue: of.max_offset for queue, of in bounds.items()} if _by_time(options) else end
+        if backwards := sorted(queue for queue in start if start[queue] > last[queue]):
             raise OffsetError(f"the start lies behind the end in {listed(backwards)}")
         readable = decisions.readable(planner.ranges(Offsets(start), Offsets(end)), view)
         ranges = decisions.settled(options.fail_on_data_loss, *readable)
