@@ -474,6 +474,9 @@ class TestACompactionTopicKeepsWhatItsLogHasNot:
         assert one.sweep().bounds == {self.T0: QueueBounds(1, 9, 7)}
         one.expect(Offsets({self.T0: 1}))
         assert one.recent().bounds == {self.T0: QueueBounds(1, 9, 7)}
+        other = catalog(scripted.address)
+        other.expect(Offsets({self.T0: 0}))  # nothing is lost: compaction removed what was there
+        assert other.recent().bounds == {self.T0: QueueBounds(0, 9, 7)}
 
     def test_nobody_is_asked_where_nothing_before_the_log_is_to_be_read(self, scripted):
         one = catalog(scripted.address)
