@@ -304,10 +304,12 @@ class OffsetCache:
         connections = {name: self.offsets.connection(name) for name in {queue.broker_name for queue in wanted}}
         told = self.offsets.bounds(wanted, deadline, note, read_from, grace_s)
         silent = frozenset[str]() if grace_s is None else self.offsets.late
-        group, offsets = self._options.group, self.offsets
-        bounds = with_kept(lambda low, said: offsets.kept_from(group, low, deadline, said), told, read, silent, note)
         brokers = (data for route in routes.values() for data in route.brokers.values())
         orphans = frozenset(data.broker_name for data in brokers if not data.own_master)
+        group, offsets = self._options.group, self.offsets
+        bounds = with_kept(
+            lambda low, said: offsets.kept_from(group, low, deadline, said), told, read, silent | orphans, note
+        )
         left = {queue.topic for queue in bounds}
         for (topic, broker_name), error in forgotten.items():
             if topic not in left and topic not in self._had and not tolerant:
