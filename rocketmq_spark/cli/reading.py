@@ -16,7 +16,7 @@ from itertools import groupby
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.columnar.decode.rows import placed, usable
-from rocketmq_spark.errors import NotReadable
+from rocketmq_spark.errors import NotReadable, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, OffsetRange, QueueBounds, ReceivedMessage, TopicRoute
 from rocketmq_spark.model.admin import GROUP
 from rocketmq_spark.model.pull import OffsetWindow
@@ -74,7 +74,7 @@ class TopicReader:
             logger.warning(
                 "what topic %s has on %s is left out: it must not be read", self._topic, ", ".join(route.closed)
             )
-        self._next = start(self._bounds())
+        self._next = start(self._client.retry.run(lambda: self._kept(self._bounds())))
         self._ahead, self._heads, self._held = {}, {}, {}
 
     def seek_time(self, epoch_ms: int) -> None:
@@ -149,6 +149,12 @@ class TopicReader:
                 if self._wanted.accepts(message.tags) or message.decode_error is not None:
                     yield message
 
+    def _kept(self, bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, QueueBounds]:
+        """Of a compaction topic brokers keep messages below the minimum that they tell."""
+        brokers, cut = self._client.brokers, [queue for queue, bound in bounds.items() if bound.min_offset > 0]
+        kept = brokers.kept_from(GROUP, cut, Deadline.after(10.0), _raise) if cut else {}
+        return bounds | {q: bounds[q]._replace(min_offset=min(at, bounds[q].min_offset)) for q, at in kept.items()}
+
     def _bounds(self) -> dict[MessageQueue, QueueBounds]:
         def ask() -> dict[MessageQueue, QueueBounds]:
             queues = self._own(self._client.routes.get(self._topic, _ROUTE_AGE_S).readable())
@@ -181,6 +187,10 @@ class HeldAnswers:
     def answers(self) -> Iterator[tuple[Piece, bytes]]:
         while self._answers:
             yield self._answers.popleft()
+
+
+def _raise(error: RocketMQError, queue: MessageQueue) -> None:
+    raise error
 
 
 def _broker_name(part: OffsetRange) -> str:

@@ -22,7 +22,7 @@ from rocketmq_spark.queues.environment import environment_of
 from rocketmq_spark.spark.source import filters, planner
 from rocketmq_spark.spark.source.decisions import QueuesView
 from rocketmq_spark.spark.source.offsets import Offsets, listed
-from rocketmq_spark.spark.source.recreation import Unread, all_forgot, long_enough, share, shares
+from rocketmq_spark.spark.source.recreation import Unread, all_forgot, long_enough, share, shares, with_kept
 
 logger = logging.getLogger(__name__)
 
@@ -287,7 +287,7 @@ class OffsetCache:
         named = self._options.subscribe_pattern is None
         kept = {topic: route for topic, route in self.known_routes.items() if named or topic in self._had}
         self.known_routes = {**kept, **routes}
-        read = () if self._expected is None else self._expected.positions
+        read = {} if self._expected is None else self._expected.positions
         wanted = self._queues.of(routes.values(), tolerant, read)
         there = [queue for route in routes.values() for queue in route.readable()] if self._options.assign else None
         wanted = self._covered(wanted, routes if tolerant else self._had, there)
@@ -309,16 +309,20 @@ class OffsetCache:
                 raise error
 
         connections = {name: self.offsets.connection(name) for name in {queue.broker_name for queue in wanted}}
-        bounds = self.offsets.bounds(wanted, deadline, note, read_from, grace_s)
+        told = self.offsets.bounds(wanted, deadline, note, read_from, grace_s)
+        silent = frozenset[str]() if grace_s is None else self.offsets.late
         brokers = (data for route in routes.values() for data in route.brokers.values())
         orphans = frozenset(data.broker_name for data in brokers if not data.own_master)
+        group, offsets = self._options.group, self.offsets
+        bounds = with_kept(
+            lambda low, said: offsets.kept_from(group, low, deadline, said), told, read, silent | orphans, note
+        )
         left = {queue.topic for queue in bounds}
         for (topic, broker_name), error in forgotten.items():
             if topic not in left and topic not in self._had and not tolerant:
                 raise error
             if (topic, broker_name) not in self._view.forgotten:
                 logger.info("broker %s does not know topic %s, although the route names it", broker_name, topic)
-        silent = frozenset[str]() if grace_s is None else self.offsets.late
         gone = frozenset(forgotten)
         return QueuesView(bounds, forgotten=gone, orphans=orphans, silent=silent, connections=connections)
 

@@ -16,17 +16,17 @@ given up.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Clock, Deadline, epoch_ms
 from rocketmq_spark.errors import RocketMQError, TopicNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds, TopicRoute
-from rocketmq_spark.ports import OffsetReader
+from rocketmq_spark.ports import OffsetReader, OnError
 from rocketmq_spark.spark.source import filters
 from rocketmq_spark.spark.source.decisions import QueuesView
-from rocketmq_spark.spark.source.offsets import Bounds, Offsets
+from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
 
 # A topic and a broker that has queues of it.
 Share = tuple[str, str]
@@ -272,6 +272,34 @@ class RecreationWatch:
             if stored_ms is not None and stored_ms > marks[queue]:
                 found.append(queue)
         return found
+
+
+def with_kept(
+    ask: Callable[[Sequence[MessageQueue], OnError], Mapping[MessageQueue, int]],
+    bounds: Bounds,
+    positions: Positions,
+    silent: Container[str],
+    on_error: OnError,
+) -> dict[MessageQueue, QueueBounds]:
+    """``bounds`` with the minimums of compaction topics: brokers keep the last message of a key for good, and tell where their
+    log begins. They are asked where something before that is to be read. What they do not keep is no loss. A queue of which it
+    is not known is left out.
+    """
+    low = [q for q, b in bounds.items() if b.min_offset > positions.get(q, 0) and q.broker_name not in silent]
+    unknown: set[MessageQueue] = set()
+
+    def note(error: RocketMQError, queue: MessageQueue) -> None:
+        unknown.add(queue)
+        on_error(error, queue)
+
+    kept = ask(low, note) if low else {}
+    return {
+        queue: of._replace(min_offset=min(of.min_offset, kept[queue], positions.get(queue, kept[queue])))
+        if queue in kept
+        else of
+        for queue, of in bounds.items()
+        if queue not in unknown
+    }
 
 
 # For how long an answer holds: a queue that is not read may be written to, or be read again.
