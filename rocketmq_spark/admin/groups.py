@@ -175,11 +175,11 @@ def members(tools: AdminTools, group: str, queues: Iterable[MessageQueue]) -> li
     return sorted(found)
 
 
-def check_members(group: str, online: Sequence[str]) -> None:
+def check_members(group: str, online: Sequence[str], would: str = "overwrite what is set") -> None:
     """Raises ``OffsetError`` if a group has members, whose own offsets would overwrite what is set."""
     if online:
         raise OffsetError(
-            f"group {group} has {len(online)} members, which would overwrite what is set: {', '.join(online[:3])}",
+            f"group {group} has {len(online)} members, which would {would}: {', '.join(online[:3])}",
             remedy="Stop them first, or use --force",
         )
 
@@ -267,19 +267,21 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
     Mirrors ``DeleteSubscriptionGroupCommand``, which always deletes the topics, and offsets with ``-r true``.
     """
     check_deletable(tools, group, force)
+    for prefix in (
+        (RETRY_PREFIX, DLQ_PREFIX) if topics else ()
+    ):  # first: of a group that is gone nobody can say it again
+        try:
+            tools.admin.delete_topic(prefix + group)
+        except RouteNotFound:
+            continue
     # Brokers before 5.0 have the other name for the same.
     row, on_wire = rpc.DELETE_SUBSCRIPTIONGROUP, tools.calls.on_wire(group)
     asked = {
         name: (address, row.request(groupName=on_wire, cleanOffset=True, removeOffset=True, bname=name))
         for name, address in masters_of(tools.admin.cluster()).items()
     }
-    for _ in ask_each(tools, asked, (Response.SUCCESS,)):
+    for _ in ask_each(tools, asked, (Response.SUCCESS,), change=True):
         pass
-    for prefix in (RETRY_PREFIX, DLQ_PREFIX) if topics else ():
-        try:
-            tools.admin.delete_topic(prefix + group)
-        except RouteNotFound:
-            continue
 
 
 def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
@@ -288,7 +290,9 @@ def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
     online = _online(tools, group, masters)
     _consumed(tools, group, bool(online or _settings(tools, group, masters)))
     if not force:
-        check_members(group, sorted({member.client_id for there in online for member in there.members}))
+        check_members(
+            group, sorted({member.client_id for there in online for member in there.members}), "make it again"
+        )
 
 
 def _asked(tools: AdminTools) -> dict[str, str]:

@@ -40,6 +40,8 @@ _ROUTE_AGE_S = 10.0
 
 # Where to begin, given the bounds of all queues.
 Start = Callable[[dict[MessageQueue, QueueBounds]], dict[MessageQueue, int]]
+# The next message of a queue: when it was stored, and where in its broker's log, for several are in one millisecond.
+Head = tuple[int, str, int, MessageQueue]
 
 
 class TopicReader:
@@ -99,10 +101,10 @@ class TopicReader:
             time.sleep(_REST_S)
 
     def _merged(self, ends: dict[MessageQueue, int]) -> Iterator[ReceivedMessage]:
-        heads: list[tuple[int, MessageQueue]] = []
+        heads: list[Head] = []
         self._fill(list(ends), ends, heads)
         while heads:
-            _, queue = heapq.heappop(heads)
+            queue = heapq.heappop(heads)[-1]
             message = self._heads.pop(queue)
             self._advance(queue)
             yield message
@@ -113,9 +115,7 @@ class TopicReader:
         if following is not None:
             self._heads[queue] = following
 
-    def _fill(
-        self, queues: Sequence[MessageQueue], ends: dict[MessageQueue, int], heads: list[tuple[int, MessageQueue]]
-    ) -> None:
+    def _fill(self, queues: Sequence[MessageQueue], ends: dict[MessageQueue, int], heads: list[Head]) -> None:
         """Read on in ``queues`` until each has something to show or has come to its end."""
         while hungry := [q for q in queues if q not in self._heads and self._next[q] < ends[q]]:
             ahead = {q: self._ahead.get(q, min(self._chunk, _FIRST_CHUNK)) for q in hungry}
@@ -124,7 +124,8 @@ class TopicReader:
                 self._advance(queue)
         for queue in queues:
             if queue in self._heads:
-                heapq.heappush(heads, (self._heads[queue].store_timestamp, queue))
+                one = self._heads[queue]
+                heapq.heappush(heads, (one.store_timestamp, one.broker_name, one.commit_log_offset, queue))
 
     def _read(self, ranges: Sequence[OffsetRange]) -> None:
         room = _HELD_BYTES // len(self._next)

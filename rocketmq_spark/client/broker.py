@@ -66,7 +66,7 @@ class Brokers:
         With ``grace_s`` a broker that keeps the others waiting is not waited for: what it said before holds until it
         has answered, or failed. Through a Proxy, which does not know that question, the offsets are asked queue by queue.
         """
-        wanted = sorted(set(queues))
+        wanted = sorted(dict.fromkeys(queues))
         firsts = first_of_each(wanted)
         questions = [
             Question(broker, rpc.GET_TOPIC_STATS_INFO.request(topic=self.calls.on_wire(topic), bname=broker), topic)
@@ -103,7 +103,11 @@ class Brokers:
                 return BrokerNotFound(
                     f"broker {min(names)!r} answers where {question.broker_name!r} was", topic=question.topic
                 )
-            known = self._stats[key] = bytes(body), {queue: from_0(bounds) for queue, bounds in stats.items()}
+            before = known[1] if known is not None else {}
+            # The same objects, so that all who keep them share them.
+            same = before if list(before) == list(stats) else stats
+            bounds = {queue: from_0(of) for queue, of in zip(same, stats.values(), strict=True)}
+            known = self._stats[key] = bytes(body), bounds
         return known[1]
 
     def bounds_by_queue(

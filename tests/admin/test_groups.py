@@ -147,7 +147,7 @@ def test_a_broker_that_refuses_is_no_group_without_members(broker: MockBroker, g
 
 def test_a_group_with_members_is_deleted_by_force_only(broker: MockBroker, group: Parts) -> None:
     broker.on(ONLINE, body(connectionSet=[member("c1")]))
-    with pytest.raises(OffsetError, match=r"group g has 1 members.*: c1"):
+    with pytest.raises(OffsetError, match=r"group g has 1 members, which would make it again: c1"):
         groups.delete(group, "g")
     assert broker.seen(DELETE) == []
     groups.delete(group, "g", force=True)
@@ -167,6 +167,10 @@ def test_topics_are_deleted_on_request(broker: MockBroker, group: Parts) -> None
     )
     groups.delete(group, "g", topics=True)
     assert [command.ext["topic"] for command in broker.seen(Request.DELETE_TOPIC_IN_BROKER)] == ["%DLQ%g"]
+    broker.on(Request.DELETE_TOPIC_IN_BROKER, refuse(Response.SYSTEM_BUSY, "busy"))
+    with pytest.raises(RocketMQError, match="busy"):
+        groups.delete(group, "g", topics=True)
+    assert len(broker.seen(DELETE)) == 2, "the group is there to say it again"
 
 
 def test_a_group_is_not_deleted_while_a_master_is_away_that_keeps_it(broker: MockBroker, group: Parts) -> None:

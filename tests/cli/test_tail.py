@@ -108,7 +108,17 @@ def test_json(run, filled):
     assert all(re.fullmatch(r"[0-9A-F]{32}", message["msgId"]) for message in found)
 
 
-@pytest.mark.parametrize("arguments", [["--from", "yesterday"], ["--from", "@x"], ["--tags", "||"], ["--count", "x"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--from", "yesterday"],
+        ["--from", "@x"],
+        ["--from", "@" + "9" * 19],
+        ["--from", "9" * 400 + "h"],
+        ["--tags", "||"],
+        ["--count", "x"],
+    ],
+)
 def test_wrong_usage(run, topic, arguments):
     assert run("tail", topic, *arguments).exit_code == 2
 

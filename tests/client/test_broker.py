@@ -468,3 +468,17 @@ class TestLogStates:
     def test_what_copies_must_confirm(self, broker: MockBroker, routed: Parts, answer: Command, late: bool) -> None:
         broker.on(CONFIG, answer)
         assert routed.brokers.confirms_late("broker-a", routed.soon) is late
+
+
+def test_new_bounds_of_known_queues_have_the_same_objects_for_them(broker: MockBroker, routed: Parts) -> None:
+    """Positions, marks and views of 100,000 queues share them, and compare faster."""
+    broker.on(Request.GET_TOPIC_STATS_INFO, [ok(stats((1, 9), (0, 4))), ok(stats((1, 10), (2, 4)))])
+    kept = []
+    for _ in range(2):
+        routed.brokers.bounds(QUEUES, routed.soon)
+        kept.append(list(routed.brokers._stats["broker-a", "t"][1]))
+    assert [first is second for first, second in zip(*kept, strict=True)] == [True, True]
+    assert routed.brokers._stats["broker-a", "t"][1] == {
+        QUEUES[0]: QueueBounds(1, 10, 5),
+        QUEUES[1]: QueueBounds(2, 4, 5),
+    }

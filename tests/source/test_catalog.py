@@ -126,6 +126,30 @@ def test_one_sweep_serves_several_questions(scripted):
     assert len(scripted.seen(Request.GET_TOPIC_STATS_INFO)) == 1
 
 
+def test_what_a_plan_saw_serves_the_rest_of_its_batch(scripted):
+    now = [100.0]
+    one = catalog(scripted.address, Clock(now=lambda: now[0]))
+    seen = one.sweep()
+    now[0] += 0.9
+    assert one.recent(same_batch=True) is seen
+    one._doubt = True
+    assert one.recent(same_batch=True) is not seen
+    now[0] += 1.1
+    one.recent(same_batch=True)
+    assert len(scripted.seen(Request.GET_TOPIC_STATS_INFO)) == 3
+
+
+@pytest.mark.parametrize("ask", [OffsetCache.sweep, OffsetCache.recent])
+def test_routes_that_came_at_once_are_not_asked_for_again_one_by_one(scripted, ask):
+    """They are as old as that, whatever age is allowed: with thousands of topics each would wait for a round trip."""
+    one = catalog(scripted.address, subscribe="t,u,v")
+    scripted.on(
+        Request.GET_TOPIC_STATS_INFO, lambda call: ok(STATS.replace(b'"t"', b'"%s"' % call.ext("topic").encode()))
+    )
+    assert len(ask(one).bounds) == 3
+    assert len(scripted.seen(Request.GET_ROUTEINFO_BY_TOPIC)) == 3
+
+
 def test_a_view_is_waited_for_until_it_is_due_and_not_too_long(scripted):
     slept: list[float] = []
     one = catalog(scripted.address, Clock(now=lambda: 100.0, sleep=slept.append))

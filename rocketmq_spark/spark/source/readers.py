@@ -300,13 +300,13 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
-        return self._stream.initialOffset().to_json()
+        return self._stream.log.written(self._stream.initialOffset())
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
-        begin = self._stream.initialOffset() if start is None else self._stream.parsed(start)
+        begin = self._stream.initialOffset() if start is None else self._stream.log.read(start)
         end = self._stream.latestOffset(begin, self._wanted(limit))
         # Spark compares texts: where nothing is new the answer is what was given, to the letter.
-        return start if end is begin and start is not None else end.to_json()
+        return start if end is begin and start is not None else self._stream.log.written(end)
 
     def _wanted(self, limit: ReadLimit | None) -> TriggerLimits:
         options = self._options
@@ -325,7 +325,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream.prepareForTriggerAvailableNow()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return list(self._stream.partitions(Offsets.from_json(start), Offsets.from_json(end)))
+        log = self._stream.log
+        return list(self._stream.partitions(log.read(start), log.read(end)))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return tasks.read(self._options, self._columns, partition, streaming=True)
