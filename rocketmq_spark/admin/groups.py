@@ -39,9 +39,17 @@ def of_group(tools: AdminTools, group: str, topics: Sequence[str]) -> Positions:
         found |= tools.brokers.committed(group, queues, deadline(tools))
     if all(position is None for position in found.values()):
         where = f" in {', '.join(topics)}" if topics else ""
-        remedy = near_groups(tools, group) or "Was something consumed and committed?"
+        remedy = " ".join(filter(None, [near_groups(tools, group), new_group(group, topics)]))
         raise OffsetError(f"group {group} has no offsets{where}", remedy=remedy)
     return found
+
+
+def new_group(group: str, topics: Sequence[str] = ()) -> str:
+    """The remedy for a group that has no offsets."""
+    return (
+        "A new group starts where option 'consumeFromWhere' says, by default at the end. To start it elsewhere: "
+        f"rocketmq-spark offsets set {group} --topic {topics[0] if topics else 'TOPIC'} --to earliest --yes"
+    )
 
 
 def near_groups(tools: AdminTools, group: str) -> str:
@@ -59,12 +67,13 @@ def look_at(tools: AdminTools, positions: Mapping[MessageQueue, int | None]) -> 
     bounds, errors = bounds_of(tools, positions)
     within = deadline(tools)
     rows = []
+    silent: set[str] = set()  # brokers that are not asked again
     for queue in sorted(positions):
         if queue not in bounds:
             rows.append(QueueLag(queue, None, positions[queue], None))
             continue
         row = QueueLag(queue, bounds[queue].min_offset, positions[queue], bounds[queue].max_offset)
-        if row.lag and row.next_offset is not None and not errors:
+        if row.lag and row.next_offset is not None and queue.broker_name not in silent:
             try:
                 stored_ms = tools.brokers.store_time_ms(GROUP, queue, row.next_offset, within)
                 row = row._replace(next_stored_ms=stored_ms)
@@ -72,6 +81,7 @@ def look_at(tools: AdminTools, positions: Mapping[MessageQueue, int | None]) -> 
                 pass
             except RocketMQError as e:
                 errors.append(e)
+                silent.add(queue.broker_name)
         rows.append(row)
     return QueuePositions(rows, errors)
 

@@ -282,6 +282,7 @@ def _read(bounds: Bounds, at: dict[Any, int]) -> bool:
 
 
 _REMEDY = "Set option 'failOnDataLoss' to 'warn' or 'ignore' to go on without these offsets"
+_REMEDY_BACK = f"{_REMEDY}; of a queue that went back a stream then reads all messages that it has now"
 
 
 def settled(policy: str, ranges: list[OffsetRange], lost: Sequence[tuple[OffsetRange, Cause]]) -> list[OffsetRange]:
@@ -300,5 +301,6 @@ def report(policy: str, lost: Sequence[tuple[OffsetRange, Cause]]) -> None:
     text = f"{count} offsets cannot be read any more: {shown}{more}"
     if policy == "fail":
         first = lost[0][0].queue
-        raise DataLossError(text, topic=first.topic, queue=str(first), remedy=_REMEDY)
+        remedy = _REMEDY_BACK if any(cause is Cause.WENT_BACK for _, cause in lost) else _REMEDY
+        raise DataLossError(text, topic=first.topic, queue=str(first), remedy=remedy)
     logger.log(logging.WARNING if policy == "warn" else logging.INFO, "%s; failOnDataLoss=%s", text, policy)
