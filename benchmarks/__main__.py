@@ -22,6 +22,7 @@ from benchmarks import (
     planning,
     read,
     restart,
+    scale,
     spark,
     targets,
     workload,
@@ -32,7 +33,7 @@ from benchmarks.kafka import KafkaNode, connector_jars
 
 SECTIONS = ("codec", "read", "write", "grpc", "consume", "idle", "latency", "planning", "memory")
 # Takes long, and is asked for by name.
-MORE = ("asyncio", "growth", "restart")
+MORE = ("asyncio", "growth", "restart", "scale")
 QUICK = ("codec", "read", "write", "consume")
 
 
@@ -64,8 +65,9 @@ def main() -> None:
             latency.run(broker, kafka, options, found)
         if "memory" in wanted:
             memory.run(broker, options, found)
-    if "planning" in wanted:
-        planning.run(options, found)
+    for section, alone in (("planning", planning), ("scale", scale)):
+        if section in wanted:
+            alone.run(options, found)
     if "growth" in wanted:
         session = spark.plain_session((), spark.FAST, growth.SLOTS)
         growth.run(session, options, found)

@@ -193,7 +193,8 @@ def arguments(description: str) -> argparse.Namespace:
     parser.add_argument(
         "sections",
         nargs="*",
-        help="only these: codec, read, write, grpc, consume, idle, latency, planning, memory, growth",
+        help="only these: codec, read, write, grpc, consume, idle, latency, planning, memory; and by name asyncio, "
+        "growth, restart, scale",
     )
     parser.add_argument(
         "--messages", type=int, help="messages of 100 B in a read; of 1 KiB, in a write and of slow peers: fewer"

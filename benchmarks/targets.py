@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks import scale
 from benchmarks.harness import SIZES, Found
 
 Value = Callable[[Found, int], float]
@@ -197,6 +198,14 @@ TARGETS: Sequence[Target] = (
     Target(
         "restart with 1,024 queues on 8 brokers, beyond settling", (2.0,),
         figure("restart", "1,024 queues", "beyond settling"), True, "s",
+    ),
+    Target("a batch of 1,024 queues on 64 brokers", (0.03,), figure(scale.SMALL, "warm", "batch"), True, "s"),
+    Target("a batch of 100,000 queues in 5,000 topics on 64 brokers", (3.0,), figure(scale.LARGE, "warm", "batch"), True, "s"),
+    Target("memory for these", (1024.0,), figure(scale.LARGE, "memory", "peak MiB"), True, "MiB"),
+    Target(
+        "what a broker of 64 that hangs delays the others", (scale.REQUEST_TIMEOUT_S,),
+        lambda found, size: found[scale.LARGE]["a broker hangs, first batch"]["batch"] - found[scale.LARGE]["warm"]["batch"],
+        True, "s",
     ),
     Target("idle polling of a core", (0.02,), figure("planning", "idle", "of a core"), at_most=True),
     Target("idle member of a group, 0 queues", (1.0,), figure("idle", "0 queues", "cpu"), True, "% of a core"),

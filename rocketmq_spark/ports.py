@@ -1,7 +1,7 @@
 """The methods of a transport that other rooms may call, as small Protocols. They speak of sends and pulls, not of frames.
 
-``producer/``, ``consumer/``, ``spark/`` and ``pull/`` call these methods and no others of a client. The remoting
-client implements them; another transport implements those it can offer. All raise ``RocketMQError`` subclasses only.
+``producer/``, ``consumer/``, ``spark/`` and ``pull/`` call these methods and no others of a client. A transport has
+those that it can offer. All raise ``RocketMQError`` subclasses only.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class Sender(Protocol):
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         """Return the queues that accept sends, in Java's publish order. The object stays identical while the route is unchanged.
 
-        Raises ``RouteNotFound``, with the server's code if the topic does not exist and without one if the topic is not
-        writable, and ``BrokerNotFound`` if none of its brokers has a master.
+        Raises ``RouteNotFound``, without a code if the topic is only not writable, and ``BrokerNotFound`` without any master.
         """
 
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
@@ -165,8 +164,8 @@ class RouteReader(Protocol):
     def get(self, topic: str, max_age_s: float = 30.0, deadline: Deadline | None = None) -> TopicRoute:
         """Return the route, at most ``max_age_s`` old. An unchanged route stays the same object. Raises ``RouteNotFound``."""
 
-    def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> None:
-        """Refresh all routes older than ``max_age_s`` in parallel. Failures are ignored here; ``get`` raises them."""
+    def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> frozenset[str]:
+        """Refresh all routes older than ``max_age_s`` in parallel, and return their topics. Failures are left to ``get``."""
 
     def fetch(self, topic: str, deadline: Deadline | None = None) -> TopicRoute:
         """Return the route from the name server, and do not cache it. Raises ``RouteNotFound``."""
@@ -204,6 +203,11 @@ class OffsetReader(Protocol):
         a broker that has not answered so many seconds after the others keeps its previous bounds until it answers or fails.
         """
 
+    def kept_from(
+        self, group: str, queues: Sequence[MessageQueue], deadline: Deadline, on_error: OnError
+    ) -> dict[MessageQueue, int]:
+        """Return the first offset that can be pulled, of queues of compaction topics only: it may be below the minimum."""
+
     def max_offsets(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
         """Return the end offset of each queue, including queues that are no longer readable."""
 
@@ -216,8 +220,7 @@ class OffsetReader(Protocol):
     ) -> dict[MessageQueue, int]:  # fmt: skip
         """Return the first offset stored at or after each queue's time. It may be below the minimum; callers clamp it.
 
-        ``on_error`` is as in ``bounds``. Brokers before 5.1.4 return an offset near the time; with a ``group``, which may
-        pull messages to compare their times, it is corrected.
+        ``on_error`` is as in ``bounds``. With a ``group``, which may pull messages, what brokers find wrong is corrected.
         """
 
     def committed(
@@ -284,7 +287,7 @@ class PullSource(Protocol):
         """Whether the topic is a compaction topic, in which offsets without a message are normal."""
 
     def batched(self, queue: MessageQueue) -> bool:
-        """Whether the topic is a batch topic, whose brokers do not know the properties of single messages. True if unknown."""
+        """Whether brokers do not filter the topic's single messages: of a batch or a compaction topic. True if unknown."""
 
 
 class GroupMember(Protocol):
@@ -334,10 +337,7 @@ class GroupMember(Protocol):
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
     ) -> dict[MessageQueue, RocketMQError]:
-        """Commit offsets, on a slave if there is no master; returns the errors of the queues that failed.
-
-        A broker creates an unknown group first if ``autoCreateSubscriptionGroup`` allows it.
-        """
+        """Commit offsets, on a slave without a master; returns the errors. A broker that may creates an unknown group first."""
 
     def pull(self, request: PullRequest, deadline: Deadline, done: Pulled) -> None:
         """Send one long poll. Calls ``done`` exactly once, on any thread; it must not block. Never raises, never blocks."""

@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from benchmarks import harness, markdown, targets
+from benchmarks import harness, markdown, scale, targets
 from benchmarks.harness import Case, Result
+from benchmarks.scripted import Layout, Scripted
 from benchmarks.targets import Target, Verdict
 
 FOUND = {
@@ -152,3 +153,37 @@ def test_markdown():
     assert "| ours | 812 | 0.50 |  |" in lines
     assert "| theirs |  |  | 0.25 |" in lines
     assert "|  | median | python µs | cpu |" in lines
+
+
+def test_the_driver_at_a_small_scale(monkeypatch):
+    """Every case once; which requests a batch costs is exact."""
+    monkeypatch.setattr(scale, "REQUEST_TIMEOUT_S", 0.3)
+    layout = Layout(brokers=4, topics=3, spread=2, queues=2, first=0)
+    found = scale.measured(layout, turns=1, idle_s=0.2, tasks=4)
+    assert found["cold"]["requests"] == 2 * layout.topics * layout.spread, "a run that begins knows all queues"
+    assert found["warm"]["requests"] == 2 * layout.topics * layout.spread, "bounds, and whether topics are the same"
+    assert found["one topic in 100 grows"]["requests"] == layout.topics * layout.spread + layout.spread
+    assert found["4 tasks"]["tasks"] == 4
+    monkeypatch.setattr(scale, "TASKS", 4)
+    assert all(value >= 0 for value in scale._summary(found).values())
+    assert found["memory"]["connections"] == layout.brokers + 1
+    cases = {
+        "cold",
+        "a broker hangs, first batch",
+        "idle",
+        "backlog",
+        "a broker has moved",
+        "a queue more everywhere",
+        "restart",
+    }
+    assert cases <= found.keys()
+
+
+def test_topics_whose_messages_expired_cost_half_the_requests(monkeypatch):
+    monkeypatch.setattr(scale, "REQUEST_TIMEOUT_S", 0.3)
+    layout = Layout(brokers=4, topics=3, spread=2, queues=2)
+    with Scripted(layout) as cluster:
+        _, driver, start = scale._cold(cluster)
+        warm, _ = scale._warm(cluster, driver, start, 1)
+    scale.session.close_all()
+    assert warm["requests"] == layout.topics * layout.spread

@@ -16,7 +16,7 @@ NOW_MS = 10_000
     [
         (QueueLag(Q, 0, 4, 10, 9_000), (6, 0, 1_000)),
         (QueueLag(Q, 0, 10, 10), (0, 0, 0)),
-        (QueueLag(Q, 0, 12, 10), (0, 0, 0)),  # the topic was made again
+        (QueueLag(Q, 0, 12, 10), (None, None, None)),  # the topic was made again: nobody knows what of it was read
         (QueueLag(Q, 5, 2, 10, 9_500), (5, 3, 500)),
         (QueueLag(Q, 12, 2, 12), (0, 10, 0)),
         (QueueLag(Q, 0, None, 10), (None, None, None)),
@@ -27,6 +27,7 @@ NOW_MS = 10_000
 )
 def test_one_queue(row: QueueLag, expected: tuple[int | None, ...]) -> None:
     assert (row.lag, row.lost, row.behind_ms(NOW_MS)) == expected
+    assert row.went_back == (row.position == 12)
 
 
 def test_all_of_them() -> None:
@@ -38,6 +39,7 @@ def test_all_of_them() -> None:
     ]
     assert total(rows, NOW_MS) == Total(11, 3, 2_000, 1)
     assert total([*rows, QueueLag(Q, 0, 1, 2)], NOW_MS) == Total(12, 3, None, 1)
+    assert total([*rows, QueueLag(Q, 0, 5, 3)], NOW_MS) == Total(11, 3, 2_000, 2)
     assert total([rows[-1]], NOW_MS) == Total(None, None, None, 1)
     assert total([rows[0], QueueLag(Q, None, 4, None)], NOW_MS) == Total(6, 0, 1_000, 1)
 

@@ -22,7 +22,7 @@ from rocketmq_spark.client.pulls import RemotingPulls
 from rocketmq_spark.client.replies import RemotingReplies
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.client.sender import RemotingSender
-from rocketmq_spark.errors import GroupNotFound, MessageRefused, RocketMQError
+from rocketmq_spark.errors import GroupNotFound, MessageRefused, OffsetError, RocketMQError
 from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.grpc_proxy.sender import ProxySender
 from rocketmq_spark.model import (
@@ -248,6 +248,7 @@ def reading() -> dict[str, Fake]:
             late=frozenset(),
             connection=lambda broker: 1,
             bounds=bounds,
+            kept_from=lambda group, queues, deadline, on_error: {},
             committed=lambda group, queues, deadline: dict.fromkeys(queues, 4),
             search_offsets=lambda times, deadline, *how, **more: dict.fromkeys(times, 3),
             store_time_ms=lambda group, queue, offset, deadline: 5,
@@ -265,6 +266,11 @@ def test_a_batch_is_planned_from_routes_and_offsets(wired: Callable[..., None]) 
     made = options("batch source", startingOffsets="committed", group="g", endingTimestamp=5, sql="a > 1")
     parts = RocketMQReader(made, ()).partitions()
     assert [part.value for part in parts] == []
+    fakes["offsets"].committed = lambda group, queues, deadline: dict.fromkeys(queues, 10)
+    with pytest.raises(
+        OffsetError, match="the start lies behind the end in t/broker-a/0"
+    ):  # of a topic that was made again
+        RocketMQReader(made, ()).partitions()
     made = options("batch source", startingTimestamp=5)
     (part,) = RocketMQReader(made, ()).partitions()
     assert part.value == tuple(OffsetRange(queue, 3, 9) for queue in QUEUES)

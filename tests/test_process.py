@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -81,3 +82,14 @@ def test_everything_is_forgotten_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert process.forget() == {"x": {"a": one}, "y": {"b": 1}}
     assert process.forget() == {"x": {}, "y": {}}
     assert process.once("x", "a", object) is not one
+
+
+def test_collections_are_rare_in_the_runner_of_a_stream_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
+    monkeypatch.setattr(gc, "set_threshold", lambda *numbers: calls.append(numbers))
+    process.settle()
+    assert calls == []
+    monkeypatch.setattr(process, "_main", lambda: process._RUNNER)
+    process.settle()
+    assert calls == ["freeze", process.GC_THRESHOLDS]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from types import SimpleNamespace
 
@@ -38,8 +37,8 @@ def test_12_7_only_a_runner_freezes_what_was_imported(monkeypatch, name, frozen)
 
 
 def test_a_process_of_one_work_collects_seldom_and_not_what_it_loaded(monkeypatch):
-    calls, before = [], gc.get_threshold()
+    calls = []
     monkeypatch.setattr(process.gc, "freeze", lambda: calls.append("freeze"))
     monkeypatch.setattr(process.gc, "set_threshold", lambda *numbers: calls.append(numbers))
     process.dedicate()
-    assert calls == ["freeze", (10_000, *before[1:])]
+    assert calls == ["freeze", process.GC_THRESHOLDS]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.client.admin import BaseAdmin
+from rocketmq_spark.client.admin import BaseAdmin, say_done
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.groups import RemotingCommitter
@@ -48,13 +48,20 @@ def deadline(tools: AdminTools) -> Deadline:
 
 
 def ask_each(
-    tools: AdminTools, asked: Mapping[str, tuple[str, Command]], accept: Sequence[int]
+    tools: AdminTools, asked: Mapping[str, tuple[str, Command]], accept: Sequence[int], change: bool = False
 ) -> Iterator[tuple[str, Command]]:
-    """Ask all at once: the answers by the keys of ``asked``, which has addresses and requests. Raises the first error."""
+    """Ask all at once: the answers by the keys of ``asked``, which has addresses and requests. Raises the first error, which
+    of a ``change`` says who has taken it.
+    """
     answers = tools.calls.exchange_each(list(asked.values()), deadline(tools))
-    for (key, (address, _)), answer in zip(asked.items(), answers, strict=True):
-        if isinstance(answer, RocketMQError):
-            raise answer
-        if answer.code not in accept:
-            raise refused(answer, address)
-        yield key, answer
+    outcomes = {
+        key: refused(answer, address) if isinstance(answer, Command) and answer.code not in accept else answer
+        for (key, (address, _)), answer in zip(asked.items(), answers, strict=True)
+    }
+    failed = [key for key, outcome in outcomes.items() if isinstance(outcome, RocketMQError)]
+    for key, outcome in outcomes.items():
+        if isinstance(outcome, RocketMQError):
+            if change:
+                say_done(outcome, [other for other in asked if other not in failed], failed)
+            raise outcome
+        yield key, outcome

@@ -23,6 +23,7 @@ from rocketmq_spark.wire.header import Bytes, Command
 from rocketmq_spark.wire.loose_json import read_json
 
 _SUPER, _ENABLED = "super", "enable"
+_ACTIONS = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
 
 
 class StoredUser(NamedTuple):
@@ -95,7 +96,13 @@ def user_body(name: str, password: str | None, is_super: bool | None, enabled: b
 
 
 def policy_body(subject: str, resource: str, actions: Sequence[str], allowed: bool, sources: Sequence[str]) -> bytes:
-    """Body of AUTH_UPDATE_ACL: one entry, which takes the place of the subject's entry for that resource."""
+    """Body of AUTH_UPDATE_ACL: one entry, which takes the place of the subject's entry for that resource.
+
+    Brokers leave out actions that they do not know, without a word.
+    """
+    known = {action.lower() for action in _ACTIONS}
+    if wrong := [action for action in actions if action.lower() not in known] or ([] if actions else [""]):
+        raise OptionError(f"actions: {', '.join(map(repr, wrong))}; expected some of {', '.join(_ACTIONS)}")
     entry = {
         "resource": resource,
         "actions": list(actions),
@@ -229,7 +236,7 @@ def set_user(
         row = rpc.AUTH_UPDATE_USER if broker in there else rpc.AUTH_CREATE_USER
         return row.request(body, username=name, bname=broker)
 
-    _all(tools, put)
+    _all(tools, put, change=True)
     return users(tools, name)
 
 
@@ -250,7 +257,7 @@ def delete_user(tools: AdminTools, name: str) -> None:
     """Delete a user, and with it all of its policies."""
     if not users(tools, name):
         raise OptionError(f"there is no user {name}")
-    _all(tools, lambda broker: rpc.AUTH_DELETE_USER.request(username=name, bname=broker))
+    _all(tools, lambda broker: rpc.AUTH_DELETE_USER.request(username=name, bname=broker), change=True)
 
 
 def policies(tools: AdminTools, user: str | None = None) -> list[AccessPolicy]:
@@ -280,7 +287,13 @@ def set_policy(
     """Allow or deny a user these actions on a resource, instead of what was said of that resource before."""
     body = policy_body(_subject(user), resource, actions, allowed, sources)
     _kept(tools, user)  # where one broker has no policies nothing is changed on the others
-    _all(tools, lambda broker: rpc.AUTH_UPDATE_ACL.request(body, subject=_subject(user), bname=broker))
+    listed = _listed(tools, user)
+    if lacking := [broker for broker, answer in listed if all(one.name != user for one in users_in(answer.body))]:
+        raise OptionError(
+            f"user {user} is not on {', '.join(lacking)}; nothing was changed",
+            remedy=f"Create it there: rocketmq-spark user set {user}",
+        )
+    _all(tools, lambda broker: rpc.AUTH_UPDATE_ACL.request(body, subject=_subject(user), bname=broker), change=True)
     return policies(tools, user)
 
 
@@ -296,7 +309,7 @@ def delete_policy(tools: AdminTools, user: str, resource: str) -> None:
             for broker, at in masters.items()
             if (kind, broker) in kept
         }
-        for _ in ask_each(tools, asked, (Response.SUCCESS,)):
+        for _ in ask_each(tools, asked, (Response.SUCCESS,), change=True):
             pass
 
 
@@ -309,10 +322,10 @@ def _masters(tools: AdminTools) -> dict[str, str]:
     return masters_of(tools.admin.cluster())
 
 
-def _all(tools: AdminTools, make: Callable[[str], Command]) -> list[tuple[str, Command]]:
+def _all(tools: AdminTools, make: Callable[[str], Command], change: bool = False) -> list[tuple[str, Command]]:
     asked = {name: (address, make(name)) for name, address in _masters(tools).items()}
     answers = []
-    for name, answer in ask_each(tools, asked, (Response.SUCCESS, Response.REQUEST_CODE_NOT_SUPPORTED)):
+    for name, answer in ask_each(tools, asked, (Response.SUCCESS, Response.REQUEST_CODE_NOT_SUPPORTED), change):
         if answer.code != Response.SUCCESS:
             raise NotSupported(
                 f"broker {name} has no users and policies: ACL 2.0 came with RocketMQ 5.3",

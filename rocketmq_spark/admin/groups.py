@@ -39,9 +39,17 @@ def of_group(tools: AdminTools, group: str, topics: Sequence[str]) -> Positions:
         found |= tools.brokers.committed(group, queues, deadline(tools))
     if all(position is None for position in found.values()):
         where = f" in {', '.join(topics)}" if topics else ""
-        remedy = near_groups(tools, group) or "Was something consumed and committed?"
+        remedy = " ".join(filter(None, [near_groups(tools, group), new_group(group, topics)]))
         raise OffsetError(f"group {group} has no offsets{where}", remedy=remedy)
     return found
+
+
+def new_group(group: str, topics: Sequence[str] = ()) -> str:
+    """The remedy for a group that has no offsets."""
+    return (
+        "A new group starts where option 'consumeFromWhere' says, by default at the end. To start it elsewhere: "
+        f"rocketmq-spark offsets set {group} --topic {topics[0] if topics else 'TOPIC'} --to earliest --yes"
+    )
 
 
 def near_groups(tools: AdminTools, group: str) -> str:
@@ -59,12 +67,13 @@ def look_at(tools: AdminTools, positions: Mapping[MessageQueue, int | None]) -> 
     bounds, errors = bounds_of(tools, positions)
     within = deadline(tools)
     rows = []
+    silent: set[str] = set()  # brokers that are not asked again
     for queue in sorted(positions):
         if queue not in bounds:
             rows.append(QueueLag(queue, None, positions[queue], None))
             continue
         row = QueueLag(queue, bounds[queue].min_offset, positions[queue], bounds[queue].max_offset)
-        if row.lag and row.next_offset is not None and not errors:
+        if row.lag and row.next_offset is not None and queue.broker_name not in silent:
             try:
                 stored_ms = tools.brokers.store_time_ms(GROUP, queue, row.next_offset, within)
                 row = row._replace(next_stored_ms=stored_ms)
@@ -72,6 +81,7 @@ def look_at(tools: AdminTools, positions: Mapping[MessageQueue, int | None]) -> 
                 pass
             except RocketMQError as e:
                 errors.append(e)
+                silent.add(queue.broker_name)
         rows.append(row)
     return QueuePositions(rows, errors)
 
@@ -165,11 +175,11 @@ def members(tools: AdminTools, group: str, queues: Iterable[MessageQueue]) -> li
     return sorted(found)
 
 
-def check_members(group: str, online: Sequence[str]) -> None:
+def check_members(group: str, online: Sequence[str], would: str = "overwrite what is set") -> None:
     """Raises ``OffsetError`` if a group has members, whose own offsets would overwrite what is set."""
     if online:
         raise OffsetError(
-            f"group {group} has {len(online)} members, which would overwrite what is set: {', '.join(online[:3])}",
+            f"group {group} has {len(online)} members, which would {would}: {', '.join(online[:3])}",
             remedy="Stop them first, or use --force",
         )
 
@@ -257,19 +267,21 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
     Mirrors ``DeleteSubscriptionGroupCommand``, which always deletes the topics, and offsets with ``-r true``.
     """
     check_deletable(tools, group, force)
+    for prefix in (
+        (RETRY_PREFIX, DLQ_PREFIX) if topics else ()
+    ):  # first: of a group that is gone nobody can say it again
+        try:
+            tools.admin.delete_topic(prefix + group)
+        except RouteNotFound:
+            continue
     # Brokers before 5.0 have the other name for the same.
     row, on_wire = rpc.DELETE_SUBSCRIPTIONGROUP, tools.calls.on_wire(group)
     asked = {
         name: (address, row.request(groupName=on_wire, cleanOffset=True, removeOffset=True, bname=name))
         for name, address in masters_of(tools.admin.cluster()).items()
     }
-    for _ in ask_each(tools, asked, (Response.SUCCESS,)):
+    for _ in ask_each(tools, asked, (Response.SUCCESS,), change=True):
         pass
-    for prefix in (RETRY_PREFIX, DLQ_PREFIX) if topics else ():
-        try:
-            tools.admin.delete_topic(prefix + group)
-        except RouteNotFound:
-            continue
 
 
 def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
@@ -278,7 +290,9 @@ def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
     online = _online(tools, group, masters)
     _consumed(tools, group, bool(online or _settings(tools, group, masters)))
     if not force:
-        check_members(group, sorted({member.client_id for there in online for member in there.members}))
+        check_members(
+            group, sorted({member.client_id for there in online for member in there.members}), "make it again"
+        )
 
 
 def _asked(tools: AdminTools) -> dict[str, str]:

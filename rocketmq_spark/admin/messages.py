@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from rocketmq_spark.wire.messages import decode_leniently
 # A broker gives 32 to a question unless it is configured to give more, and 64 at most (maxMsgsNumBatch).
 MOST = 64
 _EVER_MS = (1 << 63) - 1
+# Indexes keep whole seconds since their own begin.
+_INDEX_MS = 1000
 
 
 class IndexSearch(NamedTuple):
@@ -69,9 +72,28 @@ def messages_by_key(
     """
     if not 0 < limit <= MOST:
         raise OptionError(f"limit is {limit}; expected 1 to {MOST}, what a broker gives to one question")
-    search = IndexSearch(key, begin_ms or 0, _EVER_MS if end_ms is None else end_ms, limit)
+    first_ms, last_ms = _period(begin_ms, end_ms)
+    # An index knows a time up to a second too early: what was stored behind the end must not take the places of others.
+    search = IndexSearch(key, max(0, first_ms - _INDEX_MS), last_ms, limit if end_ms is None else MOST)
     # What an index finds has the hash of the key.
-    return [m for m in _indexed(tools, topic, search) if key in m.keys or key == m.msg_id]
+    found = [
+        m
+        for m in _indexed(tools, topic, search)
+        if (key in m.keys or key == m.msg_id) and first_ms <= m.store_timestamp <= last_ms
+    ]
+    newest: list[ReceivedMessage] = []
+    count: Counter[str] = Counter()
+    for one in reversed(found):
+        count[one.broker_name] += 1
+        newest += [one] if count[one.broker_name] <= limit else []
+    return newest[::-1]
+
+
+def _period(begin_ms: int | None, end_ms: int | None) -> tuple[int, int]:
+    first_ms, last_ms = begin_ms or 0, _EVER_MS if end_ms is None else end_ms
+    if first_ms > last_ms:
+        raise OptionError(f"the time ends at {last_ms}, before it begins at {first_ms}")
+    return first_ms, last_ms
 
 
 def _place(message_id: str) -> OffsetMessageId | None:
@@ -103,13 +125,16 @@ def _at(tools: AdminTools, broker: str, place: OffsetMessageId, topic: str | Non
 
 
 def _indexed(tools: AdminTools, topic: str, search: IndexSearch) -> list[ReceivedMessage]:
-    """What the indexes of the topic's masters have, in the order of storing. Where a master is away its slave is asked."""
-    route = tools.admin.routes.existing(topic, 0.0)
+    """What the indexes of the topic's masters have, in the order of storing. Where a master is away its slave is asked.
+
+    They keep one hash of topic and key: that of another topic may be the same.
+    """
+    route, on_wire = tools.admin.routes.existing(topic, 0.0), tools.calls.on_wire(topic)
     asked = {
         name: (
             address,
             rpc.QUERY_MESSAGE.request(
-                topic=tools.calls.on_wire(topic),
+                topic=on_wire,
                 key=search.key,
                 maxNum=search.limit,
                 beginTimestamp=search.begin_ms,
@@ -124,7 +149,8 @@ def _indexed(tools: AdminTools, topic: str, search: IndexSearch) -> list[Receive
     found: list[ReceivedMessage] = []
     for name, answer in ask_each(tools, asked, (Response.SUCCESS, Response.QUERY_NOT_FOUND)):
         if answer.code == Response.SUCCESS:
-            found += (own(message, tools.calls.scope) for message in decode_leniently(answer.body, name))
+            read = decode_leniently(answer.body, name)
+            found += (own(message, tools.calls.scope) for message in read if message.topic == on_wire)
     return sorted(found, key=lambda message: _storing(message.store_timestamp, message))
 
 
@@ -200,11 +226,9 @@ def messages_of_time(
     """The first ``limit`` messages of a topic that were stored from ``begin_ms`` to ``end_ms``, of all its queues (those of the
     ``environment``), in the order of storing. Read from masters, as the group ``rocketmq-spark-cli``.
     """
-    first_ms, last_ms = begin_ms or 0, _EVER_MS if end_ms is None else end_ms
     if not 0 < limit <= MOST_BY_TIME:
         raise OptionError(f"limit is {limit}; expected 1 to {MOST_BY_TIME}, or a key")
-    if first_ms > last_ms:
-        raise OptionError(f"the time ends at {last_ms}, before it begins at {first_ms}")
+    first_ms, last_ms = _period(begin_ms, end_ms)
     queues = Own(environment)(tools.routes.existing(topic, 0.0).kept())
     bounds = tools.brokers.bounds(queues, deadline(tools))
     times = {} if begin_ms is None else dict.fromkeys(bounds, first_ms)

@@ -6,6 +6,8 @@ producer chooses for the same key. Whole columns are hashed in ``columnar/arrow`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rocketmq_spark.errors import OptionError
 
 
@@ -24,6 +26,12 @@ def string_hash(text: str) -> int:
 def string_order(text: str) -> bytes:
     """A sort key that orders texts as ``String.compareTo`` does; plain order differs beyond U+FFFF."""
     return text.encode("utf-16-be", "surrogatepass")
+
+
+def sorted_texts(texts: Iterable[str]) -> list[str]:
+    """In the order of ``String.compareTo``, which is plain for names in ASCII."""
+    texts = list(texts)
+    return sorted(texts, key=None if all(map(str.isascii, texts)) else string_order)
 
 
 def signed(bits: int) -> int:

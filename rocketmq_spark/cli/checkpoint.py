@@ -174,7 +174,10 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
         output.note(line)
     waiting = [one.queue.broker_name for one in bad if one.state.waits]
     if lost := len(bad) - len(waiting):
-        output.note(f"{lost} of {len(found)} queues have lost what was to be read next")
+        output.note(
+            f"{lost} of {len(found)} queues have lost what was to be read next. With failOnDataLoss=warn the query continues at "
+            "the first message that is kept, and reads all that a topic created again has"
+        )
     if waiting:
         names = ", ".join(sorted(set(waiting)))
         output.note(

@@ -118,9 +118,9 @@ def time_ms(text: str) -> int:
     from rocketmq_spark.options.parsing import duration, timestamp
 
     stripped = text.strip()
-    if re.fullmatch(r"[\d.]+\s*[a-z]+", stripped):
+    if re.fullmatch(r"[\d.]{1,12}\s*[a-z]+", stripped):
         return round((time.time() - duration(stripped)) * 1000)
-    if re.fullmatch(r"@\d+", stripped):
+    if re.fullmatch(r"@\d{1,18}", stripped):
         return int(stripped[1:])
     if stripped.isdecimal():  # as well an offset, or seconds
         raise ValueError(f"a time; @{stripped} is one in milliseconds since 1970")

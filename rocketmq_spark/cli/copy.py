@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from rocketmq_spark.queues.environment import Environment
     from rocketmq_spark.session.consumers import PullConsumer
 
+    Place = tuple[str, str, Environment | None]
+
 _POLL_S = 0.5
 # If the command is killed, a restart repeats the messages sent within this time, and those in flight.
 COMMIT_S, UNDER_WAY = 0.25, 256
@@ -228,7 +230,7 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
     source, destination = how["source"], how["destination"]
     to = _destination(target, how)
     # It must be there: brokers that create topics on demand would make a misspelt one.
-    if _place(to, destination) & _place(target, source):
+    if _overlap(_place(to, destination), _place(target, source)):
         raise OptionError(f"{source} would be copied to itself", remedy="Name another topic, or --to-name-server")
     stop, begun_s = threading.Event(), time.monotonic()
     with subscribed(target, source, how) as consumer, to.producer() as producer:
@@ -241,7 +243,12 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
         raise KeyboardInterrupt
 
 
-def _place(target: Target, topic: str) -> set[tuple[str, str, Environment | None]]:
+def _overlap(one: set[Place], other: set[Place]) -> bool:
+    """Where there is no environment it is all of them."""
+    return any(a[:2] == b[:2] and (a[2] == b[2] or None in (a[2], b[2])) for a in one for b in other)
+
+
+def _place(target: Target, topic: str) -> set[Place]:
     """Brokers by address, with the topic's name there, and the environment: what two spellings of one topic share."""
     from rocketmq_spark.queues.environment import environment_of
 

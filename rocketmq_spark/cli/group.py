@@ -72,7 +72,9 @@ def describe(output: Output, target: Target, name: str) -> None:
     )
     output.rows({"topic": "SUBSCRIBES TO", "expression": "FILTER", "kind": "KIND"}, _subscriptions(there))
     output.rows(_QUEUES, _queues(there))
-    output.note(f"lag: {'-' if there.lag is None else there.lag} in {len(there.queues)} queues")
+    known = sum(row.lag is not None for row in there.queues)
+    part = f"{known} of " if 0 < known < len(there.queues) else ""
+    output.note(f"lag: {'-' if there.lag is None else there.lag} in {part}{len(there.queues)} queues")
 
 
 def _document(there: GroupDescription) -> dict[str, object]:

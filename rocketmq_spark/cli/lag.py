@@ -67,15 +67,18 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
 
     Give either --group or --checkpoint.
 
-    --json prints one object per refresh: lag, lost, behindMs, readPerSecond, writtenPerSecond, catchUpMs and queues. With
-    --checkpoint it also has underWay, the unfinished batch (batchId, forMs, and waitsFor: its brokers that do not answer), and
-    otherClusters, the clusters that the query reads and the command does not contact. Unknown values, such as the rates of the
-    first refresh, are null.
+    --json prints one object per refresh: lag, lost, behindMs, readPerSecond, writtenPerSecond, catchUpMs, unknownQueues,
+    wentBackQueues and queues. With --checkpoint it also has underWay, the unfinished batch (batchId, forMs since it began, and
+    waitsFor: its brokers that do not answer), and otherClusters, the clusters that the query reads and the command does not
+    contact. Unknown values, such as the rates of the first refresh, are null. A checkpoint does not show whether its query runs.
 
     If a broker is unavailable, --checkpoint shows null for the queues of that broker and exits with 1; --group fails, because
     the brokers store the offsets of a group.
+
+    The lag of a queue that ends before the position is unknown: its topic was created again, or its broker lost messages. The
+    exit code is 1 then, too.
     """
-    from rocketmq_spark.cli.lag_view import LagSnapshot, prometheus
+    from rocketmq_spark.cli.lag_view import LagSnapshot, prometheus, went_back
 
     group, checkpoint, topics = what["group"], what["checkpoint"], what["topics"]
     if (group is None) == (checkpoint is None):
@@ -96,6 +99,8 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
             _show(output, sight)
         if look.errors:
             raise look.errors[0]
+        if went_back(look.rows):
+            click.get_current_context().exit(1)
 
 
 Ask = Callable[[], tuple[dict[str, object], "QueuePositions"]]
@@ -135,7 +140,7 @@ def _complete(about: dict[str, object], look: QueuePositions) -> LagSnapshot:
 
 
 def _show(output: Output, sight: LagSnapshot) -> None:
-    from rocketmq_spark.cli.lag_view import document, screen, summary, table
+    from rocketmq_spark.cli.lag_view import document, screen, summary, table, went_back
     from rocketmq_spark.cli.positions import left_out
     from rocketmq_spark.model.admin import total
 
@@ -152,8 +157,14 @@ def _show(output: Output, sight: LagSnapshot) -> None:
     every = total(sight.rows, sight.now_ms)
     if every.lost:
         output.note(f"{every.lost} messages were removed before they were read: the topic's retention is too short")
-    if every.unknown_queues:
-        output.note(f"queues whose lag is not known, for want of an offset or of their broker: {every.unknown_queues}")
+    if back := went_back(sight.rows):
+        remedy = "checkpoint diff {checkpoint}" if "checkpoint" in sight.about else "offsets set {group} --to earliest"
+        output.note(
+            f"{back} queues end before the position: their topic was created again, or their broker lost messages. "
+            f"See: rocketmq-spark {remedy.format(**sight.about)}"
+        )
+    if unknown := every.unknown_queues - back:
+        output.note(f"queues whose lag is not known, for want of an offset or of their broker: {unknown}")
 
 
 def _watch(output: Output, ask: Ask, interval_s: float) -> None:

@@ -59,9 +59,12 @@ def under_way(read: Read, silent: Iterable[str], now_ms: int) -> dict[str, objec
 
 def waiting(state: Mapping[str, Any]) -> str:
     """That of ``under_way`` as a part of a sentence."""
-    text = f"batch {state['batchId']} under way"
-    text += f" for {duration(state['forMs'])}" if state["forMs"] is not None else ""
-    return text + (f", waiting for {', '.join(state['waitsFor'])}" if state["waitsFor"] else "")
+    begun = f"was begun {duration(state['forMs'])} ago and is" if state["forMs"] is not None else "is begun and"
+    silent = state["waitsFor"]
+    if not silent:
+        return f"batch {state['batchId']} {begun} not done: it runs, or its query has ended"
+    answers = "does not answer" if len(silent) == 1 else "do not answer"
+    return f"batch {state['batchId']} {begun} not done: {', '.join(silent)} {answers}"
 
 
 def document(sight: LagSnapshot) -> dict[str, object]:
@@ -74,8 +77,23 @@ def document(sight: LagSnapshot) -> dict[str, object]:
         "behindMs": every.behind_ms,
         **_pace(sight.pace),
         "unknownQueues": every.unknown_queues,
+        "wentBackQueues": went_back(sight.rows),
         "queues": [_queue(row, sight) for row in sight.rows],
     }
+
+
+def went_back(rows: Iterable[QueueLag]) -> int:
+    """How many queues end before the position of the reader."""
+    return sum(row.went_back for row in rows)
+
+
+def behind_in(rows: Sequence[QueueLag], now_ms: int) -> str:
+    """How far behind all queues are, and how many of them that counts."""
+    every = total(rows, now_ms)
+    if every.lag is None:
+        return f"lag unknown in {len(rows)} queues"
+    known = f"{len(rows) - every.unknown_queues} of " if every.unknown_queues else ""
+    return f"{number(every.lag)} messages behind in {known}{len(rows)} queues"
 
 
 def _queue(row: QueueLag, sight: LagSnapshot) -> dict[str, object]:
@@ -157,7 +175,9 @@ def summary(sight: LagSnapshot) -> list[str]:
     """Parts of the sentence about all queues."""
     every, at = total(sight.rows, sight.now_ms), sight.pace
     whose = " ".join(f"{name} {sight.about[name]}" for name in ("group", "checkpoint") if name in sight.about)
-    parts = [whose, f"{number(every.lag)} messages behind in {len(sight.rows)} queues"]
+    parts = [whose, behind_in(sight.rows, sight.now_ms)]
+    if back := went_back(sight.rows):
+        parts.append(f"{back} queues went back")
     if state := sight.about.get("underWay"):
         assert isinstance(state, dict)
         parts.append(waiting(state))

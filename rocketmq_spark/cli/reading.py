@@ -16,7 +16,7 @@ from itertools import groupby
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.columnar.decode.rows import placed, usable
-from rocketmq_spark.errors import NotReadable, OffsetError
+from rocketmq_spark.errors import NotReadable, OffsetError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, OffsetRange, QueueBounds, ReceivedMessage, TopicRoute
 from rocketmq_spark.model.admin import GROUP
 from rocketmq_spark.model.pull import OffsetWindow
@@ -41,6 +41,8 @@ _ROUTE_AGE_S = 10.0
 
 # Where to begin, given the bounds of all queues.
 Start = Callable[[dict[MessageQueue, QueueBounds]], dict[MessageQueue, int]]
+# The next message of a queue: when it was stored, and where in its broker's log, for several are in one millisecond.
+Head = tuple[int, str, int, MessageQueue]
 
 
 class TopicReader:
@@ -75,7 +77,7 @@ class TopicReader:
             logger.warning(
                 "what topic %s has on %s is left out: it must not be read", self._topic, ", ".join(route.closed)
             )
-        self._next = start(self._bounds())
+        self._next = start(self._client.retry.run(lambda: self._kept(self._bounds())))
         self._ahead, self._heads, self._held = {}, {}, {}
 
     def seek_offsets(self, begins: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int] | None = None) -> None:
@@ -135,10 +137,10 @@ class TopicReader:
             time.sleep(_REST_S)
 
     def _merged(self, ends: dict[MessageQueue, int]) -> Iterator[ReceivedMessage]:
-        heads: list[tuple[int, MessageQueue]] = []
+        heads: list[Head] = []
         self._fill(list(ends), ends, heads)
         while heads:
-            _, queue = heapq.heappop(heads)
+            queue = heapq.heappop(heads)[-1]
             message = self._heads.pop(queue)
             self._advance(queue)
             yield message
@@ -149,9 +151,7 @@ class TopicReader:
         if following is not None:
             self._heads[queue] = following
 
-    def _fill(
-        self, queues: Sequence[MessageQueue], ends: dict[MessageQueue, int], heads: list[tuple[int, MessageQueue]]
-    ) -> None:
+    def _fill(self, queues: Sequence[MessageQueue], ends: dict[MessageQueue, int], heads: list[Head]) -> None:
         """Read on in ``queues`` until each has something to show or has come to its end."""
         while hungry := [q for q in queues if q not in self._heads and self._next[q] < ends[q]]:
             ahead = {q: self._ahead.get(q, min(self._chunk, _FIRST_CHUNK)) for q in hungry}
@@ -160,7 +160,8 @@ class TopicReader:
                 self._advance(queue)
         for queue in queues:
             if queue in self._heads:
-                heapq.heappush(heads, (self._heads[queue].store_timestamp, queue))
+                one = self._heads[queue]
+                heapq.heappush(heads, (one.store_timestamp, one.broker_name, one.commit_log_offset, queue))
 
     def _read(self, ranges: Sequence[OffsetRange]) -> None:
         room = _HELD_BYTES // len(self._next)
@@ -183,6 +184,12 @@ class TopicReader:
             for message in placed(found, piece, dense=not self._filter):
                 if self._wanted.accepts(message.tags) or message.decode_error is not None:
                     yield message
+
+    def _kept(self, bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, QueueBounds]:
+        """Of a compaction topic brokers keep messages below the minimum that they tell."""
+        brokers, cut = self._client.brokers, [queue for queue, bound in bounds.items() if bound.min_offset > 0]
+        kept = brokers.kept_from(GROUP, cut, Deadline.after(10.0), _raise) if cut else {}
+        return bounds | {q: bounds[q]._replace(min_offset=min(at, bounds[q].min_offset)) for q, at in kept.items()}
 
     def _bounds(self) -> dict[MessageQueue, QueueBounds]:
         def ask() -> dict[MessageQueue, QueueBounds]:
@@ -218,6 +225,10 @@ class HeldAnswers:
     def answers(self) -> Iterator[tuple[Piece, bytes]]:
         while self._answers:
             yield self._answers.popleft()
+
+
+def _raise(error: RocketMQError, queue: MessageQueue) -> None:
+    raise error
 
 
 def _broker_name(part: OffsetRange) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rocketmq_spark.base.clock import Deadline
@@ -145,13 +145,17 @@ class BaseAdmin(Closing):
         self.route(topic)
         on_wire = self._calls.on_wire(topic)
         cluster = self.cluster()
-        for name, address in masters_of(cluster).items():
-            self._calls.ask(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=on_wire, bname=name))
+
+        def delete(name: str, address: str) -> Command:
+            return self._calls.ask(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=on_wire, bname=name))
+
+        for _ in _each(masters_of(cluster), delete):
+            pass
         failed: list[RocketMQError] = []
         for name, data in sorted(cluster.items()):
             for address in data.slaves:
                 try:
-                    self._calls.ask(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=on_wire, bname=name))
+                    delete(name, address)
                 except RocketMQError as e:
                     failed.append(e)
         self.name_servers.ask_each(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=on_wire))
@@ -181,8 +185,12 @@ class BaseAdmin(Closing):
         """
         _check(names.group_problem(group))
         body = bodies.subscription_group(self._calls.on_wire(group), **(settings or {}))
-        for name, address in masters_of(self.cluster(), brokers).items():
-            self._calls.ask(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(body, bname=name))
+
+        def put(name: str, address: str) -> Command:
+            return self._calls.ask(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(body, bname=name))
+
+        for _ in _each(masters_of(self.cluster(), brokers), put):
+            pass
 
     def messages_of_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> list[ReceivedMessage]:
         """Messages of a topic with a key, stored in this time, as the indexes of its brokers have them: some of many. Where a
@@ -242,19 +250,28 @@ class BaseAdmin(Closing):
 def _put_each(
     calls: Calls, topic: str, configs: Mapping[str, TopicConfig], masters: Mapping[str, str], deadline: Deadline
 ) -> Iterator[tuple[str, str, Command]]:
-    """Name, address and answer of each that has done it. The error of one that has not names those."""
+    on_wire = calls.on_wire(topic)
+    return _each(masters, lambda name, at: calls.ask(at, put_topic(on_wire, name, configs[name]), deadline))
+
+
+def _each(masters: Mapping[str, str], change: Callable[[str, str], Command]) -> Iterator[tuple[str, str, Command]]:
+    """Name, address and answer of each that has done it, one by one. The error of one that has not names those."""
     done: list[str] = []
     for name, address in masters.items():
         try:
-            answer = calls.ask(address, put_topic(calls.on_wire(topic), name, configs[name]), deadline)
+            answer = change(name, address)
         except RocketMQError as e:
-            if done:
-                left = [other for other in masters if other not in done]
-                said = f"It is done on {', '.join(done)}, and not on {', '.join(left)}"
-                e.remedy = f"{said}. {e.remedy}" if e.remedy else said
+            say_done(e, done, [other for other in masters if other not in done])
             raise
         done.append(name)
         yield name, address, answer
+
+
+def say_done(error: RocketMQError, done: Sequence[str], left: Sequence[str]) -> None:
+    """Where some brokers have taken a change its error names both, so that nobody takes it for none."""
+    if done:
+        said = f"It is done on {', '.join(done)}, and not on {', '.join(left)}"
+        error.remedy = f"{said}. {error.remedy}" if error.remedy else said
 
 
 def _own_permission(admin: BaseAdmin, broker: str) -> int:

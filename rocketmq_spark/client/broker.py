@@ -6,12 +6,12 @@ Every request names the broker (``bname``): brokers ignore it for ordinary topic
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.client.questions import BrokerQuestions, Question, first_of_each
+from rocketmq_spark.client.questions import BrokerQuestions, Question, TopicKinds, first_of_each, has_attribute
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerNotFound,
@@ -20,7 +20,7 @@ from rocketmq_spark.errors import (
     ServerFault,
     ServiceNotAvailable,
 )
-from rocketmq_spark.model import NO_FILTER, LogState, MessageQueue, QueueBounds
+from rocketmq_spark.model import LogState, MessageQueue, QueueBounds
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Bytes, Command
 from rocketmq_spark.wire.messages import stamp
@@ -32,8 +32,6 @@ _OF_LOG = (
     "sendThreadPoolQueueHeadWaitTimeMills",
     "pageCacheLockTimeMills",
 )
-# What a broker says to a pull, be it that it has nothing there.
-_PULLED = (Response.SUCCESS, Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY, Response.PULL_OFFSET_MOVED)
 
 
 class Brokers:
@@ -66,7 +64,7 @@ class Brokers:
         With ``grace_s`` a broker that keeps the others waiting is not waited for: what it said before holds until it
         has answered, or failed. Through a Proxy, which does not know that question, the offsets are asked queue by queue.
         """
-        wanted = sorted(set(queues))
+        wanted = sorted(dict.fromkeys(queues))
         firsts = first_of_each(wanted)
         questions = [
             Question(broker, rpc.GET_TOPIC_STATS_INFO.request(topic=self.calls.on_wire(topic), bname=broker), topic)
@@ -100,10 +98,12 @@ class Brokers:
             stats = bodies.topic_stats(question.topic, body)
             names = {queue.broker_name for queue in stats}
             if names and question.broker_name not in names:
-                return BrokerNotFound(
-                    f"broker {min(names)!r} answers where {question.broker_name!r} was", topic=question.topic
-                )
-            known = self._stats[key] = bytes(body), {queue: from_0(bounds) for queue, bounds in stats.items()}
+                was = f"broker {min(names)!r} answers where {question.broker_name!r} was"
+                return BrokerNotFound(was, topic=question.topic)
+            # The same objects, so that all who keep them share them.
+            same = known[1] if known is not None and list(known[1]) == list(stats) else stats
+            bounds = {queue: from_0(of) for queue, of in zip(same, stats.values(), strict=True)}
+            known = self._stats[key] = bytes(body), bounds
         return known[1]
 
     def bounds_by_queue(
@@ -133,6 +133,26 @@ class Brokers:
                 low, high = numbers
                 bounds[queue] = from_0(QueueBounds(low, high, 0))
         return bounds
+
+    def kept_from(
+        self,
+        group: str,
+        queues: Sequence[MessageQueue],
+        deadline: Deadline,
+        on_error: Callable[[RocketMQError, MessageQueue], None],
+    ) -> dict[MessageQueue, int]:
+        """Where what a pull finds begins, of queues of compaction topics: brokers keep messages that statistics leave out."""
+        kinds = self.questions.attributes(first_of_each(queues), deadline)
+        mine = [queue for queue in queues if has_attribute(kinds, queue, codes.CLEANUP_POLICY, codes.COMPACTION)]
+        answers = self.questions.ask_pulls([self.questions.pull(group, queue, 0) for queue in mine], deadline)
+        unknown = [(queue, kinds[queue.broker_name, queue.topic]) for queue in queues]
+        kept = {}
+        for queue, answer in [*zip(mine, answers, strict=True), *unknown]:
+            if isinstance(answer, RocketMQError) and (answer.retriable or queue in mine):
+                on_error(answer, queue)
+            elif isinstance(answer, Command) and (first := stamp(answer.body)) is not None:
+                kept[queue] = first.offset
+        return kept
 
     def max_offsets(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
         row = rpc.GET_MAX_OFFSET
@@ -167,7 +187,8 @@ class Brokers:
             self.questions.about(rpc.SEARCH_OFFSET_BY_TIMESTAMP, queue, timestamp=time_ms, boundaryType="LOWER")
             for queue, time_ms in times_ms.items()
         ]
-        offsets = {}
+        offsets: dict[MessageQueue, int] = {}
+        nearest = set[MessageQueue]()
         answers = dict(zip(times_ms, self.questions.ask_each(questions, deadline), strict=True))
         # A broker of RocketMQ 5 fails at a queue of a batch topic that never had a message.
         faults = [queue for queue, answer in answers.items() if isinstance(answer, ServerFault)]
@@ -176,24 +197,15 @@ class Brokers:
             if queue in bounds and bounds[queue].min_offset >= bounds[queue].max_offset:
                 offsets[queue] = bounds[queue].max_offset
             elif not isinstance(answer, RocketMQError):
-                offset = rpc.SEARCH_OFFSET_BY_TIMESTAMP.answer(answer)["offset"]
-                if group is not None and answer.version < codes.FIRST_WITH_BOUNDARY:
-                    look = functools.partial(self.store_time_ms, group, queue, deadline=deadline)
-                    offset = first_not_older(look, offset, times_ms[queue])
-                offsets[queue] = offset
+                offsets[queue] = rpc.SEARCH_OFFSET_BY_TIMESTAMP.answer(answer)["offset"]
+                if answer.version < codes.FIRST_WITH_BOUNDARY:
+                    nearest.add(queue)
             elif on_error is None:
                 raise answer
             else:
                 on_error(answer, queue)
         if group is not None:
-            new = {
-                q
-                for q, a in answers.items()
-                if not isinstance(a, RocketMQError) and a.version >= codes.FIRST_WITH_BOUNDARY
-            }
-            for queue in _doubtful(self, group, {q: offsets[q] for q in new if q in offsets}, times_ms, deadline):
-                look = functools.partial(self.store_time_ms, group, queue, deadline=deadline)
-                offsets[queue] = first_not_older(look, offsets[queue], times_ms[queue])
+            offsets.update(_corrected(self, group, offsets, nearest, times_ms, deadline))
         return offsets
 
     def committed(
@@ -233,8 +245,8 @@ class Brokers:
         read_from: str = "master",
         on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
     ) -> dict[MessageQueue, int]:
-        pulls = [self._pull(group, queue, offset, 1) for queue, offset in offsets.items()]
-        answers = self.questions.ask_each(pulls, deadline, _PULLED, read_from)
+        pulls = [self.questions.pull(group, queue, offset, 1) for queue, offset in offsets.items()]
+        answers = self.questions.ask_pulls(pulls, deadline, read_from)
         outcome: dict[MessageQueue, int] = {}
         for (queue, offset), answer in zip(offsets.items(), answers, strict=True):
             if isinstance(answer, RocketMQError):
@@ -259,20 +271,10 @@ class Brokers:
 
     def _pulled(self, group: str, queue: MessageQueue, offset: int, count: int, deadline: Deadline) -> Command | None:
         """The answer to one pull, None when the broker has nothing there."""
-        (answer,) = self.questions.ask_all([self._pull(group, queue, offset, count)], deadline, _PULLED)
+        (answer,) = self.questions.ask_pulls([self.questions.pull(group, queue, offset, count)], deadline)
+        if isinstance(answer, RocketMQError):
+            raise answer
         return answer if answer.code == Response.SUCCESS else None
-
-    def _pull(self, group: str, queue: MessageQueue, offset: int, count: int) -> Question:
-        return self.questions.about(
-            rpc.PULL_MESSAGE,
-            queue,
-            consumerGroup=self.calls.on_wire(group),
-            queueOffset=offset,
-            maxMsgNums=count,
-            subscription=NO_FILTER.expression,
-            expressionType=NO_FILTER.kind,
-            **rpc.FLEETING,
-        )
 
     def log_states(self, brokers: Sequence[str], deadline: Deadline) -> dict[str, LogState | RocketMQError]:
         commands = [Question(name, rpc.GET_BROKER_RUNTIME_INFO.request(bname=name), "") for name in brokers]
@@ -319,41 +321,50 @@ def _log_state(answer: Command) -> LogState | NotSupported:
     return LogState(end, behind, head_wait_ms, answer.received_s, lock_ms)
 
 
+def _corrected(
+    brokers: Brokers,
+    group: str,
+    offsets: Mapping[MessageQueue, int],
+    nearest: set[MessageQueue],
+    times_ms: Mapping[MessageQueue, int],
+    deadline: Deadline,
+) -> Iterator[tuple[MessageQueue, int]]:
+    """Other offsets than were found for the times, ``nearest`` ones by brokers that do not look for the first one."""
+    kinds = brokers.questions.attributes(first_of_each(offsets), deadline)
+    compacted = {q for q in offsets if has_attribute(kinds, q, codes.CLEANUP_POLICY, codes.COMPACTION)}
+    for queue in compacted:
+        yield queue, brokers.questions.first_kept(group, queue, times_ms[queue], deadline)
+    told = {q: at for q, at in offsets.items() if q not in nearest | compacted}
+    for queue in [*_doubtful(brokers, group, told, times_ms, kinds, deadline), *(nearest - compacted)]:
+        look = functools.partial(brokers.store_time_ms, group, queue, deadline=deadline)
+        yield queue, first_not_older(look, offsets[queue], times_ms[queue])
+
+
 def _doubtful(
     brokers: Brokers,
     group: str,
     offsets: Mapping[MessageQueue, int],
     times_ms: Mapping[MessageQueue, int],
+    kinds: TopicKinds,
     deadline: Deadline,
 ) -> list[MessageQueue]:
     """Queues of batch topics with an older message at the offset that was found for a time, or a younger one before it.
 
     Where a broker does not say what kind a topic is, messages that are not told are no reason to doubt.
     """
-    keys = sorted(first_of_each(offsets))
-    asked = [
-        Question(broker, rpc.GET_TOPIC_CONFIG.request(topic=brokers.calls.on_wire(topic), bname=broker), topic)
-        for broker, topic in keys
-    ]
-    kinds = dict(zip(keys, map(_batched, brokers.questions.ask_each(asked, deadline)), strict=True))
 
     def failed(error: RocketMQError, queue: MessageQueue) -> None:
-        if kinds[queue.broker_name, queue.topic]:
+        if has_attribute(kinds, queue, codes.QUEUE_TYPE, codes.BATCH_QUEUE) or error.retriable:
             raise error
 
-    maybe = {q: at for q, at in offsets.items() if kinds[q.broker_name, q.topic] is not False}
+    maybe = {
+        q: at for q, at in offsets.items() if has_attribute(kinds, q, codes.QUEUE_TYPE, codes.BATCH_QUEUE) is not False
+    }
     there = brokers.store_times_ms(group, maybe, deadline, on_error=failed)
     before = {q: at - 1 for q, at in maybe.items() if at > 0}
     older = brokers.store_times_ms(group, before, deadline, on_error=failed)
     doubtful = {q for q, ms in there.items() if ms < times_ms[q]} | {q for q, ms in older.items() if ms >= times_ms[q]}
     return sorted(doubtful)
-
-
-def _batched(config: Command | RocketMQError) -> bool | None:
-    """Whether a topic is a batch topic, by the answer to a question about its configuration; None where that does not say it."""
-    if isinstance(config, RocketMQError):
-        return None
-    return bodies.topic_config(config.body).attributes.get(codes.QUEUE_TYPE) == codes.BATCH_QUEUE
 
 
 def from_0(bounds: QueueBounds) -> QueueBounds:

@@ -172,6 +172,7 @@ class _Answers:
         self.asked = asked
         self.outcomes: list[Command | RocketMQError | None] = [None] * len(asked)
         self._left = len(asked)
+        self._begun_s = time.monotonic()
         self._counting = threading.Lock()
         self._all_answered = Latch()
         self.skip(0)
@@ -189,13 +190,17 @@ class _Answers:
             if not self._left:
                 self._all_answered.set()
 
+    def _grown(self, grace_s: float | None) -> float | None:
+        return None if grace_s is None else max(grace_s, (time.monotonic() - self._begun_s) / 4)
+
     def wait(self, grace_s: float | None = None, max_left: int = 0) -> None:
         """For all; with ``grace_s`` no longer than that for the last ones, once fewer than ``max_left`` are left.
 
-        Addresses that refuse at once say nothing of how soon the others can answer.
+        Addresses that refuse at once say nothing of how soon the others can answer. Where tens of thousands of answers take
+        seconds, so much of these that a machine that is busy for a moment is not taken for brokers that hang.
         """
         left = self._left
-        while not self._all_answered.wait(grace_s):
+        while not self._all_answered.wait(self._grown(grace_s)):
             if self._left == left < max_left and any(isinstance(one, Command) for one in self.outcomes):
                 return
             left = self._left

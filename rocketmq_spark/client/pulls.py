@@ -73,8 +73,8 @@ class RemotingPulls:
         return (found or {}).get(codes.CLEANUP_POLICY) == codes.COMPACTION
 
     def batched(self, queue: MessageQueue) -> bool:
-        why = "Brokers do not filter the messages of a batch topic one by one"
-        return self._known(lambda soon: self._kinds.batched(queue, soon, YOUNG_S), why)
+        why = "Brokers do not filter the messages of a batch topic, or of a compaction topic, one by one"
+        return self._known(lambda soon: self._kinds.batched(queue, soon, YOUNG_S), why) or self.compacted(queue)
 
     def _known(self, ask: Callable[[Deadline], T], why: str) -> T:
         """``why`` becomes the remedy of ``AccessDenied``."""
@@ -148,14 +148,15 @@ class LongPolls:
         """What the broker is asked: of a batch topic it would drop whole batches, so tags are compared here alone."""
         queue, wanted = request.queue, request.filter
         try:
-            batched = is_batched(self._kinds.attributes(queue.topic, queue.broker_name, deadline))
+            kind = self._kinds.attributes(queue.topic, queue.broker_name, deadline)
         except AccessDenied:  # who may read may yet not be allowed to know
-            batched = None
+            kind = None
+        batched = is_batched(kind)
         if wanted.kind == "TAG":
             return request if batched is False else replace(request, filter=NO_FILTER, post_filter=True)
-        if batched:
+        if batched or (kind or {}).get(codes.CLEANUP_POLICY) == codes.COMPACTION:
             raise OptionError(
-                f"sql is {wanted.expression!r}, but {queue.topic} is a batch topic, of whose messages brokers know no properties",
+                f"sql is {wanted.expression!r}, but {queue.topic} is a batch topic, or a compaction topic: brokers filter none",
                 topic=queue.topic,
                 remedy="Subscribe with tags, or filter in the listener",
             )

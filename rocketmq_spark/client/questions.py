@@ -9,6 +9,7 @@ while: ``queue.type`` cannot change, but a topic can be deleted and created agai
 
 from __future__ import annotations
 
+import bisect
 import copy
 import logging
 import time
@@ -22,11 +23,16 @@ from rocketmq_spark.base.codes import FIRST_WITH_TIMERS, TIMER_MAX_DELAY_S, Resp
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.errors import AccessDenied, BrokerNotFound, NotSupported, RocketMQError
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model import NO_FILTER, MessageQueue
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.messages import stamp
 
 logger = logging.getLogger(__name__)
+
+# What a broker says to a pull, be it that it has nothing there.
+_PULLED = (Response.SUCCESS, Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY, Response.PULL_OFFSET_MOVED)
+_RESET = Response.PULL_OFFSET_MOVED, codes.OFFSET_RESET
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,10 @@ class Question:
     command: Command
     topic: str
     queue: MessageQueue | None = None
+
+
+Attributes = Mapping[str, str]
+TopicKinds = Mapping[tuple[str, str], Attributes | RocketMQError]
 
 
 class BrokerQuestions:
@@ -52,6 +62,57 @@ class BrokerQuestions:
             topic=self.calls.on_wire(queue.topic), queueId=queue.queue_id, bname=queue.broker_name, **fields
         )
         return Question(queue.broker_name, command, queue.topic, queue)
+
+    def pull(self, group: str, queue: MessageQueue, offset: int, count: int = 1) -> Question:
+        return self.about(
+            rpc.PULL_MESSAGE,
+            queue,
+            consumerGroup=self.calls.on_wire(group),
+            queueOffset=offset,
+            maxMsgNums=count,
+            subscription=NO_FILTER.expression,
+            expressionType=NO_FILTER.kind,
+            **rpc.FLEETING,
+        )
+
+    def ask_pulls(
+        self, pulls: Sequence[Question], deadline: Deadline, read_from: str = "master"
+    ) -> list[Command | RocketMQError]:
+        """As ``ask_each``. What tells of an operator's reset, as a broker does once, tells nothing else: it is asked again."""
+        answers = self.ask_each(pulls, deadline, _PULLED, read_from)
+        while told := [i for i, a in enumerate(answers) if isinstance(a, Command) and (a.code, a.remark) == _RESET]:
+            again = self.ask_each([pulls[i] for i in told], deadline, _PULLED, read_from)
+            for i, answer in zip(told, again, strict=True):
+                answers[i] = answer
+        return answers
+
+    def attributes(self, keys: Iterable[tuple[str, str]], deadline: Deadline) -> TopicKinds:
+        """Of topics, as brokers have them by now, or the error. ``keys`` name broker and topic."""
+        asked = [
+            Question(broker, rpc.GET_TOPIC_CONFIG.request(topic=self.calls.on_wire(topic), bname=broker), topic)
+            for broker, topic in sorted(keys)
+        ]
+        return {
+            (question.broker_name, question.topic): answer
+            if isinstance(answer, RocketMQError)
+            else bodies.topic_config(answer.body).attributes
+            for question, answer in zip(asked, self.ask_each(asked, deadline), strict=True)
+        }
+
+    def first_kept(self, group: str, queue: MessageQueue, time_ms: int, deadline: Deadline) -> int:
+        """The first offset that was stored at or after a time in what a broker keeps of a compaction topic, also where messages
+        are missing, and below the minimum of its index.
+        """
+
+        def next_ms(offset: int) -> int:
+            (answer,) = self.ask_pulls([self.pull(group, queue, offset)], deadline)
+            if isinstance(answer, RocketMQError):
+                raise answer
+            first = stamp(answer.body) if answer.code == Response.SUCCESS else None
+            return time_ms if first is None else first.stored_ms
+
+        (answer,) = self.ask_all([self.about(rpc.GET_MAX_OFFSET, queue)], deadline)
+        return bisect.bisect_left(range(rpc.GET_MAX_OFFSET.answer(answer)["offset"]), time_ms, key=next_ms)
 
     def owing(self) -> frozenset[str]:
         """Brokers that were not waited for any longer, and have not answered yet."""
@@ -124,6 +185,12 @@ class BrokerQuestions:
         ]
 
 
+def has_attribute(kinds: TopicKinds, queue: MessageQueue, name: str, value: str) -> bool | None:
+    """Whether the topic of a queue has an attribute; None where its broker does not say which it has."""
+    kind = kinds[queue.broker_name, queue.topic]
+    return None if isinstance(kind, RocketMQError) else kind.get(name) == value
+
+
 def first_of_each(queues: Iterable[MessageQueue]) -> dict[tuple[str, str], MessageQueue]:
     """The lowest queue of every broker and topic."""
     return {(queue.broker_name, queue.topic): queue for queue in sorted(queues, reverse=True)}
@@ -140,7 +207,6 @@ def _accepted(
 
 AGE_S = 30.0
 
-Attributes = Mapping[str, str]
 _Attributes = Attributes | AccessDenied | None
 
 

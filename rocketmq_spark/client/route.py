@@ -171,17 +171,18 @@ class Routes:
             self._brokers = None
         return route
 
-    def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> None:
-        """Ask for all routes that are older, at once. What cannot be had so is left to ``get``."""
+    def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> frozenset[str]:
+        """Ask for all routes that are older, at once; the topics whose routes came. What cannot be had so is left to ``get``."""
         oldest = time.monotonic() - max_age_s
         with self._lock:
             due = [topic for topic in topics if topic not in self._routes or self._routes[topic][0] < oldest]
         if len(due) < 2:
-            return
+            return frozenset()
         answers = self._name_servers.ask_many([self._question(topic) for topic in due], deadline)
-        for topic, answer in zip(due, answers, strict=True):
-            if answer is not None:
-                self._keep(topic, self._settled(bodies.route(topic, answer.body), deadline))
+        came = [(topic, answer) for topic, answer in zip(due, answers, strict=True) if answer is not None]
+        for topic, answer in came:
+            self._keep(topic, self._settled(bodies.route(topic, answer.body), deadline))
+        return frozenset(topic for topic, _ in came)
 
     def fetch(self, topic: str, deadline: Deadline | None = None) -> TopicRoute:
         """Ask the name server now."""

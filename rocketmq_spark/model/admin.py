@@ -283,16 +283,23 @@ class QueueLag(NamedTuple):
         return None if self.position is None or self.min_offset is None else max(self.position, self.min_offset)
 
     @property
+    def went_back(self) -> bool:
+        """Whether the queue ends before the position: its topic was made again, or its broker lost messages."""
+        return self.position is not None and self.max_offset is not None and self.position > self.max_offset
+
+    @property
     def lag(self) -> int | None:
-        """Messages that can be read and are not; with gaps, offsets."""
-        if self.next_offset is None or self.max_offset is None:
+        """Messages that can be read and are not; with gaps, offsets. None for a queue that went back."""
+        if self.next_offset is None or self.max_offset is None or self.went_back:
             return None
         return max(0, self.max_offset - self.next_offset)
 
     @property
     def lost(self) -> int | None:
-        """Messages that were removed before they were read."""
-        return None if self.position is None or self.min_offset is None else max(0, self.min_offset - self.position)
+        """Messages that were removed before they were read. None for a queue that went back."""
+        if self.position is None or self.min_offset is None or self.went_back:
+            return None
+        return max(0, self.min_offset - self.position)
 
     def behind_ms(self, now_ms: int) -> int | None:
         """The age of the next message; 0 where there is none, None where it is not known."""

@@ -149,9 +149,8 @@ def _ordered(topic: str, conf: str) -> list[MessageQueue]:
     return [MessageQueue(topic, name, i) for name, count in counts for i in range(count)]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class OffsetRange:
-    """Offsets ``[start, end)`` of one queue."""
+class OffsetRange(NamedTuple):
+    """Offsets ``[start, end)`` of one queue. A tuple, as ``MessageQueue``: a batch may have one for each of 100,000 queues."""
 
     queue: MessageQueue
     start: int
@@ -169,8 +168,7 @@ class QueueEnd(NamedTuple):
     master: str
 
 
-@dataclass(frozen=True, slots=True)
-class QueueBounds:
+class QueueBounds(NamedTuple):
     """A queue at its broker: first offset kept, next offset to be written, newest store time in ms (0 if none)."""
 
     min_offset: int

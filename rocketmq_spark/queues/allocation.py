@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.base.java import string_order
+from rocketmq_spark.base.java import sorted_texts
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options.names import nearest, resolve
-from rocketmq_spark.queues.environment import Environment, queue_order
+from rocketmq_spark.queues.environment import Environment, sorted_queues
 from rocketmq_spark.queues.selection import ROOM_SEPARATOR, room_of
 
 
@@ -135,7 +135,7 @@ def allocate_all(
     **config: Any,
 ) -> dict[str, Queues]:
     """Return the share of every consumer, sorted by consumer. A strategy may assign a queue twice, or to no consumer."""
-    return _planned(strategy, sorted(set(consumers), key=string_order), queues, consumers, config)
+    return _planned(strategy, sorted_texts(set(consumers)), queues, consumers, config)
 
 
 def _planned(
@@ -160,8 +160,7 @@ def _share(
 ) -> Share:
     """``strategy`` with its lists sorted, and with the checks that all but ``config`` make (Java's, in its order)."""
     by_name = {name.lower(): f for name, f in STRATEGIES.items()}
-    ordered = sorted(queues or (), key=queue_order)
-    ids = sorted(consumers or (), key=string_order)
+    ordered, ids = sorted_queues(queues or ()), sorted_texts(consumers or ())
     if isinstance(strategy, str) and strategy.lower() == "config":
         return _configured(ordered, ids, config)
     if isinstance(strategy, str) and strategy.lower() in by_name:
@@ -273,7 +272,7 @@ def _machine_room(queues: Queues, consumers: list[str], config: Config) -> Share
     if not rooms:
         raise OptionError("option 'machineRooms' is missing; expected the rooms whose queues are shared")
     inside = [q for q in queues if _java_parts(q.broker_name) == 2 and room_of(q.broker_name) in rooms]
-    retries = sorted({q for q in queues if q.topic.startswith(codes.RETRY_PREFIX)} - set(inside), key=queue_order)
+    retries = sorted_queues({q for q in queues if q.topic.startswith(codes.RETRY_PREFIX)} - set(inside))
     outside = _averagely(retries, consumers, config)
     size, rest = divmod(len(inside), len(consumers))
     position = _positions(consumers)
@@ -307,7 +306,7 @@ def _machine_room_nearby(queues: Queues, consumers: list[str], config: Config) -
     rest = {name: value for name, value in config.items() if name != "inner"}
     shares = {
         name: _share(inner, queues_in[name], consumers_in.get(name, consumers), rest)
-        for name in sorted(queues_in, key=string_order)
+        for name in sorted_texts(queues_in)
     }
 
     def share(consumer: str) -> Queues:

@@ -42,6 +42,13 @@ def queue_order(queue: MessageQueue) -> tuple[bytes, bytes, int]:
     return string_order(queue.topic), string_order(queue.broker_name), queue.queue_id
 
 
+def sorted_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+    """In the order of ``MessageQueue.compareTo``, which is plain for names in ASCII."""
+    queues = list(queues)
+    plain = all(queue.topic.isascii() and queue.broker_name.isascii() for queue in queues)
+    return sorted(queues, key=None if plain else queue_order)
+
+
 @dataclass(frozen=True, slots=True)
 class Environment:
     """One environment of a layout; made by ``of``, which checks both options."""

@@ -262,6 +262,9 @@ class AccessAdmin(AdminBase):
 
         Returns:
             All policies of the user.
+
+        Raises:
+            OptionError: An action is unknown, or a broker does not have the user. Nothing was changed.
         """
         return brokers.set_policy(self._tools, user, resource, actions, allowed, sources)
 

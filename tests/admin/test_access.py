@@ -10,7 +10,7 @@ import pytest
 
 from rocketmq_spark.admin import brokers
 from rocketmq_spark.base.codes import FIRST_TO_UPDATE_USERS, Request, Response
-from rocketmq_spark.errors import BrokerNotFound, NotSupported, OptionError, RemoteProtocolError
+from rocketmq_spark.errors import BrokerNotFound, NotSupported, OptionError, RemoteProtocolError, RocketMQError
 from rocketmq_spark.model.admin import AccessPolicy, UserAccount
 from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
@@ -92,6 +92,8 @@ def test_a_broker_that_changes_no_user_though_it_says_so_is_not_asked_to(
 def test_policies(broker: MockBroker, second: MockBroker, tools: Parts) -> None:
     entry = {"resource": "Topic:t", "actions": ["Sub", "Get"], "sourceIps": None, "decision": "Allow"}
     there = {"subject": "User:ann", "policies": [{"policyType": "Custom", "entries": [entry]}]}
+    for server in (broker, second):
+        server.on(USERS, listed(ANN))
     broker.on(POLICIES, listed(there))
     second.on(POLICIES, listed(there))
     both = ("broker-a", "broker-b")
@@ -121,6 +123,57 @@ def test_a_policy_is_deleted_of_its_kind_and_where_it_is(broker: MockBroker, sec
     second.on(POLICIES, ok())
     brokers.delete_policy(tools, "ann", "Topic:*")
     assert len(second.seen(Request.AUTH_DELETE_ACL)) == 1
+
+
+@pytest.mark.parametrize("actions", [["Sub", "Publish"], [], "Pub", ["Pub,Sub"], ["Any"]])
+def test_an_action_that_no_broker_knows_is_refused(
+    actions: list[str], broker: MockBroker, second: MockBroker, tools: Parts
+) -> None:
+    """They leave it out: what is to be denied would stay allowed."""
+    with pytest.raises(OptionError, match=r"actions: '.*'; expected some of All, Pub, Sub, Create"):
+        brokers.set_policy(tools, "ann", "Topic:t", actions, allowed=False)
+    assert broker.seen(Request.AUTH_UPDATE_ACL) == []
+    for server in (broker, second):
+        server.on(POLICIES, ok())
+        server.on(USERS, listed(ANN))
+    brokers.set_policy(tools, "ann", "Topic:t", ["pub", "LIST"])
+
+
+def test_a_policy_of_a_user_that_one_broker_lacks_is_set_nowhere(
+    broker: MockBroker, second: MockBroker, tools: Parts
+) -> None:
+    """That broker refuses it as a matter of rights, and the other one would have it."""
+    for server in (broker, second):
+        server.on(POLICIES, ok())
+    broker.on(USERS, listed(ANN))
+    second.on(USERS, listed({**ANN, "username": "anne"}))
+    with pytest.raises(OptionError, match="user ann is not on broker-b; nothing was changed"):
+        brokers.set_policy(tools, "ann", "Topic:t", ["Pub"])
+    assert broker.seen(Request.AUTH_UPDATE_ACL) == second.seen(Request.AUTH_UPDATE_ACL) == []
+
+
+def test_where_one_broker_refuses_the_error_names_those_that_have_the_change(
+    broker: MockBroker, second: MockBroker, tools: Parts
+) -> None:
+    entry = {"resource": "Topic:t", "actions": ["Pub"], "sourceIps": None, "decision": "Deny"}
+    there = {"subject": "User:ann", "policies": [{"policyType": "Custom", "entries": [entry]}]}
+    for server in (broker, second):
+        server.on(USERS, listed(ANN))
+        server.on(POLICIES, listed(there))
+    for code in (UPDATE, Request.AUTH_UPDATE_ACL, Request.AUTH_DELETE_ACL, Request.AUTH_DELETE_USER):
+        broker.on(code, refuse(Response.SYSTEM_BUSY, "busy"))
+    for verb in (
+        lambda: brokers.set_user(tools, "ann", "new"),
+        lambda: brokers.set_policy(tools, "ann", "Topic:t", ["Pub"], allowed=False),
+        lambda: brokers.delete_policy(tools, "ann", "Topic:t"),
+        lambda: brokers.delete_user(tools, "ann"),
+    ):
+        with pytest.raises(RocketMQError, match=r"busy.*It is done on broker-b, and not on broker-a"):
+            verb()
+    broker.on(USERS, refuse(Response.SYSTEM_BUSY, "busy"))
+    with pytest.raises(RocketMQError) as asked:  # a question changes nothing
+        brokers.users(tools)
+    assert "done" not in str(asked.value)
 
 
 def test_nothing_is_said_to_be_done_where_only_a_slave_is_registered(

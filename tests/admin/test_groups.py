@@ -9,8 +9,8 @@ import pytest
 
 from rocketmq_spark.admin import groups, topics
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.errors import BrokerNotFound, GroupNotFound, OffsetError, RocketMQError
-from rocketmq_spark.model import Filter
+from rocketmq_spark.errors import BrokerNotFound, CallTimeout, GroupNotFound, OffsetError, RocketMQError
+from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.admin import GroupConnection
 from tests.client.conftest import Parts
 from tests.mockbroker import NO_ROUTE, MockBroker, ok, refuse, route
@@ -48,6 +48,27 @@ def group(broker: MockBroker, tools: Parts) -> Parts:
     broker.on(Request.PULL_MESSAGE, refuse(Response.PULL_NOT_FOUND))
     broker.on(DELETE, ok())
     return tools
+
+
+def test_brokers_that_answer_tell_ages_although_another_is_away(broker: MockBroker, group: Parts) -> None:
+    here, away = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
+    broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address, "broker-b": "127.0.0.1:1"}))
+    asked: list[MessageQueue] = []
+
+    def stored(group: str, queue: MessageQueue, offset: int, within: object) -> int:
+        asked.append(queue)
+        if len(asked) == 2:
+            raise CallTimeout("no answer in time")
+        return 1_000 * offset
+
+    group.brokers.store_time_ms = stored  # type: ignore[method-assign]
+    look = groups.look_at(group, {here: 5, away: 3})
+    assert [(row.lag, row.next_stored_ms) for row in look.rows] == [(4, 5_000), (None, None)]
+    assert len(look.errors) == 1
+    more = [here._replace(queue_id=number) for number in (1, 0)]
+    look = groups.look_at(group, dict.fromkeys(more, 5))
+    assert [row.next_stored_ms for row in look.rows] == [None, None]
+    assert asked == [here, here], "a broker that did not answer is not asked about its other queues"
 
 
 def test_offsets_are_told_and_set_although_nobody_may_read_the_topic(broker: MockBroker, group: Parts) -> None:
@@ -126,7 +147,7 @@ def test_a_broker_that_refuses_is_no_group_without_members(broker: MockBroker, g
 
 def test_a_group_with_members_is_deleted_by_force_only(broker: MockBroker, group: Parts) -> None:
     broker.on(ONLINE, body(connectionSet=[member("c1")]))
-    with pytest.raises(OffsetError, match=r"group g has 1 members.*: c1"):
+    with pytest.raises(OffsetError, match=r"group g has 1 members, which would make it again: c1"):
         groups.delete(group, "g")
     assert broker.seen(DELETE) == []
     groups.delete(group, "g", force=True)
@@ -146,6 +167,10 @@ def test_topics_are_deleted_on_request(broker: MockBroker, group: Parts) -> None
     )
     groups.delete(group, "g", topics=True)
     assert [command.ext["topic"] for command in broker.seen(Request.DELETE_TOPIC_IN_BROKER)] == ["%DLQ%g"]
+    broker.on(Request.DELETE_TOPIC_IN_BROKER, refuse(Response.SYSTEM_BUSY, "busy"))
+    with pytest.raises(RocketMQError, match="busy"):
+        groups.delete(group, "g", topics=True)
+    assert len(broker.seen(DELETE)) == 2, "the group is there to say it again"
 
 
 def test_a_group_is_not_deleted_while_a_master_is_away_that_keeps_it(broker: MockBroker, group: Parts) -> None:

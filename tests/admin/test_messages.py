@@ -9,11 +9,12 @@ import pytest
 from rocketmq_spark.admin import messages
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import AccessDenied, NotFound, OptionError
+from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.identifiers import OffsetMessageId
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
 from tests.decode.fetching import stored, text
-from tests.mockbroker import MockBroker, ok, refuse, route
+from tests.mockbroker import Call, MockBroker, ok, refuse, route
 
 VIEW, QUERY = Request.VIEW_MESSAGE_BY_ID, Request.QUERY_MESSAGE
 # The place that ``stored`` gives its messages.
@@ -92,19 +93,46 @@ def test_an_offset_message_id_of_another_topic(broker: MockBroker, tools: Parts)
 def test_keys_are_compared_and_messages_are_in_order(broker: MockBroker, tools: Parts) -> None:
     with MockBroker() as second:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address, "broker-b": second.address}))
-        broker.on(QUERY, ok(message(store_ms=7) + stored(properties=text(KEYS="kk"), topic="t")))
-        second.on(QUERY, ok(message(store_ms=3)))
-        found = messages.messages_by_key(tools, "t", "k", 5, 9, 4)
-        assert [(m.store_timestamp, m.broker_name) for m in found] == [(3, "broker-b"), (7, "broker-a")]
+        broker.on(QUERY, ok(message(store_ms=3007) + stored(properties=text(KEYS="kk"), topic="t", store_ms=3006)))
+        second.on(QUERY, ok(message(store_ms=3006)))
+        found = messages.messages_by_key(tools, "t", "k", 3005, 3009, 4)
+        assert [(m.store_timestamp, m.broker_name) for m in found] == [(3006, "broker-b"), (3007, "broker-a")]
         for server in (broker, second):
             ext = server.seen(QUERY)[0].ext
-            assert (ext["beginTimestamp"], ext["endTimestamp"], ext["maxNum"]) == ("5", "9", "4")
+            assert (ext["beginTimestamp"], ext["endTimestamp"], ext["maxNum"]) == ("2005", "3009", "64")
             assert "_UNIQUE_KEY_QUERY" not in ext
         assert len(messages.messages_by_key(tools, "t", "U1")) == 2
         second.on(QUERY, refuse(Response.QUERY_NOT_FOUND))
         assert len(messages.messages_by_key(tools, "t", "other")) == 1
     with pytest.raises(OptionError, match="limit is 65; expected 1 to 64"):
         messages.messages_by_key(tools, "t", "k", limit=65)
+
+
+def test_an_index_knows_whole_seconds_only(broker: MockBroker, tools: Parts) -> None:
+    """By its own times the one at 2500 was stored at 1900: it is asked for, and what is not of the time is left out."""
+
+    def search(call: Call) -> Command:
+        begin, end, most = (int(call.ext(name)) for name in ("beginTimestamp", "endTimestamp", "maxNum"))
+        kept = [ms for ms in (1100, 2500, 2600, 2700, 2800) if begin <= (ms - 900) // 1000 * 1000 + 900 <= end]
+        return ok(b"".join(message(store_ms=ms) for ms in kept[-most:]))
+
+    broker.on(QUERY, search)
+
+    def found(*wanted: int | None) -> list[int]:
+        return [one.store_timestamp for one in messages.messages_by_key(tools, "t", "k", *wanted)]
+
+    assert found(2500) == [2500, 2600, 2700, 2800]
+    assert (found(2500, 2500), found(2501, 2599), found(None, 2499)) == ([2500], [], [1100])
+    assert (found(None, 2600, 1), found(None, 2600, 2), found(2500, None, 1)) == ([2600], [2500, 2600], [2800])
+    with pytest.raises(OptionError, match="ends at 4, before it begins at 5"):
+        found(5, 4)
+
+
+def test_of_topics_whose_names_have_one_hash_only_the_one_that_is_meant(broker: MockBroker, tools: Parts) -> None:
+    """``Aa`` and ``BB`` have one in Java, and with them all that begins with them."""
+    broker.on(QUERY, ok(message() + stored(b"other", text(UNIQ_KEY="U1", KEYS="k"), store_ms=0, topic="another")))
+    assert [one.body for one in messages.messages_by_key(tools, "t", "k")] == [b"found"]
+    assert messages.message_by_id(tools, "U1", "t").body == b"found"
 
 
 def test_what_is_stored_in_one_millisecond_is_in_the_order_of_the_log(broker: MockBroker, tools: Parts) -> None:

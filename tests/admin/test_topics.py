@@ -178,6 +178,13 @@ def test_who_has_it_already_is_said_where_one_refuses(kept: Kept, tools: Parts) 
         with pytest.raises(RocketMQError, match="no such type") as caught:
             topics.update(tools, "t", change)
         assert caught.value.remedy == "It is done on broker-a, and not on broker-b"
+    for code in (Request.DELETE_TOPIC_IN_BROKER, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP):
+        kept.servers["broker-a"].on(code, ok())
+        kept.servers["broker-b"].on(code, refuse(Response.SYSTEM_ERROR, "no"))
+    for verb in (lambda: topics.delete(tools, "t"), lambda: tools.admin.create_group("g")):
+        with pytest.raises(ServerFault) as half:
+            verb()
+        assert half.value.remedy == "It is done on broker-a, and not on broker-b"
     kept.servers["broker-a"].on(PUT, refuse(Response.SYSTEM_ERROR, "no such type"))
     with pytest.raises(ServerFault) as fault:
         topics.update(tools, "t", TopicChange(9))

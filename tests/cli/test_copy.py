@@ -369,7 +369,10 @@ def test_another_cluster_ctrl_c_and_follow(rocketmq, lone, start, topics, group)
 
 def test_wrong_usage(run, topics, group, rocketmq):
     source, destination = topics
-    for to in ((), ("--to-option", "sendTimeout=9s"), ("--to-name-server", rocketmq.name_server)):
+    there = ("--to-name-server", rocketmq.name_server)
+    part = ("--to-option", "environment=1", "--to-option", "environments=2")  # of what is read
+    all_of_it = ("--environment", "1", "-o", "environments=2", *there)
+    for to in ((), ("--to-option", "sendTimeout=9s"), there, part, (*there, *part), all_of_it):
         done = run("copy", source, source, "--group", group, *to)
         assert (done.exit_code, "would be copied to itself" in done.stderr) == (1, True)
     assert run("copy", source, destination).exit_code == 2

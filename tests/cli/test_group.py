@@ -5,8 +5,13 @@ from __future__ import annotations
 import uuid
 
 import pytest
+from click.testing import CliRunner
 
 from rocketmq_spark import Message, Producer, PullConsumer
+from rocketmq_spark.admin import groups
+from rocketmq_spark.cli.command import app
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model.admin import GroupDescription, QueueLag
 from tests.cli.conftest import documents
 from tests.helpers import awaited, total
 
@@ -39,6 +44,13 @@ def test_a_group_is_listed_described_and_deleted(run, rocketmq, consumed):
     assert run("group", "delete", name).exit_code == 2
     assert run("group", "delete", name, "--yes").stdout == f"Group {name} is deleted\n"
     assert name not in run("group", "list").stdout.splitlines()
+
+
+def test_queues_without_a_lag_are_not_counted(monkeypatch):
+    rows = [QueueLag(MessageQueue("t", "a", number), 0, at, 75) for number, at in enumerate((70, None, 1205))]
+    monkeypatch.setattr(groups, "describe", lambda *_: GroupDescription("g", {}, [], None, None, {}, rows))
+    shown = CliRunner().invoke(app, ["group", "describe", "g", "--name-server", "127.0.0.1:1"])
+    assert (shown.exit_code, shown.stderr) == (0, "lag: 5 in 1 of 3 queues\n")
 
 
 def test_a_group_with_members(run, rocketmq, topic):

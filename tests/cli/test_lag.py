@@ -13,12 +13,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rocketmq_spark import Producer, PullConsumer, session
+from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.cli.conftest import Process, documents
 from tests.helpers import awaited, killed, total
+from tests.mockbroker import MockBroker, ok, refuse, route
 from tests.source.test_checkpoint import entry
 from tests.test_exposition import get
 
@@ -74,7 +76,7 @@ def test_of_ten_messages_four_are_committed(rocketmq: LocalBroker, half: tuple[s
     assert (read["minOffset"], read["position"], read["maxOffset"], read["lag"]) == (0, 4, 10, 6)
     text = run("lag", "--group", group, "--topic", topic)
     assert text.exit_code == 0
-    assert f"group {group}, 6 messages behind in 2 queues, the oldest for " in text.stderr
+    assert f"group {group}, 6 messages behind in 1 of 2 queues, the oldest for " in text.stderr
     assert "queues whose lag is not known, for want of an offset or of their broker: 1" in text.stderr
     line = next(line for line in text.stdout.splitlines() if " 10 " in line)
     assert line.split()[:7] == [topic, "broker-a", "1", "0", "4", "10", "6"]
@@ -161,7 +163,7 @@ def test_a_batch_that_waits_for_a_dead_broker(pair: LocalBroker, run: Run, tmp_p
     done = run(*look, "--json")
     (found,) = documents(done.stdout)
     assert (found["underWay"]["waitsFor"], found["unknownQueues"], done.exit_code) == (["broker-b"], 1, 1)
-    assert "batch 1 under way, waiting for broker-b" in run(*look).stderr
+    assert "batch 1 is begun and not done: broker-b does not answer" in run(*look).stderr
     told = run("doctor", "--checkpoint", str(tmp_path), "--name-server", pair.name_server, "--json")
     assert [one["remedy"].partition(":")[0] for one in documents(told.stdout) if "batch 1" in one["found"]] == [
         "Start broker-b"
@@ -231,7 +233,7 @@ def test_one_of_both_must_be_named(given: list[str]) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--group", "nobody"], "[ROCKETMQ_OFFSET] group nobody has no offsets. Was something consumed and committed?"),
+        (["--group", "nobody"], "[ROCKETMQ_OFFSET] group nobody has no offsets. A new group starts where option"),
         (["--group", "g", "--topic", "no-such"], "[ROCKETMQ_ROUTE_NOT_FOUND]"),
         (["--checkpoint", "."], f"[ROCKETMQ_OFFSET] {Path.cwd()} is no checkpoint: it has no folder 'offsets'"),
         (["--checkpoint", "odd://x"], "[ROCKETMQ_OFFSET] odd://x cannot be reached"),
@@ -241,3 +243,27 @@ def test_what_cannot_be_said(rocketmq: LocalBroker, run: Run, given: list[str], 
     done = run("lag", *given)
     assert (done.exit_code, done.stdout) == (1, "")
     assert said in done.stderr
+
+
+def test_a_topic_that_was_made_again(tmp_path: Path, no_broker: Path) -> None:
+    """It is not 0 behind: its new messages are not read."""
+    bounds = json.dumps({"minOffset": 0, "maxOffset": 75, "lastUpdateTimestamp": 0})
+    stats = ",".join(f'{{"brokerName":"broker-a","queueId":{n},"topic":"t"}}:{bounds}' for n in range(2))
+    entry(tmp_path, 0, json.dumps(Offsets({MessageQueue("t", "broker-a", n): 1205 for n in range(2)}).to_json()))
+    with MockBroker({Request.GET_TOPIC_STATS_INFO: ok(f'{{"offsetTable":{{{stats}}}}}'.encode())}) as broker:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address}))
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, refuse(Response.NO_PERMISSION))
+        look = ("lag", "--checkpoint", str(tmp_path), "--name-server", broker.address)
+        done = CliRunner().invoke(app, [*look, "--json"])
+        (found,) = documents(done.stdout)
+        assert (found["lag"], found["lost"], found["unknownQueues"], found["wentBackQueues"]) == (None, None, 2, 2)
+        text = CliRunner().invoke(app, look)
+        assert "lag unknown in 2 queues, 2 queues went back" in text.stderr
+        assert f"See: rocketmq-spark checkpoint diff {tmp_path}" in text.stderr
+        assert "for want of" not in text.stderr
+        told = CliRunner().invoke(app, ["doctor", *look[1:], "--topic", "other", "--json"])
+        prometheus = CliRunner().invoke(app, [*look, "--prometheus"])
+    assert [one.exit_code for one in (done, text, told, prometheus)] == [1, 1, 1, 1]
+    assert [(one["level"], one["found"].split(":")[0]) for one in documents(told.stdout) if "checkpoint" in one["check"]] == [
+        ("advice", "its query reads t, not other"), ("broken", "2 of 2 queues do not go with it"),
+    ]  # fmt: skip

@@ -42,7 +42,7 @@ def test_what_programs_get() -> None:
     queues = told.pop("queues")
     assert told == {
         "checkpoint": "/c", "batchId": 7, "lag": 6, "lost": 0, "behindMs": 192_000, "readPerSecond": 1.0,
-        "writtenPerSecond": 0.5, "catchUpMs": 12_000, "unknownQueues": 1,
+        "writtenPerSecond": 0.5, "catchUpMs": 12_000, "unknownQueues": 1, "wentBackQueues": 0,
     }  # fmt: skip
     assert isinstance(queues, list)
     assert [(q["queueId"], q["lag"], q["readPerSecond"], q["catchUpMs"]) for q in queues] == [
@@ -54,13 +54,27 @@ def test_a_batch_that_is_not_done() -> None:
     read = Read(LoggedBatch(7, {}, NOW_MS - 65_000), [OffsetRange(queue(1, broker="broker-b"), 3, 9)], [], None)
     told = under_way(read, {"broker-b"}, NOW_MS)
     assert told == {"batchId": 7, "forMs": 65_000, "waitsFor": ["broker-b"]}
-    assert waiting(told) == "batch 7 under way for 1 m 5 s, waiting for broker-b"
-    assert waiting(under_way(read, (), NOW_MS)) == "batch 7 under way for 1 m 5 s"
-    assert waiting(under_way(read._replace(batch=LoggedBatch(7, {})), (), NOW_MS)) == "batch 7 under way"
+    assert waiting(told) == "batch 7 was begun 1 m 5 s ago and is not done: broker-b does not answer"
+    assert waiting({**told, "waitsFor": ["a", "b"]}).endswith("is not done: a, b do not answer")
+    ended = "not done: it runs, or its query has ended"
+    assert waiting(under_way(read, (), NOW_MS)) == f"batch 7 was begun 1 m 5 s ago and is {ended}"
+    assert waiting(under_way(read._replace(batch=LoggedBatch(7, {})), (), NOW_MS)) == f"batch 7 is begun and {ended}"
     found = sight(ROW, checkpoint="/c", batchId=6, underWay=told)
     assert summary(found)[:3] == ["checkpoint /c", "6 messages behind in 1 queues", waiting(told)]
     assert document(found)["underWay"] == told
     assert summary(sight(ROW, checkpoint="/c", batchId=6, underWay=None))[2].startswith("the oldest")
+
+
+def test_queues_that_are_not_known_are_not_counted() -> None:
+    away, back = QueueLag(queue(2), None, 4, None), QueueLag(queue(3), 0, 1205, 75)
+    assert summary(sight(ROW))[1] == "6 messages behind in 1 queues"
+    assert summary(sight(ROW, away))[1:] == ["6 messages behind in 1 of 2 queues", "the oldest for 3 m 12 s"]
+    assert summary(sight(away))[1:] == ["lag unknown in 1 queues"]
+    found = sight(ROW, away, back)
+    assert summary(found)[1:3] == ["6 messages behind in 1 of 3 queues", "1 queues went back"]
+    assert (document(found)["unknownQueues"], document(found)["wentBackQueues"]) == (2, 1)
+    assert table(found)[-1].split() == ["orders", "broker-a", "3", "0", "1,205", "75", "-", "-"]
+    assert "lag_messages{" not in prometheus(sight(back))
 
 
 def test_prometheus_text() -> None:

@@ -142,7 +142,7 @@ def test_a_misspelt_group_is_told_with_the_nearest(group: Group, run: Run) -> No
     assert "Did you mean" not in run("offsets", "set", group.name, *chosen).stderr
     group.mq.admin.create_group(f"{slip}y")
     known = run("lag", "--group", f"{slip}y")
-    assert f"group {slip}y has no offsets. Was something consumed and committed?" in known.stderr
+    assert f"group {slip}y has no offsets. A new group starts where option" in known.stderr
 
 
 def test_while_members_live_they_would_overwrite_it(group: Group, run: Run) -> None:

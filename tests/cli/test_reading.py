@@ -14,6 +14,7 @@ from rocketmq_spark.errors import NotReadable, RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.answers import Cause, Fetched, Piece
 from rocketmq_spark.wire.messages import decode_leniently
+from tests.admin.test_times import Queues
 from tests.helpers import total
 from tests.mockbroker import MockBroker, ok, route
 
@@ -168,6 +169,19 @@ def test_a_topic_that_does_not_exist_is_told_at_once(rocketmq, topic):
     with pytest.raises(RouteNotFound, match=f"Did you mean {topic}"):
         TopicReader(parsed, topic + "x", print).seek(earliest)
     assert not deadline.expired
+
+
+def test_what_is_stored_in_one_millisecond_is_in_the_order_of_the_log():
+    with MockBroker() as broker:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address}))
+        queues = Queues(broker, {0: [7, 7, 9], 1: [7, 9]}, most=32)
+        queues.odd = {
+            (n, at): {"log_offset": log} for n, at, log in [(0, 5, 20), (0, 6, 40), (1, 5, 30), (1, 6, 50), (0, 7, 60)]
+        }
+        reader = TopicReader(options.parse({"name_server": broker.address}).for_role("batch source"), "t", print)
+        reader.seek(earliest)
+        assert [message.commit_log_offset for message in reader.messages()] == [20, 30, 40, 50, 60]
+    session.close_all()
 
 
 def test_what_a_closed_broker_has_is_said_to_be_left_out(caplog):

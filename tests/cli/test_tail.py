@@ -132,6 +132,8 @@ def test_json(run, filled):
     [
         ["--from", "yesterday"],
         ["--from", "@x"],
+        ["--from", "@" + "9" * 19],
+        ["--from", "9" * 400 + "h"],
         ["--tags", "||"],
         ["--count", "x"],
         ["--from", '{"t":1}'],

@@ -194,6 +194,17 @@ def test_who_hangs_is_not_waited_for_nor_asked_twice_and_its_late_answer_serves(
         eventually(lambda: bodies() == [b"quick", b"3"])
 
 
+@pytest.mark.parametrize(("lasted_s", "expected"), [(0.1, 0.2), (0.8, 0.2), (4.0, 1.0)])
+def test_answers_that_took_long_are_waited_for_longer(monkeypatch: pytest.MonkeyPatch, lasted_s, expected) -> None:
+    """Tens of thousands of them; a machine that is busy for a moment is not taken for a broker that hangs."""
+    now_s = [100.0]
+    monkeypatch.setattr(calls.time, "monotonic", lambda: now_s[0])
+    answers = calls._Answers([("a", ping())])
+    now_s[0] += lasted_s
+    assert answers._grown(0.2) == pytest.approx(expected)
+    assert answers._grown(None) is None
+
+
 def test_a_dead_one_does_not_hurry_the_others(broker: MockBroker, parts: Parts) -> None:
     """It refuses at once, and a broker that is busy needs a moment."""
     held = Held()

@@ -93,6 +93,13 @@ def test_a_batch_topic_is_asked_without_a_filter_and_its_tags_are_compared_here(
     assert len(broker.seen(Request.PULL_MESSAGE)) == 2
 
 
+def test_sql_is_refused_for_a_compaction_topic_whose_brokers_ignore_it(broker: MockBroker, parts: Parts) -> None:
+    broker.on(Request.GET_TOPIC_CONFIG, topic_config(cleanup_policy="COMPACTION"))
+    refusal = pull(parts, replace(REQUEST, filter=Filter("a > 5", "SQL92"), post_filter=True))
+    assert "sql is 'a > 5', but t is a batch topic, or a compaction topic" in str(refusal)
+    assert broker.seen(Request.PULL_MESSAGE) == []
+
+
 @pytest.mark.parametrize("code", [Response.REQUEST_CODE_NOT_SUPPORTED, Response.NO_PERMISSION])
 def test_where_nobody_tells_the_kind_of_a_topic_tags_are_compared_here(
     code: Response, broker: MockBroker, parts: Parts

@@ -27,6 +27,11 @@ def test_a_batch_topic_is_known_by_the_same_answer(broker: MockBroker, parts: Pa
     assert len(broker.seen(Request.GET_TOPIC_CONFIG)) == 1
 
 
+def test_brokers_filter_nothing_of_a_compaction_topic(broker: MockBroker, parts: Parts) -> None:
+    broker.on(Request.GET_TOPIC_CONFIG, topic_config(cleanup_policy="COMPACTION"))
+    assert (parts.pulls.batched(QUEUE), parts.pulls.compacted(QUEUE)) == (True, True)
+
+
 def test_a_read_asks_again_soon_for_its_topic_may_have_been_made_again(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

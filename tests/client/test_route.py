@@ -202,11 +202,11 @@ class TestRoutes:
             for call in held.wait(3):
                 missing = call.command.ext["topic"] == "missing"
                 call.answer(NO_ROUTE if missing else route(2, {"broker-a": broker.address}))
-            asked.result()
+            assert asked.result() == {"a", "b"}
         assert parts.routes.known() == ["a", "b", "kept"]
         assert parts.routes.get("kept", 60.0) is kept
         starting_with(parts, 1)
-        parts.routes.refresh(topics, 0.0)
+        assert parts.routes.refresh(topics, 0.0) == frozenset()
         assert parts.routes.known() == ["a", "b", "kept"]
         parts.pool.close()
 

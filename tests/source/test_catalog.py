@@ -16,11 +16,13 @@ from rocketmq_spark.errors import (
     ConnectionLost,
     OptionError,
     RouteNotFound,
+    ServiceNotAvailable,
 )
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.spark.source.catalog import OffsetCache
 from rocketmq_spark.spark.source.offsets import Offsets
-from tests.mockbroker import NO_ROUTE, Held, MockBroker, eventually, never, ok, refuse, route
+from tests.harness import store
+from tests.mockbroker import NO_ROUTE, Held, MockBroker, eventually, never, ok, refuse, route, topic_config
 from tests.reading import feed
 from tests.source.scripted import cluster
 from tests.source.scripted import stats as scripted_stats
@@ -124,6 +126,30 @@ def test_one_sweep_serves_several_questions(scripted):
     one._rest_s = 60.0
     assert one.recent() is one.recent()
     assert len(scripted.seen(Request.GET_TOPIC_STATS_INFO)) == 1
+
+
+def test_what_a_plan_saw_serves_the_rest_of_its_batch(scripted):
+    now = [100.0]
+    one = catalog(scripted.address, Clock(now=lambda: now[0]))
+    seen = one.sweep()
+    now[0] += 0.9
+    assert one.recent(same_batch=True) is seen
+    one._doubt = True
+    assert one.recent(same_batch=True) is not seen
+    now[0] += 1.1
+    one.recent(same_batch=True)
+    assert len(scripted.seen(Request.GET_TOPIC_STATS_INFO)) == 3
+
+
+@pytest.mark.parametrize("ask", [OffsetCache.sweep, OffsetCache.recent])
+def test_routes_that_came_at_once_are_not_asked_for_again_one_by_one(scripted, ask):
+    """They are as old as that, whatever age is allowed: with thousands of topics each would wait for a round trip."""
+    one = catalog(scripted.address, subscribe="t,u,v")
+    scripted.on(
+        Request.GET_TOPIC_STATS_INFO, lambda call: ok(STATS.replace(b'"t"', b'"%s"' % call.ext("topic").encode()))
+    )
+    assert len(ask(one).bounds) == 3
+    assert len(scripted.seen(Request.GET_ROUTEINFO_BY_TOPIC)) == 3
 
 
 def test_a_view_is_waited_for_until_it_is_due_and_not_too_long(scripted):
@@ -452,3 +478,45 @@ def test_11_26_a_topic_was_known_by_its_positions_or_by_its_route(scripted):
     fresh = catalog(scripted.address)
     fresh.sweep()
     assert fresh.knew("t")
+
+
+class TestACompactionTopicKeepsWhatItsLogHasNot:
+    """Its queue is from 2 to 9 by statistics; a pull finds the message at 1."""
+
+    T0 = MessageQueue("t", "broker-a", 0)
+
+    @pytest.fixture(autouse=True)
+    def kept(self, scripted):
+        scripted.on(Request.GET_TOPIC_CONFIG, topic_config(cleanup_policy="COMPACTION"))
+        first = store("t", b"x", queue_offset=1)
+        scripted.on(
+            Request.PULL_MESSAGE, ok(first, nextBeginOffset=2, minOffset=1, maxOffset=9, suggestWhichBrokerId=0)
+        )
+
+    def test_reads_begin_there(self, scripted):
+        one = catalog(scripted.address)
+        assert one.sweep().bounds == {self.T0: QueueBounds(1, 9, 7)}
+        one.expect(Offsets({self.T0: 1}))
+        assert one.recent().bounds == {self.T0: QueueBounds(1, 9, 7)}
+        other = catalog(scripted.address)
+        other.expect(Offsets({self.T0: 0}))  # nothing is lost: compaction removed what was there
+        assert other.recent().bounds == {self.T0: QueueBounds(0, 9, 7)}
+
+    def test_nobody_is_asked_where_nothing_before_the_log_is_to_be_read(self, scripted):
+        one = catalog(scripted.address)
+        one.expect(Offsets({self.T0: 2}))
+        assert one.recent().bounds == {self.T0: QueueBounds(2, 9, 7)}
+        assert scripted.seen(Request.GET_TOPIC_CONFIG) == scripted.seen(Request.PULL_MESSAGE) == []
+
+    def test_an_ordinary_topic_begins_with_its_log(self, scripted):
+        scripted.on(Request.GET_TOPIC_CONFIG, topic_config())
+        assert catalog(scripted.address).sweep().bounds == {self.T0: QueueBounds(2, 9, 7)}
+        scripted.on(Request.GET_TOPIC_CONFIG, refuse(Response.NO_PERMISSION, "no"))
+        assert catalog(scripted.address).sweep().bounds == {self.T0: QueueBounds(2, 9, 7)}
+
+    @pytest.mark.parametrize("silent", [Request.GET_TOPIC_CONFIG, Request.PULL_MESSAGE])
+    def test_while_it_is_unknown_a_stream_waits_and_a_start_is_an_error(self, scripted, silent):
+        scripted.on(silent, refuse(Response.SERVICE_NOT_AVAILABLE, "starting"))
+        assert catalog(scripted.address).recent().bounds == {}
+        with pytest.raises(ServiceNotAvailable):
+            catalog(scripted.address).sweep()

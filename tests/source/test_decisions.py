@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.answers import Cause
 from rocketmq_spark.spark.source import decisions
@@ -260,3 +261,13 @@ def test_what_was_logged_ends_at_its_marks():
     ranges = [OffsetRange(A, 0, 9), OffsetRange(C, 0, 1)]
     end = Offsets({A: 9, B: 7, C: 1}, marks={A: 700, B: 800})
     assert decisions.logged(ranges, end, view({A: (0, 30), B: (0, 9)})) == Offsets({A: 9}, marks={A: 700, B: 800})
+
+
+def test_the_remedy_says_what_is_read_of_a_queue_that_went_back():
+    """Its new messages are not lost."""
+    with pytest.raises(DataLossError) as back:
+        decisions.report("fail", [(OffsetRange(A, 75, 1205), WENT_BACK)])
+    assert back.value.remedy.endswith("of a queue that went back a stream then reads all messages that it has now")
+    with pytest.raises(DataLossError) as gone:
+        decisions.report("fail", [(OffsetRange(A, 0, 4), Cause.TRUNCATED)])
+    assert gone.value.remedy.endswith("to go on without these offsets")

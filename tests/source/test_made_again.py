@@ -340,3 +340,22 @@ def test_what_has_expired_takes_no_share_of_a_batch(scripted):
         **QUICK,
     )
     assert positions(run.ahead()) == {A: 75, B: 11}
+
+
+def test_a_batch_asks_brokers_once(scripted):
+    """Its report and its tasks use what its end was planned from."""
+    scripted.on(STATS, stats({A: (0, 20), B: (0, 5)}, MARK))
+    run = Run(scripted.address, log({A: 5, B: 5}), **QUICK)
+    end = run.ahead()
+    before = len(scripted.seen(STATS))
+    run.reader._stream._catalog._rest_s = 0.0  # Spark writes its log meanwhile
+    report, planned = run.reader.reportLatestOffset(), run.plan(end)
+    assert (report["lag"], ranges_of(planned)) == (0, [[OffsetRange(A, 5, 20)]])
+    assert len(scripted.seen(STATS)) == before
+
+
+def test_a_start_with_a_batch_that_was_logged_asks_for_bounds_once(scripted):
+    scripted.on(STATS, stats({A: (0, 20), B: (0, 5)}, MARK))
+    run = Run(scripted.address, log({A: 5, B: 5}), **QUICK)
+    assert ranges_of(run.plan(log({A: 20, B: 5}))) == [[OffsetRange(A, 5, 20)]]
+    assert len(scripted.seen(STATS)) == 1

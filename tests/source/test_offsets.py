@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spark.source.offsets import VERSION, Offsets
+from rocketmq_spark.spark.source.offsets import VERSION, OffsetLog, Offsets
 from tests import strategies
 from tests.reading import canonical
 
@@ -117,3 +117,25 @@ def test_what_is_read_as_older_versions_wrote_it():
 def test_a_newer_version_says_so():
     with pytest.raises(OffsetError, match=r"has version 2; this package reads version 1.*newer rocketmq-spark"):
         Offsets.from_json({"topics": {}, "v": VERSION + 1})
+
+
+@given(_OFFSETS)
+def test_a_log_gives_back_what_it_wrote_without_reading_it(offsets):
+    log, written = OffsetLog(), []
+    for _ in range(3):
+        written.append(json.loads(json.dumps(log.written(offsets))))
+        assert log.read(written[-1]) == Offsets.from_json(written[-1])
+    assert log.read(written[0]) is log.read(written[1])
+
+
+def test_a_log_keeps_the_last_two():
+    log = OffsetLog()
+    entries = [Offsets({queue(0): end}).to_json() for end in range(3)]
+    first = log.read(entries[0])
+    second = log.read(entries[1])
+    assert log.read(entries[0]) is first
+    third = log.read(entries[2])
+    assert log.read(entries[0]) is first
+    assert log.read(entries[2]) is third
+    assert log.read(entries[1]) is not second
+    assert log.read(entries[1]) == second

@@ -92,6 +92,22 @@ def test_times_keep_a_margin_for_clocks():
     assert understood.time_to_ms == ms + 1001 + CLOCK_MARGIN_MS
 
 
+def test_offsets_cut_no_queue_whose_index_is_shifted():
+    """The offsets in its rows are ahead of where these lie, from a damaged message on."""
+    usual, shifted, behind = (MessageQueue("t", "a", number) for number in range(3))
+    ranges = [OffsetRange(queue, 0, 9) for queue in (usual, shifted)] + [OffsetRange(behind, 0, 4)]
+
+    class Offsets:
+        def store_times_ms(self, group, looks, deadline):
+            assert looks == {usual: 5, shifted: 5, behind: 3}
+            return {usual: 7}
+
+    understood = understand([GreaterThanOrEqual(("queueOffset",), 5), LessThan(("queueOffset",), 8)])
+    given = options_table.parse({"nameServer": "x:1", "subscribe": "t"}).for_role("batch source")
+    cut = readers._pruned(ranges, understood, Offsets(), {}, given)
+    assert cut == [OffsetRange(usual, 5, 9), OffsetRange(shifted, 0, 9), OffsetRange(behind, 0, 4)]
+
+
 def test_times_cut_ranges_and_make_none_longer():
     inside, before, behind, past = (MessageQueue("t", "a", number) for number in range(4))
     ranges = [OffsetRange(queue, 5, 9) for queue in (inside, before, behind, past)]

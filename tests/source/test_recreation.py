@@ -80,6 +80,11 @@ def test_what_is_asked(seen, watched, asked):
     assert sorted(questions(seen, watched)) == asked
 
 
+def test_of_queues_that_stayed_none_is_asked_about_unless_another_changed():
+    for changed, asked in (({}, []), ({C: Sign.ENDS_BEFORE}, [A, B])):
+        assert questions({A: Sign.OPEN, B: Sign.OPEN, **changed}, SHARE, lambda queue: queue is B) == asked
+
+
 def test_queues_without_a_mark_go_with_those_beside_them():
     seen = {A: Sign.UNMARKED, B: Sign.OPEN, C: Sign.SAME, ELSEWHERE: Sign.UNMARKED}
     assert made_again(seen, []) == []
@@ -259,6 +264,44 @@ def test_without_open_queues_nobody_is_asked():
     assert nobody.asked == []
 
 
+@pytest.mark.parametrize(
+    ("minimum", "later_ms", "asked"),
+    [(4, 59_000, False), (4, 60_000, True), (5, 0, True), (0, 0, True), (4, -1, True)],
+    ids=["stayed", "too long ago", "moved", "nothing was removed", "a clock was put back"],
+)
+def test_a_minimum_that_stayed_proves_a_topic_for_a_while(minimum, later_ms, asked):
+    """One that is made again begins at 0."""
+    now_ms, queues, brokers = [1_000_000], (A, B, C), Brokers(dict.fromkeys((A, B, C), 20))
+    watch, read = RecreationWatch(lambda: brokers, "g", lambda: now_ms[0]), open_at_10(*queues)[0]
+    looked(brokers, read, dict.fromkeys(queues, QueueBounds(4 if minimum else 0, 30, 2000)), watch)
+    brokers.asked.clear()
+    now_ms[0] += later_ms
+    found = looked(brokers, read, dict.fromkeys(queues, QueueBounds(minimum, 31, 2001)), watch)
+    assert found == Found([], {})
+    assert brokers.asked == ([{A: MARK + 1}] if asked else [])
+
+
+def test_what_a_run_begins_with_is_not_looked_at_again():
+    """Positions and marks are those of the bounds that were read a moment ago; a broker that was connected to since is."""
+    (read, bounds), brokers = open_at_10(A, B, ELSEWHERE), Brokers(dict.fromkeys((A, B, ELSEWHERE), 20))
+    watch = RecreationWatch(lambda: brokers, "g")
+    watch.begin(bounds)
+    looked(brokers, read, bounds, watch)
+    assert brokers.asked == [{A: MARK + 1, ELSEWHERE: MARK + 1}]
+    brokers.asked.clear()
+    watch.begin(bounds)
+    brokers.connections[A.broker_name] += 1
+    looked(brokers, read, bounds, watch)
+    assert brokers.asked == [{A: MARK + 1, B: MARK + 1, ELSEWHERE: MARK + 1}]
+
+
+def test_many_questions_get_the_time_that_this_side_needs():
+    deadlines, brokers = [], Brokers({})
+    brokers.search_offsets = lambda times, deadline, note: deadlines.append(deadline) or {}
+    looked(brokers, *open_at_10(*(MessageQueue("t", "b", number) for number in range(10_000))))
+    assert 1.5 < deadlines[0].remaining() <= 2
+
+
 # --- where a server tells no store times
 
 
@@ -341,6 +384,7 @@ class Model(RuleBasedStateMachine):
         self.watch = RecreationWatch(lambda: self, "g", lambda: next(self.now))
         self.silent = frozenset()
         self.connections = Counter()
+        self.young = set()
 
     def connection(self, broker_name):
         return self.connections[broker_name]
@@ -359,6 +403,7 @@ class Model(RuleBasedStateMachine):
             if queue[:2] == (topic, broker):
                 size = self.offsets.positions[queue] if refilled is None else refilled
                 self.times[queue], self.first[queue] = self.made(size), 0
+                self.young.add(queue[:2])
 
     @precondition(lambda self: not self.proxied)
     @rule(
@@ -378,6 +423,9 @@ class Model(RuleBasedStateMachine):
 
     @rule(queue=st.sampled_from(QUEUES))
     def expire(self, queue):
+        """Messages expire when they are hours old; those of a topic that was made again since the last plan are not."""
+        if queue[:2] in self.young:
+            return
         self.first[queue] += (len(self.times[queue]) - self.first[queue] + 1) // 2
 
     @rule()
@@ -396,6 +444,7 @@ class Model(RuleBasedStateMachine):
         begin, soon = self.offsets, Deadline.after(9)
         bounds = {queue: self.bounds(queue) for queue in QUEUES if queue.broker_name not in away}
         found, unanswered = self.watch.look(begin, bounds, soon)
+        self.young -= {queue[:2] for queue in bounds}
         self.silent = frozenset()
         bounds = {queue: of for queue, of in bounds.items() if queue[:2] not in unanswered}
         told = {q for q in bounds if q in found or begin.positions[q] > bounds[q].max_offset}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from pyspark import cloudpickle
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
@@ -119,3 +120,14 @@ def test_a_filtered_read_asks_whether_its_first_message_is_still_there(rocketmq,
     with pytest.raises(DataLossError, match=f"{topic}/broker-a/0 offsets 0 to 3 \\(truncated by retention\\)"):
         read(options(rocketmq, topic, tags="b"), whole)
     assert sorted(bodies(read(options(rocketmq, topic), whole)))
+
+
+def test_a_partition_travels_as_columns_and_is_the_same():
+    """In any order, and with what goes with it."""
+    a, b = MessageQueue("t", "broker-b", 7), MessageQueue("s", "broker-a", 0)
+    whole = RangePartition((OffsetRange(a, 5, 9), OffsetRange(b, 0, 1 << 40)), (("broker-a", "h:1"),), frozenset({b}))
+    for partition in (whole, RangePartition(())):
+        for dumps in (pickle.dumps, cloudpickle.dumps):
+            again = pickle.loads(dumps(partition))
+            assert again == partition
+            assert all(type(r) is OffsetRange and type(r.queue) is MessageQueue for r in again.ranges)

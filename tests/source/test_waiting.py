@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from rocketmq_spark import options as options_table
+from rocketmq_spark import session
 from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds
+from rocketmq_spark.spark.source import catalog
 from rocketmq_spark.spark.source.decisions import QueuesView
 from rocketmq_spark.spark.source.waiting import patiently, whole
+from tests.mockbroker import MockBroker
+from tests.source.scripted import route, stats
 
 QUEUE = MessageQueue("t", "a", 0)
 MASTERS = QueuesView({QUEUE: QueueBounds(5, 20, 0)})
@@ -62,6 +68,17 @@ def test_what_time_heals_is_asked_again_after_the_routes():
     catalog = OffsetCache(LOST, GONE, MASTERS)
     assert patiently(catalog, catalog.sweep) is MASTERS
     assert (catalog.waited, catalog.routed) == ([LOST, GONE], 2)
+
+
+def test_a_slave_alone_is_not_asked_what_its_master_keeps():
+    """The start waits for the master then; there is none to be asked."""
+    with MockBroker() as broker:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route({"b": {1: broker.address}}))
+        broker.on(Request.GET_TOPIC_STATS_INFO, stats({MessageQueue("t", "b", 0): (2, 9)}))
+        made = {"nameServer": broker.address, "subscribe": "t", "numRetries": 0, "requestTimeout": "1s"}
+        view = catalog.OffsetCache(options_table.parse(made).for_role("stream source")).sweep()
+        session.close_all()
+    assert (view.orphans, [bounds.min_offset for bounds in view.bounds.values()]) == ({"b"}, [2])
 
 
 def test_what_time_does_not_heal_is_an_error_at_once():

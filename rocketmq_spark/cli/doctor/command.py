@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rocketmq_spark.admin import deadline
-from rocketmq_spark.admin.groups import QueuePositions, look_at, of_group
+from rocketmq_spark.admin.groups import QueuePositions, look_at, new_group, of_group
 from rocketmq_spark.cli import positions
 from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.connection import Target, connected
@@ -241,13 +241,15 @@ def of_readers(target: Target, client: Client, subject: Subject) -> Iterator[Fin
         own = positions.own_group(target, subject.group)
         try:
             yield from _of_group(client, own, subject.topics)
-        except (OffsetError, GroupNotFound) as e:
-            yield failed(f"group {own}", e, "Was something consumed and committed?")
+        except OffsetError as e:
+            yield advice(f"group {own}", e.message, e.remedy or new_group(own, subject.topics))
+        except GroupNotFound as e:
+            yield failed(f"group {own}", e, new_group(own, subject.topics))
         except RocketMQError as e:
             yield failed(f"group {own}", e, "Look at the brokers")
     if subject.checkpoint is not None:
         try:
-            yield from _of_checkpoint(target, subject.checkpoint)
+            yield from _of_checkpoint(target, subject.checkpoint, () if subject.exactly_once else subject.topics)
         except RocketMQError as e:
             yield failed(f"checkpoint {subject.checkpoint}", e, "Look at the folder")
 
@@ -258,11 +260,12 @@ def _of_group(client: Client, group: str, topics: Sequence[str]) -> Iterator[Fin
     yield _kept(client, f"group {group}", look_at(client, found))
 
 
-def _of_checkpoint(target: Target, folder: str) -> Iterator[Finding]:
+def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterator[Finding]:
     from rocketmq_spark.cli.checkpoint import differences
     from rocketmq_spark.spark.checkpoints.entries import folder as opened
     from rocketmq_spark.spark.checkpoints.entries import last_batch
     from rocketmq_spark.spark.checkpoints.entries import under_way as not_done
+    from rocketmq_spark.spark.checkpoints.rewind import DriftState
 
     check = f"checkpoint {folder}"
     if (read := not_done(opened(folder))) is not None:
@@ -274,14 +277,19 @@ def _of_checkpoint(target: Target, folder: str) -> Iterator[Finding]:
             check, "has no finished batch that read RocketMQ", "Wait for the first one, or name another query's"
         )
         return
+    read_topics = {queue.topic for queue in batch.positions}
+    if topics and not read_topics.intersection(topics):
+        yield servers.of_other_topics(check, read_topics, topics)
     client = target.within(batch.reads).client()
     batch, elsewhere = batch.within(positions.clusters(client))
     if elsewhere:
         yield advice(check, positions.left_out(elsewhere), "Run it again with that name server")
     found, _ = differences(client, batch)
     yield from servers.drifted(check, found)
-    there = {one.queue: one.position for one in found if one.bounds is not None and one.position is not None}
-    yield _kept(client, check, look_at(client, there))
+    fit = [one for one in found if one.state.lossless or one.state is DriftState.LOST]
+    there = {one.queue: one.position for one in fit if one.position is not None}
+    if there:
+        yield _kept(client, check, look_at(client, there))
 
 
 def of_exactly_once(target: Target, subject: Subject) -> Finding:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rocketmq_spark.base.codes import CLEANUP_POLICY, COMPACTION, QUEUE_TYPE, Perm
 from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed, ok
-from rocketmq_spark.cli.lag_view import duration, waiting
+from rocketmq_spark.cli.lag_view import duration, waiting, went_back
 from rocketmq_spark.errors import AccessDenied, CertificateRefused, NotSupported, RocketMQError
 from rocketmq_spark.model import BrokerData, Filter, TopicRoute
 from rocketmq_spark.model.admin import QueueLag, total
@@ -60,7 +60,7 @@ def brokers(cluster: Mapping[str, BrokerData]) -> Finding:
             "brokers", f"{', '.join(orphans)} without a master: nothing can be written there", "Start the master"
         )
     slaves = sum(len(data.slaves) for data in cluster.values())
-    return ok("brokers", f"{', '.join(sorted(cluster))}; {slaves} slaves")
+    return ok("brokers", f"{', '.join(sorted(cluster))}; {slaves} slaves. Brokers that are down are not listed")
 
 
 def reached(name: str, address: str, dialled: str, error: RocketMQError | None, tls: bool) -> Finding:
@@ -179,6 +179,8 @@ def version(name: str, runtime: Mapping[str, str]) -> Finding | None:
 _TYPE = "message.type"
 # A reader that is further behind than this share of the time for which messages are kept is close to losing some.
 _CLOSE = 0.5
+# A batch that is not done for longer may be that of a query that has ended.
+LONG_BATCH_MS = 300_000
 _WAITING = (
     (DriftState.UNREGISTERED, "is not registered", "Start it on its data; nothing is lost"),
     (DriftState.AWAY, "does not answer", "See what is said of the broker; nothing is lost while it is away"),
@@ -245,8 +247,12 @@ def subscriptions(group: str, members: Mapping[str, Mapping[str, Filter] | None]
             "Let all subscribe to the same, or give them groups of their own: messages are lost to some",
         )
     if silent:
-        return advice(check, f"{len(members)} members, of which {', '.join(silent[:3])} did not say what they want",
-                      "Look at their logs")  # fmt: skip
+        return advice(
+            check,
+            f"{len(members)} members, of which {', '.join(silent[:3])} did not say what they subscribe to: they hang, "
+            "cannot be reached, or their clients do not answer such questions",
+            f"Restart those that hang, for their queues are not read; rocketmq-spark group describe {group} has the addresses",
+        )
     return ok(check, f"{len(members)} members, all want {_shown(next(iter(known.values())))}")
 
 
@@ -268,12 +274,22 @@ def _shown(wanted: Mapping[str, Filter]) -> str:
 def retention(whose: str, rows: Sequence[QueueLag], kept_ms: int | None, now_ms: int) -> Finding:
     """How far a reader is, next to how long messages are kept; None where brokers do not tell."""
     every = total(rows, now_ms)
+    if back := went_back(rows):
+        return broken(
+            whose,
+            f"{back} of {len(rows)} queues end before its offsets: their topic was created again, or their broker lost messages",
+            f"See: rocketmq-spark lag --{whose}. To read all that is there now: rocketmq-spark offsets set "
+            f"{whose.partition(' ')[2]} --to earliest --yes",
+        )
     remedy = "Raise fileReservedTime, or read faster; what is gone needs failOnDataLoss=warn to be passed over"
     if every.lost:
         return broken(whose, f"{every.lost} messages were removed before they were read", remedy)
     if every.lag is None:
         return advice(whose, "how far it is behind is not known", "Let it commit, or finish a batch, first")
-    behind = f"{every.lag} messages behind{f', the oldest for {duration(every.behind_ms)}' if every.behind_ms else ''}"
+    part = f" in {len(rows) - every.unknown_queues} of {len(rows)} queues" if every.unknown_queues else ""
+    behind = (
+        f"{every.lag} messages behind{part}{f', the oldest for {duration(every.behind_ms)}' if every.behind_ms else ''}"
+    )
     if kept_ms is not None and every.behind_ms is not None and every.behind_ms > _CLOSE * kept_ms:
         return advice(whose, f"{behind}, and messages are kept for {duration(kept_ms)}", remedy)
     kept = "" if kept_ms is None else f"; messages are kept for {duration(kept_ms)}"
@@ -281,14 +297,28 @@ def retention(whose: str, rows: Sequence[QueueLag], kept_ms: int | None, now_ms:
 
 
 def under_way(whose: str, state: Mapping[str, Any]) -> Finding:
-    """The batch of a query that is not done, as ``lag_view.under_way`` has it: whether it waits for a broker."""
+    """The batch of a query that is not done, as ``lag_view.under_way`` has it. Whether the query runs is not known."""
     brokers = ", ".join(state["waitsFor"])
-    if not brokers:
+    if not brokers and (state["forMs"] or 0) < LONG_BATCH_MS:
         return ok(whose, waiting(state))
+    if not brokers:
+        return advice(
+            whose, waiting(state), "Look at the log of its driver. If it has ended, start it: it repeats the batch"
+        )
     return broken(
         whose,
-        f"{waiting(state)}: no answer",
+        waiting(state),
         f"Start {brokers}: nothing is lost, and the batch goes on. To go on without: rocketmq-spark checkpoint rewind",
+    )
+
+
+def of_other_topics(whose: str, read: Iterable[str], topics: Iterable[str]) -> Finding:
+    """A checkpoint that has no queue of the topics that were named."""
+    named = ", ".join(sorted(set(topics)))
+    return advice(
+        whose,
+        f"its query reads {', '.join(sorted(read))}, not {named}",
+        f"If the query is to read {named}, give its own checkpointLocation; if it writes {named}, this is right",
     )
 
 
@@ -301,7 +331,8 @@ def drifted(whose: str, queues: Iterable[Drift]) -> Iterator[Finding]:
         yield broken(
             whose,
             f"{len(bad)} of {len(every)} queues do not go with it: {shown}",
-            "See: rocketmq-spark checkpoint diff; failOnDataLoss=warn goes on without what is gone",
+            "See: rocketmq-spark checkpoint diff; with failOnDataLoss=warn the query continues at the first message that is "
+            "kept, and reads all that a topic made again has",
         )
     for state, what, remedy in _WAITING:
         waiting = [one.queue.broker_name for one in every if one.state is state]

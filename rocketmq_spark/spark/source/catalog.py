@@ -22,7 +22,7 @@ from rocketmq_spark.queues.environment import environment_of
 from rocketmq_spark.spark.source import filters, planner
 from rocketmq_spark.spark.source.decisions import QueuesView
 from rocketmq_spark.spark.source.offsets import Offsets, listed
-from rocketmq_spark.spark.source.recreation import Unread, share
+from rocketmq_spark.spark.source.recreation import Unread, all_forgot, long_enough, share, shares, with_kept
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,8 @@ _REST_PER_SWEEP = 100
 _LONGEST_OF_ALL_S = 10.0
 # How long the answers that are there wait for those that are not.
 _GRACE_S = 0.2
+# Spark takes a batch in steps: its end, a report, its tasks. What was seen for the first of them serves the others.
+_SAME_BATCH_S = 1.0
 # When name servers that gave no answer are asked again; what was known of routes serves meanwhile.
 _ROUTES_PAUSE_S = 1.0
 
@@ -63,6 +65,7 @@ class OffsetCache:
         self._rest_s = _SHORTEST_REST_S
         self._took_s = 0.0
         self._view = QueuesView()
+        self._queues = filters.ReadQueues(options)
         self._matched: tuple[float, tuple[str, ...]] = (0.0, ())
         self._left_out: frozenset[MessageQueue] | None = None
         self._had: dict[str, set[str]] = {}
@@ -88,8 +91,8 @@ class OffsetCache:
         filters.check_checkpoint(self._options, begin)
         self._expected = begin
         had: dict[str, set[str]] = {}
-        for queue in (*begin.positions, *self._to_read):
-            had.setdefault(queue.topic, set()).add(queue.broker_name)
+        for topic, broker_name in shares((*begin.positions, *self._to_read)):
+            had.setdefault(topic, set()).add(broker_name)
         self._had = had
         # What was counted before positions were there, in an outage perhaps, may be another environment's.
         known = {queue.topic for queue in begin.environment}
@@ -157,10 +160,10 @@ class OffsetCache:
         deleted = set()
         routes = {}
         age, self._doubt = 0.0 if self._doubt else self._options.route_refresh, False
-        self.routes.refresh(topics, age)
+        fresh = self.routes.refresh(topics, age)
         for topic in topics:
             try:
-                routes[topic] = self.routes.get(topic, age)
+                routes[topic] = self.routes.get(topic, float("inf") if topic in fresh else age)
             except RouteNotFound:
                 if topic not in self._had or not self._is_deleted(topic):
                     raise
@@ -168,16 +171,19 @@ class OffsetCache:
         view = self._looked(routes, planning_deadline(self._options), tolerant=False)
         return replace(view, deleted=frozenset(deleted))
 
-    def recent(self, patient: bool = False) -> QueuesView:
+    def recent(self, patient: bool = False, same_batch: bool = False) -> QueuesView:
         """The last view when that was a moment ago, else a new one, as far as brokers answer.
 
-        One that hangs does not delay what others have, unless ``patient``.
+        One that hangs does not delay what others have, unless ``patient``. What the plan of a batch saw serves the rest of the
+        ``same_batch``, unless something is in doubt.
         """
-        if self.clock.now() - self._swept_at < self._rest_s:
+        same_s = max(_SAME_BATCH_S, 3 * self._took_s) if same_batch and not self._doubt else 0.0
+        if self.clock.now() - self._swept_at < max(same_s, self._rest_s):
             return self._view
         begun, waits = self.clock.now(), self.trouble.tries
         routes, deleted = self._routed(self.topics_or_last())
-        deadline = Deadline.after(self._options.request_timeout)
+        questions = sum(len(route.queues) for route in routes.values())
+        deadline = long_enough(Deadline.after(self._options.request_timeout), questions)
         view = self._looked(routes, deadline, tolerant=True, grace_s=None if patient else _GRACE_S)
         quiet = self.trouble.tries == waits
         if quiet:
@@ -194,12 +200,13 @@ class OffsetCache:
         now = self.clock.now()
         resting = now < self._routes_due
         age = float("inf") if resting else 0.0 if self._doubt else self._options.route_refresh
+        fresh = frozenset[str]()
         if not resting:
             self._doubt = False
-            self.routes.refresh(topics, age)
+            fresh = self.routes.refresh(topics, age)
         for topic in topics:
             try:
-                routes[topic] = self.routes.get(topic, age)
+                routes[topic] = self.routes.get(topic, float("inf") if topic in fresh else age)
             except RouteNotFound:
                 if self._is_deleted(topic):
                     deleted.add(topic)
@@ -268,7 +275,7 @@ class OffsetCache:
         try:
             self.routes.fetch(topic)
         except RouteNotFound:
-            return _forgotten(self.offsets, topic, had, Deadline.after(self._options.request_timeout))
+            return all_forgot(self.offsets, topic, had, Deadline.after(self._options.request_timeout))
         except RocketMQError:
             return False
         return False
@@ -280,8 +287,8 @@ class OffsetCache:
         named = self._options.subscribe_pattern is None
         kept = {topic: route for topic, route in self.known_routes.items() if named or topic in self._had}
         self.known_routes = {**kept, **routes}
-        read = () if self._expected is None else self._expected.positions
-        wanted = [q for route in routes.values() for q in filters.readable(self._options, route, tolerant, read)]
+        read = {} if self._expected is None else self._expected.positions
+        wanted = self._queues.of(routes.values(), tolerant, read)
         there = [queue for route in routes.values() for queue in route.readable()] if self._options.assign else None
         wanted = self._covered(wanted, routes if tolerant else self._had, there)
         # Statistics are the master's as long as there is one, wherever messages are read.
@@ -302,16 +309,20 @@ class OffsetCache:
                 raise error
 
         connections = {name: self.offsets.connection(name) for name in {queue.broker_name for queue in wanted}}
-        bounds = self.offsets.bounds(wanted, deadline, note, read_from, grace_s)
+        told = self.offsets.bounds(wanted, deadline, note, read_from, grace_s)
+        silent = frozenset[str]() if grace_s is None else self.offsets.late
         brokers = (data for route in routes.values() for data in route.brokers.values())
         orphans = frozenset(data.broker_name for data in brokers if not data.own_master)
+        group, offsets = self._options.group, self.offsets
+        bounds = with_kept(
+            lambda low, said: offsets.kept_from(group, low, deadline, said), told, read, silent | orphans, note
+        )
         left = {queue.topic for queue in bounds}
         for (topic, broker_name), error in forgotten.items():
             if topic not in left and topic not in self._had and not tolerant:
                 raise error
             if (topic, broker_name) not in self._view.forgotten:
                 logger.info("broker %s does not know topic %s, although the route names it", broker_name, topic)
-        silent = frozenset[str]() if grace_s is None else self.offsets.late
         gone = frozenset(forgotten)
         return QueuesView(bounds, forgotten=gone, orphans=orphans, silent=silent, connections=connections)
 
@@ -365,19 +376,6 @@ def _elsewhere(error: RocketMQError, broker_name: str) -> BrokerNotFound:
         error.addr,
         topic=error.topic,
     )
-
-
-def _forgotten(offsets: OffsetReader, topic: str, brokers: Iterable[str], deadline: Deadline) -> bool:
-    """Whether all of these brokers say that they do not know the topic."""
-    asked = [MessageQueue(topic, name, 0) for name in brokers]
-    unknown = set()
-
-    def note(error: RocketMQError, queue: MessageQueue) -> None:
-        if isinstance(error, TopicNotFound):
-            unknown.add(queue)
-
-    offsets.bounds(asked, deadline, note)
-    return unknown == {*asked}
 
 
 def _matching(routes: RouteReader, options: Options) -> tuple[str, ...]:

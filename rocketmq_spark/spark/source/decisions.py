@@ -52,6 +52,8 @@ class QueuesView:
 
     def of_masters(self) -> Bounds:
         """The bounds that masters report. Where only slaves live, whether a topic was made again is unknown."""
+        if not self.orphans:
+            return self.bounds
         return {queue: bounds for queue, bounds in self.bounds.items() if queue.broker_name not in self.orphans}
 
 
@@ -131,7 +133,8 @@ def moved(
     for queue in remade:
         losses.append((_nothing_at(begin, queue), Cause.WENT_BACK))
         restart[queue] = view.bounds[queue].min_offset
-    dropped = sorted(queue for queue in begin.positions if view.lacks(queue))
+    gone = view.deleted or view.forgotten
+    dropped = sorted(queue for queue in begin.positions if view.lacks(queue)) if gone else []
     losses += [(_nothing_at(begin, queue), Cause.TOPIC_DELETED) for queue in dropped]
     unread = {q: end for q, end in sorted((hidden or {}).items()) if end > begin.positions[q]}
     losses += [(OffsetRange(q, begin.positions[q], end), Cause.QUEUE_GONE) for q, end in unread.items()]
@@ -183,7 +186,7 @@ def completed(begin: Offsets, after: Offsets, end: Offsets, view: QueuesView, in
 
 def readable(ranges: Sequence[OffsetRange], view: QueuesView) -> tuple[list[OffsetRange], list[Loss]]:
     """The ranges of a batch without what retention has deleted, and without topics that are gone."""
-    deleted = [r for r in ranges if view.lacks(r.queue)]
+    deleted = [r for r in ranges if view.lacks(r.queue)] if view.deleted or view.forgotten else []
     truncated = planner.truncated(ranges, view.of_masters())
     losses = [
         *((part, Cause.TRUNCATED) for part in truncated),
@@ -279,6 +282,7 @@ def _read(bounds: Bounds, at: dict[Any, int]) -> bool:
 
 
 _REMEDY = "Set option 'failOnDataLoss' to 'warn' or 'ignore' to go on without these offsets"
+_REMEDY_BACK = f"{_REMEDY}; of a queue that went back a stream then reads all messages that it has now"
 
 
 def settled(policy: str, ranges: list[OffsetRange], lost: Sequence[tuple[OffsetRange, Cause]]) -> list[OffsetRange]:
@@ -297,5 +301,6 @@ def report(policy: str, lost: Sequence[tuple[OffsetRange, Cause]]) -> None:
     text = f"{count} offsets cannot be read any more: {shown}{more}"
     if policy == "fail":
         first = lost[0][0].queue
-        raise DataLossError(text, topic=first.topic, queue=str(first), remedy=_REMEDY)
+        remedy = _REMEDY_BACK if any(cause is Cause.WENT_BACK for _, cause in lost) else _REMEDY
+        raise DataLossError(text, topic=first.topic, queue=str(first), remedy=remedy)
     logger.log(logging.WARNING if policy == "warn" else logging.INFO, "%s; failOnDataLoss=%s", text, policy)

@@ -345,6 +345,28 @@ def readable(
     return queues
 
 
+class ReadQueues:
+    """The queues that are read, worked out anew for routes that changed: an unchanged one stays the same object."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._known: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
+
+    def of(
+        self, routes: Iterable[TopicRoute], tolerant: bool, known: Container[MessageQueue] = ()
+    ) -> list[MessageQueue]:
+        before, self._known = self._known, {}
+        found: list[MessageQueue] = []
+        for route in routes:
+            kept = before.get(route.topic)
+            if kept is None or kept[0] is not route:
+                kept = route, readable(self._options, route, tolerant, known)
+            if kept[1] and not self._options.assign:  # what is missing of these is looked for every time
+                self._known[route.topic] = kept
+            found += kept[1]
+        return found
+
+
 def _on_its_broker(route: TopicRoute | None, queue: MessageQueue) -> QueueData | None:
     """What the route says about queues of the broker that has this one."""
     if route is None:

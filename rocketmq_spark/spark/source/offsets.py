@@ -24,7 +24,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
@@ -91,6 +93,30 @@ class Offsets:
         )
 
 
+class OffsetLog:
+    """Offsets of a run as they go to Spark's log and come back. An idle query hands the same over many times a second, and a
+    batch begins where the last one ended: the last two are not read again. Who gets an entry does not change it.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[dict[str, Any], Offsets], ...] = ()
+
+    def written(self, end: Offsets) -> dict[str, Any]:
+        log_entry = end.to_json()
+        self._keep(log_entry, replace(end, reads=log_entry.get("reads", {})))
+        return log_entry
+
+    def read(self, log_entry: dict[str, Any]) -> Offsets:
+        for entry, offsets in self._last:
+            if entry == log_entry:
+                return self._keep(entry, offsets)
+        return self._keep(log_entry, Offsets.from_json(log_entry))
+
+    def _keep(self, log_entry: dict[str, Any], offsets: Offsets) -> Offsets:
+        self._last = ((log_entry, offsets), *(one for one in self._last if one[0] is not log_entry))[:2]
+        return offsets
+
+
 # As it is written: "00" would be another name of a queue that has one.
 _QUEUE_ID = re.compile("0|[1-9][0-9]{0,9}")
 _REMEDY = 'It looks like {"topics":{"orders":{"broker-a":{"0":12,"1":9}}},"v":1}'
@@ -98,8 +124,8 @@ _REMEDY = 'It looks like {"topics":{"orders":{"broker-a":{"0":12,"1":9}}},"v":1}
 
 def _nested(positions: Positions) -> dict[str, dict[str, dict[str, int]]]:
     nested: dict[str, dict[str, dict[str, int]]] = {}
-    for queue in sorted(positions):
-        nested.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = positions[queue]
+    for (topic, broker_name), queues in groupby(sorted(positions), key=itemgetter(0, 1)):
+        nested.setdefault(topic, {})[broker_name] = {str(queue.queue_id): positions[queue] for queue in queues}
     return nested
 
 

@@ -105,7 +105,7 @@ def partition_count(options: Options, ranges: Sequence[OffsetRange]) -> int:
     """How many partitions the strategy has: as many as the backlog is worth, one per queue at most."""
     if options.num_partitions is not None:
         return options.num_partitions
-    rows = sum(r.size for r in ranges)
+    rows = _rows(ranges)
     return max(1, min(len(ranges), -(-rows // ROWS_PER_TASK)))
 
 
@@ -115,7 +115,7 @@ def tasks(options: Options, queues: Iterable[MessageQueue], ranges: Sequence[Off
     if not ranges:
         return []
     wanted = {r.queue: r for r in ranges}
-    shares = _shares(options, sorted({*queues, *wanted}), partition_count(options, ranges))
+    shares = _shares(options, sorted(dict.fromkeys((*queues, *wanted))), partition_count(options, ranges))
     planned: list[Task] = []
     left: Mapping[MessageQueue, OffsetRange] = dict(wanted)
     for share in shares:
@@ -141,11 +141,12 @@ def split(tasks: Sequence[Task], min_tasks: int | None, max_rows: int | None) ->
         return list(tasks)
     total = sum(_rows(task) for task in tasks)
     whole = [task for task in tasks if _parts(_rows(task), total, min_tasks) == 1]
+    small = {id(task) for task in whole}
     rest_rows = total - sum(_rows(task) for task in whole)
     rest_min_tasks = max(min_tasks - len(whole), 1)
     result: list[Task] = []
     for task in tasks:
-        parts = 1 if any(task is small for small in whole) else _parts(_rows(task), rest_rows, rest_min_tasks)
+        parts = 1 if id(task) in small else _parts(_rows(task), rest_rows, rest_min_tasks)
         result += _cut(task, parts)
     return result
 
@@ -154,12 +155,14 @@ def _parts(rows: int, total: int, min_tasks: int) -> int:
     return max(int(rows / total * min_tasks + 0.5), 1)
 
 
-def _rows(task: Task) -> int:
-    return sum(r.size for r in task)
+def _rows(task: Sequence[OffsetRange]) -> int:
+    return sum(end - start for _, start, end in task)
 
 
 def _cut(task: Task, parts: int) -> list[Task]:
     """``parts`` tasks of nearly equal size, in order; the last takes what rounding leaves."""
+    if parts <= 1:
+        return [task]
     rows = _rows(task)
     pieces: dict[int, Task] = defaultdict(list)
     bounds, remaining, at = [], rows, 0
@@ -208,7 +211,7 @@ def next_end(begin: Offsets, ends: Positions, begins: Positions, max_offsets: in
 
 def backlog(positions: Positions, ends: Positions) -> dict[MessageQueue, int]:
     """Offsets to read by queue, without the queues that have none."""
-    return {q: end - positions[q] for q, end in ends.items() if q in positions and end > positions[q]}
+    return {q: end - at for q, end in ends.items() if (at := positions.get(q)) is not None and end > at}
 
 
 def above_minimum(begin: Offsets, bounds: Bounds) -> Offsets:
@@ -237,9 +240,9 @@ def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     """
     between = []
     for queue in sorted(end.positions):
-        begin = end.start.get(queue, start.positions.get(queue))
-        if begin is not None and end.positions[queue] > begin:
-            between.append(OffsetRange(queue, begin, end.positions[queue]))
+        begin, until = end.start.get(queue, start.positions.get(queue)), end.positions[queue]
+        if begin is not None and until > begin:
+            between.append(OffsetRange(queue, begin, until))
     return between
 
 
@@ -247,8 +250,7 @@ def went_back(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
     """What lies between the end of a queue and the later position to go on from."""
     return [
         OffsetRange(queue, bounds[queue].max_offset, position)
-        for queue, position in sorted(positions.items())
-        if queue in bounds and bounds[queue].max_offset < position
+        for queue, position in sorted((q, p) for q, p in positions.items() if q in bounds and bounds[q].max_offset < p)
     ]
 
 
@@ -257,13 +259,15 @@ def truncated(planned: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRang
     return [
         OffsetRange(r.queue, r.start, min(r.end, bounds[r.queue].min_offset))
         for r in planned
-        if r.queue in bounds and r.start < bounds[r.queue].min_offset
+        if (there := bounds.get(r.queue)) is not None and r.start < there.min_offset
     ]
 
 
 def without(planned: Iterable[OffsetRange], lost: Iterable[OffsetRange]) -> list[OffsetRange]:
     """The ranges after what was lost at their beginnings."""
     begins = {part.queue: part.end for part in lost}
+    if not begins:
+        return [r for r in planned if r.end > r.start]
     cut = [OffsetRange(r.queue, max(r.start, begins.get(r.queue, r.start)), r.end) for r in planned]
     return [r for r in cut if r.size > 0]
 
@@ -278,11 +282,9 @@ def marks(positions: Positions, before: Offsets, bounds: Bounds) -> dict[Message
     marked = {}
     for queue, position in positions.items():
         known = before.marks.get(queue, 0)
-        if queue in bounds:
-            newest, first = bounds[queue].last_update_ms, bounds[queue].min_offset
-            stays = (
-                position < bounds[queue].max_offset if newest > 0 else position in (before.positions.get(queue), first)
-            )
+        if (there := bounds.get(queue)) is not None:
+            first, end, newest = there
+            stays = position < end if newest > 0 else position in (before.positions.get(queue), first)
             known = max(newest, known if stays else 0)
         if position > 0 and known > 0:
             marked[queue] = known

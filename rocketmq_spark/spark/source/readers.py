@@ -81,12 +81,12 @@ class Predicates:
     def by_time(self) -> bool:
         return self.time_from_ms is not None or self.time_to_ms is not None
 
-    def keep(self, r: OffsetRange) -> OffsetRange | None:
-        """The part of a range where rows may match; None for nothing."""
+    def keep(self, r: OffsetRange, in_place: bool = True) -> OffsetRange | None:
+        """The part of a range where rows may match; None for nothing. Rows that are not ``in_place`` have offsets ahead of it."""
         facts = {"topic": r.queue.topic, "brokername": r.queue.broker_name, "queueid": r.queue.queue_id}
         if not all(test(facts[name]) for name, tests in self.tests.items() for test in tests):
             return None
-        start = r.start if self.offset_from is None else max(r.start, self.offset_from)
+        start = r.start if self.offset_from is None or not in_place else max(r.start, self.offset_from)
         end = r.end if self.offset_to is None else min(r.end, self.offset_to)
         return OffsetRange(r.queue, start, end) if end > start else None
 
@@ -202,8 +202,8 @@ class RocketMQReader(DataSourceReader):
         patiently(catalog, lambda: check_filter(options, bounds))
         start = patiently(catalog, lambda: starting(offsets, options, bounds, planning_deadline(options)))
         end = patiently(catalog, lambda: ending(offsets, options, bounds, planning_deadline(options)))
-        backwards = sorted(queue for queue in start if start[queue] > end[queue])
-        if backwards and not _by_time(options):
+        last = {queue: of.max_offset for queue, of in bounds.items()} if _by_time(options) else end
+        if backwards := sorted(queue for queue in start if start[queue] > last[queue]):
             raise OffsetError(f"the start lies behind the end in {listed(backwards)}")
         readable = decisions.readable(planner.ranges(Offsets(start), Offsets(end)), view)
         ranges = decisions.settled(options.fail_on_data_loss, *readable)
@@ -256,10 +256,14 @@ def _pruned(
     bounds: Bounds,
     options: Options,
 ) -> list[OffsetRange]:
-    kept = [part for r in ranges if (part := predicates.keep(r)) is not None]
+    deadline, first = planning_deadline(options), predicates.offset_from
+    # Damage shifts a queue's index for ever: what lies where its offset says shows that it is not shifted before that.
+    looks = {} if first is None else {r.queue: min(first, r.end - 1) for r in ranges if r.start < first}
+    shifted = looks.keys() - offsets.store_times_ms(options.group, looks, deadline).keys() if looks else set()
+    kept = [part for r in ranges if (part := predicates.keep(r, r.queue not in shifted)) is not None]
     if not kept or not predicates.by_time:
         return kept
-    mine, deadline = {r.queue: bounds[r.queue] for r in kept}, planning_deadline(options)
+    mine = {r.queue: bounds[r.queue] for r in kept}
     low, high = predicates.time_from_ms, predicates.time_to_ms
 
     def at(epoch_ms: int) -> Positions:
@@ -300,13 +304,13 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
-        return self._stream.initialOffset().to_json()
+        return self._stream.log.written(self._stream.initialOffset())
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
-        begin = self._stream.initialOffset() if start is None else self._stream.parsed(start)
+        begin = self._stream.initialOffset() if start is None else self._stream.log.read(start)
         end = self._stream.latestOffset(begin, self._wanted(limit))
         # Spark compares texts: where nothing is new the answer is what was given, to the letter.
-        return start if end is begin and start is not None else end.to_json()
+        return start if end is begin and start is not None else self._stream.log.written(end)
 
     def _wanted(self, limit: ReadLimit | None) -> TriggerLimits:
         options = self._options
@@ -325,7 +329,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream.prepareForTriggerAvailableNow()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return list(self._stream.partitions(Offsets.from_json(start), Offsets.from_json(end)))
+        log = self._stream.log
+        return list(self._stream.partitions(log.read(start), log.read(end)))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return tasks.read(self._options, self._columns, partition, streaming=True)

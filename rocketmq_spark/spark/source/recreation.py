@@ -16,20 +16,24 @@ given up.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Clock, Deadline, epoch_ms
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import RocketMQError, TopicNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds, TopicRoute
-from rocketmq_spark.ports import OffsetReader
+from rocketmq_spark.ports import OffsetReader, OnError
 from rocketmq_spark.spark.source import filters
 from rocketmq_spark.spark.source.decisions import QueuesView
-from rocketmq_spark.spark.source.offsets import Bounds, Offsets
+from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
 
 # A topic and a broker that has queues of it.
 Share = tuple[str, str]
+# Retention is hours; brokers whose disks are full delete sooner, but not a new topic down to the very offset of the old one.
+_STAYS_MS = 60_000
+# What a question costs on this side, on a slow and busy machine: 100,000 of them take longer than one request may.
+QUESTION_S = 0.0001
 
 
 class Sign(enum.Enum):
@@ -63,29 +67,37 @@ def signs(read: Offsets, bounds: Bounds) -> dict[MessageQueue, Sign]:
     """Of all queues that have a position and bounds."""
     marks = read.marks
     return {
-        queue: sign(position, marks.get(queue, 0), bounds[queue])
+        queue: sign(position, marks.get(queue, 0), there)
         for queue, position in read.positions.items()
-        if queue in bounds
+        if (there := bounds.get(queue)) is not None
     }
 
 
-def questions(seen: Mapping[MessageQueue, Sign], watched: Collection[Share]) -> list[MessageQueue]:
+def questions(
+    seen: Mapping[MessageQueue, Sign],
+    watched: Collection[Share],
+    stayed: Callable[[MessageQueue], bool] = lambda queue: False,
+) -> list[MessageQueue]:
     """The open queues to ask about.
 
     ``watched`` shares were looked at a moment ago. One of their open queues stands for all, and none is needed where
-    another queue proves that the topic is the same; all are asked about where one shows that it is not.
+    another queue proves that the topic is the same, or one of them ``stayed``; all are asked about where one shows that it
+    is not.
     """
     of_share: dict[Share, list[MessageQueue]] = {}
-    signs: dict[Share, set[Sign]] = {}
+    same, changed = set[Share](), set[Share]()
     for queue, one in seen.items():
-        signs.setdefault(share(queue), set()).add(one)
         if one is Sign.OPEN:
-            of_share.setdefault(share(queue), []).append(queue)
+            of_share.setdefault(queue[:2], []).append(queue)
+        elif one is Sign.SAME:
+            same.add(queue[:2])
+        elif one is Sign.ENDS_BEFORE or one is Sign.MADE_AGAIN:
+            changed.add(queue[:2])
     asked: list[MessageQueue] = []
     for mine, queues in of_share.items():
-        if mine not in watched or signs[mine] & {Sign.ENDS_BEFORE, Sign.MADE_AGAIN}:
+        if mine not in watched or mine in changed:
             asked += queues
-        elif Sign.SAME not in signs[mine]:
+        elif mine not in same and not any(map(stayed, queues)):
             asked.append(min(queues))
     return asked
 
@@ -94,6 +106,8 @@ def made_again(seen: Mapping[MessageQueue, Sign], younger: Iterable[MessageQueue
     """The queues that were made again: those that ``seen`` shows or brokers report, and those without a mark beside them."""
     proven = {*younger, *(queue for queue, one in seen.items() if one is Sign.MADE_AGAIN)}
     beside = shares([*proven, *(queue for queue, one in seen.items() if one is Sign.ENDS_BEFORE)])
+    if not beside:
+        return []
     return sorted(proven.union(q for q, one in seen.items() if one is Sign.UNMARKED and share(q) in beside))
 
 
@@ -103,7 +117,12 @@ def to_mark(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
     A newest message that lies behind the position may be older than what was read, when the broker's clock was put back in
     between. Where the server reports no store times, it is one queue of each topic and broker that has no mark to go by.
     """
-    begun = {q: bounds[q] for q, position in read.positions.items() if q in bounds and position > bounds[q].min_offset}
+    begun = {
+        queue: there
+        for queue, position in read.positions.items()
+        if (there := bounds.get(queue)) is not None and position > there.min_offset
+        if position < there.max_offset or not there.last_update_ms
+    }
     signs = [q for q, of in begun.items() if of.last_update_ms > 0 and read.positions[q] < of.max_offset]
     untold = [q for q, of in begun.items() if not of.last_update_ms]
     marked = shares(queue for queue in untold if queue in read.marks)
@@ -123,12 +142,17 @@ def emptied(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
     ]
 
 
+def long_enough(deadline: Deadline, questions: int) -> Deadline:
+    """With time for this side's work: brokers are given none for it."""
+    return Deadline(deadline.at + questions * QUESTION_S)
+
+
 def share(queue: MessageQueue) -> Share:
-    return queue.topic, queue.broker_name
+    return queue[:2]
 
 
 def shares(queues: Iterable[MessageQueue]) -> frozenset[Share]:
-    return frozenset(map(share, queues))
+    return frozenset(queue[:2] for queue in queues)
 
 
 class Found(NamedTuple):
@@ -146,7 +170,13 @@ class RecreationWatch:
         self._group = group
         self._now_ms = now_ms
         self._watched: frozenset[Share] = frozenset()
+        self._seen: tuple[int, Bounds] = (0, {})  # when the last look was, and what it saw
         self._connections: dict[str, object] = {}
+
+    def begin(self, bounds: Bounds) -> None:
+        """The run begins with the queues as they are now: ``bounds``, which came a moment ago, are what its marks come from."""
+        self._connections = self._now(bounds)
+        self._watched, self._seen = shares(bounds), (self._now_ms(), bounds)
 
     def look(
         self, read: Offsets, bounds: Bounds, deadline: Deadline, connections: Mapping[str, object] | None = None
@@ -159,30 +189,45 @@ class RecreationWatch:
         self._watched = frozenset(one for one in self._watched if one[1] not in interrupted)
         seen = signs(read, bounds)
         unanswered: dict[Share, RocketMQError] = {}
-        asked = questions(seen, self._watched)
+        asked = questions(seen, self._watched, self._stayed(bounds))
         found = self._younger(read, asked, deadline, unanswered)
         suspicious = shares(found) & self._watched
-        rest = {queue for queue, one in seen.items() if one is Sign.OPEN and share(queue) in suspicious} - {*asked}
-        found += self._younger(read, rest, deadline, unanswered)
+        if suspicious:
+            rest = {queue for queue, one in seen.items() if one is Sign.OPEN and share(queue) in suspicious} - {*asked}
+            found += self._younger(read, rest, deadline, unanswered)
         # Of what does not answer nothing is moved: its queues are left out of the plan, proven or not.
         changed = [queue for queue in made_again(seen, found) if share(queue) not in unanswered]
         # What was found is found again, as often as a plan begins here because it waits for more.
         self._watched = shares(bounds) - unanswered.keys() - shares(changed)
+        self._seen = self._now_ms(), bounds
         return Found(changed, unanswered)
+
+    def _stayed(self, bounds: Bounds) -> Callable[[MessageQueue], bool]:
+        """Whether messages were removed from a queue before the last look, and none since: a topic that is made again begins at
+        0, and it takes far longer than this until its first messages expire.
+        """
+        when_ms, before = self._seen
+        if not 0 <= self._now_ms() - when_ms < _STAYS_MS:
+            return lambda queue: False
+        return lambda queue: queue in before and 0 < bounds[queue].min_offset == before[queue].min_offset
 
     def _interrupted(self, bounds: Bounds, connections: Mapping[str, object]) -> set[str]:
         """Brokers that were connected to anew since what the last look saw, perhaps because they crashed and came back.
 
         What is seen now may be older than the newest connection: the next look then counts that once more.
         """
-        reader, before = self._reader(), self._connections
-        now = {name: reader.connection(name) for name in {queue.broker_name for queue in bounds}}
+        before, now = self._connections, self._now(bounds)
         self._connections = {**now, **{name: known for name, known in connections.items() if name in now}}
         return {name for name, connection in now.items() if before.get(name) != connection}
+
+    def _now(self, bounds: Bounds) -> dict[str, object]:
+        reader = self._reader()
+        return {name: reader.connection(name) for name in {queue.broker_name for queue in bounds}}
 
     def marks(self, read: Offsets, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
         """Marks of which statistics do not say enough, as far as brokers answer: see ``to_mark`` and ``emptied``."""
         last = {queue: read.positions[queue] - 1 for queue in to_mark(read, bounds)}
+        deadline = long_enough(deadline, len(last))
         stored = self._reader().store_times_ms(self._group, last, deadline) if last else {}
         marks = {queue: max(stored_ms, bounds[queue].last_update_ms) for queue, stored_ms in stored.items()}
         return marks | dict.fromkeys(emptied(read, bounds), self._now_ms())
@@ -198,6 +243,7 @@ class RecreationWatch:
         marks = {queue: read.marks[queue] for queue in asked}
         if not marks:
             return []
+        deadline = long_enough(deadline, len(marks))
 
         def note(error: RocketMQError, queue: MessageQueue) -> None:
             unanswered.setdefault(share(queue), error)
@@ -226,6 +272,34 @@ class RecreationWatch:
             if stored_ms is not None and stored_ms > marks[queue]:
                 found.append(queue)
         return found
+
+
+def with_kept(
+    ask: Callable[[Sequence[MessageQueue], OnError], Mapping[MessageQueue, int]],
+    bounds: Bounds,
+    positions: Positions,
+    silent: Container[str],
+    on_error: OnError,
+) -> dict[MessageQueue, QueueBounds]:
+    """``bounds`` with the minimums of compaction topics: brokers keep the last message of a key for good, and tell where their
+    log begins. They are asked where something before that is to be read. What they do not keep is no loss. A queue of which it
+    is not known is left out.
+    """
+    low = [q for q, b in bounds.items() if b.min_offset > positions.get(q, 0) and q.broker_name not in silent]
+    unknown: set[MessageQueue] = set()
+
+    def note(error: RocketMQError, queue: MessageQueue) -> None:
+        unknown.add(queue)
+        on_error(error, queue)
+
+    kept = ask(low, note) if low else {}
+    return {
+        queue: of._replace(min_offset=min(of.min_offset, kept[queue], positions.get(queue, kept[queue])))
+        if queue in kept
+        else of
+        for queue, of in bounds.items()
+        if queue not in unknown
+    }
 
 
 # For how long an answer holds: a queue that is not read may be written to, or be read again.
@@ -300,3 +374,16 @@ class Unread:
         read = reader.read_queues(topic, broker_name, deadline) or 0
         unread = [queue for queue in queues if queue.queue_id >= read]
         return reader.max_offsets(unread, deadline) if unread else {}
+
+
+def all_forgot(offsets: OffsetReader, topic: str, brokers: Iterable[str], deadline: Deadline) -> bool:
+    """Whether all of these brokers say that they do not know the topic."""
+    asked = [MessageQueue(topic, name, 0) for name in brokers]
+    unknown = set()
+
+    def note(error: RocketMQError, queue: MessageQueue) -> None:
+        if isinstance(error, TopicNotFound):
+            unknown.add(queue)
+
+    offsets.bounds(asked, deadline, note)
+    return unknown == {*asked}

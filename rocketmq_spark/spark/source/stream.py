@@ -21,7 +21,7 @@ from rocketmq_spark.spark.source import decisions, filters, planner, tasks
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
 from rocketmq_spark.spark.source.commit import GroupOffsets
 from rocketmq_spark.spark.source.decisions import Account, Loss, QueuesView
-from rocketmq_spark.spark.source.offsets import Offsets, Positions, listed, starting
+from rocketmq_spark.spark.source.offsets import OffsetLog, Offsets, Positions, listed, starting
 from rocketmq_spark.spark.source.planner import Admission, TriggerLimits
 from rocketmq_spark.spark.source.recreation import RecreationWatch, Share, share
 from rocketmq_spark.spark.source.tasks import RangePartition
@@ -41,6 +41,7 @@ class Stream:
 
     def __init__(self, options: Options, clock: Clock | None = None) -> None:
         self._options = options
+        self.log = OffsetLog()
         self._clock = clock or Clock()
         self._catalog = OffsetCache(options, self._clock)
         self._group_offsets = GroupOffsets(options)
@@ -53,10 +54,10 @@ class Stream:
         self._frozen: Positions | None = None
         self._opened = False
         self._watch = self._new_watch()
+        self._began: RecreationWatch | None = None
         self._unproven = False
         self._left: list[str] = []
         self._reported: tuple[Offsets, frozenset[Loss]] | None = None
-        self._given: tuple[dict[str, Any], Offsets] | None = None
         self._idle: tuple[QueuesView, Offsets] | None = None
         self._waits: Offsets | None = None
         self._account = Account()
@@ -68,7 +69,9 @@ class Stream:
         """The start of a new query. Spark asks twice and plans with the second answer, so it is resolved once."""
         if self._initial is None:
             catalog, options = self._catalog, self._options
-            bounds, offsets = whole(catalog).bounds, catalog.offsets
+            view, offsets = whole(catalog), catalog.offsets
+            bounds, began = view.bounds, self._new_watch()
+            began.begin(view.of_masters())
             patiently(catalog, lambda: check_filter(options, bounds))
             begin: Positions = {}
             try:
@@ -80,16 +83,11 @@ class Stream:
             marks |= self._watch.marks(Offsets(begin), bounds, Deadline.after(options.request_timeout))
             self._initial = Offsets(begin, {}, marks, _reads(options, catalog), catalog.environment)
             self._opened = self._unresolved is None
+            self._began = began
         return self._initial
 
     def _new_watch(self) -> RecreationWatch:
         return RecreationWatch(lambda: self._catalog.offsets, self._options.group)
-
-    def parsed(self, start: dict[str, Any]) -> Offsets:
-        """The offsets of Spark's log. An idle query hands the same over many times a second."""
-        if self._given is None or self._given[0] != start:
-            self._given = (start, Offsets.from_json(start))
-        return self._given[1]
 
     def latestOffset(self, begin: Offsets, wanted: TriggerLimits) -> Offsets:
         """Where the next batch ends; ``begin`` itself when there is none. What lies before ``begin`` is finished work."""
@@ -183,7 +181,7 @@ class Stream:
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """The ends of all queues now and how the run is doing, for the progress of the query."""
-        view, end = self._catalog.recent(), self._end
+        view, end = self._catalog.recent(same_batch=True), self._end
         if self._newest is None or self._newest[0] is not view or self._newest[1] is not end:
             report = self._account.report(view, end, int(self._clock.now() * 1000))
             self._newest = (view, end, {**report, **Offsets(view.ends()).to_json()})
@@ -214,17 +212,18 @@ class Stream:
             return []
         if self._unresolved is not None and not start.positions:
             start = replace(end, positions=end.start)
-        known = replace(start, positions={**end.start, **start.positions})  # with what begins in this batch
+        begun = {**end.start, **start.positions}  # with what begins in this batch
+        known = replace(start, positions=begun) if end.start else start
         self._catalog.expect(known)
         if not logged_before:
-            view = self._catalog.recent()
+            view = self._catalog.recent(same_batch=True)
         else:
             view = _of_all(self._catalog)
             filters.check_clusters(self._options, end, _clusters(self._catalog))
             filters.check_owned(self._options, end, self._catalog.environment)
             same = decisions.of_same_topics(ranges, view, self._made_again_since(end, view, ranges))
             ranges = self._settled(*same)
-        self._open(known)
+        self._open(known, view)
         ranges = self._settled(*decisions.readable(ranges, view))
         # By what is logged alone, so that a batch that is repeated has the same tasks, whatever queues and brokers came or went.
         planned = planner.tasks(self._options, end.positions, ranges)
@@ -249,14 +248,14 @@ class Stream:
 
         return patiently(self._catalog, look)
 
-    def _open(self, begin: Offsets) -> None:
-        """Once per run: what only a start can tell."""
+    def _open(self, begin: Offsets, view: QueuesView | None = None) -> None:
+        """Once per run: what only a start can tell, of what was just seen if something was."""
         if self._opened:
             return
         options = self._options
         self._catalog.expect(begin)
         catalog = self._catalog
-        bounds = patiently(catalog, catalog.sweep).bounds
+        bounds = (view or patiently(catalog, catalog.sweep)).bounds
         filters.check_clusters(options, begin, _clusters(catalog))
         filters.check_owned(options, begin, catalog.environment)
         patiently(catalog, lambda: check_filter(options, bounds))
@@ -273,6 +272,8 @@ class Stream:
     def _moved(self, begin: Offsets, view: QueuesView) -> tuple[Offsets, QueuesView]:
         """``begin`` after what happened to its queues, losses that the user allows to be stepped over; and what can be read."""
         known = self._subscribed(begin)
+        if self._began is not None:  # positions of a batch that was logged before are older than what that one saw
+            self._watch, self._began = self._began if begin == self._initial else self._watch, None
         # A broker that hangs does not hold up what others have: it is asked no longer than for one request.
         deadline = Deadline.after(self._options.request_timeout)
         found = self._watch.look(known, view.of_masters(), deadline, view.connections)

@@ -45,6 +45,24 @@ class RangePartition(InputPartition):
     def value(self) -> Any:
         return self.ranges
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As columns, which takes a quarter of the time: a batch may have 100,000 ranges."""
+        queues = [r.queue for r in self.ranges]
+        columns = [[queue[i] for queue in queues] for i in range(3)] + [[r[i] for r in self.ranges] for i in (1, 2)]
+        return _of_columns, (*columns, self.addresses, self.differing)
+
+
+def _of_columns(
+    topics: Sequence[str],
+    brokers: Sequence[str],
+    ids: Sequence[int],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    *more: Any,
+) -> RangePartition:
+    ranges = map(OffsetRange, map(MessageQueue, topics, brokers, ids), starts, ends)
+    return RangePartition(tuple(ranges), *more)
+
 
 def differing(
     options: Options, routes: RouteReader, offsets: OffsetReader, ranges: Iterable[OffsetRange]

@@ -297,7 +297,8 @@ class TestOfReaders:
 
     def test_a_group_that_nobody_knows(self, rocketmq: LocalBroker) -> None:
         found = doctor(rocketmq.name_server, Subject(group="nobody"))
-        assert (found[-1].check, found[-1].level) == ("group nobody", Level.BROKEN)
+        assert (found[-1].check, found[-1].level) == ("group nobody", Level.ADVICE)
+        assert "rocketmq-spark offsets set nobody --topic TOPIC --to earliest" in (found[-1].remedy or "")
 
     def test_a_checkpoint(self, rocketmq: LocalBroker, topic: str, tmp_path: Path) -> None:
         (nothing,) = doctor(rocketmq.name_server, Subject(checkpoint=str(tmp_path)))[-1:]

@@ -44,7 +44,7 @@ def test_a_name_server(error, level, words) -> None:
 def test_who_is_registered() -> None:
     assert servers.brokers({}).level is Level.BROKEN
     whole = {"a": data("a", _0="h:1", _1="h:2")}
-    assert servers.brokers(whole)[1:3] == (Level.OK, "a; 1 slaves")
+    assert servers.brokers(whole)[1:3] == (Level.OK, "a; 1 slaves. Brokers that are down are not listed")
     orphaned = servers.brokers({**whole, "b": data("b", _1="h:3")})
     assert (orphaned.level, orphaned.found.split()[0]) == (Level.BROKEN, "b")
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
-from rocketmq_spark.cli.doctor import servers
+from rocketmq_spark.admin import groups
+from rocketmq_spark.cli.connection import Target
+from rocketmq_spark.cli.doctor import command, servers
+from rocketmq_spark.cli.doctor.command import Subject
 from rocketmq_spark.cli.doctor.findings import Level
-from rocketmq_spark.errors import AccessDenied, CallTimeout
+from rocketmq_spark.errors import AccessDenied, CallTimeout, OffsetError
 from rocketmq_spark.model import BrokerData, Filter, MessageQueue, QueueBounds, QueueData, TopicRoute
 from rocketmq_spark.model.admin import QueueLag
 from rocketmq_spark.spark.checkpoints.rewind import drift
@@ -83,6 +88,7 @@ def test_what_members_want(members, level, words) -> None:
         (QueueLag(Q, 0, 4, 10, NOW_MS - HOUR_MS * 3 // 4), None, Level.OK, "6 messages behind"),
         (QueueLag(Q, 7, 4, 10), HOUR_MS, Level.BROKEN, "3 messages were removed"),
         (QueueLag(Q, 0, None, 10), HOUR_MS, Level.ADVICE, "not known"),
+        (QueueLag(Q, 0, 12, 10), HOUR_MS, Level.BROKEN, "1 of 1 queues end before its offsets"),
     ],
 )
 def test_how_far_a_reader_is_next_to_retention(row, kept_ms, level, words) -> None:
@@ -96,11 +102,41 @@ def test_a_batch_that_waits_for_a_broker() -> None:
     found = servers.under_way("c", told)
     assert (found.level, found.found) == (
         Level.BROKEN,
-        "batch 7 under way for 1 m 5 s, waiting for broker-b: no answer",
+        "batch 7 was begun 1 m 5 s ago and is not done: broker-b does not answer",
     )
     assert (found.remedy or "").startswith("Start broker-b: nothing is lost")
     fine = servers.under_way("c", {**told, "waitsFor": []})
-    assert (fine.level, fine.found) == (Level.OK, "batch 7 under way for 1 m 5 s")
+    assert (fine.level, fine.found) == (
+        Level.OK,
+        "batch 7 was begun 1 m 5 s ago and is not done: it runs, or its query has ended",
+    )
+    assert servers.under_way("c", {**told, "waitsFor": [], "forMs": None}).level is Level.OK
+    old = servers.under_way("c", {**told, "waitsFor": [], "forMs": 300_000})
+    assert (old.level, "start it: it repeats the batch" in (old.remedy or "")) == (Level.ADVICE, True)
+
+
+def test_a_group_in_a_topic_that_was_made_again() -> None:
+    rows = [QueueLag(Q, 0, 12, 10), QueueLag(Q._replace(queue_id=1), 0, 4, 10)]
+    found = servers.retention("group g", rows, None, NOW_MS)
+    assert (found.level, found.found.partition(":")[0]) == (Level.BROKEN, "1 of 2 queues end before its offsets")
+    assert "offsets set g --to earliest" in (found.remedy or "")
+    known = servers.retention("group g", [QueueLag(Q, None, 4, None), rows[1]], None, NOW_MS)
+    assert known.found == "6 messages behind in 1 of 2 queues"
+
+
+def test_a_new_group_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(client: object, group: str, topics: object) -> None:
+        raise OffsetError(f"group {group} has no offsets", remedy=groups.new_group(group, ["t"]))
+
+    monkeypatch.setattr(command, "_of_group", none)
+    (found,) = command.of_readers(Target({"name_server": "127.0.0.1:1"}), Mock(), Subject(group="g"))
+    assert (found.check, found.level, found.found) == ("group g", Level.ADVICE, "group g has no offsets")
+    assert "rocketmq-spark offsets set g --topic t --to earliest --yes" in (found.remedy or "")
+
+
+def test_a_checkpoint_of_another_topic() -> None:
+    found = servers.of_other_topics("checkpoint c", {"b", "a"}, ["other"])
+    assert (found.level, found.found) == (Level.ADVICE, "its query reads a, b, not other")
 
 
 def test_a_checkpoint_next_to_brokers() -> None:
@@ -109,6 +145,7 @@ def test_a_checkpoint_next_to_brokers() -> None:
     assert well.level is Level.OK
     (lost,) = servers.drifted("c", drift({Q: 2}, bounds))
     assert (lost.level, lost.found) == (Level.BROKEN, "1 of 1 queues do not go with it: t/a/0 lost")
+    assert "reads all that a topic made again has" in (lost.remedy or "")
 
 
 def test_brokers_that_a_checkpoint_waits_for_are_no_loss() -> None:

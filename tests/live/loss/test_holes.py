@@ -128,11 +128,14 @@ def test_compaction_removes_older_messages_of_a_key_and_that_is_no_loss(make_clu
     mq.create_topic("table", 1, attributes={"cleanup.policy": "COMPACTION"})
     count = 600
     made = names(count)
-    post(mq, [Message("table", body.encode(), keys=[str(n % 10)]) for n, body in enumerate(made)])
+    post(mq, [Message("table", body.encode(), keys=[str(n % 10)], tags="ab"[n % 2]) for n, body in enumerate(made)])
     run = Run(mq, subscribe="table", startingOffsets="earliest")
     eventually(lambda: 0 < len(read(mq, subscribe="table")) < count, 60)
     found = read(mq, subscribe="table")
     assert {row["keys"][0]: row["body"].decode() for row in found} == {str(n % 10): made[n] for n in range(590, 600)}
+    assert bodies(read(mq, subscribe="table", tags="a")) == bodies(row for row in found if row["tags"] == "a")
+    with pytest.raises(OptionError, match="a compaction topic, where brokers filter nothing"):
+        read(mq, subscribe="table", sql="TAGS = 'a'")
     run.until(lambda: sum(run.positions.values()) == count)
     assert not Counter(made[590:]) - Counter(run.read)
     assert not Counter(run.read) - Counter(made)

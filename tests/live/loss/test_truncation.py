@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rocketmq_spark.cli.reading import TopicReader, earliest
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
+from rocketmq_spark.options import parse
+from tests.live.loss.test_holes import COMPACTION
 from tests.mockbroker import eventually
 from tests.reading import Run, batch_reader, bodies, feed, names, post, read, rows
 
@@ -26,7 +29,7 @@ RETENTION = {
 @pytest.fixture(scope="module")
 def forgetful() -> Iterator[LocalBroker]:
     """A broker that deletes old messages, for the first time a minute after its start."""
-    with LocalBroker(conf=RETENTION, quiet=True) as mq:
+    with LocalBroker(conf=RETENTION | COMPACTION, quiet=True) as mq:
         mq.create_topic("filler", 1)
         yield mq
 
@@ -149,4 +152,35 @@ def test_an_empty_queue_whose_messages_all_expired_is_no_loss(forgetful, forget,
         assert one.latest() == one.offset
     more = feed(forgetful, topic, 4)
     run.drain(more)
+    assert lost_lines() == []
+
+
+def test_what_a_compaction_topic_keeps_is_read_although_its_log_is_gone(forgetful, forget, lost_lines):
+    """Statistics tell where its log begins; the last message of each key lies before that, and a pull finds it."""
+    (table,) = names(1, "table")
+    forgetful.create_topic(table, 1, attributes={"cleanup.policy": "COMPACTION"})
+    made = names(600)
+    for at in range(0, len(made), 10):
+        post(forgetful, [Message(table, made[n].encode(), keys=[str(n % 10)]) for n in range(at, at + 10)])
+    run = Run(forgetful, subscribe=table, startingOffsets="earliest", maxOffsetsPerTrigger=300)
+    run.batch()
+    assert sum(run.positions.values()) == 300
+    eventually(lambda: len(read(forgetful, subscribe=table)) < 100, 60)
+    forget(table, 600)
+    found = read(forgetful, subscribe=table)
+    assert {row["keys"][0]: row["body"].decode() for row in found} == {str(n % 10): made[n] for n in range(590, 600)}
+    shown = parse({"nameServer": forgetful.name_server}).for_role("batch source")
+    reader = TopicReader(shown, table, lambda part, cause: pytest.fail(f"{part} {cause}"))
+    reader.seek(earliest)
+    assert [message.body.decode() for message in reader.messages()] == bodies(found)
+    for cut in (row["storeTimestamp"] for row in found[:: len(found) // 4]):
+        options = {"subscribe": table, "startingOffsetsByTimestampStrategy": "latest"}
+        for ms in (int(cut.timestamp() * 1000) + more for more in (-1, 0, 1)):
+            until = read(forgetful, endingTimestamp=ms, **options)
+            since = read(forgetful, startingTimestamp=ms, **options)
+            assert bodies(until) + bodies(since) == bodies(found)
+            assert all(row["storeTimestamp"].timestamp() * 1000 < ms for row in until)
+            assert all(round(row["storeTimestamp"].timestamp() * 1000) >= ms for row in since)
+    run.until(lambda: sum(run.positions.values()) == 600)
+    assert set(made[590:]) <= set(run.read)
     assert lost_lines() == []
