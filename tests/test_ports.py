@@ -238,7 +238,7 @@ def reading() -> dict[str, Fake]:
         "routes": Fake(
             ports.RouteReader,
             get=lambda topic, *how: ROUTE,
-            refresh=lambda topics, *how: None,
+            refresh=lambda topics, *how: frozenset(),
             address=lambda name, *how: "a:1",
             topics=lambda: ["t"],
             cluster=lambda: ROUTE.brokers,

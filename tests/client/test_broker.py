@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -17,13 +16,12 @@ from rocketmq_spark.errors import (
     BrokerNotFound,
     ConnectionLost,
     GroupNotFound,
-    NotSupported,
     RocketMQError,
     ServerFault,
     ServiceNotAvailable,
 )
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.model import LogState, MessageQueue, QueueBounds, SendRequest
+from rocketmq_spark.model import MessageQueue, QueueBounds, SendRequest
 from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
 from tests.harness import store
@@ -453,45 +451,6 @@ class TestRealBroker:
         assert real.brokers.committed(group, queues, real.soon) == dict.fromkeys(queues)
         failed = real.committer.commit_each(group, {queues[0]: 5}, real.soon)
         assert isinstance(failed[queues[0]], GroupNotFound)
-
-
-RUNTIME, CONFIG = Request.GET_BROKER_RUNTIME_INFO, Request.GET_BROKER_CONFIG
-
-
-class TestLogStates:
-    def test_where_the_log_ends_and_how_far_it_is_indexed(self, broker: MockBroker, routed: Parts) -> None:
-        told = {"commitLogMaxOffset": "70", "dispatchBehindBytes": "20", "sendThreadPoolQueueHeadWaitTimeMills": "5"}
-        broker.on(RUNTIME, ok(json.dumps({"table": {**told, "pageCacheLockTimeMills": "9"}}).encode()))
-        states = routed.brokers.log_states(["broker-a", "nobody"], routed.soon)
-        state = states["broker-a"]
-        assert isinstance(state, LogState)
-        assert (state.max_offset, state.behind, state.head_wait_ms, state.lock_ms) == (70, 20, 5, 9)
-        assert LogState(70, 20, 5, 0.0).indexed == 50
-        assert isinstance(states["nobody"], BrokerNotFound)
-
-    def test_a_broker_that_has_just_started_is_asked_again(self, broker: MockBroker, routed: Parts) -> None:
-        """Seen on 5.5.0: code 1, java.util.NoSuchElementException, in its first seconds."""
-        broker.on(RUNTIME, refuse(Response.SYSTEM_ERROR, "java.util.NoSuchElementException"))
-        (error,) = routed.brokers.log_states(["broker-a"], routed.soon).values()
-        assert isinstance(error, ServiceNotAvailable)
-
-    def test_a_broker_without_these_figures_is_not_guessed_at(self, broker: MockBroker, routed: Parts) -> None:
-        broker.on(RUNTIME, ok(b'{"table":{"commitLogMaxOffset":"70"}}'))
-        (error,) = routed.brokers.log_states(["broker-a"], routed.soon).values()
-        assert isinstance(error, NotSupported)
-
-    @pytest.mark.parametrize(
-        ("answer", "late"),
-        [
-            (ok(b"duplicationEnable=true\n"), True),
-            (ok(b"enableControllerMode=true\n"), True),
-            (ok(b"duplicationEnable=false\n"), False),
-            (refuse(Response.NO_PERMISSION), True),
-        ],
-    )
-    def test_what_copies_must_confirm(self, broker: MockBroker, routed: Parts, answer: Command, late: bool) -> None:
-        broker.on(CONFIG, answer)
-        assert routed.brokers.confirms_late("broker-a", routed.soon) is late
 
 
 def test_new_bounds_of_known_queues_have_the_same_objects_for_them(broker: MockBroker, routed: Parts) -> None:

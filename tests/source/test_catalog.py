@@ -441,33 +441,6 @@ def test_an_environment_whose_broker_is_away_waits(two, given):
     assert list(again(one).bounds) == list(again(restarted).bounds) == [B]
 
 
-def test_static_topics_are_refused(scripted):
-    body = {"topicQueueMappingByBroker": {"broker-a": {"topic": "t", "totalQueues": 1, "bname": "broker-a"}}}
-    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": scripted.address}, **body))
-    with pytest.raises(OptionError, match="topic 't' is a static topic"):
-        catalog(scripted.address).sweep()
-
-
-def test_a_topic_that_nobody_may_read(scripted):
-    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": scripted.address}, perm=2))
-    with pytest.raises(RouteNotFound, match="no read permission"):
-        catalog(scripted.address).sweep()
-
-
-def test_queues_that_the_strategy_leaves_out_are_named_once(broker_cluster, make_topic, caplog):
-    topic = make_topic(queues=3)
-    given = {"allocationStrategy": "config", "allocationConfig": f'{{"{topic}":{{"broker-a":[0]}}}}'}
-    one = catalog(broker_cluster.name_server, subscribe=topic, **given)
-    for _ in range(3):
-        assert list(one.sweep().bounds) == queues(topic, 1)
-    lines = [
-        record.getMessage() for record in caplog.records if "gives these queues to no partition" in record.getMessage()
-    ]
-    assert lines == [
-        f"the allocation strategy gives these queues to no partition: {topic}/broker-a/1, {topic}/broker-a/2"
-    ]
-
-
 def test_11_26_a_topic_was_known_by_its_positions_or_by_its_route(scripted):
     """What was there is waited for; a slip of the pen is not. After a restart there are positions and no route yet."""
     one = catalog(scripted.address)

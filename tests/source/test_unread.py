@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.source import recreation
 from tests.mockbroker import close, never, ok, refuse, route
@@ -113,3 +113,30 @@ def test_a_broker_that_hangs_when_asked_about_queues_that_it_does_not_read_holds
     for _ in range(5):
         assert one.hidden(queues("t", 2), view) == {}
     assert configs(scripted) < 5
+
+
+def test_static_topics_are_refused(scripted):
+    body = {"topicQueueMappingByBroker": {"broker-a": {"topic": "t", "totalQueues": 1, "bname": "broker-a"}}}
+    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": scripted.address}, **body))
+    with pytest.raises(OptionError, match="topic 't' is a static topic"):
+        catalog(scripted.address).sweep()
+
+
+def test_a_topic_that_nobody_may_read(scripted):
+    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": scripted.address}, perm=2))
+    with pytest.raises(RouteNotFound, match="no read permission"):
+        catalog(scripted.address).sweep()
+
+
+def test_queues_that_the_strategy_leaves_out_are_named_once(broker_cluster, make_topic, caplog):
+    topic = make_topic(queues=3)
+    given = {"allocationStrategy": "config", "allocationConfig": f'{{"{topic}":{{"broker-a":[0]}}}}'}
+    one = catalog(broker_cluster.name_server, subscribe=topic, **given)
+    for _ in range(3):
+        assert list(one.sweep().bounds) == queues(topic, 1)
+    lines = [
+        record.getMessage() for record in caplog.records if "gives these queues to no partition" in record.getMessage()
+    ]
+    assert lines == [
+        f"the allocation strategy gives these queues to no partition: {topic}/broker-a/1, {topic}/broker-a/2"
+    ]
