@@ -87,7 +87,8 @@ REMEDIES = {
     "AccessDenied": "check `accessKey` and `secretKey`, and that user's rights (security.md); `doctor` names what is missing",
     "BrokerBusy": "lower the rate, or give the broker more threads or a faster disk; retries have been made",
     "BrokerError": "read the broker's words and number, and the broker's log of that time",
-    "BrokerNotFound": "look with `rocketmq-spark cluster` which brokers are registered and answer",
+    "BrokerNotFound": "look with `rocketmq-spark cluster` which brokers are registered and answer, and start the "
+    "missing one on its data. Of a query: `rocketmq-spark doctor --checkpoint FOLDER`",
     "CallTimeout": "look whether the broker is frozen or overloaded; raise `requestTimeout` where the way is long",
     "ReplyTimeout": "look whether its consumers run, and reply; raise `timeout_s`",
     "CertificateRefused": "give the authority that signed it as `tlsCaFile`, or its name as `tlsServerName`",

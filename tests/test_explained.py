@@ -56,6 +56,8 @@ def test_several_problems_stand_in_one_line():
             '[UNSUPPORTED_DATA_SOURCE_SAVE_MODE] The data source "rocketmq" cannot be written in the "ErrorIfExists" mode.',
             '.mode("append")',
         ),
+        ("requirement failed: rocketmq does not support Update mode.", "foreachBatch(foreach_batch_writer(…))"),
+        ("Data source rocketmq does not support continuous processing.", "Use trigger(processingTime=…)"),
         ("Python worker failed to connect back.", "Start the query again"),
     ],
 )

@@ -32,6 +32,23 @@ def test_other_settings_of_its_clients_lead_to_the_page():
         parse({"kafka.linger.ms": "5"})
 
 
+@pytest.mark.parametrize("name", ["auto.offset.reset", "kafka.auto.offset.reset"])
+def test_where_its_consumers_begin(name):
+    with pytest.raises(OptionError, match=r"a first start begins is option 'startingOffsets'"):
+        parse({name: "earliest"})
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("assign", '{"t":[0,1]}'), ("startingOffsets", '{"t":{"0":17}}'), ("endingOffsets", '{"t":{"0":-1}}')],
+)
+def test_partitions_without_a_broker_are_refused_with_the_reason(option, value):
+    with pytest.raises(
+        OptionError, match=r"JSON such as .*: each queue is of a broker, so its number alone is not enough"
+    ):
+        parse({"nameServer": "h:1", option: value})
+
+
 def test_names_are_matched_without_case_and_others_are_left_to_the_nearest():
     assert "'nameServer'" in (names.of_kafka_option("Kafka.Bootstrap.Servers") or "")
     with pytest.raises(OptionError, match="did you mean 'subscribe'"):

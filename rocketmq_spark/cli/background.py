@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -26,7 +27,7 @@ from rocketmq_spark.base.clock import Deadline, wait_until
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import LocalBroker, distro, process
 from rocketmq_spark.localbroker.java import find_java
-from rocketmq_spark.localbroker.servers import NAME_SERVER
+from rocketmq_spark.localbroker.servers import NAME_SERVER, broker_names
 
 _PAUSE_S = 0.02
 _LOCK_WITHIN_S = 1.0
@@ -34,13 +35,17 @@ _LOCK_WITHIN_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RunningBroker:
-    """The local broker as its process described it: ``servers`` are addresses and process ids by name."""
+    """The local broker as its process described it: ``servers`` are addresses and process ids by name.
+
+    ``conf`` are the names only: values may be secrets.
+    """
 
     pid: int
     name_server: str
     data: str
     started_ms: int
     servers: dict[str, tuple[str, int]]
+    conf: list[str] = field(default_factory=list)
 
     def up(self, server: str) -> bool:
         """Whether the server takes connections now; it may have died since."""
@@ -60,6 +65,13 @@ class Wish:
 
 def default_data() -> Path:
     return _folder() / "data"
+
+
+def stored_in(data: Path) -> dict[str, int]:
+    """The brokers of a data folder, in the order of their names, with the number of slaves of each."""
+    homes = [conf.parent.name for conf in data.glob("*/broker.conf")]
+    names = itertools.takewhile(lambda name: name in homes, (broker_names(i + 1)[i] for i in itertools.count()))
+    return {name: sum(home.startswith(f"{name}-slave-") for home in homes) for name in names}
 
 
 def log_path() -> Path:
@@ -176,7 +188,7 @@ def _run(answers: IO[str], wish: Wish) -> None:
         try:
             mq = stack.enter_context(_servers(wish))
             stack.callback(_state_path().unlink, missing_ok=True)
-            _publish(mq)
+            _publish(mq, list(wish.conf))
         except LocalBrokerError as e:
             print(json.dumps({"message": " ".join([e.message, e.remark or ""]), "remedy": e.remedy}), file=answers)
             return
@@ -196,7 +208,7 @@ def _ports(wish: Wish) -> dict[str, int]:
     return {NAME_SERVER: wish.port} if wish.port else {}
 
 
-def _publish(mq: LocalBroker) -> None:
+def _publish(mq: LocalBroker, conf: list[str]) -> None:
     names = [NAME_SERVER, *mq.brokers, *mq.slaves]
     state = RunningBroker(
         pid=os.getpid(),
@@ -204,6 +216,7 @@ def _publish(mq: LocalBroker) -> None:
         data=str(mq.data),
         started_ms=time.time_ns() // 1_000_000,
         servers={name: (mq.address(name), mq.pid(name) or 0) for name in names},
+        conf=conf,
     )
     scratch = _state_path().with_suffix(".new")
     scratch.write_text(json.dumps(asdict(state)), encoding="utf-8")

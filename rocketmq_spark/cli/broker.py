@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,14 @@ def broker() -> None:
 
 
 @broker.command()
-@click.option("--brokers", type=click.IntRange(1), default=1, show_default=True, help="Number of brokers.")
-@click.option("--slaves", type=click.IntRange(0), default=0, show_default=True, help="Number of slaves of each broker.")
+@click.option(
+    "--brokers", type=click.IntRange(1), help="Number of brokers. [default: as many as the data folder has, or 1]"
+)
+@click.option(
+    "--slaves",
+    type=click.IntRange(0),
+    help="Number of slaves of each broker. [default: as many as the data folder has, or 0]",
+)
 @click.option("--port", type=click.IntRange(1024, 65535), help="Port of the name server (default: a free one).")
 @click.option(
     "--data",
@@ -37,12 +44,27 @@ def broker() -> None:
     "--conf", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A line of broker.conf (may be repeated)."
 )
 @click.pass_obj
-def start(output: Output, brokers: int, slaves: int, port: int | None, data: Path | None, conf: dict[str, str]) -> None:
-    """Start a name server and brokers; they run until 'broker stop'."""
+def start(
+    output: Output, brokers: int | None, slaves: int | None, port: int | None, data: Path | None, conf: dict[str, str]
+) -> None:
+    """Start a name server and brokers; they run until 'broker stop'. All brokers that the data folder has are started."""
     from rocketmq_spark.cli import background
 
     folder = (data or background.default_data()).expanduser().absolute()
-    running = background.start(background.Wish(brokers, slaves, str(folder), conf, port))
+    there = background.stored_in(folder)
+    wish = background.Wish(
+        max(1, len(there)) if brokers is None else brokers,
+        max(there.values(), default=0) if slaves is None else slaves,
+        str(folder),
+        conf,
+        port,
+    )
+    if left_out := list(there)[wish.brokers :]:
+        raise LocalBrokerError(
+            f"{folder} has the data of {len(there)} brokers: without {', '.join(left_out)} their queues would be missing",
+            remedy="Leave --brokers out, or give another folder with --data",
+        )
+    running = background.start(wish)
     output.item(_document(running), f"RocketMQ runs: name server {running.name_server}, data in {running.data}")
     output.note("Try: rocketmq-spark topic create hello, and: echo Hello | rocketmq-spark produce hello")
 
@@ -82,7 +104,8 @@ def status(ctx: click.Context, output: Output) -> None:
     down = [name for name in up if not up[name]]
     if down:
         output.note(
-            f"{', '.join(down)} down. See: rocketmq-spark broker logs {down[0]}; then: rocketmq-spark broker stop, and start"
+            f"{', '.join(down)} down. See: rocketmq-spark broker logs {down[0]}; then: rocketmq-spark broker stop, and: "
+            f"{_start_command(running)}"
         )
         ctx.exit(1)
 
@@ -106,6 +129,16 @@ def logs(output: Output, name: str, lines: int) -> None:
     text = "".join(f.read_text(encoding="utf-8", errors="replace") for f in files if f.exists())
     for line in text.splitlines()[-lines:]:
         output.item({"server": name, "line": line}, line)
+
+
+def _start_command(running: RunningBroker) -> str:
+    """The command that starts the same again, with what the data folder does not know."""
+    from rocketmq_spark.cli import background
+
+    words = ["rocketmq-spark", "broker", "start"]
+    if running.data != str(background.default_data()):
+        words += ["--data", running.data]
+    return shlex.join(words) + (f", with the same --conf {', '.join(running.conf)}" if running.conf else "")
 
 
 def _document(running: RunningBroker) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -12,14 +14,7 @@ import click
 from rocketmq_spark.cli.command import TIMES, CliGroup, time_option, with_yes
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output, moment
-from rocketmq_spark.errors import (
-    AccessDenied,
-    NotSupported,
-    OffsetError,
-    OptionError,
-    RocketMQError,
-    RouteNotFound,
-)
+from rocketmq_spark.errors import AccessDenied, NotSupported, OffsetError, RocketMQError, RouteNotFound
 from rocketmq_spark.model.admin import GROUP
 
 if TYPE_CHECKING:
@@ -65,7 +60,12 @@ def checkpoint() -> None:
 @checkpoint.command()
 @click.argument("folder")
 @click.option("--last", type=click.IntRange(1), default=10, show_default=True, help="Number of batches to show.")
-@click.option("--batch", "number", type=click.IntRange(0), help="Show only this batch, queue by queue.")
+@click.option(
+    "--batch",
+    "number",
+    type=click.IntRange(0),
+    help="Show only this batch, queue by queue, and how to see its messages.",
+)
 @click.pass_obj
 def show(output: Output, folder: str, last: int, number: int | None) -> None:
     """Show what each batch read, and what the query reads next.
@@ -85,6 +85,8 @@ def show(output: Output, folder: str, last: int, number: int | None) -> None:
         raise OffsetError(f"batch {number} is not kept in {folder}", remedy=f"Batches {first} to {newest} are")
     if number is not None and not output.machine:
         output.rows(_RANGES, map(_range, shown[0].ranges))
+        for command in _tails(shown[0].ranges):
+            output.note(f"Its messages: {command}")
     else:
         output.rows(_BATCHES, [_batch(read, output.machine) for read in shown])
     for read in shown:
@@ -105,6 +107,17 @@ def _batch(read: Read, machine: bool) -> dict[str, object]:
     if not machine:
         return {**row, "queues": len(read.ranges)}
     return {**row, "ranges": list(map(_range, read.ranges)), "unknownQueues": len(read.unknown)}
+
+
+def _tails(ranges: Sequence[OffsetRange]) -> Iterator[str]:
+    """The commands that show the messages of a batch, topic by topic."""
+    from rocketmq_spark.spark.source.offsets import Offsets
+
+    for topic in sorted({part.queue.topic for part in ranges if part.size}):
+        mine = [part for part in ranges if part.queue.topic == topic and part.size]
+        begin = Offsets({part.queue: part.start for part in mine}).to_json()["topics"]
+        end = Offsets({part.queue: part.end for part in mine}).to_json()["topics"]
+        yield shlex.join(["rocketmq-spark", "tail", topic, "--from", json.dumps(begin), "--to", json.dumps(end)])
 
 
 def _range(part: OffsetRange) -> dict[str, object]:
@@ -258,7 +271,7 @@ def rewind(
     from rocketmq_spark.spark.checkpoints.entries import history
 
     if (number is None) == (time_ms is None):
-        raise OptionError("rewind needs either --to-batch N or --to-time TIME")
+        raise click.UsageError("rewind needs either --to-batch N or --to-time TIME")
     found = opened(folder)
     reads = history(found)
     planned = back.plan(found, reads, back.chosen(reads, number, time_ms))

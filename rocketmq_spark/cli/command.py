@@ -172,7 +172,7 @@ def _unexpected(error: Exception) -> RocketMQError:
 
 
 # What the first page of help says, and where the command is.
-_COMMANDS = {
+COMMANDS = {
     "demo": ("Run a stream from a broker to Spark and back: a few minutes.", "demo.play:demo"),
     "broker": ("Start and stop a real RocketMQ on this machine.", "broker:broker"),
     "topic": ("Create, list, describe, update, widen, shrink and delete topics.", "topic:topic"),
@@ -201,19 +201,19 @@ class _Lazy(Suggesting):
     """A group whose commands are imported when they are used; its help needs none of them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in COMMANDS:
             return None
-        module, _, name = _COMMANDS[cmd_name][1].partition(":")
+        module, _, name = COMMANDS[cmd_name][1].partition(":")
         command = getattr(importlib.import_module(f"rocketmq_spark.cli.{module}"), name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (text, _) in _COMMANDS.items()])
+            formatter.write_dl([(name, text) for name, (text, _) in COMMANDS.items()])
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})

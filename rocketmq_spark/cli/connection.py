@@ -21,14 +21,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The connection options of a command. Nothing connects before it is used."""
+    """The connection options of a command, or with ``of_query`` the options of a query that it looks at.
+
+    Nothing connects before it is used.
+    """
 
     given: dict[str, Any] = field(repr=False)
+    of_query: bool = False
 
     def options(self, role: str = "batch source") -> Options:
+        """Raises ``OptionError`` also for what says which messages a query reads: a command ignores that."""
         from rocketmq_spark import options
 
-        return options.parse(self.settings()).for_role(role)
+        parsed = options.parse(self.settings()).for_role(role)
+        problems = [
+            f"option {row.name!r} does not belong to a command, which has arguments of its own (--help); it is for: "
+            f"{', '.join(row.roles)}"
+            for row in options.TABLE
+            if not self.of_query
+            and row.field in parsed.given
+            and _SOURCES.issuperset(row.roles)
+            and row.field not in _PACE
+        ]
+        if problems:
+            raise OptionError.of(problems)
+        return parsed
 
     def only(self, role: str) -> Target:
         """The same without the options that do not belong to a role, with a name server in any case."""
@@ -36,7 +53,8 @@ class Target:
 
         rows = {name.lower(): row for row in options.TABLE for name in (row.name, row.field, *row.aliases)}
         given = self.settings()
-        return Target({n: v for n, v in given.items() if n.lower() not in rows or role in rows[n.lower()].roles})
+        mine = {n: v for n, v in given.items() if n.lower() not in rows or role in rows[n.lower()].roles}
+        return replace(self, given=mine)
 
     def within(self, reads: Sequence[Mapping[str, object]]) -> Target:
         """The same where the sources of a checkpoint read: in their namespace, and among topics of their environment.
@@ -91,6 +109,9 @@ class Target:
         return {**self.given, "name_server": running.name_server}
 
 
+_SOURCES = frozenset({"stream source", "batch source"})
+# How a source reads, which commands do, too.
+_PACE = frozenset({"route_refresh", "max_bytes_in_flight", "pull_depth", "read_deadline"})
 _WHERE = ("namespace", "environment", "environmentmode", "environments")
 
 
@@ -152,6 +173,6 @@ _OPTIONS = (
         multiple=True,
         callback=pairs,
         metavar="NAME=VALUE",
-        help="Any other option of docs/options.md, such as requestTimeout=10s (may be repeated).",
+        help="Another option of docs/options.md that says how to connect, such as requestTimeout=10s (may be repeated).",
     ),
 )

@@ -82,7 +82,7 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
 
     group, checkpoint, topics = what["group"], what["checkpoint"], what["topics"]
     if (group is None) == (checkpoint is None):
-        raise OptionError("lag needs either --group NAME or --checkpoint FOLDER")
+        raise click.UsageError("lag needs either --group NAME or --checkpoint FOLDER")
     if (as_metrics or what["serve"] is not None) and (command := exposition.missing()):
         raise OptionError("--prometheus and --serve need prometheus-client, which is not installed", remedy=command)
     ask = _of_group(target, group, topics) if group is not None else _of_checkpoint(target, checkpoint, topics)

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 import rocketmq_spark
-from rocketmq_spark.cli.command import CliCommand, app
+from rocketmq_spark.cli.command import COMMANDS, CliCommand, app
 from rocketmq_spark.cli.output import Output, width_of
 from rocketmq_spark.errors import NotFound, RocketMQError
 
@@ -57,6 +57,9 @@ def help(ctx: click.Context, topic: str | None) -> None:
         return
     near = difflib.get_close_matches(topic.lower(), [*pages, *table], n=3, cutoff=0.7)
     hint = f"Did you mean {' or '.join(table[name][0] if name in table else name for name in near)}? " if near else ""
+    verbs = [name for name, (text, _) in COMMANDS.items() if topic.lower() in re.findall(r"\w+", text.lower())]
+    if verbs:
+        hint = f"See {' or '.join(f'rocketmq-spark help {name}' for name in verbs[:3])}. "
     raise NotFound(f"there is no page, option or error {topic!r}", remedy=f"{hint}All pages: rocketmq-spark help")
 
 

@@ -10,19 +10,20 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.columnar.decode.rows import placed, usable
-from rocketmq_spark.errors import NotReadable, RocketMQError
+from rocketmq_spark.errors import NotReadable, OffsetError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, OffsetRange, QueueBounds, ReceivedMessage, TopicRoute
 from rocketmq_spark.model.admin import GROUP
 from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.options import Options
+from rocketmq_spark.options.parsing import EARLIEST, LATEST
 from rocketmq_spark.pull import reading
-from rocketmq_spark.pull.answers import Fetched, OnLoss, Piece
+from rocketmq_spark.pull.answers import Cause, Fetched, OnLoss, Piece
 from rocketmq_spark.queues.environment import Own, environment_of
 from rocketmq_spark.wire.messages import decode_leniently
 from rocketmq_spark.wire.properties import ALL, parse_subscription
@@ -60,6 +61,8 @@ class TopicReader:
         self._filter = Filter(" || ".join(self._wanted.tags) or ALL)
         self._chunk = _FILTERED_CHUNK if self._filter else _CHUNK
         self._next: dict[MessageQueue, int] = {}
+        self._begins: Mapping[MessageQueue, int] | None = None
+        self._ends: Mapping[MessageQueue, int] = {}
         # How far each queue is read ahead: less where messages are large.
         self._ahead: dict[MessageQueue, int] = {}
         self._heads: dict[MessageQueue, ReceivedMessage] = {}
@@ -76,6 +79,39 @@ class TopicReader:
             )
         self._next = start(self._client.retry.run(lambda: self._kept(self._bounds())))
         self._ahead, self._heads, self._held = {}, {}, {}
+
+    def seek_offsets(self, begins: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int] | None = None) -> None:
+        """Read only the queues of ``begins``, each from its offset, and up to that of ``ends`` if the queue is there, too.
+
+        Both may be ``EARLIEST`` or ``LATEST``. What is not kept any more goes to ``on_loss``. Raises ``OffsetError`` for queues
+        that there are not, and for offsets behind a queue's end.
+        """
+        self._begins, self._ends = begins, ends or {}
+        self.seek(self._at_begins)
+
+    def _at_begins(self, bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
+        assert self._begins is not None
+        if unknown := sorted(self._begins.keys() - bounds.keys()):
+            names = ", ".join(map(str, unknown[:10]))
+            raise OffsetError(
+                f"{self._topic} has no such queues, or they must not be read: {names}",
+                remedy=f"Look with: rocketmq-spark topic describe {self._topic}",
+            )
+        starts = {}
+        for queue, given in self._begins.items():
+            bound, begin = bounds[queue], _offset(given, bounds[queue])
+            if begin > bound.max_offset:
+                raise OffsetError(
+                    f"{queue} ends at {bound.max_offset}, before {begin}: {Cause.WENT_BACK.value}", topic=self._topic
+                )
+            starts[queue] = bound.clamp(begin)
+            lost = OffsetRange(queue, begin, max(begin, min(starts[queue], self._end(queue, bound))))
+            if lost.size:
+                self._on_loss(lost, Cause.TRUNCATED)
+        return starts
+
+    def _end(self, queue: MessageQueue, bound: QueueBounds) -> int:
+        return min(_offset(self._ends.get(queue, LATEST), bound), bound.max_offset)
 
     def seek_time(self, epoch_ms: int) -> None:
         """The first messages stored at or after a moment."""
@@ -94,7 +130,7 @@ class TopicReader:
             bounds = self._bounds()
             for queue, bound in bounds.items():
                 self._next.setdefault(queue, bound.min_offset)  # a queue that was added later
-            ends = {queue: bound.max_offset for queue, bound in bounds.items()}
+            ends = {queue: self._end(queue, bound) for queue, bound in bounds.items()}
             yield from self._merged(ends)
             if not follow:
                 return
@@ -158,6 +194,8 @@ class TopicReader:
     def _bounds(self) -> dict[MessageQueue, QueueBounds]:
         def ask() -> dict[MessageQueue, QueueBounds]:
             queues = self._own(self._client.routes.get(self._topic, _ROUTE_AGE_S).readable())
+            if self._begins is not None:
+                queues = [queue for queue in queues if queue in self._begins]
             return self._client.brokers.bounds(queues, Deadline.after(10.0))
 
         return self._client.retry.run(ask)
@@ -213,6 +251,10 @@ def earliest(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]
 
 def latest(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
     return {queue: bound.max_offset for queue, bound in bounds.items()}
+
+
+def _offset(given: int, bound: QueueBounds) -> int:
+    return {EARLIEST: bound.min_offset, LATEST: bound.max_offset}.get(given, given)
 
 
 def at_offset(offset: int) -> Start:

@@ -24,7 +24,7 @@ from rocketmq_spark.errors import OffsetError
 
 if TYPE_CHECKING:
     from rocketmq_spark.cli.reading import TopicReader
-    from rocketmq_spark.model import OffsetRange, ReceivedMessage
+    from rocketmq_spark.model import MessageQueue, OffsetRange, ReceivedMessage
     from rocketmq_spark.pull.answers import Cause
     from rocketmq_spark.session.consumers import PullConsumer
 
@@ -39,20 +39,34 @@ class StoredAt(NamedTuple):
     time_ms: int
 
 
-Place = str | int | StoredAt
+Place = str | int | StoredAt | dict["MessageQueue", int]
+
+
+def _by_queue(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[MessageQueue, int] | None:
+    """Offsets by queue, as JSON."""
+    from rocketmq_spark.options.parsing import offsets
+
+    try:
+        found = None if value is None else offsets()(value)
+    except ValueError as e:
+        raise click.BadParameter(f"{value!r} is not {str(e).removeprefix(', or ')}") from e
+    assert not isinstance(found, str)
+    return found
 
 
 def _begin(ctx: click.Context, param: click.Parameter, value: str | None) -> Place | None:
-    """``earliest``, ``latest``, an offset as an int, or a time."""
+    """``earliest``, ``latest``, an offset as an int, offsets by queue, or a time."""
     text = (value or "").strip()
     if value is None or text in ("earliest", "latest"):
         return text or None
+    if text.startswith("{"):
+        return _by_queue(ctx, param, text)
     if text.isdigit():
         return int(text)
     try:
         return StoredAt(time_ms(text))
     except ValueError as e:
-        raise click.BadParameter(f"{text!r} is not earliest, latest, an offset, or a time: {TIMES}") from e
+        raise click.BadParameter(f"{text!r} is not earliest, latest, an offset, JSON, or a time: {TIMES}") from e
 
 
 def _tags(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -72,7 +86,15 @@ def _tags(ctx: click.Context, param: click.Parameter, value: str | None) -> str 
     "begin",
     callback=_begin,
     metavar="WHERE",
-    help=f"earliest, latest, an offset (in every queue), or a time: {TIMES}. [default: latest; with --no-follow earliest]",
+    help="earliest, latest, an offset (in every queue), JSON as for startingOffsets (only the queues that it names), or a time: "
+    f"{TIMES}. [default: latest; with --no-follow earliest]",
+)
+@click.option(
+    "--to",
+    "end",
+    callback=_by_queue,
+    metavar="JSON",
+    help="Stop before these offsets of the queues that --from names, and do not wait for new messages.",
 )
 @click.option("--tags", callback=_tags, help="Only messages with one of these tags: 'a || b'.")
 @click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
@@ -84,6 +106,7 @@ def tail(
     target: Target,
     topic: str,
     begin: Place | None,
+    end: dict[MessageQueue, int] | None,
     tags: str | None,
     count: int | None,
     follow: bool,
@@ -97,10 +120,16 @@ def tail(
     def lost(part: OffsetRange, cause: Cause) -> None:
         output.note(f"{part.size} messages of {part.queue} from offset {part.start} are gone: {cause.value}")
 
+    if end is not None and not (isinstance(begin, dict) and end.keys() <= begin.keys()):
+        raise click.UsageError("--to needs --from with JSON that names its queues, too")
     reader = TopicReader(target.options(), topic, lost, tags)
-    if begin is None:
+    if isinstance(begin, dict):
+        reader.seek_offsets(begin, end)
+        follow = follow and end is None
+    elif begin is None:
         begin = "latest" if follow else "earliest"
-    _seek(reader, begin)
+    if not isinstance(begin, dict):
+        _seek(reader, begin)
     for message in islice(reader.messages(follow), count):
         output.item(document(message), line(message))
 

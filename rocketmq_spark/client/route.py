@@ -239,7 +239,8 @@ class Routes:
         address = data.replica(read_from) if data is not None else None
         if not address:
             raise BrokerNotFound(
-                f"no address of broker {broker_name!r} is known: its master is down or it left the cluster"
+                f"no address of broker {broker_name!r} is known: its master is down or it left the cluster",
+                remedy="Start it on its data. Which brokers are there: rocketmq-spark cluster",
             )
         return address
 

@@ -58,6 +58,7 @@ KAFKA_OPTIONS = {
     "headers": "headers are the column properties, see option 'includeProperties'",
     "key": "of a message there are columns 'keys', by which it is found, and 'shardingKey', which chooses its queue with "
     "option 'queueSelector' = hash",
+    "auto.offset.reset": "where a first start begins is option 'startingOffsets'; of a consumer 'consumeFromWhere'",
     "partition": "a partition is a queue: columns 'queueId' and 'brokerName'; option 'assign' reads some queues only",
     "fetchoffset.numretries": "how often is asked again is option 'numRetries'",
     "fetchoffset.retryintervalms": "the pause between two tries is option 'retryInterval'",
@@ -91,7 +92,7 @@ KAFKA_SOURCE_COLUMNS = {
 
 # Columns that its sink takes; ``value`` and ``topic`` are known here too.
 KAFKA_SINK_COLUMNS = {
-    "key": "'shardingKey' chooses the queue (with option 'queueSelector' = hash), by 'keys' messages are found",
+    "key": "'shardingKey', which chooses the queue with option 'queueSelector' = hash, and 'keys', by which messages are found",
     "partition": "'queueId' and 'brokerName'",
     "headers": "'properties' (map<string,string>)",
     "timestamp": "none: brokers set the store time; 'deliverAt' delays a message",
@@ -102,7 +103,8 @@ def of_kafka_option(name: str) -> str | None:
     """What the option of Kafka's is here; None where ``name`` is none of its options."""
     lower = name.lower()
     other = "settings of Kafka's clients mean nothing here; rocketmq-spark help coming-from-kafka lists what there is instead"
-    return KAFKA_OPTIONS.get(lower, other if lower.startswith("kafka.") else None)
+    known = KAFKA_OPTIONS.get(lower) or KAFKA_OPTIONS.get(lower.removeprefix("kafka."))
+    return known or (other if lower.startswith("kafka.") else None)
 
 
 def unknown_option(name: str, options: Sequence[str]) -> str:

@@ -191,7 +191,7 @@ def assignment(value: str) -> tuple[MessageQueue, ...]:
     expected = 'JSON such as {"orders":{"broker-a":[0,1]}}'
     queues = []
     for topic, by_broker in _json(value, dict, expected).items():
-        for broker, ids in _mapping(by_broker, expected).items():
+        for broker, ids in _by_broker(by_broker, expected).items():
             if not isinstance(ids, list) or any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in ids):
                 raise ValueError(expected)
             queues += [MessageQueue(topic, broker, i) for i in ids]
@@ -207,7 +207,7 @@ def queue_numbers(example: str, low: int) -> Callable[[str], dict[MessageQueue, 
     def parse(value: str) -> dict[MessageQueue, int]:
         numbers: dict[MessageQueue, int] = {}
         for topic, by_broker in _json(value, dict, expected).items():
-            for broker, by_id in _mapping(by_broker, expected).items():
+            for broker, by_id in _by_broker(by_broker, expected).items():
                 for queue_id, number in _mapping(by_id, expected).items():
                     where = f"{topic}/{broker}/{queue_id}"
                     if not queue_id.isdecimal():
@@ -366,6 +366,14 @@ def _json(value: str, kind: type, expected: str) -> Any:
     if not isinstance(document, kind):
         raise ValueError(expected)
     return document
+
+
+def _by_broker(value: object, expected: str) -> dict[str, Any]:
+    """Of a topic. Where Kafka's partitions stood, the error says why they are not enough."""
+    partitions = isinstance(value, dict) and any(n.isdecimal() and isinstance(at, int) for n, at in value.items())
+    if partitions or isinstance(value, list):
+        raise ValueError(f"{expected}: each queue is of a broker, so its number alone is not enough")
+    return _mapping(value, expected)
 
 
 def _mapping(value: object, expected: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rocketmq_spark.cli.command import _COMMANDS, app
+from rocketmq_spark.cli.command import COMMANDS, app
 
 OPERATING = Path(__file__).parents[2] / "docs" / "operating.md"
 HELP = "\n".join(
@@ -23,7 +23,7 @@ HELP = "\n".join(
 
 def test_help_lists_all_commands():
     text = CliRunner().invoke(app, ["--help"]).stdout
-    assert [line.split()[0] for line in text.partition("Commands:\n")[2].splitlines()] == list(_COMMANDS)
+    assert [line.split()[0] for line in text.partition("Commands:\n")[2].splitlines()] == list(COMMANDS)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["broker", "start", "--help"], ["tail", "--help"], ["demo", "-h"]])

@@ -7,9 +7,11 @@ import os
 import signal
 
 import pytest
+from click.testing import CliRunner
 
 from rocketmq_spark.cli import background
 from rocketmq_spark.cli.background import RunningBroker, Wish
+from rocketmq_spark.cli.command import app
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker.servers import NAME_SERVER
 
@@ -79,3 +81,61 @@ def test_stop_gives_up_on_a_process_that_does_not_end(held, monkeypatch):
     with pytest.raises(LocalBrokerError, match=r"did not end within 0\.1 s\. End it with: kill -9 1"):
         background.stop(timeout_s=0.1)
     assert sent == [(1, signal.SIGTERM)]
+
+
+@pytest.fixture
+def wishes(monkeypatch):
+    """What is started, which nothing is."""
+    asked = []
+
+    def start(wish):
+        asked.append(wish)
+        return STATE
+
+    monkeypatch.setattr(background, "start", start)
+    return asked
+
+
+def stored(data, *homes):
+    for home in homes:
+        (data / home).mkdir(parents=True)
+        (data / home / "broker.conf").touch()
+    return data
+
+
+def broker(*arguments):
+    return CliRunner().invoke(app, ["broker", *arguments])
+
+
+def test_a_start_takes_every_broker_that_the_folder_has(no_broker, tmp_path, wishes):
+    data = stored(tmp_path / "d", "broker-a", "broker-a-slave-1", "broker-b", "broker-b-slave-1", "namesrv")
+    assert broker("start", "--data", str(data)).exit_code == 0
+    assert broker("start", "--data", str(data), "--brokers", "3", "--slaves", "0").exit_code == 0
+    assert broker("start", "--data", str(tmp_path / "new")).exit_code == 0
+    assert broker("start").exit_code == 0
+    assert [(wish.brokers, wish.slaves) for wish in wishes] == [(2, 1), (3, 0), (1, 0), (1, 0)]
+
+
+def test_a_start_without_a_broker_of_the_folder_is_refused(no_broker, tmp_path, wishes):
+    data = stored(tmp_path / "d", "broker-a", "broker-b", "broker-c")
+    done = broker("start", "--data", str(data), "--brokers", "1")
+    assert (done.exit_code, wishes) == (1, [])
+    assert f"{data} has the data of 3 brokers: without broker-b, broker-c their queues would be missing" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("data", "conf", "command"),
+    [
+        ("default", [], "rocketmq-spark broker start"),
+        ("/data two", ["a", "b"], "rocketmq-spark broker start --data '/data two', with the same --conf a, b"),
+    ],
+)
+def test_a_server_that_is_down_is_started_again_as_it_was(no_broker, monkeypatch, data, conf, command):
+    folder = str(background.default_data()) if data == "default" else data
+    there = dataclasses.replace(STATE, data=folder, conf=conf)
+    monkeypatch.setattr(background, "running", lambda: there)
+    done = broker("status")
+    assert done.exit_code == 1
+    assert done.stderr.endswith(
+        f"rocketmq-spark broker logs namesrv; then: rocketmq-spark broker stop, and: {command}\n"
+    )

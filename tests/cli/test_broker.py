@@ -95,6 +95,8 @@ def test_settings_reach_the_broker(cli, tmp_path):
     )
     assert [server["name"] for server in started["servers"]] == ["namesrv", "broker-a", "broker-b"]
     assert "fileReservedTime=7" in (data / "broker-b" / "broker.conf").read_text().replace(" ", "")
+    assert background.stored_in(data) == {"broker-a": 0, "broker-b": 0}
+    assert background.running().conf == ["fileReservedTime"]
 
 
 def test_without_java_the_first_line_says_how_to_get_it(cli, monkeypatch, tmp_path):

@@ -60,6 +60,8 @@ def test_what_each_batch_read_and_what_is_next(run: Run, query: Path) -> None:
     assert text.stderr == "Next: batch 2 again as it was begun, 6 offsets\n"
     one = run("checkpoint", "show", str(query), "--batch", "1")
     assert [line.split() for line in one.stdout.splitlines()[1:]] == [["orders", "broker-a", "0", "5", "10", "5"]]
+    tail = """rocketmq-spark tail orders --from '{"orders": {"broker-a": {"0": 5}}}' --to '{"orders": {"broker-a": {"0": 10}}}'"""
+    assert one.stderr.splitlines()[0] == f"Its messages: {tail}"
     (query / "offsets" / "2").unlink()
     assert "Next: batch 2, from where batch 1 ended in orders" in run("checkpoint", "show", str(query)).stderr
     (query / "offsets" / "0").unlink()
@@ -72,7 +74,7 @@ def test_what_each_batch_read_and_what_is_next(run: Run, query: Path) -> None:
         (["show", "{}", "--batch", "9"], 1, "batch 9 is not kept in {}. Batches 0 to 2 are"),
         (["show", "{}-not"], 1, "{}-not is no checkpoint"),
         (["diff", "{}-not"], 1, "{}-not is no checkpoint"),
-        (["rewind", "{}"], 1, "rewind needs either --to-batch N or --to-time TIME"),
+        (["rewind", "{}"], 2, "rewind needs either --to-batch N or --to-time TIME"),
         (["rewind", "{}", "--to-batch", "2"], 1, "there is no batch 2 to go back to: batches 0 to 1 are kept and done"),
         (["rewind", "{}", "--to-time", "soon"], 2, "'soon' is not a time: ISO-8601"),
         (["rewind", "{}", "--to-batch", "0", "--quiet-for", "long"], 2, "'long' is not"),

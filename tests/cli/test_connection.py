@@ -38,6 +38,18 @@ def test_any_other_option_goes_through_the_table(no_broker):
         shown("--name-server", "h:1", "-o", "requestTimeoute=7s")
 
 
+def test_what_a_query_reads_is_no_option_of_a_command(no_broker):
+    """It was ignored, and a command showed what was not asked for."""
+    with pytest.raises(OptionError) as told:
+        shown("--name-server", "h:1", "-o", "subscribe=t", "-o", "startingOffsets=latest", "-o", "readFrom=slave")
+    for name in ("subscribe", "startingOffsets", "readFrom"):
+        assert f"option {name!r} does not belong to a command, which has arguments of its own (--help)" in str(
+            told.value
+        )
+    pace = ("readDeadline=5s", "routeRefresh=5s", "pullDepth=2", "maxBytesInFlight=1mb", "group=g")
+    assert "(('h:1',)" in shown("--name-server", "h:1", *(word for option in pace for word in ("-o", option)))
+
+
 def test_without_a_name_server_the_error_says_how(no_broker):
     with pytest.raises(OptionError, match=r"--name-server host:port.*ROCKETMQ_NAMESRV.*rocketmq-spark broker start"):
         shown()

@@ -78,6 +78,11 @@ def test_another_name_is_refused_with_the_nearest(run: Run, given: str, near: st
     assert "All pages: rocketmq-spark help" in done.stderr
 
 
+def test_a_verb_of_a_command_leads_to_the_command(run: Run) -> None:
+    assert "See rocketmq-spark help topic. All pages" in run("help", "update").stderr
+    assert "See rocketmq-spark help checkpoint. All pages" in run("help", "rewind").stderr
+
+
 def test_an_installation_without_pages_says_so(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pages, "_FOLDERS", (tmp_path,))
     done = run("help")

@@ -12,7 +12,7 @@ from rocketmq_spark.cli import reading
 from rocketmq_spark.cli.reading import TopicReader, at_offset, earliest, latest
 from rocketmq_spark.errors import NotReadable, RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.pull.answers import Fetched, Piece
+from rocketmq_spark.pull.answers import Cause, Fetched, Piece
 from rocketmq_spark.wire.messages import decode_leniently
 from tests.admin.test_times import Queues
 from tests.helpers import total
@@ -197,6 +197,23 @@ def test_what_a_closed_broker_has_is_said_to_be_left_out(caplog):
         first.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": first.address}, perm=2))
         with pytest.raises(NotReadable, match=r"t must not be read on broker-a.*topic update t --permission RW"):
             reader.seek(earliest)
+    session.close_all()
+
+
+def test_offsets_of_queues_that_are_not_kept_any_more_are_reported():
+    lost = []
+    with MockBroker() as broker:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address}))
+        broker.on(Request.GET_MIN_OFFSET, ok(offset=5))
+        broker.on(Request.GET_MAX_OFFSET, ok(offset=9))
+        parsed = options.parse({"name_server": broker.address, "num_retries": "0", "request_timeout": "5s"}).for_role(
+            "batch source"
+        )
+        reader = TopicReader(parsed, "t", lambda part, cause: lost.append((part, cause)))
+        first, second = (MessageQueue("t", "broker-a", number) for number in (0, 1))
+        reader.seek_offsets({first: 2, second: 9}, {first: 4})
+        assert lost == [(OffsetRange(first, 2, 4), Cause.TRUNCATED)]
+        assert list(reader.messages()) == []
     session.close_all()
 
 

@@ -98,6 +98,25 @@ def test_from_and_count(run, filled):
     assert len(bodies(run("tail", filled, "--from", "2020-01-01T00:00:00+01:00", "--no-follow"))) == 10
 
 
+def test_offsets_by_queue_show_these_queues_only(run, filled):
+    stored = documents(run("tail", filled, "--no-follow", "--json").stdout)
+    last = max(stored, key=lambda message: message["queueOffset"])
+    queue, offset = last["queueId"], last["queueOffset"]
+
+    def by_queue(at):
+        return json.dumps({filled: {"broker-a": {str(queue): at}}})
+
+    done = run("tail", filled, "--from", by_queue(offset), "--to", by_queue(offset + 1), "--json")
+    assert [message["body"] for message in documents(done.stdout)] == [last["body"]]
+    assert bodies(run("tail", filled, "--from", by_queue(offset), "--to", by_queue(offset))) == []
+    found = documents(run("tail", filled, "--from", by_queue(-2), "--no-follow", "--json").stdout)
+    assert [message["queueOffset"] for message in found] == list(range(offset + 1))
+    behind = run("tail", filled, "--from", by_queue(offset + 2), "--to", by_queue(offset + 3))
+    assert (behind.exit_code, f"ends at {offset + 1}, before {offset + 2}" in behind.stderr) == (1, True)
+    other = run("tail", filled, "--from", '{"others":{"broker-a":{"0":0}}}', "--no-follow")
+    assert (other.exit_code, f"{filled} has no such queues" in other.stderr) == (1, True)
+
+
 def test_tags(run, filled):
     assert sorted(bodies(run("tail", filled, "--tags", "odd", "--no-follow"))) == ["1", "3", "5", "7", "9"]
 
@@ -117,6 +136,10 @@ def test_json(run, filled):
         ["--from", "9" * 400 + "h"],
         ["--tags", "||"],
         ["--count", "x"],
+        ["--from", '{"t":1}'],
+        ["--to", "9"],
+        ["--from", "0", "--to", '{"t":{"b":{"0":1}}}'],
+        ["--from", '{"t":{"b":{"0":1}}}', "--to", '{"t":{"b":{"1":1}}}'],
     ],
 )
 def test_wrong_usage(run, topic, arguments):

@@ -80,6 +80,7 @@ def examine(target: Target, subject: Subject) -> Iterator[Finding]:
 
 def of_cluster(target: Target, subject: Subject) -> Iterator[Finding]:
     """Name servers, brokers, and what is asked of them."""
+    target = replace(target, of_query=True)  # such as 'sql', which a broker must be set for
     try:
         options, client = target.options(), target.client()
     except RocketMQError as e:

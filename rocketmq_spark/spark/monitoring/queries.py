@@ -46,6 +46,14 @@ _KNOWN = (
         'a topic takes appended rows only. Write with .mode("append"), or with write_rocketmq(df, …), which needs no mode',
     ),
     (
+        r"rocketmq does not support Update mode",
+        "a topic takes appended rows only. Write the updates with foreachBatch(foreach_batch_writer(…))",
+    ),
+    (
+        r"Data source rocketmq does not support continuous processing",
+        "Python data sources have none. Use trigger(processingTime=…), and low_latency_conf() for small batches",
+    ),
+    (
         r"failed to connect back",
         "a Python worker did not start within Spark's 10 s. Is the machine overloaded, or the folder of Python slow? Start "
         "the query again",
