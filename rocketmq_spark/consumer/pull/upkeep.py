@@ -335,10 +335,15 @@ class Upkeep:
         if self._polls.closed:
             return
         owned = self._polls.queues()
-        found = self._shared.look(owned)
-        if found.keys() != set(owned):
-            logger.info("group %s: %d queues are assigned now, %d before", self._settings.group, len(found), len(owned))
-            self.have(found)
+        try:
+            found = self._shared.look(owned)
+            if found.keys() != set(owned):
+                text = "group %s: %d queues are assigned now, %d before"
+                logger.info(text, self._settings.group, len(found), len(owned))
+                self.have(found)
+        except BaseException:  # Ctrl-C, too: nobody knows what is assigned, and the next look would be in 20 s
+            self._shared.changed()
+            raise
 
     def store_finished(self) -> dict[MessageQueue, RocketMQError]:
         """Commit what is finished, as it is when the commits before this one are through."""
