@@ -128,7 +128,7 @@ OUTSIDE = {
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"
     " consumer.push.rebalancing consumer.push.consumer consumer.ahead grpc_proxy.transactions"
-    " consumer.pull.polls consumer.pull.upkeep stored.look spool.store spool.redelivery delay.service notebook",
+    " consumer.pull.polls consumer.pull.upkeep stored.look spool.store spool.redelivery notebook",
     "concurrent": "base.threads producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
     " session.telemetry",
     "time": "base.clock base.threads base.retry remoting.endpoint remoting.connection remoting.pool client.calls"

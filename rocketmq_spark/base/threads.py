@@ -116,10 +116,14 @@ def _failed(name: str, loop: Callable[[], None]) -> bool:
     return True
 
 
-class Latch:
-    """What one thread waits for and another one sets, once.
+_LOOK_S = 1.0
 
-    Not an ``Event``: Ctrl-C within the steps of its condition's lock leaves that held, and who sets it then waits for ever.
+
+class Latch:
+    """What one thread waits for, and others or signal handlers set.
+
+    Not an ``Event``: Ctrl-C within the steps of its condition's lock leaves that held, and who sets it then waits for ever. So
+    does a signal handler that sets it above such a step, perhaps one of another handler.
     """
 
     __slots__ = ("_held",)
@@ -132,11 +136,19 @@ class Latch:
         with contextlib.suppress(RuntimeError):  # it is set already
             self._held.release()
 
+    def is_set(self) -> bool:
+        """For the thread that waits."""
+        return not self._held.locked()
+
     def wait(self, seconds: float | None = None) -> bool:
-        """Returns whether it is set, after ``seconds`` at most."""
-        if not self._held.acquire(timeout=-1 if seconds is None else max(0.0, seconds)):
-            return False
-        self._held.release()
+        """Returns whether it is set, after ``seconds`` at most.
+
+        Without it the thread looks now and then: of two signals at once another thread may take both, which wakes nobody.
+        """
+        while not self._held.acquire(timeout=_LOOK_S if seconds is None else max(0.0, seconds)):
+            if seconds is not None:
+                return False
+        self.set()  # it may have been, once more
         return True
 
 

@@ -7,7 +7,6 @@ sent since the last commit is sent again.
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections import deque
 from concurrent.futures import Future
@@ -18,6 +17,7 @@ import click
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.process import on_signals
+from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import SendingCommand
 from rocketmq_spark.cli.connection import Target, connected, pairs
 from rocketmq_spark.cli.output import Output
@@ -54,9 +54,7 @@ class Copier:
     Messages of one queue go to one queue, in batches, so that their order stays; those with a sharding key one by one.
     """
 
-    def __init__(
-        self, consumer: PullConsumer, producer: BaseProducer, how: dict[str, Any], stop: threading.Event
-    ) -> None:
+    def __init__(self, consumer: PullConsumer, producer: BaseProducer, how: dict[str, Any], stop: Latch) -> None:
         self._consumer = consumer
         self._producer = producer
         self._how = how
@@ -232,7 +230,7 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
     # It must be there: brokers that create topics on demand would make a misspelt one.
     if _overlap(_place(to, destination), _place(target, source)):
         raise OptionError(f"{source} would be copied to itself", remedy="Name another topic, or --to-name-server")
-    stop, begun_s = threading.Event(), time.monotonic()
+    stop, begun_s = Latch(), time.monotonic()
     with subscribed(target, source, how) as consumer, to.producer() as producer:
         copier = Copier(consumer, producer, how, stop)
         with on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
@@ -267,7 +265,7 @@ def _destination(target: Target, how: dict[str, Any]) -> Target:
     return Target({**mine.given, **how["to_options"]})
 
 
-def _run(copier: Copier, consumer: PullConsumer, target: Target, how: dict[str, Any], stop: threading.Event) -> None:
+def _run(copier: Copier, consumer: PullConsumer, target: Target, how: dict[str, Any], stop: Latch) -> None:
     """Until the ends that the queues have now, unless it is to follow; until ``count``, or ``stop``."""
     ends = None if how["follow"] else _ends(target, how["source"])
     left, look = how["count"], Deadline.after(_LOOK_S)

@@ -8,7 +8,6 @@ import contextlib
 import shutil
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
@@ -17,6 +16,7 @@ import click
 
 from rocketmq_spark.base import exposition
 from rocketmq_spark.base.process import on_signals
+from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output, one_line, safe
@@ -171,7 +171,7 @@ def _watch(output: Output, ask: Ask, interval_s: float) -> None:
     """Until Ctrl-C. A broker that is away for a while does not end it; the first look must succeed."""
     from rocketmq_spark.cli.lag_view import LagSnapshot
 
-    over = threading.Event()
+    over = Latch()
     before: LagSnapshot | None = None
     taken_s = 0.0
     with on_signals(over.set, signal.SIGINT, signal.SIGTERM), _view(output) as show:
@@ -225,7 +225,7 @@ def _view(output: Output) -> Iterator[Show]:
 
 
 def _serve(output: Output, address: tuple[str, int], text: Callable[[], str]) -> None:
-    over = threading.Event()
+    over = Latch()
     with contextlib.ExitStack() as until:
         until.enter_context(on_signals(over.set, signal.SIGINT, signal.SIGTERM))
         try:

@@ -7,7 +7,6 @@ import random
 import re
 import signal
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +19,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from rocketmq_spark.base.process import on_signals
+from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import SendingCommand
 from rocketmq_spark.cli.connection import Target, connected, pairs
 from rocketmq_spark.cli.output import Output
@@ -83,7 +83,7 @@ def parse_rate(text: str) -> float:
     return rate
 
 
-def paced(per_second: float, count: int | None, stop: threading.Event) -> Iterator[int]:
+def paced(per_second: float, count: int | None, stop: Latch) -> Iterator[int]:
     """How many to send now, again and again, until ``count`` is reached or ``stop`` is set.
 
     A sender that was held up catches up: the rate holds over the whole time.
@@ -159,7 +159,7 @@ def produce(
             lines = (Message(topic, line, tags, keys, properties) for line in _lines(file, output))
             _send(producer, islice(lines, count), report)
             return
-        stop = threading.Event()
+        stop = Latch()
         orders = (
             replace(order, tags=tags or order.tags, keys=keys or order.keys, properties=properties)
             for order in _orders(topic, rate, count, stop)
@@ -180,7 +180,7 @@ def _lines(file: IO[bytes] | None, output: Output) -> Iterator[bytes]:
             yield text
 
 
-def _orders(topic: str, rate: float, count: int | None, stop: threading.Event) -> Iterator[Message]:
+def _orders(topic: str, rate: float, count: int | None, stop: Latch) -> Iterator[Message]:
 
     supply = Orders()
     for due in paced(rate, count, stop):

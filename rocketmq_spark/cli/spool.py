@@ -7,7 +7,6 @@ from __future__ import annotations
 import base64
 import json
 import signal
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import click
 
 from rocketmq_spark.base.clock import utc_text
 from rocketmq_spark.base.process import dedicate, on_signals
+from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import CliGroup, SendingCommand
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output
@@ -336,7 +336,7 @@ def serve(
     """
     from rocketmq_spark.delay.node import NodeSettings, open_node
 
-    over = threading.Event()
+    over = Latch()
     with on_signals(over.set, signal.SIGINT, signal.SIGTERM):
         place = NodeSettings(data, inner_topic, dead_topic, topics=topics, dead=dead)
         node = open_node(place, **{**target.settings(), "group": group})

@@ -7,7 +7,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import signal
-import threading
 import time
 from collections.abc import Callable
 from itertools import islice
@@ -17,6 +16,7 @@ import click
 
 from rocketmq_spark.base.clock import utc_text
 from rocketmq_spark.base.process import on_signals
+from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import TIMES, CliCommand, SendingCommand, start_or_time, time_ms
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Json, Output, shown
@@ -281,7 +281,7 @@ def consume(output: Output, /, target: Target, topic: str, idle_s: float | None,
     least once: if the command is killed, the last lines may come again. Lines that the reader of a pipe did not read are not
     printed again; use --count instead of `| head`.
     """
-    lines, left, stop = Json(), how["count"], threading.Event()
+    lines, left, stop = Json(), how["count"], Latch()
     with subscribed(target, topic, how) as consumer, on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
         last_s = time.monotonic()
         while not stop.is_set() and (left is None or left > 0):

@@ -250,13 +250,16 @@ class Ahead:
 
     def _start(self, broker_name: str, plain: Plain) -> bool:
         """Start the thread of a broker. If there is none, long polls continue."""
-        self._readers[broker_name] = reader = _Reader(plain)
-        run, ended = partial(self._run, broker_name), partial(self._ended, broker_name)
+        reader = _Reader(plain)
+        run, ended = partial(self._run, broker_name, reader), partial(self._ended, broker_name, reader)
         try:
+            self._readers[broker_name] = reader
             reader.thread = start_thread(f"rocketmq-ahead-{broker_name}", run, ended, again=False)
-        except RuntimeError as e:
+        except BaseException as e:  # Ctrl-C, too: there may be a thread, or none, and it finds that it is not wanted
+            self._readers.pop(broker_name, None)
+            if not isinstance(e, RuntimeError):
+                raise
             logger.warning("cannot read ahead the backlog of broker %s: %s", broker_name, e)
-            del self._readers[broker_name]
             return False
         return True
 
@@ -278,30 +281,33 @@ class Ahead:
             if reader.thread is not None and reader.thread is not threading.current_thread():
                 reader.thread.join(wait_s)
 
-    def _run(self, broker_name: str) -> None:
-        while (reader := self._next(broker_name)) is not None:
+    def _run(self, broker_name: str, reader: _Reader) -> None:
+        while self._next(broker_name, reader):
             self._read(reader)
 
-    def _ended(self, broker_name: str) -> None:
+    def _ended(self, broker_name: str, reader: _Reader) -> None:
         """Return the queues of a thread that ends to long polls. A later backlog gets a new thread."""
         with self._lock:
-            self._end(self._readers.pop(broker_name), CALM_S)
+            if self._readers.get(broker_name) is reader:
+                del self._readers[broker_name]
+            self._end(reader, CALM_S)
         self.polled()
 
-    def _next(self, broker_name: str) -> _Reader | None:
-        """Return what to read next; None for nothing."""
+    def _next(self, broker_name: str, reader: _Reader) -> bool:
+        """Note what to read next; False for nothing."""
         with self._lock:
-            reader = self._readers[broker_name]
+            if self._readers.get(broker_name) is not reader:
+                return False
             far = far_behind(self._queues.places, self._clock.now(), self._bounds, reader.plain)
             stretches = far.get(broker_name, [])
             if self._closed or not stretches:
-                return None
+                return False
             self._queues.hold([stretch.ask for stretch in stretches])
             reader.stretches, reader.joined = stretches, False
             half, count = self._bounds.half, len(stretches)
             wanted = ranges(stretches, half)
             reader.run = self._how.begin(wanted, half * count, self._bounds.max_bytes // 2 * count)
-            return reader
+            return True
 
     def _read(self, reader: _Reader) -> None:
         assert reader.run is not None

@@ -12,11 +12,11 @@ A driver: one thread, the caller of ``run``, reads, stores and commits. The spoo
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.delay import envelope_records
 from rocketmq_spark.delay.envelope_records import Answering, Commits, Committed, EnvelopeReader, Names, Remade, Room
 from rocketmq_spark.delay.release import Progress, Seen, note_of, noted, resumed
@@ -89,7 +89,7 @@ class DelayService:
         self._unread: dict[MessageQueue, int] = {}
         self._catching_up, self.stored = Deadline(0.0), 0
 
-    def run(self, over: threading.Event) -> None:
+    def run(self, over: Latch) -> None:
         """Until ``over``; then what is due and out comes to its end, and the queues go to other nodes."""
         try:
             while not over.is_set():

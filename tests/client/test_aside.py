@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -101,3 +104,31 @@ def test_a_latch_is_set_once_and_for_all_who_wait() -> None:
         thread.join(60)
         assert not thread.is_alive()
     assert (latch.wait(), latch.wait(60), latch.wait(0)) == (True, True, True)
+
+
+def test_a_latch_may_be_set_at_any_step_of_its_own() -> None:
+    """By a signal handler, perhaps above another one."""
+    for at in itertools.count():
+        latch, left = Latch(), [at]
+
+        def handler(frame: FrameType, event: str, arg: object, latch: Latch = latch, left: list[int] = left) -> Any:
+            if frame.f_code.co_filename == aside_module.__file__ and event == "line":
+                left[0] -= 1
+                if left[0] == -1:
+                    latch.set()
+            return handler
+
+        found: list[bool] = []
+
+        def above(latch: Latch = latch, found: list[bool] = found, handler: Any = handler) -> None:
+            sys.settrace(handler)
+            latch.set()
+            found.extend((latch.wait(60), latch.is_set(), latch.wait(0)))
+
+        thread = threading.Thread(target=above, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert found == [True, True, True], at
+        if left[0] >= 0:
+            assert at > 6
+            return

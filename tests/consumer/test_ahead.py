@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import linecache
+import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 
+from rocketmq_spark.base import threads
 from rocketmq_spark.base.clock import Clock
-from rocketmq_spark.consumer.ahead import ReadAhead
+from rocketmq_spark.consumer import ahead
+from rocketmq_spark.consumer.ahead import Ahead, ReadAhead
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
@@ -18,6 +24,7 @@ from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from tests.consumer.fake_member import FakeMember, as_rows, bodies, message
 from tests.consumer.reads import COUNT, Reads
+from tests.helpers import unlike_ctrl_c
 from tests.mockbroker import WAIT_S, eventually
 
 A, B = (MessageQueue("t", "b", i) for i in range(2))
@@ -261,3 +268,45 @@ def test_the_close_stops_a_read_that_hangs(fake: FakeMember, reads: Reads) -> No
         consumer.assign([A])
         eventually(lambda: reads.runs)
     assert [run.stopped.is_set() for run in reads.runs] == [True]
+
+
+class StartInterrupted:
+    """Raises Ctrl-C at the n-th line of the start of a thread that reads ahead."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> StartInterrupted | None:
+        path, caller = frame.f_code.co_filename, frame
+        if path not in (threading.__file__, threads.__file__):
+            return self if path == ahead.__file__ else None
+        while caller is not None and caller.f_code is not Ahead._start.__code__:
+            caller = caller.f_back  # type: ignore[assignment]
+        parted = (
+            not linecache.getline(path, frame.f_lineno).lstrip().startswith("with ")
+        )  # its end is no place for Ctrl-C
+        if caller is not None and event == "line" and parted and not unlike_ctrl_c(frame):
+            self.left -= 1
+            if self.left == -1:
+                raise KeyboardInterrupt
+        return self
+
+
+def test_ctrl_c_at_any_line_of_the_start_of_a_read_strands_no_queue() -> None:
+    for at in itertools.count():
+        fake = FakeMember([A, B])
+        fake.add(A, 400)
+        with made(fake, Reads()) as consumer:
+            interrupted, before = StartInterrupted(at), sys.gettrace()
+            sys.settrace(interrupted)
+            try:
+                consumer.assign([A])
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(before)
+            consumer.assign([A])
+            assert all_of(consumer, 400) == list(range(400)), at
+        if interrupted.left >= 0:
+            assert at > 20
+            return

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import sys
 import threading
+import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -13,6 +18,7 @@ from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from tests.consumer.group import FakeBrokers, FakeMember, GroupBench
+from tests.helpers import waits_in
 from tests.mockbroker import eventually
 from tests.producer.scripted import Time
 from tests.queues import q
@@ -214,4 +220,59 @@ def test_a_start_whose_end_is_interrupted_is_ended_by_the_stop(
         consumer.start(print)
     assert port.seen("leave") == []
     assert consumer.stop() == []
+    assert port.seen("leave") == ["g"]
+
+
+def runs(signals: Callable[[], object]) -> FakeMember:
+    """A consumer that runs here until it is left by ``signals``, which another thread sends when it waits for them."""
+    port = FakeMember(FakeBrokers(Time(), {"T": "a:0"}), "me")
+    consumer = BaseConsumer(port, ConsumerSettings(group="g"))
+    consumer.subscribe("T")
+    main, real = threading.current_thread(), consumer.start
+
+    def place() -> tuple[FrameType, int]:
+        frame = sys._current_frames()[main.ident or 0]
+        return frame, frame.f_lasti
+
+    def send() -> None:
+        waits_in(main, type(consumer._over).wait)
+        at = None
+        while at != (at := place()):  # and stands there: it is within its lock
+            time.sleep(0.02)
+        signals()
+
+    def started(listener: Any) -> None:
+        real(listener)
+        threading.Thread(target=send, daemon=True).start()
+
+    consumer.start = started  # type: ignore[method-assign]
+    consumer.run(print)
+    return port
+
+
+def test_a_run_ends_where_another_thread_takes_the_signal() -> None:
+    """Of two at once the second one may go there, and the first one, too: the main thread is not woken."""
+    port = runs(lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM))
+    assert port.seen("leave") == ["g"]
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_run_ends_with_a_signal_that_comes_within_the_handler_of_another(at: int) -> None:
+    inside: list[int] = []
+    within = BaseConsumer(FakeMember(FakeBrokers(Time(), {}), "me"), ConsumerSettings(group="g"))._over.set.__code__
+
+    def handler(frame: FrameType, event: str, arg: object) -> Any:
+        if frame.f_code is within and event == "line":
+            inside.append(frame.f_lineno)
+            if len(inside) == at + 1:
+                signal.raise_signal(signal.SIGTERM)
+        return handler
+
+    before = sys.gettrace()
+    sys.settrace(handler)
+    try:
+        port = runs(lambda: os.kill(os.getpid(), signal.SIGINT))
+    finally:
+        sys.settrace(before)
+    assert len(inside) > at
     assert port.seen("leave") == ["g"]

@@ -1,22 +1,29 @@
 from __future__ import annotations
 
+import itertools
+import linecache
+import sys
 import threading
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.process_queue import Thresholds
+from rocketmq_spark.consumer.push import offset_store
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, FileOffsets, LocalOffsets
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue
 from tests.consumer.group import FakeMember, GroupBench
-from tests.helpers import raising, waits_in
+from tests.helpers import raising, unlike_ctrl_c, waits_in
 from tests.queues import q
 
 A, B, SOON = q("a:0"), q("b:0"), Deadline(1e9)
+# Lines at which a tracer stops where Ctrl-C cannot, and those that give a queue free.
+PARTED = ("with ", "try:", "finally:", "self._held.offsets.reported", "self._under_way -=", "self._ended.notify")
 
 
 @pytest.fixture
@@ -137,6 +144,37 @@ def test_a_commit_that_raises_does_not_keep_its_queue(group: GroupBench, held: M
             store.persist(SOON)
     store.persist(SOON)
     assert group.brokers.offsets == {A: 1}
+
+
+def test_ctrl_c_at_any_line_of_a_commit_keeps_no_queue_from_the_next(group: GroupBench, held: MemberState) -> None:
+    """A second ``stop`` waited for a commit that nobody made, and stored nothing."""
+    port = FakeMember(group.brokers, "me")
+    group.brokers.groups.add("g")
+    for at in itertools.count():
+        store, left = BrokerOffsets(port, "g", held), [at]
+        held.offsets.put(A, at)
+
+        def handler(frame: FrameType, event: str, arg: object, left: list[int] = left) -> Any:
+            path = frame.f_code.co_filename
+            parted = not linecache.getline(path, frame.f_lineno).lstrip().startswith(PARTED)
+            if path == offset_store.__file__ and event == "line" and parted and not unlike_ctrl_c(frame):
+                left[0] -= 1
+                if left[0] == -1:
+                    raise KeyboardInterrupt
+            return handler
+
+        before = sys.gettrace()
+        sys.settrace(handler)
+        try:
+            store.persist(SOON)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        assert not store._under_way, (at, left)
+        if left[0] >= 0:
+            assert at > 10
+            return
 
 
 def test_a_file_keeps_what_is_not_here_now(held: MemberState, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +14,7 @@ from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.errors import CallTimeout, ClosedError, OffsetError
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies, made
 from tests.consumer.test_consumer_interrupted import in_time, interrupted_once
+from tests.consumer.test_pull_interrupted import Interrupted
 
 
 @pytest.mark.parametrize("exits", [False, True])
@@ -238,3 +241,48 @@ def test_without_auto_commit_a_close_commits_nothing(fake: FakeMember) -> None:
         assert bodies(consumer.poll(AT_ONCE)) == [0, 1, 2]
         consumer.poll(AT_ONCE)  # they are finished now
     assert fake.commits == []
+
+
+@pytest.mark.parametrize("how", ["close", "unsubscribe"])
+def test_ctrl_c_at_any_line_keeps_no_finished_offset_from_being_stored(how: str) -> None:
+    """Queues are given up before their offsets are stored."""
+    for at in itertools.count():
+        fake = FakeMember([A, B])
+        fake.add(A, 40)
+        fake.add(B, 3)
+        consumer = made(fake)
+        consumer.subscribe("t")
+        while consumer.poll(AT_ONCE):
+            pass
+        consumer._upkeep.begin(AT_ONCE)
+        interrupt, before = Interrupted(consumer, at), sys.gettrace()
+        sys.settrace(interrupt)
+        try:
+            consumer.close() if how == "close" else consumer.unsubscribe("t")
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        consumer.close()
+        assert (fake.stored, fake.joined) == ({A: 40, B: 3}, False), at
+        if interrupt.over():
+            assert at > 50
+            return
+
+
+def test_what_a_look_gave_up_before_ctrl_c_is_stored_by_the_next(
+    fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.add(A, 9)
+    fake.add(B, 9)
+    consumer.subscribe("t")
+    while consumer.poll(AT_ONCE):
+        pass
+    fake.ids = ["a", "me"]
+    consumer._shared.changed()
+    interrupted_once(monkeypatch, fake, "commit")
+    with pytest.raises(KeyboardInterrupt):
+        consumer.poll(AT_ONCE)
+    assert (consumer.assignment(), fake.stored) == ([B], {A: 0, B: 0})
+    consumer.poll(AT_ONCE)
+    assert fake.stored == {A: 9, B: 0}

@@ -180,6 +180,25 @@ def test_ctrl_c_at_any_line_of_a_look_keeps_no_thread_from_the_next() -> None:
             return
 
 
+def test_what_ctrl_c_kept_from_being_assigned_is_assigned_by_the_next_poll() -> None:
+    """Nobody would look for 20 s otherwise, and polls would give nothing."""
+    for at in itertools.count():
+        kept = Kept()
+        kept.shared.set("t", NO_FILTER, lambda address, question: None)
+        interrupts, before = Interrupts(at), sys.gettrace()
+        sys.settrace(interrupts)
+        try:
+            kept.one.look()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        kept.one.look()
+        assert kept.polls.queues() == [QUEUE], at
+        if interrupts.left >= 0:
+            return
+
+
 @pytest.mark.parametrize("nested", ["look", "rebalance"])
 def test_4_3_a_look_is_none_within_a_look(nested: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()

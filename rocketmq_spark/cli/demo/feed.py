@@ -8,13 +8,13 @@ stays open, so no total includes it.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 
+from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.produce import Orders, paced
 from rocketmq_spark.session.producers import Producer
 
@@ -88,7 +88,7 @@ class Feed:
         self._seconds = seconds
         self._producer = Producer(name_server=name_server, group="rocketmq-spark-demo", send_timeout="30s")
         self._orders = Orders()
-        self._stop = threading.Event()
+        self._stop = Latch()
         self._thread = ThreadPoolExecutor(1, "demo producer")
         self._writing: Future[None] | None = None
         self.sent = 0

@@ -27,6 +27,7 @@ from rocketmq_spark.model import (
 from rocketmq_spark.model.membership import QueueInfo
 
 Bytes = bytes | memoryview
+Left = dict[MessageQueue, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,13 +245,13 @@ class Assigned:
 
     # --- which queues
 
-    def assign(self, starts: Mapping[MessageQueue, Start | None]) -> dict[MessageQueue, int]:
+    def assign(self, starts: Mapping[MessageQueue, Start | None], left: Left | None = None) -> Left:
         """Have these queues and no others; new ones begin at their start, None is for those that are there already.
 
-        Gives the offsets of the dropped ones that may still be committed.
+        Gives the offsets of the dropped ones that may still be committed. They are in ``left`` before that, for Ctrl-C.
         """
         gone = self.places.keys() - starts.keys()
-        left = {q: offset for q, offset in self.to_commit().items() if q in gone}
+        (left := {} if left is None else left).update((q, at) for q, at in self.to_commit().items() if q in gone)
         for queue in gone:
             del self.places[queue]
         self.ready.keep(lambda part: part.queue in self.places)
@@ -329,8 +330,7 @@ class Assigned:
 
     def failed(self, ask: Ask, retry_at: float) -> bool:
         """The pull failed and is made again at ``retry_at``; False if it is obsolete."""
-        place = self._current(ask)
-        if place is None:
+        if (place := self._current(ask)) is None:
             return False
         place.asked, place.broker_id, place.retry_at = False, MASTER_ID, retry_at
         return True

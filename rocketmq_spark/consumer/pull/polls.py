@@ -16,7 +16,7 @@ from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.process import entry
 from rocketmq_spark.base.threads import text_of
 from rocketmq_spark.consumer.ahead import Ahead, Bounds, ReadAhead
-from rocketmq_spark.consumer.pull.assigned import Ask, Assigned, FetchedPart
+from rocketmq_spark.consumer.pull.assigned import Ask, Assigned, FetchedPart, Left
 from rocketmq_spark.consumer.push.offset_store import StoreTrouble
 from rocketmq_spark.consumer.push.rebalancing import stacks_of_threads
 from rocketmq_spark.consumer.rebalance import Start, StartQuestions, start_offset
@@ -81,9 +81,9 @@ class Polls:
         with self._lock:
             return sorted(self._assigned.places)
 
-    def assign(self, starts: Mapping[MessageQueue, Start | None]) -> dict[MessageQueue, int]:
+    def assign(self, starts: Mapping[MessageQueue, Start | None], left: Left | None = None) -> Left:
         with self._lock:
-            left = self._assigned.assign({} if self.closed else starts)  # who was closed meanwhile has given all up
+            left = self._assigned.assign({} if self.closed else starts, left)  # who was closed has given all up
         self._pull()
         return left
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, MutableSet
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.process import entry
 from rocketmq_spark.base.threads import Timer
-from rocketmq_spark.consumer.pull.assigned import FetchedPart
+from rocketmq_spark.consumer.pull.assigned import FetchedPart, Left
 from rocketmq_spark.consumer.pull.polls import Polls, Positions
 from rocketmq_spark.consumer.rebalance import QueueShare, Start, clustering_share, wait_s
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
@@ -171,7 +171,7 @@ class Upkeep:
         self._turns = threading.Lock()
         self._turn_of: int | None = None  # a thread; it means nothing while the lock is free, where Ctrl-C left it
         self._storing = threading.RLock()  # not plain: a signal handler may commit above a commit
-        self._left: dict[MessageQueue, int] = {}  # of queues that were given up at the end, not stored yet
+        self._left: Left = {}  # of queues that were given up, not stored yet: Ctrl-C may come between
         self._resets: deque[tuple[MessageQueue, int, bool]] = deque()
         polls.away = self.moved
         self._following = False
@@ -276,6 +276,7 @@ class Upkeep:
         with contextlib.suppress(IndexError):
             while True:
                 queue, offset, given_up = self._resets.popleft()
+                self._left = {other: at for other, at in self._left.items() if other != queue}
                 mine = self._polls.reset({queue: offset})
                 if given_up:
                     text = (
@@ -300,7 +301,7 @@ class Upkeep:
         if not self._settings.auto_commit:
             self._polls.assign(starts)
             return
-        self._commit(lambda: self._polls.assign(starts))  # in its turn: a reset that comes before that counts
+        self._commit(lambda: self._give_up(starts))  # in its turn: a reset that comes before that counts
         self._commit(self._polls.unstored)
 
     def rebalance(self) -> None:
@@ -326,7 +327,7 @@ class Upkeep:
         self._timer.close()
         with self._storing:
             try:
-                self._store_left()
+                self._give_up({})
                 self._settle()
             finally:
                 self._shared.leave()
@@ -335,10 +336,15 @@ class Upkeep:
         if self._polls.closed:
             return
         owned = self._polls.queues()
-        found = self._shared.look(owned)
-        if found.keys() != set(owned):
-            logger.info("group %s: %d queues are assigned now, %d before", self._settings.group, len(found), len(owned))
-            self.have(found)
+        try:
+            found = self._shared.look(owned)
+            if found.keys() != set(owned) or self._left:
+                text = "group %s: %d queues are assigned now, %d before"
+                logger.info(text, self._settings.group, len(found), len(owned))
+                self.have(found)
+        except BaseException:  # Ctrl-C, too: nobody knows what is assigned, and the next look would be in 20 s
+            self._shared.changed()
+            raise
 
     def store_finished(self) -> dict[MessageQueue, RocketMQError]:
         """Commit what is finished, as it is when the commits before this one are through."""
@@ -355,12 +361,16 @@ class Upkeep:
         with self._storing:
             return self._stored(offsets())
 
-    def _store_left(self) -> None:
-        """Commit what is finished: as it is now, after a reset that came while the consumer ended."""
-        self._left |= self._polls.assign({})
+    def _give_up(self, starts: Mapping[MessageQueue, Start | None]) -> Left:
+        """Read these queues and no others, and commit what is finished of the others: as it is now, after a reset that came
+        meanwhile, and also what an interrupted call gave up before. Gives what is left to be committed, which is nothing.
+        """
+        self._left = {queue: offset for queue, offset in self._left.items() if queue not in starts}
+        self._polls.assign(starts, self._left)
         if self._settings.auto_commit:
             self._stored(self._left)
         self._left = {}
+        return self._left
 
     def _stored(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
         failed = self._positions.store(offsets)

@@ -10,6 +10,7 @@ from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.process import Closing, Owner, entry, on_signals, postponed
+from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.consumer.pop.running import PopRunning
 from rocketmq_spark.consumer.push.running import ConsumerTools, RunningConsumer
 from rocketmq_spark.consumer.result import Listener
@@ -47,7 +48,7 @@ class BaseConsumer(Closing):
         self._busy = False  # the thread that starts or stops
         self._ending = False  # it ends
         self._running: RunningConsumer | PopRunning | None = None
-        self._over = threading.Event()
+        self._over = Latch()
         self._closed = self._ended = False
 
     @entry

@@ -281,12 +281,15 @@ class BrokerOffsets:
         """
         with self._held.lock:
             left = set(queues) if queues is not None else self._held.offsets.untold().keys() - self._under_way
-        while offsets := self._begun(left, deadline):
+        begun = True
+        while begun:
+            offsets: dict[MessageQueue, int] = {}
             committed: Mapping[MessageQueue, int] = {}
             try:
-                errors = self._port.commit(self._group, offsets, deadline)
-                self._trouble.note(offsets, errors)
-                committed = {queue: offset for queue, offset in offsets.items() if queue not in errors}
+                if begun := self._begun(left, deadline, offsets):
+                    errors = self._port.commit(self._group, offsets, deadline)
+                    self._trouble.note(offsets, errors)
+                    committed = {queue: offset for queue, offset in offsets.items() if queue not in errors}
             finally:
                 with self._held.lock:
                     self._held.offsets.reported(committed)
@@ -298,16 +301,19 @@ class BrokerOffsets:
         held = self._held.queues.get(queue)
         return held is None or self._ready(held)
 
-    def _begun(self, queues: Collection[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
-        """What is to be committed now: of those ``queues`` that are free, or come free by ``deadline``."""
+    def _begun(self, queues: Collection[MessageQueue], deadline: Deadline, begun: dict[MessageQueue, int]) -> bool:
+        """What is to be committed now: of those ``queues`` that are free, or come free by ``deadline``. It is in ``begun``
+        before it is under way, for Ctrl-C.
+        """
         with self._held.lock:
             while True:
                 known = self._held.offsets.untold()
                 offsets = {queue: known[queue] for queue in queues if queue in known and self._may_store(queue)}
                 free = {queue: offset for queue, offset in offsets.items() if queue not in self._under_way}
                 if free or not offsets or not self._ended.wait(deadline.remaining()):
+                    begun.update(free)
                     self._under_way |= free.keys()
-                    return free
+                    return bool(free)
 
 
 class FileOffsets:
