@@ -112,6 +112,20 @@ def test_a_topic_that_is_made_again_before_the_first_batch(scripted):
         eventually(lambda: run.latest() != run.offset)
 
 
+@pytest.mark.parametrize(("minimum", "beside"), [(3, {}), (0, {B: (0, 50)})], ids=["its minimum", "another queue"])
+def test_an_end_that_is_refilled_while_a_batch_waits_for_more_is_still_lost(scripted, minimum, beside, caplog):
+    """What stays proves nothing then, neither its minimum nor another queue of the topic."""
+    scripted.on(STATS, stats({A: (minimum, 5), **beside}, MARK))
+    scripted.on(SEARCH, ok(offset=5))
+    scripted.on(PULL, younger)
+    given = {"failOnDataLoss": "warn", "minOffsetsPerTrigger": 100, "maxTriggerDelay": "10m", **QUICK}
+    run = Run(scripted.address, log({A: 10, **{queue: end for queue, (_, end) in beside.items()}}), **given)
+    assert run.latest() == run.latest() == run.offset
+    assert "t/broker-a/0 offsets 5 to 10 (offset went back" in caplog.text
+    scripted.on(STATS, stats({A: (minimum, 300), **beside}, MARK, newest={A: 2 * MARK}))
+    assert ranges_of(run.plan(run.ahead())) == [[OffsetRange(A, minimum, 300)]]
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_a_clock_that_was_put_back_makes_no_topic_again(scripted, first):
     """What the query has read is of before that and younger than the newest message, until new ones are younger again."""

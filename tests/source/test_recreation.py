@@ -265,18 +265,18 @@ def test_without_open_queues_nobody_is_asked():
 
 
 @pytest.mark.parametrize(
-    ("minimum", "later_ms", "asked"),
-    [(4, 59_000, False), (4, 60_000, True), (5, 0, True), (0, 0, True), (4, -1, True)],
-    ids=["stayed", "too long ago", "moved", "nothing was removed", "a clock was put back"],
+    ("minimum", "later_ms", "newest_ms", "asked"),
+    [(4, 59_000, 1, False), (4, 60_000, 1, True), (5, 0, 1, True), (0, 0, 1, True), (4, -1, 1, True), (4, 0, 0, True)],
+    ids=["stayed", "too long ago", "moved", "nothing was removed", "a clock was put back", "at a Proxy"],
 )
-def test_a_minimum_that_stayed_proves_a_topic_for_a_while(minimum, later_ms, asked):
+def test_a_minimum_that_stayed_proves_a_topic_for_a_while(minimum, later_ms, newest_ms, asked):
     """One that is made again begins at 0."""
     now_ms, queues, brokers = [1_000_000], (A, B, C), Brokers(dict.fromkeys((A, B, C), 20))
     watch, read = RecreationWatch(lambda: brokers, "g", lambda: now_ms[0]), open_at_10(*queues)[0]
-    looked(brokers, read, dict.fromkeys(queues, QueueBounds(4 if minimum else 0, 30, 2000)), watch)
+    looked(brokers, read, dict.fromkeys(queues, QueueBounds(4 if minimum else 0, 30, 2000 * newest_ms)), watch)
     brokers.asked.clear()
     now_ms[0] += later_ms
-    found = looked(brokers, read, dict.fromkeys(queues, QueueBounds(minimum, 31, 2001)), watch)
+    found = looked(brokers, read, dict.fromkeys(queues, QueueBounds(minimum, 31, 2001 * newest_ms)), watch)
     assert found == Found([], {})
     assert brokers.asked == ([{A: MARK + 1}] if asked else [])
 

@@ -197,19 +197,28 @@ class RecreationWatch:
             found += self._younger(read, rest, deadline, unanswered)
         # Of what does not answer nothing is moved: its queues are left out of the plan, proven or not.
         changed = [queue for queue in made_again(seen, found) if share(queue) not in unanswered]
-        # What was found is found again, as often as a plan begins here because it waits for more.
-        self._watched = shares(bounds) - unanswered.keys() - shares(changed)
+        # What was found is found again, as often as a plan begins here because it waits for more; a queue that ended before
+        # its position may be refilled by then.
+        ended = shares(queue for queue, one in seen.items() if one is Sign.ENDS_BEFORE)
+        self._watched = shares(bounds) - unanswered.keys() - shares(changed) - ended
         self._seen = self._now_ms(), bounds
         return Found(changed, unanswered)
 
     def _stayed(self, bounds: Bounds) -> Callable[[MessageQueue], bool]:
         """Whether messages were removed from a queue before the last look, and none since: a topic that is made again begins at
         0, and it takes far longer than this until its first messages expire.
+
+        Not at a Proxy, which hides that a broker came back: one that lost the end of its store has its minimum still.
         """
         when_ms, before = self._seen
         if not 0 <= self._now_ms() - when_ms < _STAYS_MS:
             return lambda queue: False
-        return lambda queue: queue in before and 0 < bounds[queue].min_offset == before[queue].min_offset
+
+        def stayed(queue: MessageQueue) -> bool:
+            there, was = bounds[queue], before.get(queue)
+            return was is not None and 0 < there.min_offset == was.min_offset and there.last_update_ms != 0
+
+        return stayed
 
     def _interrupted(self, bounds: Bounds, connections: Mapping[str, object]) -> set[str]:
         """Brokers that were connected to anew since what the last look saw, perhaps because they crashed and came back.
