@@ -13,7 +13,7 @@ from rocketmq_spark import Admin, session
 from rocketmq_spark.admin import topics
 from rocketmq_spark.admin.topics import TopicChange
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.errors import BrokerNotFound, NotSupported, OptionError, RocketMQError, ServerFault
+from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, NotSupported, OptionError, RocketMQError, ServerFault
 from tests.client.conftest import Parts
 from tests.mockbroker import Call, MockBroker, ok, refuse
 
@@ -185,6 +185,9 @@ def test_who_has_it_already_is_said_where_one_refuses(kept: Kept, tools: Parts) 
         with pytest.raises(ServerFault) as half:
             verb()
         assert half.value.remedy == "It is done on broker-a, and not on broker-b"
+    kept.servers["broker-b"].on(Request.DELETE_TOPIC_IN_BROKER, lambda call: kept.servers["broker-b"].drop())
+    with pytest.raises(ConnectionLost, match="It is done on broker-a, and perhaps on broker-b"):
+        topics.delete(tools, "t")
     kept.servers["broker-a"].on(PUT, refuse(Response.SYSTEM_ERROR, "no such type"))
     with pytest.raises(ServerFault) as fault:
         topics.update(tools, "t", TopicChange(9))
