@@ -172,6 +172,23 @@ def test_what_a_broker_does_not_take_is_said_in_its_words(kept: Kept, tools: Par
         topics.update(tools, "t", TopicChange(9))
 
 
+def test_a_change_that_another_one_puts_back_at_once_is_no_success(kept: Kept, tools: Parts) -> None:
+    """Each asks what a topic has, changes its part, and puts all: of two at once the later one wins."""
+    before = {**kept.configs["broker-b"], "order": True}
+
+    def asked(call: Call) -> Any:
+        return ok(json.dumps(before if put() else kept.configs["broker-b"]).encode())
+
+    def put() -> bool:
+        return bool(kept.servers["broker-b"].seen(PUT))
+
+    kept.servers["broker-b"].on(CONFIG, asked)
+    for change in (TopicChange(9), TopicChange(permission="R"), TopicChange(order=False)):
+        with pytest.raises(RocketMQError, match="topic t has not what was set on broker-b: another change"):
+            topics.update(tools, "t", change)
+    assert topics.update(tools, "t", TopicChange(order=True)).brokers["broker-b"].order
+
+
 def test_who_has_it_already_is_said_where_one_refuses(kept: Kept, tools: Parts) -> None:
     kept.servers["broker-b"].on(PUT, refuse(Response.SYSTEM_ERROR, "no such type"))
     for change in (TopicChange(attributes={"message.type": "PRIORITY"}), TopicChange(9)):
