@@ -58,7 +58,7 @@ def ask_each(
         key: refused(answer, address) if isinstance(answer, Command) and answer.code not in accept else answer
         for (key, (address, _)), answer in zip(asked.items(), answers, strict=True)
     }
-    failed = [key for key, outcome in outcomes.items() if isinstance(outcome, RocketMQError)]
+    failed = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, RocketMQError)}
     for key, outcome in outcomes.items():
         if isinstance(outcome, RocketMQError):
             if change:

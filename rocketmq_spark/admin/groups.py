@@ -35,7 +35,7 @@ def of_group(tools: AdminTools, group: str, topics: Sequence[str]) -> Positions:
     """
     found: Positions = {}
     for topic in topics or tools.admin.consumed_topics(group):
-        queues = tools.routes.existing(topic).kept()
+        queues = tools.routes.existing(topic, 0.0).kept()  # it may have more or fewer queues than a moment ago
         found |= tools.brokers.committed(group, queues, deadline(tools))
     if all(position is None for position in found.values()):
         where = f" in {', '.join(topics)}" if topics else ""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rocketmq_spark.admin import AdminTools, ask_each
 from rocketmq_spark.base.codes import CLEANUP_POLICY, MESSAGE_TYPE, QUEUE_TYPE, Perm, Response, TopicType
 from rocketmq_spark.client.admin import batch_attributes, masters_of, registered, shown_queues
-from rocketmq_spark.errors import NotSupported, OptionError, ServerFault
+from rocketmq_spark.errors import NotSupported, OptionError, RocketMQError, ServerFault
 from rocketmq_spark.model import QueueData, TopicRoute
 from rocketmq_spark.model.admin import TopicDescription, TopicOnBroker, TopicQueues, permission
 from rocketmq_spark.wire import bodies, rpc
@@ -154,7 +154,20 @@ def update(
         asked = ", ".join(f"{name}={value}" for name, value in change.attributes.items())
         said = f"a broker does not take {asked}"
         raise OptionError(said, e.addr, topic=topic, remark=e.remark, remedy=e.remedy) from e
-    return describe(tools, topic)
+    after = describe(tools, topic)
+    if lost := sorted(name for name in configs if name in after.brokers and not _has(after.brokers[name], change)):
+        raise RocketMQError(
+            f"topic {topic} has not what was set on {', '.join(lost)}: another change of it was made at the same time",
+            remedy=f"Look what it has (rocketmq-spark topic describe {topic}), and say it again",
+        )
+    return after
+
+
+def _has(kept: TopicOnBroker, change: TopicChange) -> bool:
+    """But for attributes: a change puts back all the rest of a topic. Of an old broker it is known what routes show alone."""
+    queues = change.queues in (None, kept.write_queues)
+    old = kept.message_type is None
+    return queues and (old or (change.permission in (None, kept.permission) and change.order in (None, kept.order)))
 
 
 def _new_attributes(

@@ -119,7 +119,7 @@ def time_ms(text: str) -> int:
 
     stripped = text.strip()
     if re.fullmatch(r"[\d.]{1,12}\s*[a-z]+", stripped):
-        return round((time.time() - duration(stripped)) * 1000)
+        return max(0, round((time.time() - duration(stripped)) * 1000))  # brokers fail at numbers that they cannot hold
     if re.fullmatch(r"@\d{1,18}", stripped):
         return int(stripped[1:])
     if stripped.isdecimal():  # as well an offset, or seconds

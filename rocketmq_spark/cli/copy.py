@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections import deque
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,12 +22,14 @@ from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.produce import rate_option
 from rocketmq_spark.cli.tail import consuming, subscribed
 from rocketmq_spark.errors import DecodeError, MessageIllegal, MessageRefused, OptionError
+from rocketmq_spark.queues.selection import by_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rocketmq_spark.errors import RocketMQError
-    from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, SendResult
+    from rocketmq_spark.model import MessageQueue, ReceivedMessage
+    from rocketmq_spark.model.message import KeyedMessage
     from rocketmq_spark.producer.producer import BaseProducer
     from rocketmq_spark.queues.environment import Environment
     from rocketmq_spark.session.consumers import PullConsumer
@@ -51,7 +51,8 @@ _REFUSED = (DecodeError, MessageIllegal, MessageRefused)
 class Copier:
     """Sends copies of messages, and commits the offsets behind those that are acknowledged. ``stop`` ends a pause.
 
-    Messages of one queue go to one queue, in batches, so that their order stays; those with a sharding key one by one.
+    Messages of one queue go to one queue, those with a sharding key to the queue of its hash. A batch has those of both queues,
+    and the next one to a queue leaves when it is acknowledged, so that their order stays.
     """
 
     def __init__(self, consumer: PullConsumer, producer: BaseProducer, how: dict[str, Any], stop: Latch) -> None:
@@ -60,7 +61,6 @@ class Copier:
         self._how = how
         self._stop = stop
         self._sources: Sequence[MessageQueue] = consumer.queues(how["source"])
-        self._under_way: deque[tuple[ReceivedMessage, Future[SendResult]]] = deque()
         self._sent: dict[MessageQueue, int] = {}
         self._committed_s = self._begun_s = time.monotonic()
         self.copied = self.skipped = 0
@@ -87,40 +87,40 @@ class Copier:
             self._stop.wait(min(early_s, COMMIT_S))
 
     def _send(self, chunk: Sequence[ReceivedMessage]) -> None:
-        if key := chunk[0].properties.get(Property.SHARDING_KEY):
-            try:
-                copy = self._copy(chunk[0])
-                self._under_way.append((chunk[0], self._producer.send_async(copy, selector="hash", arg=key)))
-            except _REFUSED as e:
-                self._refused(chunk[0], e)
-            while len(self._under_way) >= UNDER_WAY:
-                self._settle_one()
-            return
-        self._settle()
+        by_queue: dict[MessageQueue, list[ReceivedMessage]] = {}
+        queues = self._producer.queues(self._how["destination"])
+        for message in chunk:
+            by_queue.setdefault(self._queue(message, queues), []).append(message)
+        for queue, part in by_queue.items():
+            self._send_to(queue, part)
+
+    def _send_to(self, queue: MessageQueue, part: Sequence[ReceivedMessage]) -> None:
         try:
-            copies, queue = [self._copy(message) for message in chunk], self._queue(chunk[0].queue)
+            copies = [self._copy(message) for message in part]
             if len(copies) == 1:
                 self._producer.send(copies[0], queue=queue)
             else:
                 self._producer.send_batch(copies, queue)
             self.copied += len(copies)
         except _REFUSED as e:
-            if len(chunk) == 1:
-                self._refused(chunk[0], e)
+            if len(part) == 1:
+                self._refused(part[0], e)
             else:  # one of them; nothing was stored
-                for message in chunk:
-                    self._send([message])
+                for message in part:
+                    self._send_to(queue, [message])
 
-    def _copy(self, message: ReceivedMessage) -> Message:
+    def _copy(self, message: ReceivedMessage) -> KeyedMessage:
         if message.decode_error is not None:
             raise DecodeError(f"it cannot be decoded: {message.decode_error}")
         return copy_of(message, self._how["destination"], self._how["mark"])
 
-    def _queue(self, source: MessageQueue) -> MessageQueue:
+    def _queue(self, message: ReceivedMessage, queues: Sequence[MessageQueue]) -> MessageQueue:
+        if key := message.properties.get(Property.SHARDING_KEY):
+            return by_hash(queues, key)
+        source = message.queue
         if source not in self._sources:  # the topic was widened
             self._sources = self._consumer.queues(self._how["source"])
         number = self._sources.index(source) if source in self._sources else source.queue_id
-        queues = self._producer.queues(self._how["destination"])
         return queues[number % len(queues)]
 
     def _refused(self, message: ReceivedMessage, error: RocketMQError) -> None:
@@ -132,24 +132,10 @@ class Copier:
             ) from error
         self.skipped += 1
 
-    def _settle(self) -> None:
-        while self._under_way:
-            self._settle_one()
-
-    def _settle_one(self) -> None:
-        message, future = self._under_way[0]
-        try:
-            future.result()  # it stays in line until it is there
-            self.copied += 1
-        except _REFUSED as e:
-            self._refused(message, e)
-        self._under_way.popleft()
-
     def commit(self) -> None:
-        """Wait until all copies are acknowledged, and commit how far that is, but for queues that others have now: they may be
-        further, and have nothing to commit any more.
+        """Commit behind the copies, all of which are acknowledged, but for queues that others have now: they may be further, and
+        have nothing to commit any more.
         """
-        self._settle()
         own = set(self._consumer.assignment())
         if sent := {queue: offset for queue, offset in self._sent.items() if queue in own}:
             self._consumer.commit(sent)
@@ -163,12 +149,12 @@ class Copier:
 
 
 def chunks(messages: Sequence[ReceivedMessage], most: int) -> Iterator[list[ReceivedMessage]]:
-    """Messages in a row that one send takes: one with a sharding key is alone."""
+    """Messages in a row that one send takes."""
     chunk: list[ReceivedMessage] = []
     size = 0
     for message in messages:
         mine = max(message.store_size, len(message.body))
-        alone = Property.SHARDING_KEY in message.properties or mine > _BATCH_BYTES
+        alone = mine > _BATCH_BYTES
         if chunk and (alone or len(chunk) >= most or size + mine > _BATCH_BYTES):
             yield chunk
             chunk, size = [], 0
@@ -181,15 +167,18 @@ def chunks(messages: Sequence[ReceivedMessage], most: int) -> Iterator[list[Rece
         yield chunk
 
 
-def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> Message:
-    """What is sent: body, tags, keys, the user's properties and the flag; the id of the original as property ``mark``."""
-    from rocketmq_spark.model import Message
+def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> KeyedMessage:
+    """What is sent: body, tags, keys, the user's properties, the sharding key and the flag; the id of the original as property
+    ``mark``.
+    """
+    from rocketmq_spark.model.message import KeyedMessage
     from rocketmq_spark.wire.properties import is_reserved
 
     own = {name: value for name, value in message.properties.items() if not is_reserved(name)}
     if mark:
         own[mark] = message.msg_id
-    return Message(topic, message.body, message.tags, message.keys, own, message.flag)
+    sharding_key = message.properties.get(Property.SHARDING_KEY)
+    return KeyedMessage(topic, message.body, message.tags, message.keys, own, message.flag, sharding_key=sharding_key)
 
 
 @click.command(cls=SendingCommand)

@@ -211,12 +211,14 @@ def _sent(producer: BaseProducer, letter: ReceivedMessage) -> str | RocketMQErro
 
 def _copy(letter: ReceivedMessage) -> Message:
     """What is sent, with a key by which it is found; those of letters that it was before are left out."""
-    from rocketmq_spark.model import Message
+    from rocketmq_spark.base.codes import Property
+    from rocketmq_spark.model.message import KeyedMessage
     from rocketmq_spark.wire.properties import is_reserved
 
     own = {name: value for name, value in letter.properties.items() if not is_reserved(name)}
     keys = [*(key for key in letter.keys if not key.startswith(_MARK)), _MARK + letter.msg_id]
-    return Message(letter.topic, letter.body, letter.tags, keys, own, letter.flag)
+    sharding_key = letter.properties.get(Property.SHARDING_KEY)
+    return KeyedMessage(letter.topic, letter.body, letter.tags, keys, own, letter.flag, sharding_key=sharding_key)
 
 
 def _missing(target: Target) -> Callable[[str], RocketMQError | None]:

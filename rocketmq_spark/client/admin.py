@@ -15,6 +15,7 @@ from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
+    ConnectionLost,
     NotFound,
     NotSupported,
     OptionError,
@@ -261,16 +262,23 @@ def _each(masters: Mapping[str, str], change: Callable[[str, str], Command]) -> 
         try:
             answer = change(name, address)
         except RocketMQError as e:
-            say_done(e, done, [other for other in masters if other not in done])
+            say_done(e, done, {other: e if other == name else None for other in masters if other not in done})
             raise
         done.append(name)
         yield name, address, answer
 
 
-def say_done(error: RocketMQError, done: Sequence[str], left: Sequence[str]) -> None:
-    """Where some brokers have taken a change its error names both, so that nobody takes it for none."""
-    if done:
-        said = f"It is done on {', '.join(done)}, and not on {', '.join(left)}"
+def say_done(error: RocketMQError, done: Sequence[str], left: Mapping[str, RocketMQError | None]) -> None:
+    """Where some brokers have taken a change, or perhaps, its error names all, so that nobody takes it for none.
+
+    ``left`` are the others, with their errors: one that was asked and did not answer may have it.
+    """
+    perhaps = [name for name, of in left.items() if isinstance(of, CallTimeout | ConnectionLost)]
+    rest = [name for name in left if name not in perhaps]
+    where = [("on ", done), ("perhaps on ", perhaps), ("not on ", rest)]
+    told = [how + ", ".join(names) for how, names in where if names]
+    if len(told) > 1:
+        said = f"It is done {', and '.join(told)}"
         error.remedy = f"{said}. {error.remedy}" if error.remedy else said
 
 

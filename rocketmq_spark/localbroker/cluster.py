@@ -116,6 +116,7 @@ class LocalBroker(Closing):
         with self._lock:
             if self._members is not None:
                 raise LocalBrokerError("This LocalBroker is running already")
+            self._pid = os.getpid()
             java = find_java()
             process.refuse_taken(self._ports)
             core = tuple(distro.fetch(["core"], self._quiet))
@@ -192,7 +193,7 @@ class LocalBroker(Closing):
     @property
     def admin(self) -> BaseAdmin:
         """An internal client, closed with the cluster. For administration use ``Admin(mq.name_server)``."""
-        return _running(self).registration.admin
+        return _own(self).registration.admin
 
     def address(self, broker: str) -> str:
         """``host:port`` where the server named ``broker`` listens."""
@@ -200,7 +201,7 @@ class LocalBroker(Closing):
 
     def pid(self, broker: str) -> int | None:
         """The process id of ``broker``, None when it does not run."""
-        return _running(self).server(broker).pid
+        return _own(self).server(broker).pid
 
     def logs(self, broker: str | None = None) -> str:
         """Return what ``broker`` printed and logged; without a name, of all servers."""
@@ -254,11 +255,11 @@ class LocalBroker(Closing):
 
     def kill(self, broker: str) -> None:
         """Kill ``broker`` with SIGKILL. It does not close its connections or flush its store."""
-        _running(self).server(broker).kill()
+        _own(self).server(broker).kill()
 
     def stop(self, broker: str) -> None:
         """Shut ``broker`` down cleanly, which takes about ten seconds."""
-        _running(self).site.stop([_running(self).server(broker)], gently=True)
+        _own(self).site.stop([_own(self).server(broker)], gently=True)
 
     def restart(self, broker: str, conf: Mapping[str, object] | None = None) -> None:
         """Restart ``broker`` on the same data and ports. It is killed first if it runs.
@@ -266,13 +267,13 @@ class LocalBroker(Closing):
         ``conf`` changes settings of broker.conf, or fields of the proxy's rmq-proxy.json.
         """
         with self._lock, distro.writing_to(self.data):
-            _running(self).restart(broker, servers.checked(conf or {}), Deadline.after(self._start_timeout_s))
+            _own(self).restart(broker, servers.checked(conf or {}), Deadline.after(self._start_timeout_s))
 
     def add_broker(self, conf: Mapping[str, object] | None = None) -> str:
         """Add a broker without slaves, with ``conf`` as settings of its broker.conf. Returns its name when it is registered."""
         with self._lock, distro.writing_to(self.data):
             spec = BrokerSpec(servers.broker_names(len(self.brokers) + 1)[-1], 0)
-            _running(self).bring_up(spec, Deadline.after(self._start_timeout_s), servers.checked(conf or {}))
+            _own(self).bring_up(spec, Deadline.after(self._start_timeout_s), servers.checked(conf or {}))
             self._specs.append(spec)
             return spec.name
 
@@ -281,6 +282,17 @@ def _running(mq: LocalBroker) -> Members:
     if mq._members is None:
         raise LocalBrokerError("This LocalBroker is not running", remedy="Use it in a with block, or call start()")
     return mq._members
+
+
+def _own(mq: LocalBroker) -> Members:
+    """What only the process can do whose children the servers are: a fork took them for dead, and killed none."""
+    members = _running(mq)
+    if os.getpid() != mq._pid:
+        raise LocalBrokerError(
+            f"This LocalBroker belongs to process {mq._pid}, from which this one was forked",
+            remedy="Control it there; here its name_server can be used: Admin(mq.name_server)",
+        )
+    return members
 
 
 def _refuse_full_disk(data: Path) -> None:

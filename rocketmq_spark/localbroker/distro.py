@@ -148,7 +148,12 @@ def exclusive(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterato
         except BlockingIOError:
             on_wait()
             fcntl.flock(f, fcntl.LOCK_EX)
-        yield
+        owner = os.getpid()
+        try:
+            yield
+        finally:
+            if os.getpid() == owner:  # a fork of meanwhile has the file open, and would hold the lock
+                fcntl.flock(f, fcntl.LOCK_UN)
 
 
 def _damaged(cache: Path, sections: Sequence[Section]) -> list[tuple[Section, Jar]]:

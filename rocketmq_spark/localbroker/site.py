@@ -50,6 +50,8 @@ class Claim:
             shutil.rmtree(self.data, ignore_errors=True)
         self._record.unlink(missing_ok=True)
         for lock in self._locks:
+            if not lock.closed:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # forks have it open, too
             lock.close()
 
 

@@ -60,6 +60,13 @@ class Message:
             self.keys = _words(self.keys)
 
 
+@dataclass(slots=True)
+class KeyedMessage(Message):
+    """What is sent again of a stored message whose sender gave it a sharding key, which is RocketMQ's property."""
+
+    sharding_key: str | None = None
+
+
 @dataclass(slots=True)  # not frozen: to make one would take six times as long, and there is one for each message
 class ReceivedMessage:
     """A stored message, as consumers, commands and look-ups return it. Reads of Spark and ``poll_arrow`` do not create these.

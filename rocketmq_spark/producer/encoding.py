@@ -18,6 +18,7 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.base.codes import LONGEST_DELAY_MS, Property, SysFlag
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message, MessageQueue, SendRequest
+from rocketmq_spark.model.message import KeyedMessage
 from rocketmq_spark.model.send import Batch, MessageEncoder
 from rocketmq_spark.options.transport import SELECTORS
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, MessageBatch, key_words
@@ -91,6 +92,8 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
     system = {Property.WAIT: "true" if message.wait_store_ok else "false", Property.UNIQ_KEY: msg_id, **delay}
     if message.priority is not None:
         system[Property.PRIORITY] = _priority(message, settings)
+    if isinstance(message, KeyedMessage) and message.sharding_key:
+        system[Property.SHARDING_KEY] = message.sharding_key
     if chooses and how.selector is not None:
         system |= _message_group(message.topic, how, chooses)
     try:

@@ -109,6 +109,7 @@ class TopicAdmin(AdminBase):
             OptionError: Nothing is to change, the topic has more queues than ``queues`` or is not on one of ``brokers``, or an
                 attribute cannot be changed.
             NotSupported: A broker is older than RocketMQ 5.0: it has no attributes, and takes the order from name servers.
+            RocketMQError: Another change of the topic was made at the same time and put this one back.
         """
         change = topics.TopicChange(queues, permission, order, attributes or {})
         return topics.update(self._tools, topic, change, brokers)

@@ -10,7 +10,14 @@ import pytest
 
 from rocketmq_spark.admin import brokers
 from rocketmq_spark.base.codes import FIRST_TO_UPDATE_USERS, Request, Response
-from rocketmq_spark.errors import BrokerNotFound, NotSupported, OptionError, RemoteProtocolError, RocketMQError
+from rocketmq_spark.errors import (
+    BrokerNotFound,
+    ConnectionLost,
+    NotSupported,
+    OptionError,
+    RemoteProtocolError,
+    RocketMQError,
+)
 from rocketmq_spark.model.admin import AccessPolicy, UserAccount
 from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
@@ -170,6 +177,12 @@ def test_where_one_broker_refuses_the_error_names_those_that_have_the_change(
     ):
         with pytest.raises(RocketMQError, match=r"busy.*It is done on broker-b, and not on broker-a"):
             verb()
+    broker.on(Request.AUTH_DELETE_USER, lambda call: broker.drop())  # it has taken it, and its answer does not come
+    with pytest.raises(ConnectionLost, match=r"It is done on broker-b, and perhaps on broker-a"):
+        brokers.delete_user(tools, "ann")
+    second.on(Request.AUTH_DELETE_USER, refuse(Response.SYSTEM_BUSY, "busy"))
+    with pytest.raises(RocketMQError, match="It is done perhaps on broker-a, and not on broker-b"):
+        brokers.delete_user(tools, "ann")
     broker.on(USERS, refuse(Response.SYSTEM_BUSY, "busy"))
     with pytest.raises(RocketMQError) as asked:  # a question changes nothing
         brokers.users(tools)

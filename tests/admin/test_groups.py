@@ -116,6 +116,16 @@ def test_a_group_is_described(broker: MockBroker, group: Parts) -> None:
     assert found.lag == 4
 
 
+def test_queues_that_a_topic_has_since_a_moment_are_there(broker: MockBroker, group: Parts) -> None:
+    """A route that was known for less than 30 s told of those before: after a widening lag was that of some queues."""
+    assert len(groups.describe(group, "g").queues) == 2
+    broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(3, {"broker-a": broker.address}))
+    broker.on(AT, ok(offset=5))
+    assert len(groups.of_group(group, "g", ["t"])) == len(groups.describe(group, "g").queues) == 3
+    broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
+    assert len(groups.describe(group, "g").queues) == 1
+
+
 def test_a_group_that_has_consumed_nothing(broker: MockBroker, group: Parts) -> None:
     broker.on(STATS, ok(b'{"offsetTable":{}}'))
     found = groups.describe(group, "g")

@@ -13,7 +13,7 @@ from rocketmq_spark import Admin, session
 from rocketmq_spark.admin import topics
 from rocketmq_spark.admin.topics import TopicChange
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.errors import BrokerNotFound, NotSupported, OptionError, RocketMQError, ServerFault
+from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, NotSupported, OptionError, RocketMQError, ServerFault
 from tests.client.conftest import Parts
 from tests.mockbroker import Call, MockBroker, ok, refuse
 
@@ -172,6 +172,23 @@ def test_what_a_broker_does_not_take_is_said_in_its_words(kept: Kept, tools: Par
         topics.update(tools, "t", TopicChange(9))
 
 
+def test_a_change_that_another_one_puts_back_at_once_is_no_success(kept: Kept, tools: Parts) -> None:
+    """Each asks what a topic has, changes its part, and puts all: of two at once the later one wins."""
+    before = {**kept.configs["broker-b"], "order": True}
+
+    def asked(call: Call) -> Any:
+        return ok(json.dumps(before if put() else kept.configs["broker-b"]).encode())
+
+    def put() -> bool:
+        return bool(kept.servers["broker-b"].seen(PUT))
+
+    kept.servers["broker-b"].on(CONFIG, asked)
+    for change in (TopicChange(9), TopicChange(permission="R"), TopicChange(order=False)):
+        with pytest.raises(RocketMQError, match="topic t has not what was set on broker-b: another change"):
+            topics.update(tools, "t", change)
+    assert topics.update(tools, "t", TopicChange(order=True)).brokers["broker-b"].order
+
+
 def test_who_has_it_already_is_said_where_one_refuses(kept: Kept, tools: Parts) -> None:
     kept.servers["broker-b"].on(PUT, refuse(Response.SYSTEM_ERROR, "no such type"))
     for change in (TopicChange(attributes={"message.type": "PRIORITY"}), TopicChange(9)):
@@ -185,6 +202,9 @@ def test_who_has_it_already_is_said_where_one_refuses(kept: Kept, tools: Parts) 
         with pytest.raises(ServerFault) as half:
             verb()
         assert half.value.remedy == "It is done on broker-a, and not on broker-b"
+    kept.servers["broker-b"].on(Request.DELETE_TOPIC_IN_BROKER, lambda call: kept.servers["broker-b"].drop())
+    with pytest.raises(ConnectionLost, match="It is done on broker-a, and perhaps on broker-b"):
+        topics.delete(tools, "t")
     kept.servers["broker-a"].on(PUT, refuse(Response.SYSTEM_ERROR, "no such type"))
     with pytest.raises(ServerFault) as fault:
         topics.update(tools, "t", TopicChange(9))

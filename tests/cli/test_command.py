@@ -5,7 +5,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from rocketmq_spark.cli.command import CliCommand
+from rocketmq_spark.cli.command import CliCommand, time_ms
 from rocketmq_spark.errors import OptionError
 from tests.cli.conftest import COMMAND
 
@@ -90,3 +90,8 @@ def test_a_reader_that_leaves_is_no_failure_of_who_only_reads(rocketmq, topic, r
         assert child.stderr is not None
         assert child.stderr.read() == ""
         assert child.wait() == code
+
+
+def test_a_duration_that_reaches_behind_1970_begins_there():
+    """Brokers fail at numbers that they cannot hold."""
+    assert time_ms("999999999999d") == 0

@@ -8,7 +8,6 @@ import threading
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +19,7 @@ from rocketmq_spark.cli import copy as copying
 from rocketmq_spark.cli.copy import Copier, chunks, copy_of
 from rocketmq_spark.errors import DecodeError, MessageIllegal, SendFailed
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.queues.selection import by_hash
 from rocketmq_spark.wire.messages import decode_messages
 from tests.cli.conftest import COMMAND, documents
 from tests.decode.fetching import stored as on_disk
@@ -68,15 +68,6 @@ class Cluster:
         if self.refuse & set(bodies):
             raise MessageIllegal("the message is illegal", remark="no")
         self.log.append((queue.queue_id, *map(int, bodies)))
-
-    def send_async(self, message: Message, selector: object, arg: object) -> Future[None]:
-        self.log.append((f"{selector}:{arg}", int(message.body)))
-        done: Future[None] = Future()
-        if message.body in self.fail:
-            done.set_exception(SendFailed("no answer"))
-        else:
-            done.set_result(None)
-        return done
 
 
 @pytest.fixture
@@ -171,21 +162,25 @@ def test_a_message_that_cannot_be_decoded_is_an_error_or_left_out(cluster: Clust
     assert copier.skipped == 1
 
 
-def test_a_sharding_key_goes_along(cluster: Cluster) -> None:
+def test_messages_of_a_sharding_key_go_to_its_queue_in_their_order(cluster: Cluster) -> None:
+    """They were sent without waiting for one another, and brokers with several threads stored them in another order."""
     copier = cluster.copier()
-    copier.send([message(0), message(1, __SHARDINGKEY="k"), message(2)])
-    assert cluster.log == [(0, 0), ("hash:k", 1), (0, 2)]
+    copier.send([message(0), *(message(n, __SHARDINGKEY="ab"[n % 2]) for n in range(1, 6)), message(6)])
+    even, odd = by_hash(TARGET, "a").queue_id, by_hash(TARGET, "b").queue_id
+    assert (even, odd) == (1, 0)
+    assert cluster.log == [(0, 0, 1, 3, 5, 6), (1, 2, 4)]
     copier.commit()
-    assert copier.copied == 3
+    assert copier.copied == 7
 
 
-def test_a_send_under_way_is_waited_for_before_its_offset_is_committed(cluster: Cluster) -> None:
+def test_a_message_with_a_sharding_key_that_fails_is_not_committed(cluster: Cluster) -> None:
     copier = cluster.copier()
     cluster.fail = {b"1"}
-    copier.send([message(0), message(1, __SHARDINGKEY="k")])
+    copier.send([message(0)])
     with pytest.raises(SendFailed):
-        copier.commit()
-    assert cluster.log == [(0, 0), ("hash:k", 1)]
+        copier.send([message(1, __SHARDINGKEY="k")])
+    copier.commit()
+    assert cluster.log == [(0, 0), ("commit", {SOURCE[0]: 1})]
 
 
 def test_it_stops_between_messages(cluster: Cluster) -> None:
@@ -218,7 +213,7 @@ def test_chunks() -> None:
     large = replace(message(2), store_size=600_000)
     keyed = message(5, __SHARDINGKEY="k")
     row = [message(0), message(1), large, message(3), message(4), keyed, message(6)]
-    assert [[m.queue_offset for m in chunk] for chunk in chunks(row, 2)] == [[0, 1], [2], [3, 4], [5], [6]]
+    assert [[m.queue_offset for m in chunk] for chunk in chunks(row, 2)] == [[0, 1], [2], [3, 4], [5, 6]]
     assert [len(chunk) for chunk in chunks([message(n) for n in range(5)], 2)] == [2, 2, 1]
     many = [replace(message(n), store_size=300_000) for n in range(3)]
     assert [len(chunk) for chunk in chunks(many, 9)] == [1, 1, 1]
@@ -230,6 +225,8 @@ def test_a_copy_has_what_the_user_gave() -> None:
     assert (made.topic, made.body, made.tags, made.keys) == ("dst", b"3", "a", ["k1", "k2"])
     assert made.properties == {"mine": "1", "orig": "U3"}
     assert copy_of(original, "dst", None).properties == {"mine": "1"}
+    assert made.sharding_key is None
+    assert copy_of(message(3, __SHARDINGKEY="k"), "dst", None).sharding_key == "k"
 
 
 # --- on real brokers
@@ -275,6 +272,21 @@ def test_all_of_it_in_order_and_then_what_is_new(rocketmq, run, topics, group):
         producer.send(Message(source, b"100"))
     total(rocketmq, source, 61)
     assert run(*command).stdout.startswith("Copied 1 messages")
+
+
+def test_copies_have_the_sharding_keys_of_their_originals_and_their_order(rocketmq, run, group, make_topic):
+    source, destination = make_topic(queues=1), make_topic(queues=4)
+    with Producer(rocketmq.name_server, "p") as producer:
+        sent = producer.send_many(
+            [Message(source, b"%d" % n) for n in range(2000)], key=lambda m: f"k{int(m.body) % 3}"
+        )
+    sent.raise_for_failed()
+    run("copy", source, destination, "--group", group)
+    by_key = defaultdict(list)
+    for one in sorted(stored(rocketmq, destination, 2000), key=lambda m: m.queue_offset):
+        by_key[one.queue_id, one.properties["__SHARDINGKEY"]].append(int(one.body))
+    assert {key: bodies for (_, key), bodies in by_key.items()} == {f"k{n}": list(range(n, 2000, 3)) for n in range(3)}
+    assert len(by_key) == 3
 
 
 def test_from_the_end_on_nothing_is_missing_that_comes_between_two_runs(rocketmq, run, topics, group):

@@ -173,6 +173,7 @@ def test_a_letter_goes_to_the_queue_of_its_sharding_key(rocketmq: LocalBroker, t
     assert first.queue is not None
     (again,) = (one for one in stored_now(rocketmq, topic) if one.body == MESSAGE.body)
     assert again.queue_id == first.queue.queue_id
+    assert again.properties["__SHARDINGKEY"] == "k"
 
 
 def test_two_letters_of_one_id_and_other_topics_are_two(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
 import pytest
 
+from rocketmq_spark import Admin
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import LocalBroker, distro
 from rocketmq_spark.localbroker.process import MARK
@@ -137,6 +139,50 @@ def test_a_fork_does_not_close_its_parents_broker() -> None:
             os._exit(0)
         os.waitpid(child, 0)
         mq.create_topic("t")
+        _in_a_fork(lambda: _refused_in_a_fork(mq))
+        assert mq.pid("broker-a")
+
+
+def test_a_fork_that_starts_it_ends_it() -> None:
+    mq = LocalBroker()
+
+    def run() -> None:
+        with mq:
+            data, pid = mq.data, mq.pid("broker-a")
+        assert pid is not None
+        assert not alive(pid)
+        assert not data.exists()
+
+    _in_a_fork(run)
+
+
+def _in_a_fork(run: Callable[[], None]) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            run()
+        except BaseException:  # noqa: BLE001 - the parent sees the exit code
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def _refused_in_a_fork(mq: LocalBroker) -> None:
+    """It took the servers for dead: ``kill`` killed none, and ``create_topic`` waited for threads that a fork has not."""
+    for ask in (
+        lambda: mq.pid("broker-a"),
+        lambda: mq.kill("broker-a"),
+        lambda: mq.stop("broker-a"),
+        lambda: mq.restart("broker-a"),
+        lambda: mq.add_broker(),
+        lambda: mq.create_topic("t"),
+        lambda: mq.admin,
+    ):
+        with pytest.raises(LocalBrokerError, match=r"belongs to process .*, from which this one was forked"):
+            ask()
+    with Admin(mq.name_server) as admin:
+        assert admin.topics() == ["t"]
 
 
 def test_python_ends_without_closing(script: Callable[[str], Script]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,6 +30,43 @@ def make_site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
     yield make
     for site in made:
         site.close(keep=False)
+
+
+@pytest.fixture
+def fork() -> Iterator[Callable[[], None]]:
+    """Forks a process that lives until the end of the test, with what is open now."""
+    children: list[int] = []
+
+    def make() -> None:
+        child = os.fork()
+        if child == 0:
+            while True:
+                signal.pause()
+        children.append(child)
+
+    yield make
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_fork_that_lives_on_holds_no_lock(tmp_path: Path, fork: Callable[[], None]) -> None:
+    """The folder was in use by "another LocalBroker" for as long as it lived, and all starts waited for it without a word."""
+    first = claim(tmp_path / "run", tmp_path / "data", keep=True)
+    fork()
+    first.release(delete=False)
+    with distro.exclusive(tmp_path / "run" / "lock"):
+        fork()
+    waited: list[bool] = []
+
+    def waits() -> None:
+        waited.append(True)
+        raise TimeoutError
+
+    with distro.exclusive(tmp_path / "run" / "lock", waits):
+        pass
+    assert not waited
+    claim(tmp_path / "run", tmp_path / "data", keep=True).release(delete=False)
 
 
 def _ready(server: Server) -> bool:
