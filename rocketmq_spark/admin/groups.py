@@ -267,9 +267,8 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
     Mirrors ``DeleteSubscriptionGroupCommand``, which always deletes the topics, and offsets with ``-r true``.
     """
     check_deletable(tools, group, force)
-    for prefix in (
-        (RETRY_PREFIX, DLQ_PREFIX) if topics else ()
-    ):  # first: of a group that is gone nobody can say it again
+    # First, for of a group that is gone nobody can say it again.
+    for prefix in (RETRY_PREFIX, DLQ_PREFIX) if topics else ():
         try:
             tools.admin.delete_topic(prefix + group)
         except RouteNotFound:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from rocketmq_spark.admin import AdminTools, ask_each, deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.client.groups import own
-from rocketmq_spark.client.pulls import ANSWERED, answer_of, command_of
-from rocketmq_spark.client.questions import BrokerQuestions, Question
+from rocketmq_spark.client.pulls import answer_of, command_of
+from rocketmq_spark.client.questions import PULLED, BrokerQuestions, Question
 from rocketmq_spark.errors import LocalProtocolError, NotFound, OptionError
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullRequest, ReceivedMessage
 from rocketmq_spark.model.admin import GROUP
@@ -262,6 +262,6 @@ def _fill(tools: AdminTools, stretches: Sequence[_Stretch], max_bytes: int) -> N
         asked = [
             Question(r.queue.broker_name, command_of(r, tools.calls, True), r.queue.topic, r.queue) for r in requests
         ]
-        answers = questions.ask_all(asked, deadline(tools), ANSWERED)
+        answers = questions.ask_all(asked, deadline(tools), PULLED)
         for one, request, answer in zip(hungry, requests, answers, strict=True):
             one.take(answer_of(request, answer, request.queue.broker_name, tools.calls.scope))

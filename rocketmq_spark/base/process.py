@@ -107,8 +107,7 @@ def settle() -> None:
     thresholds a fifth of the time to plan 100,000 queues went into looking for some.
     """
     if _is_runner():
-        gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
+        dedicate()
 
 
 def dedicate() -> None:

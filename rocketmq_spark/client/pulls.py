@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import OFFSET_RESET, RETRY_PREFIX, PullSysFlag, Response, SysFlag
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.base.threads import Aside, never_waiting
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.groups import own
-from rocketmq_spark.client.questions import Kinds, is_batched
+from rocketmq_spark.client.questions import Kinds, is_batched, is_compacted
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.errors import AccessDenied, BrokerNotFound, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import (
@@ -70,7 +69,7 @@ class RemotingPulls:
     def compacted(self, queue: MessageQueue) -> bool:
         why = "Offsets without messages were found, which is right for compaction topics only"
         found = self._known(lambda soon: self._kinds.attributes(queue.topic, queue.broker_name, soon, YOUNG_S), why)
-        return (found or {}).get(codes.CLEANUP_POLICY) == codes.COMPACTION
+        return is_compacted(found)
 
     def batched(self, queue: MessageQueue) -> bool:
         why = "Brokers do not filter the messages of a batch topic, or of a compaction topic, one by one"
@@ -93,8 +92,6 @@ _STATUS = {
     Response.PULL_RETRY_IMMEDIATELY: PullStatus.NO_MATCHED_MSG,
     Response.PULL_OFFSET_MOVED: PullStatus.OFFSET_ILLEGAL,
 }
-# The codes of answers to pulls; any other is an error.
-ANSWERED = tuple(_STATUS)
 
 
 class LongPolls:
@@ -154,7 +151,7 @@ class LongPolls:
         batched = is_batched(kind)
         if wanted.kind == "TAG":
             return request if batched is False else replace(request, filter=NO_FILTER, post_filter=True)
-        if batched or (kind or {}).get(codes.CLEANUP_POLICY) == codes.COMPACTION:
+        if batched or is_compacted(kind):
             raise OptionError(
                 f"sql is {wanted.expression!r}, but {queue.topic} is a batch topic, or a compaction topic: brokers filter none",
                 topic=queue.topic,

@@ -31,7 +31,7 @@ from rocketmq_spark.wire.messages import stamp
 logger = logging.getLogger(__name__)
 
 # What a broker says to a pull, be it that it has nothing there.
-_PULLED = (Response.SUCCESS, Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY, Response.PULL_OFFSET_MOVED)
+PULLED = (Response.SUCCESS, Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY, Response.PULL_OFFSET_MOVED)
 _RESET = Response.PULL_OFFSET_MOVED, codes.OFFSET_RESET
 
 
@@ -79,9 +79,9 @@ class BrokerQuestions:
         self, pulls: Sequence[Question], deadline: Deadline, read_from: str = "master"
     ) -> list[Command | RocketMQError]:
         """As ``ask_each``. What tells of an operator's reset, as a broker does once, tells nothing else: it is asked again."""
-        answers = self.ask_each(pulls, deadline, _PULLED, read_from)
+        answers = self.ask_each(pulls, deadline, PULLED, read_from)
         while told := [i for i, a in enumerate(answers) if isinstance(a, Command) and (a.code, a.remark) == _RESET]:
-            again = self.ask_each([pulls[i] for i in told], deadline, _PULLED, read_from)
+            again = self.ask_each([pulls[i] for i in told], deadline, PULLED, read_from)
             for i, answer in zip(told, again, strict=True):
                 answers[i] = answer
         return answers
@@ -189,6 +189,11 @@ def has_attribute(kinds: TopicKinds, queue: MessageQueue, name: str, value: str)
     """Whether the topic of a queue has an attribute; None where its broker does not say which it has."""
     kind = kinds[queue.broker_name, queue.topic]
     return None if isinstance(kind, RocketMQError) else kind.get(name) == value
+
+
+def is_compacted(attributes: Attributes | None) -> bool:
+    """Whether a topic is one that brokers compact, as far as its attributes are known."""
+    return (attributes or {}).get(codes.CLEANUP_POLICY) == codes.COMPACTION
 
 
 def first_of_each(queues: Iterable[MessageQueue]) -> dict[tuple[str, str], MessageQueue]:

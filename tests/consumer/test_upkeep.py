@@ -154,18 +154,24 @@ class Interrupts:
         return self
 
 
+def interrupted_look(kept: Kept, at: int) -> Interrupts:
+    """A look at the group of a consumer that has just subscribed, interrupted at a line."""
+    kept.shared.set("t", NO_FILTER, lambda address, question: None)
+    interrupts, before = Interrupts(at), sys.gettrace()
+    sys.settrace(interrupts)
+    try:
+        kept.one.look()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return interrupts
+
+
 def test_ctrl_c_at_any_line_of_a_look_keeps_no_thread_from_the_next() -> None:
     for at in itertools.count():
         kept = Kept()
-        kept.shared.set("t", NO_FILTER, lambda address, question: None)
-        interrupts, before = Interrupts(at), sys.gettrace()
-        sys.settrace(interrupts)
-        try:
-            kept.one.look()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(before)
+        interrupts = interrupted_look(kept, at)
         assert kept.polls.queues() in ([], [QUEUE])
         kept.polls.assign({})
         for other in (True, False):
@@ -184,15 +190,7 @@ def test_what_ctrl_c_kept_from_being_assigned_is_assigned_by_the_next_poll() -> 
     """Nobody would look for 20 s otherwise, and polls would give nothing."""
     for at in itertools.count():
         kept = Kept()
-        kept.shared.set("t", NO_FILTER, lambda address, question: None)
-        interrupts, before = Interrupts(at), sys.gettrace()
-        sys.settrace(interrupts)
-        try:
-            kept.one.look()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(before)
+        interrupts = interrupted_look(kept, at)
         kept.one.look()
         assert kept.polls.queues() == [QUEUE], at
         if interrupts.left >= 0:

@@ -9,9 +9,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rocketmq_spark.base.codes import CLEANUP_POLICY, COMPACTION, QUEUE_TYPE, Perm
+from rocketmq_spark.base.codes import CLEANUP_POLICY, QUEUE_TYPE, Perm
 from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed, ok
 from rocketmq_spark.cli.lag_view import duration, waiting, went_back
+from rocketmq_spark.client.questions import is_compacted
 from rocketmq_spark.errors import AccessDenied, CertificateRefused, NotSupported, RocketMQError
 from rocketmq_spark.model import BrokerData, Filter, TopicRoute
 from rocketmq_spark.model.admin import QueueLag, total
@@ -205,7 +206,7 @@ def topic(route: TopicRoute, config: Mapping[str, str] | None) -> Iterator[Findi
         yield advice(
             check, f"is of type {kind}: a Proxy refuses other messages", "Create it without message.type for a sink"
         )
-    if attributes.get(CLEANUP_POLICY) == COMPACTION:
+    if is_compacted(attributes):
         yield advice(
             check, "keeps the last message of each key only", "Expect gaps in offsets; retention does not apply"
         )
