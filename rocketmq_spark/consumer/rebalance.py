@@ -78,7 +78,11 @@ def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, ask: StartQuest
     if queue.topic.startswith(RETRY_PREFIX) or consume_from.where is Where.EARLIEST:
         return Start(0, False)  # the first pull corrects an offset that is too small
     if consume_from.where is Where.LATEST:
-        return Start(_checked(queue, "maximum", ask.max_offset()), False)
+        end = _checked(queue, "maximum", ask.max_offset())
+        # A broker says 0 of a young queue, but nothing of an empty one: if its first message came between the two requests, it
+        # would be skipped, as Java skips it. So the broker is asked once more, and may know an offset of another member, too.
+        stored = ask.stored() if end > 0 else None
+        return Start(end, False) if stored is None else Start(_checked(queue, "stored", stored), stored > 0)
     found = ask.search(consume_from.timestamp_ms)
     return Start(_checked(queue, f"time {consume_from.timestamp_ms}", found), False)
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,7 +71,27 @@ def test_4_28_a_stored_offset_decides_in_every_mode(mode, queue, stored):
 def test_4_23_4_24_4_26_4_27_where_there_is_none_the_mode_decides(mode, queue, expected, asked):
     broker = Broker(None)
     assert start_offset(queue, MODES[mode], broker.questions) == Start(expected, False)
-    assert broker.asked == ["stored", *([asked] if asked else [])]
+    again = ["stored"] if asked == "max" else []
+    assert broker.asked == ["stored", *([asked] if asked else []), *again]
+
+
+@pytest.mark.parametrize("stored", [0, 7])
+def test_a_message_that_comes_between_the_requests_is_not_skipped(stored):
+    """An empty queue has no offset of a group, a young one 0: a broker that got its first message meanwhile says so."""
+    broker = Broker(None, maximum=1)
+    first = broker.questions
+
+    def end() -> int:
+        broker.answers["stored"] = stored
+        return first.max_offset()
+
+    assert start_offset(NORMAL, MODES["last"], replace(first, max_offset=end)) == Start(stored, stored > 0)
+
+
+def test_an_empty_queue_is_asked_about_once():
+    broker = Broker(None, maximum=0)
+    assert start_offset(NORMAL, MODES["last"], broker.questions) == Start(0, False)
+    assert broker.asked == ["stored", "max"]
 
 
 @pytest.mark.parametrize("mode", MODES)
