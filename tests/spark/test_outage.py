@@ -164,7 +164,8 @@ class Killing:
     def __init__(self, spark, mq, folder, **options):
         (self.topic,) = names(1, "killed")
         mq.create_topic(self.topic, 1)
-        self.mq, self.folder, self.options, self.spark = mq, folder, options, spark
+        self.mq, self.folder, self.spark = mq, folder, spark
+        self.options = {"minPartitions": 2, **options}  # one task would be read by the driver while it plans
         self.queues = [MessageQueue(self.topic, f"broker-{name}", 0) for name in "ab"]
         self.batches: dict[int, list] = {}
         self.kill = False
