@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from rocketmq_spark.admin import AdminTools, ask_each, deadline
+from rocketmq_spark.admin import AdminTools, ask_each, deadline, with_kept
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.client.groups import own
 from rocketmq_spark.client.pulls import answer_of, command_of
@@ -230,7 +230,7 @@ def messages_of_time(
         raise OptionError(f"limit is {limit}; expected 1 to {MOST_BY_TIME}, or a key")
     first_ms, last_ms = _period(begin_ms, end_ms)
     queues = Own(environment)(tools.routes.existing(topic, 0.0).kept())
-    bounds = tools.brokers.bounds(queues, deadline(tools))
+    bounds = with_kept(tools, tools.brokers.bounds(queues, deadline(tools)))
     times = {} if begin_ms is None else dict.fromkeys(bounds, first_ms)
     starts = tools.brokers.search_offsets(times, deadline(tools), group=GROUP)
     stretches = [

@@ -48,7 +48,9 @@ class CliCommand(click.Command):
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
+            for said in getattr(interrupt, "__notes__", ()):  # which brokers have taken a change
+                output.note(said)
             ctx.exit(INTERRUPTED)
         except Exception as error:
             # The root of the program: no caller could report it better.

@@ -13,7 +13,9 @@ from rocketmq_spark import Admin, session
 from rocketmq_spark.admin import topics
 from rocketmq_spark.admin.topics import TopicChange
 from rocketmq_spark.base.codes import Request, Response
+from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, NotSupported, OptionError, RocketMQError, ServerFault
+from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
 from tests.mockbroker import Call, MockBroker, ok, refuse
 
@@ -209,6 +211,20 @@ def test_who_has_it_already_is_said_where_one_refuses(kept: Kept, tools: Parts) 
     with pytest.raises(ServerFault) as fault:
         topics.update(tools, "t", TopicChange(9))
     assert fault.value.remedy is None
+
+
+def test_who_has_it_already_is_said_after_ctrl_c(kept: Kept, tools: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = Calls.ask
+
+    def interrupted(self: Calls, address: str, command: Command, *more: Any, **how: Any) -> Command:
+        if command.code == PUT and command.ext["bname"] == "broker-b":
+            raise KeyboardInterrupt
+        return ask(self, address, command, *more, **how)
+
+    monkeypatch.setattr(Calls, "ask", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        topics.widen(tools, "t", 9)
+    assert caught.value.__notes__ == ["It is done on broker-a, and perhaps on broker-b"]
 
 
 @pytest.mark.parametrize("own", [4, 2])

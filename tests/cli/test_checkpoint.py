@@ -156,6 +156,10 @@ def test_differences_to_the_broker(
     entry(tmp_path, 0, json.dumps(Offsets({queue(0, fine): 0, queue(1, fine): 3}).to_json()))
     well = run("checkpoint", "diff", str(tmp_path))
     assert (well.exit_code, well.stderr) == (0, "Nothing is lost\n")
+    own = Offsets({queue(1, fine): 3}, reads={"namespace": "", "environment": "dev", "environments": {}})
+    entry(tmp_path, 0, json.dumps(own.to_json()))
+    of_environment = documents(run("checkpoint", "diff", str(tmp_path), "--json").stdout)
+    assert [row["queueId"] for row in of_environment] == [1], "the other queue is that of another environment"
 
 
 def test_a_broker_that_is_down_is_no_loss(run: Run, lone: LocalBroker, tmp_path: Path) -> None:

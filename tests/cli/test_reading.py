@@ -217,6 +217,22 @@ def test_offsets_of_queues_that_are_not_kept_any_more_are_reported():
     session.close_all()
 
 
+def test_a_topic_that_is_made_again_is_followed_from_its_begin():
+    """Not only from where the old one ended."""
+    lost = []
+    with MockBroker() as broker:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
+        Queues(broker, {0: [1, 2, 3]})
+        parsed = options.parse({"name_server": broker.address}).for_role("batch source")
+        reader = TopicReader(parsed, "t", lambda part, cause: lost.append((part, cause)))
+        reader.seek(earliest)
+        assert [message.store_timestamp for message in reader.messages()] == [1, 2, 3]
+        Queues(broker, {0: [7, 8]})
+        assert [message.store_timestamp for message in reader.messages()] == [7, 8]
+        assert lost == [(OffsetRange(MessageQueue("t", "broker-a", 0), 7, 8), Cause.WENT_BACK)]
+    session.close_all()
+
+
 def half_closed(first, second):
     servers = {"broker-a": first, "broker-b": second}
     return ok(json.dumps({

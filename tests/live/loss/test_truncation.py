@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rocketmq_spark import Admin
 from rocketmq_spark.cli.reading import TopicReader, earliest
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.localbroker import LocalBroker
@@ -173,6 +174,10 @@ def test_what_a_compaction_topic_keeps_is_read_although_its_log_is_gone(forgetfu
     reader = TopicReader(shown, table, lambda part, cause: pytest.fail(f"{part} {cause}"))
     reader.seek(earliest)
     assert [message.body.decode() for message in reader.messages()] == bodies(found)
+    with Admin(forgetful.name_server) as admin:
+        (change,) = admin.reset_offsets("g", "earliest", [table], preview=True)
+        assert change.after == found[0]["queueOffset"]
+        assert [message.body.decode() for message in admin.find_messages(table, begin_ms=1, limit=100)] == bodies(found)
     for cut in (row["storeTimestamp"] for row in found[:: len(found) // 4]):
         options = {"subscribe": table, "startingOffsetsByTimestampStrategy": "latest"}
         for ms in (int(cut.timestamp() * 1000) + more for more in (-1, 0, 1)):
