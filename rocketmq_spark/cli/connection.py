@@ -112,7 +112,8 @@ class Target:
 _SOURCES = frozenset({"stream source", "batch source"})
 # How a source reads, which commands do, too.
 _PACE = frozenset({"route_refresh", "max_bytes_in_flight", "pull_depth", "read_deadline"})
-_WHERE = ("namespace", "environment", "environmentmode", "environments")
+ENVIRONMENT = ("environment", "environmentmode", "environments")
+_WHERE = ("namespace", *ENVIRONMENT)
 
 
 def _of_suffix(record: Mapping[str, object]) -> dict[str, Any]:
