@@ -158,11 +158,12 @@ class Stream:
                 self._tell_absent(begin, recent, view)
                 return view
             if deadline.expired:
-                cause = self._catalog.trouble.first
+                cause, first = self._catalog.trouble.first, missing[0]
+                why = filters.why_absent(self._catalog.known_routes.get(first.topic), first)
                 raise BrokerNotFound(
                     f"no broker answers for {listed(missing)}, which this run has to read to its end",
                     cause.addr if cause else None,
-                    remark=cause.message if cause else None,
+                    remark=cause.message if cause else why,
                     remedy="Look at the brokers, or raise option 'readDeadline'",
                 ) from cause
             self._clock.sleep(_PAUSE_S)
