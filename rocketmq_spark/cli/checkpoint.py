@@ -192,7 +192,7 @@ def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[s
     """Every queue of a batch and of its topics, as brokers have it now, and what they would not say."""
     from rocketmq_spark.admin import deadline
     from rocketmq_spark.spark.checkpoints.rewind import drift
-    from rocketmq_spark.spark.source.recreation import RecreationWatch, share, with_kept
+    from rocketmq_spark.spark.source.recreation import RecreationWatch, share
 
     bounds: dict[MessageQueue, QueueBounds] = {}
     away: set[str] = set()
@@ -210,10 +210,6 @@ def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[s
             continue
         known = {*queues, *(queue for queue in batch.positions if queue.topic == topic)}
         bounds |= client.brokers.bounds(known, deadline(client), note)
-    soon = deadline(client)
-    bounds = with_kept(
-        lambda low, said: client.brokers.kept_from(GROUP, low, soon, said), bounds, batch.positions, away, note
-    )
     remade: list[MessageQueue] = []
     for offsets in batch.sources.values():
         found = RecreationWatch(lambda: client.brokers, GROUP).look(offsets, bounds, deadline(client))

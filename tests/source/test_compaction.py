@@ -7,14 +7,10 @@ import pytest
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.cli.checkpoint import differences
 from rocketmq_spark.consumer.pull.polls import Positions
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import BrokerBusy, DataLossError, OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.spark.checkpoints.entries import LoggedBatch
-from rocketmq_spark.spark.checkpoints.rewind import DriftState
-from rocketmq_spark.spark.source.offsets import Offsets
 from tests.harness import store
 from tests.mockbroker import MockBroker, ok, refuse, topic_config
 from tests.reading import Run, plan, ranges_of, read
@@ -124,13 +120,3 @@ def test_members_begin_and_seek_where_what_is_kept_begins(broker, table):
     broker.on(Request.GET_TOPIC_CONFIG, refuse(Response.SYSTEM_BUSY, "busy"))
     with pytest.raises(BrokerBusy):
         positions.checked(A, 250)
-
-
-def test_a_checkpoint_that_is_behind_what_statistics_tell_has_lost_nothing(broker, table):
-    options = options_table.parse({"nameServer": broker.address, "subscribe": "t"}).for_role("stream source")
-    batch = LoggedBatch(3, {0: Offsets({A: 200})})
-    ((found,), errors) = differences(session.client(options), batch)
-    assert (found.state, found.offsets, errors) == (DriftState.BEHIND, 400, [])
-    broker.on(Request.GET_TOPIC_CONFIG, topic_config())
-    ((found,), _) = differences(session.client(options), batch)
-    assert (found.state, found.offsets) == (DriftState.LOST, 300)
