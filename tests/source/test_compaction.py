@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from rocketmq_spark import options as options_table
@@ -24,7 +26,7 @@ class Table:
     """A queue that statistics tell to be from 500 to 600, and the offsets that are ``kept``, each stored at its number in ms."""
 
     def __init__(self, broker):
-        self.kept = [100, 250, 300, 599]
+        self.kept, self.later_ms = [100, 250, 300, 599], 0
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route({"broker-a": {0: broker.address}}))
         broker.on(Request.GET_TOPIC_STATS_INFO, stats({A: (500, 600)}, newest_ms=599))
         broker.on(Request.GET_TOPIC_CONFIG, topic_config(cleanup_policy="COMPACTION"))
@@ -39,7 +41,7 @@ class Table:
             return refuse(
                 Response.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", nextBeginOffset=asked, minOffset=0, maxOffset=0
             )
-        stored = store("t", b"x", queue_offset=at, store_ms=at)
+        stored = store("t", b"x", queue_offset=at, store_ms=at + self.later_ms)
         return ok(stored, nextBeginOffset=at + 1, minOffset=0, maxOffset=600, suggestWhichBrokerId=0)
 
 
@@ -120,3 +122,17 @@ def test_members_begin_and_seek_where_what_is_kept_begins(broker, table):
     broker.on(Request.GET_TOPIC_CONFIG, refuse(Response.SYSTEM_BUSY, "busy"))
     with pytest.raises(BrokerBusy):
         positions.checked(A, 250)
+
+
+@pytest.mark.parametrize("size", [600, 650])
+def test_a_store_that_was_lost_and_filled_again_is_noticed_although_the_log_had_expired(broker, table, size):
+    """Of such a queue statistics tell no time: the last message that was read does."""
+    broker.on(Request.GET_TOPIC_STATS_INFO, stats({A: (600, 600)}, newest_ms=-1))
+    run = Run(broker.address, startingOffsets="earliest", **QUICK)
+    run.offset = run.latest()
+    assert json.loads(run.offset)["marks"] == {"t": {"broker-a": {"0": 599}}}
+    table.kept, table.later_ms = list(range(size)), 1000
+    broker.on(Request.GET_TOPIC_STATS_INFO, stats({A: (0, size)}, newest_ms=1000 + size))
+    broker.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, ok(offset=0))
+    with pytest.raises(DataLossError, match="offset went back"):
+        run.ahead()
