@@ -189,7 +189,7 @@ class BasePullConsumer(Closing):
     def seek_to_beginning(self, *queues: MessageQueue) -> None:
         """Continue at the first message that the broker keeps, of ``queues`` or of all assigned queues."""
         self._owner.check(self._polls.closed)
-        self._polls.seek(queues, lambda queue: self._positions.bounds(queue).min_offset)
+        self._polls.seek(queues, lambda queue: self._positions.bounds(queue, kept=True).min_offset)
 
     @entry
     def seek_to_end(self, *queues: MessageQueue) -> None:

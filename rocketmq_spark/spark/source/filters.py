@@ -72,7 +72,11 @@ def validate(
     """Let one broker of each topic compile its SQL expression. Raises ``OptionError`` with the broker's words."""
     if options.sql is None:
         return
-    for topic, queue in sorted({queue.topic: queue for queue in queues}.items()):
+    there = {queue.topic: queue for queue in queues}
+    # A topic that the pattern matches later is read at once.
+    named = options.sql if isinstance(options.sql, dict) and there else ()
+    later = {topic: min(there.values()) for topic in named if is_read(options, topic)}
+    for topic, queue in sorted({**later, **there}.items()):
         sql, broker = of_topic(options, topic), queue.broker_name
         if not sql:
             continue
@@ -82,7 +86,7 @@ def validate(
                 "be answered with every message",
                 remedy="Connect to the brokers, or filter with option 'tags'",
             )
-        if batched(queue):
+        if topic in there and batched(queue):
             raise of_batch_topic(sql, topic)
         try:
             offsets.check_filter(broker, options.group, topic, sql.expression, deadline)

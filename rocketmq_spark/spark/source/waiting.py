@@ -15,9 +15,11 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.retry import Trouble
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.options import Options
+from rocketmq_spark.spark.source import filters
 from rocketmq_spark.spark.source.catalog import OffsetCache
 from rocketmq_spark.spark.source.decisions import QueuesView
-from rocketmq_spark.spark.source.offsets import Bounds, listed
+from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions, listed
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +67,14 @@ def whole(catalog: OffsetCache) -> QueuesView:
         deadline.pause(1.0)
         view = patiently(catalog, catalog.sweep, deadline)
     return view
+
+
+def begun(catalog: OffsetCache, options: Options, view: QueuesView, start: Positions) -> QueuesView:
+    """``view`` for a read from ``start`` on: what a compaction topic does not keep from there on is no loss."""
+    if all(at >= view.bounds[queue].min_offset for queue, at in start.items()):
+        return view
+    catalog.expect(Offsets(start, reads=filters.recorded(options)))
+    return patiently(catalog, catalog.sweep)
 
 
 class Absence:
