@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import (
     ArrayType,
@@ -115,6 +116,14 @@ def rows(reader: RocketMQReader | RocketMQStreamReader, partitions: Iterable[Inp
     return found
 
 
+def handed_over(reader: RocketMQStreamReader) -> list[Row] | None:
+    """The rows that go to Spark with the plan that was just made; None if tasks read them."""
+    if not isinstance(reader, _SimpleStreamReaderWrapper):
+        return None
+    batches = reader.getCache({}, {})
+    return None if batches is None else [row for batch in batches for row in batch.to_pylist()]
+
+
 def bodies(found: Iterable[Row]) -> list[str]:
     return [row["body"].decode() for row in found]
 
@@ -165,7 +174,10 @@ class Run:
         end = self.latest(limit)
         if end == self.offset:
             return []
-        found = rows(self.reader, self.plan(end))
+        partitions = self.plan(end)
+        handed = handed_over(self.reader)
+        found = rows(self.reader, partitions)
+        assert handed is None or handed == found, "the driver and a task read different rows"
         self.offset = end
         self.read += bodies(found)
         return found

@@ -56,7 +56,7 @@ ORDER = {
     "pull": "answers missing requests reader puller reading",
     "delay": "release stream envelope_records service node",
     "spark": "checkpoints monitoring sink source tuning source.offsets source.planner source.decisions source.filters"
-    " source.recreation source.catalog source.waiting source.commit source.tasks source.stream source.readers"
+    " source.recreation source.catalog source.waiting source.commit source.tasks source.prefetch source.stream source.readers"
     " checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
     " sink.checks sink.once sink.task sink.writers datasource sink.foreach monitoring.queries"
     " monitoring.listeners",
@@ -101,12 +101,13 @@ BANNED = {
 
 # Who may import what from outside; what is not named here comes from the standard library and is open to all.
 OUTSIDE = {
-    "pyspark": "daemon spark.datasource columnar.decode.schema spark.sink spark.source.tasks"
+    "pyspark": "daemon spark.datasource columnar.decode.schema spark.sink spark.source.tasks spark.source.prefetch"
     " spark.source.readers spark.monitoring.listeners spark.monitoring.queries cli delay.stream notebook",
     **dict.fromkeys(("matplotlib", "IPython"), "notebook"),
     "opentelemetry": "session.telemetry",
     "py4j": "cli.demo.play spark.datasource",
-    "pyarrow": "wire.compression columnar stored spark.source.tasks spark.checkpoints.entries spark.sink producer.rows",
+    "pyarrow": "wire.compression columnar stored spark.source.tasks spark.source.prefetch"
+    " spark.checkpoints.entries spark.sink producer.rows",
     "numpy": "remoting.bulk pull.answers columnar stored spark.sink producer.rows",
     "xxhash": "columnar.encode.content_ids",
     "prometheus_client": "base.exposition spark.monitoring.listeners",

@@ -279,7 +279,7 @@ def test_a_batch_is_planned_from_routes_and_offsets(wired: Callable[..., None]) 
 def test_a_stream_is_planned_from_routes_and_offsets(wired: Callable[..., None]) -> None:
     fakes = reading()
     wired(**fakes)
-    given = {"subscribePattern": ".", "maxBytesPerTrigger": "1m", "startingOffsets": "earliest"}
+    given = {"subscribePattern": ".", "maxBytesPerTrigger": "1m", "startingOffsets": "earliest", "numPartitions": 2}
     made = options_table.parse({"nameServer": "h:1", **given})
     stream = RocketMQStreamReader(made.for_role("stream source"), ())
     start = stream.initialOffset()

@@ -22,19 +22,18 @@ STREAM = """
 reader = RocketMQStreamReader(options.for_role("stream source"), BASIC)
 start = reader.initialOffset()
 end = reader.latestOffset(start, reader.getDefaultReadLimit())
+assert "rocketmq_spark.columnar.decode.decoder" not in sys.modules  # before the first batch that it reads itself
 print(sum(r.size for partition in reader.partitions(start, end) for r in partition.ranges))
 """
 
 
-@pytest.mark.parametrize(
-    ("steps", "absent"), [(BATCH, ["pandas"]), (STREAM, ["pandas", "rocketmq_spark.columnar.decode.decoder"])]
-)
-def test_no_more_is_imported_than_needed(rocketmq, topic, steps, absent):
+@pytest.mark.parametrize("steps", [BATCH, STREAM])
+def test_no_more_is_imported_than_needed(rocketmq, topic, steps):
     from tests.reading import feed
 
     feed(rocketmq, topic, 8, tags="t", keys=["a", "b"], properties={"n": "1"})
-    script = READ + steps + f"print(sorted(set({absent!r}) & set(sys.modules)))"
+    script = READ + steps + "print('pandas' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script, rocketmq.name_server, topic], capture_output=True, text=True, timeout=60
     )
-    assert done.stdout.splitlines() == ["8", "[]"], done.stderr
+    assert done.stdout.splitlines() == ["8", "False"], done.stderr

@@ -9,6 +9,8 @@ from collections import Counter
 import pytest
 
 from tests.fix_spark import finish
+from tests.helpers import killed
+from tests.reading import feed
 from tests.scale import scaled
 from tests.spark.pipelines import holds, once, read, read_stream, records, rows_of, same
 from tests.witness import KINDS, java_send
@@ -93,3 +95,20 @@ def test_columns_that_nobody_asks_for(spark, broker_cluster, written):
     frame = read(spark, broker_cluster.name_server, topic, columns="msgId,queueId", includeProperties="none")
     assert frame.columns == ["queueId", "msgId"]
     assert Counter(row.msgId for row in frame.collect()) == Counter(expected.keys())
+
+
+def test_a_small_batch_is_read_with_its_plan(spark, lone, tmp_path):
+    """Its rows are there although the broker is gone when the first task starts."""
+    lone.create_topic("small", queues=4)
+    sent = feed(lone, "small", 12)
+    found: list[list[str]] = []
+
+    def take(batch, number):
+        killed(lone, "broker-a")
+        rows = batch.selectExpr("cast(body as string) text")
+        found.extend(sorted(row.text for row in rows.collect()) for _ in range(2))
+
+    frame = read_stream(spark, lone.name_server, "small", startingOffsets="earliest")
+    query = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+    finish(query.start())
+    assert found == [sorted(sent)] * 2

@@ -48,6 +48,7 @@ from rocketmq_spark.spark.source import decisions, planner, tasks
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions, ending, listed, starting, stored_at
 from rocketmq_spark.spark.source.planner import TriggerLimits
+from rocketmq_spark.spark.source.prefetch import Prefetch, may_hand_over
 from rocketmq_spark.spark.source.stream import Stream
 from rocketmq_spark.spark.source.waiting import begun, patiently, whole
 
@@ -292,6 +293,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._columns = columns
         self._stream = Stream(options)
+        self._prefetch = Prefetch(options, columns)
+        self._rows: list[Any] | None = None
         process.settle()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -331,7 +334,11 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         log = self._stream.log
-        return list(self._stream.partitions(log.read(start), log.read(end)))
+        planned = list(self._stream.partitions(log.read(start), log.read(end)))
+        self._rows = self._prefetch(planned) if _HANDS_OVER else None
+        if self._rows is not None:
+            self.__class__ = _ReaderWithRows
+        return planned
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return tasks.read(self._options, self._columns, partition, streaming=True)
@@ -341,3 +348,15 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         process.end_quietly()
+
+
+class _ReaderWithRows(RocketMQStreamReader):
+    """What the reader is between ``partitions`` and PySpark's next call, which takes the rows."""
+
+    def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any] | None:
+        rows, self._rows = self._rows, None
+        self.__class__ = RocketMQStreamReader  # type: ignore[assignment]
+        return None if rows is None else iter(rows)
+
+
+_HANDS_OVER = may_hand_over(_ReaderWithRows)

@@ -21,7 +21,7 @@ from rocketmq_spark.model import Filter, MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.pull import reading
-from rocketmq_spark.pull.answers import Cause
+from rocketmq_spark.pull.answers import Cause, OnLoss
 from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.spark.source import decisions, filters
 
@@ -123,11 +123,16 @@ def partitions(
 
 
 def read(
-    options: Options, columns: tuple[Column, ...], partition: InputPartition | None, streaming: bool = False
+    options: Options,
+    columns: tuple[Column, ...],
+    partition: InputPartition | None,
+    streaming: bool = False,
+    on_loss: OnLoss | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The messages of a partition: one stream of pulls per broker, queue after queue.
 
-    Where nothing was planned Spark runs one task without a partition. ``streaming`` is for what an error says.
+    Where nothing was planned Spark runs one task without a partition. ``streaming`` is for what an error says. ``on_loss`` is
+    called for ranges that were lost, instead of what option 'failOnDataLoss' says.
     """
     if not isinstance(partition, RangePartition):
         return
@@ -138,7 +143,7 @@ def read(
     puller = session.puller(options)
     addresses = dict(partition.addresses)
     bad = Bad(options.bad_message)
-    lost = functools.partial(_lost, options, puller)
+    lost = on_loss or functools.partial(_lost, options, puller)
     # Once for a topic: the answer may change, and what is read together has one filter.
     at_brokers = functools.cache(
         lambda broker, topic, wanted: puller.at_brokers(MessageQueue(topic, broker, 0), wanted)
