@@ -104,7 +104,7 @@ def _other_word(ctx: click.Context, param: click.Parameter, value: bool) -> None
 
 def with_yes(command: Any) -> Any:
     """The option ``--yes`` of a command that shows what it would do, and does it with ``--yes`` only, as ``really``."""
-    made = click.option("--yes", "really", is_flag=True, help="Do it; otherwise only show what would be done.")(command)
+    made = click.option("--yes", "really", is_flag=True, help="Apply the change; otherwise only preview it.")(command)
     for word in ("--apply", "--execute", "--dry-run", "--send"):  # of other tools, and of releases before
         made = click.option(word, is_flag=True, hidden=True, expose_value=False, callback=_other_word)(made)
     return made

@@ -292,11 +292,11 @@ def message() -> None:
 
 @message.command()
 @click.argument("message_id", metavar="ID")
-@click.option("--topic", help="Its topic. Required for an id that the producer gave, and by brokers with ACL.")
+@click.option("--topic", help="Its topic. Required for an id that the producer assigned, and by brokers with ACL.")
 @connected
 @click.pass_obj
 def get(output: Output, target: Target, message_id: str, topic: str | None) -> None:
-    """Show one message, by its offset message id, or with --topic also by the id that its producer gave it."""
+    """Show one message, by its offset message id, or with --topic also by the id that its producer assigned."""
     from rocketmq_spark.admin import messages
 
     one = messages.message_by_id(target.client(), message_id, topic)
@@ -315,7 +315,9 @@ def get(output: Output, target: Target, message_id: str, topic: str | None) -> N
 
 @message.command()
 @click.option("--topic", required=True, help="The topic to look in.")
-@click.option("--key", help="A business key, or the id that the producer gave. Without it: all messages of the period.")
+@click.option(
+    "--key", help="A business key, or the id that the producer assigned. Without it: all messages of the period."
+)
 @time_option("--from", "--since", "begin", help=f"Only messages stored at or after this time: {TIMES}.")
 @time_option("--to", "--until", "end", help="Only messages stored at or before this time.")
 @click.option(
@@ -332,7 +334,7 @@ def find(
 ) -> None:
     """Show the messages of a topic that have a key, or that were stored in a period, oldest first.
 
-    Without --key, masters are asked for all queues, or for those of --environment.
+    Without --key, read all queues from the masters; with --environment, only its own queues.
     """
     from rocketmq_spark.admin import messages
     from rocketmq_spark.queues.environment import environment_of
