@@ -98,7 +98,7 @@ def confirm(what: str, yes: bool) -> None:
 def _other_word(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
         raise click.UsageError(
-            f"There is no {param.opts[0]}: without --yes the change is shown only, and --yes does it"
+            f"There is no {param.opts[0]}: without --yes the command only previews the change, and --yes applies it"
         )
 
 
@@ -167,7 +167,7 @@ def _unexpected(error: Exception) -> RocketMQError:
             f"this command needs {error.name}, which is not installed", remedy=f"Install it: {extras.command(extra)}"
         )
     return RocketMQError(
-        f"{type(error).__name__}: {error}", remedy="This was not foreseen: --debug shows where it happened"
+        f"{type(error).__name__}: {error}", remedy="This error is unexpected: --debug shows the stack trace"
     )
 
 

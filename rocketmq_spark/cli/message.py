@@ -130,7 +130,7 @@ def resend(
             before = None if again else _before(output, find, message, row)
             if before is not None:
                 row |= {"sent": False, "sentBefore": before}
-                text += f" is left out: it was sent again before, as {before}"
+                text += f" is skipped: it was resent before, as {before}"
             elif really:
                 new_id = _sent(producer, message)
                 if isinstance(new_id, RocketMQError):  # of this letter alone
@@ -155,7 +155,7 @@ def _lacks(letter: ReceivedMessage) -> str | None:
 
 def _leave_out(output: Output, row: dict[str, object], what: str, why: object) -> None:
     """Programs get no notes."""
-    output.note(f"{what} is left out: {why}")
+    output.note(f"{what} is skipped: {why}")
     if output.machine:
         output.item({**row, "sent": False, "leftOut": str(why)}, "")
 
@@ -175,9 +175,9 @@ def _before(
 
 
 def _say(output: Output, sent: int, before: int, really: bool) -> None:
-    output.note(f"{sent} sent" if really else f"{sent} would be sent; --yes does it")
+    output.note(f"{sent} sent" if really else f"{sent} would be sent; use --yes to apply")
     if before:
-        output.note(f"{before} were sent again before and are left out: --again sends them once more")
+        output.note(f"{before} were resent before and are skipped: --again resends them")
 
 
 def _check_environment(target: Target, group: str) -> None:
@@ -188,10 +188,10 @@ def _check_environment(target: Target, group: str) -> None:
     name = environment_of_group(group)
     if name is not None and environment_of(target.options()) is None:
         raise OptionError(
-            f"group {group!r} is that of environment {name!r}, and option 'environment' is not given; expected it, or "
-            "other environments would get the letters",
-            remedy=f"Give the group without that ending, with --environment {name} -o environments=...; to send to queues of "
-            "all environments, or where it is a name like any other, --any-queue",
+            f"group {group!r} belongs to environment {name!r}, but option 'environment' is not set; without it, other "
+            "environments would get the dead letters",
+            remedy=f"Omit that ending, and use --environment {name} -o environments=...; or use --any-queue to send to "
+            "queues of all environments, or if the ending is just part of the name",
         )
 
 

@@ -113,7 +113,7 @@ def from_provider(found: object) -> Credentials:
     access, secret, token = (*parts, None, None, None)[:3]
     if not isinstance(access, str) or not isinstance(secret, str) or not isinstance(token, str | None):
         raise OptionError(
-            "the function of option 'credentialsProvider' gave no credentials; "
+            "the function of option 'credentialsProvider' returned no credentials; "
             "expected (access key, secret key) or (access key, secret key, token)"
         )
     return Credentials(access, secret, token)

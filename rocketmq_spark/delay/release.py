@@ -211,7 +211,7 @@ def original(opened: Opened, topics: Collection[str] = ALL_TOPICS) -> Original:
         except MessageRefused as e:
             problem = e.message
     if problem is not None:
-        raise DecodeError(f"what this envelope holds is not delivered: {problem[:_REASON_CHARS]}")
+        raise DecodeError(f"the message in this envelope is not delivered: {problem[:_REASON_CHARS]}")
     return Original(kept, stored, _chosen(opened.topic, found.get(QUEUE, "")))
 
 

@@ -353,7 +353,7 @@ class TransactionProducer(BaseProducer):
             + ("was rolled back" if gone else "its rollback may not have arrived"),
             topic=half.message.topic,
             queue=str(result.queue),
-            remedy="See whether the broker's disk and slaves keep up",
+            remedy="Check whether the broker's disk and slaves keep up",
         )
 
     @contextlib.contextmanager

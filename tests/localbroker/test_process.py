@@ -174,11 +174,11 @@ def test_only_this_start_counts(tmp_path: Path) -> None:
         ),
         (
             "java.lang.OutOfMemoryError: Java heap space",
-            "broker-a ran out of memory. Give it more (heap_mb=), or close other programs",
+            "broker-a ran out of memory. Raise heap_mb=, or close other programs",
         ),
         (
             "Error occurred during initialization of VM\nCould not reserve enough space for object heap",
-            "broker-a ran out of memory. Give it more (heap_mb=), or close other programs",
+            "broker-a ran out of memory. Raise heap_mb=, or close other programs",
         ),
     ],
 )

@@ -199,7 +199,7 @@ def _seconds(name: str, value: str | float) -> float:
     try:
         return duration(text(f"{round(value * 1000)}ms" if isinstance(value, int | float) else value))
     except OverflowError:
-        raise OptionError(f"{name} is {value!r}; expected seconds that end") from None
+        raise OptionError(f"{name} is {value!r}; expected a finite number of seconds") from None
     except ValueError as e:
         raise OptionError(f"{name} is {value!r}; expected {e}") from e
 
@@ -207,5 +207,5 @@ def _seconds(name: str, value: str | float) -> float:
 def _invisible(name: str, value: str | float, min_s: float) -> float:
     seconds = _seconds(name, value)
     if not min_s <= seconds <= MAX_INVISIBLE_S:
-        raise OptionError(f"{name} is {value!r}; expected {min_s:g}s to 12h, which is what a Proxy takes")
+        raise OptionError(f"{name} is {value!r}; expected {min_s:g}s to 12h, which is what a Proxy accepts")
     return seconds

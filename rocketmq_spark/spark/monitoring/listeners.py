@@ -384,7 +384,7 @@ class MetricsListener(StreamingQueryListener):
                 with self._json_lines.open("a", encoding="utf-8") as file:
                     file.write(line)
         except OSError:
-            logger.exception("the figures of queries are not written")
+            logger.exception("the metrics of queries cannot be written")
 
 
 def _replace(path: Path, data: bytes) -> None:

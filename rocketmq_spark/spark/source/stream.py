@@ -159,10 +159,10 @@ class Stream:
             if deadline.expired:
                 cause = self._catalog.trouble.first
                 raise BrokerNotFound(
-                    f"no broker answers for {listed(missing)}, which this run has to read to its end",
+                    f"no broker answers for {listed(missing)}, which this run must read to its end",
                     cause.addr if cause else None,
                     remark=cause.message if cause else None,
-                    remedy="Look at the brokers, or raise option 'readDeadline'",
+                    remedy="Check the brokers, or raise option 'readDeadline'",
                 ) from cause
             self._clock.sleep(_PAUSE_S)
 
@@ -348,8 +348,8 @@ def _of_all(catalog: OffsetCache) -> QueuesView:
 
 def _tell_guess(max_bytes: int) -> bool:
     logger.warning(
-        "option 'maxBytesPerTrigger' is %d, but no broker gave a sample of the messages that wait: until one does, each "
-        "is taken to have %d bytes, so batches are small",
+        "option 'maxBytesPerTrigger' is %d, but no broker returned a sample of the unread messages: until one does, each "
+        "is assumed to have %d bytes, so batches are small",
         max_bytes,
         planner.LARGEST_BYTES,
     )

@@ -113,7 +113,7 @@ def test_what_cannot_be_looked_up_is_an_error_of_its_own(rocketmq: LocalBroker, 
         ),
         ({"confirm_ambiguous": True, "require_store_ok": "ok"}, "'requireStoreOk' is 'ok'"),
         ({"confirm_ambiguous": True, "on_send_failure": "spool", "spool_dir": "/tmp/x"}, "'onSendFailure' is 'spool'"),
-        ({"exactly_once_settle": "5s"}, "means nothing without 'confirmAmbiguous'"),
+        ({"exactly_once_settle": "5s"}, "has no effect without 'confirmAmbiguous'"),
     ],
 )
 def test_what_it_cannot_do_is_refused(given: dict[str, Any], problem: str) -> None:
