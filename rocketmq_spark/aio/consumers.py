@@ -254,7 +254,7 @@ class PullConsumer(Asynchronous):
         await self._ask(self._consumer.seek_to_beginning, *queues)
 
     async def seek_to_end(self, *queues: MessageQueue) -> None:
-        """Continue behind the last message, of ``queues`` or of all."""
+        """Continue after the last message, of ``queues`` or of all."""
         await self._ask(self._consumer.seek_to_end, *queues)
 
     async def seek_to_timestamp(self, epoch_ms: int, *queues: MessageQueue) -> None:

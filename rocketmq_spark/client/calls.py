@@ -1,6 +1,6 @@
-"""One request to one address: who signs it, deadline, and the broker's number turned into an error.
+"""One request to one address: signature, deadline, and the error for the broker's response code.
 
-Keys are given, or come from a file or function and are asked for again now and then.
+Keys are fixed, or come from a file or function that is read again regularly.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def test_what_fails_is_not_committed(cluster: Cluster) -> None:
 
 def test_of_a_batch_that_is_refused_the_wrong_message_is_named_or_left_out(cluster: Cluster) -> None:
     cluster.refuse = {b"1"}
-    with pytest.raises(MessageIllegal, match=r"src/broker-a/0 offset 1 cannot be copied.*: no. With --skip-bad"):
+    with pytest.raises(MessageIllegal, match=r"src/broker-a/0 offset 1 cannot be copied.*: no. Use --skip-bad"):
         cluster.copier().send([message(n) for n in range(3)])
     cluster.log.clear()
     copier = cluster.copier(skip_bad=True)

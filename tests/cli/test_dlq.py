@@ -214,8 +214,8 @@ def test_letters_of_an_environment_are_sent_in_it_or_not_at_all(rocketmq: LocalB
     known = ("--environment", "2", "-o", "environments=2")
     awaited(lambda: documents(run("dlq", "show", group, *known, "--json").stdout), lambda found: len(found) == 1)
     refused = run("dlq", "resend", f"{group}_env_2", "--yes")
-    assert (refused.exit_code, "option 'environment' is not given" in refused.stderr) == (1, True), refused.stderr
-    assert "Give the group without that ending, with --environment 2" in refused.stderr
+    assert (refused.exit_code, "option 'environment' is not set" in refused.stderr) == (1, True), refused.stderr
+    assert "Omit that ending, and use --environment 2" in refused.stderr
     dry = run("dlq", "resend", f"{group}_env_2", "--any-queue")
     assert (dry.exit_code, "1 would be sent" in dry.stderr) == (0, True), dry.stderr
     for _ in range(4):  # a message without a key goes to any queue of those that are its

@@ -114,7 +114,7 @@ def test_a_server_that_ends_tells_its_last_words(tmp_path: Path) -> None:
     server = _server(tmp_path, "no.such.Main")
     server.start()
     with pytest.raises(
-        LocalBrokerError, match=r"broker-a ended while starting; its last words: \n(.*\n)*.*no\.such\.Main"
+        LocalBrokerError, match=r"broker-a ended while starting; the end of its output: \n(.*\n)*.*no\.such\.Main"
     ):
         server.wait_until(lambda: False, Deadline.after(30))
     assert server.pid is None

@@ -95,7 +95,7 @@ class BaseSimpleConsumer(Closing):
         """Return the next messages. Brokers and topics are asked in turn.
 
         Each message is invisible to other members for ``invisible``. Call ``ack`` within that time, or it is delivered again.
-        If there is no message, a call takes at least 5 s: a Proxy keeps it so long, whatever ``wait`` is.
+        If there is no message, a call takes at least 5 s, because the Proxy holds it that long, even if ``wait`` is shorter.
 
         Args:
             max_messages: The largest number of messages to return, 1 to 32.
@@ -145,7 +145,7 @@ class BaseSimpleConsumer(Closing):
 
     @entry
     def change_invisible(self, message: PoppedMessage, duration: str | float) -> None:
-        """Have ``message`` delivered again after a while, unless it is acknowledged before.
+        """Deliver ``message`` again after ``duration``, unless it is acknowledged before.
 
         Args:
             message: A message that was received and not acknowledged.

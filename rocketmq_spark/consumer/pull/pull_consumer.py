@@ -193,7 +193,7 @@ class BasePullConsumer(Closing):
 
     @entry
     def seek_to_end(self, *queues: MessageQueue) -> None:
-        """Continue behind the last message, of ``queues`` or of all assigned queues."""
+        """Continue after the last message, of ``queues`` or of all assigned queues."""
         self._owner.check(self._polls.closed)
         self._polls.seek(queues, lambda queue: self._positions.bounds(queue).max_offset)
 

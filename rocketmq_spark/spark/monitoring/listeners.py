@@ -1,11 +1,11 @@
 """Listeners of queries in the driver program: ``GroupOffsetListener`` and ``MetricsListener``.
 
-The source itself commits finished positions when Spark asks for the next ones, which after the last batch of a run is
-at the next start. ``GroupOffsetListener`` hears of that batch at once, and commits the group's offsets.
+The source itself commits finished positions when Spark asks for the next batch; after the last batch of a run, that is
+at the next start. ``GroupOffsetListener`` commits the group's offsets at once after each batch.
 
-``MetricsListener`` serves or writes what a query does as figures for others' tools: Prometheus text, or JSON lines. Every
-figure is one row of ``METRICS``; conf/grafana-dashboard.json shows them. Nothing is asked of brokers for it: all of it is in
-the progress of queries (``queries.progress``) and in what a ``foreach_batch_writer`` counts. What is not known has no line.
+``MetricsListener`` serves or writes metrics of queries: Prometheus text, or JSON lines. Every metric is one row of ``METRICS``;
+conf/grafana-dashboard.json shows them. It contacts no broker: the metrics come from the progress of queries
+(``queries.progress``) and from the counts of a ``foreach_batch_writer``. A metric whose value is unknown is omitted.
 """
 
 from __future__ import annotations

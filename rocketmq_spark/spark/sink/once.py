@@ -1,7 +1,7 @@
-"""Each row of a batch once: what the planner notes and finds, and what a task does with it.
+"""Exactly-once writes: the work of the planner and of the tasks.
 
-The planner notes where the queues end, or finds that note and looks what is stored since. A task gives its rows ids of
-content, leaves out what is stored, and looks for itself when it is not the first attempt.
+The planner notes where the queues end, or finds that note and checks what was stored since. A task computes the ids of its
+rows from their content, omits rows that are stored, and checks for itself if it is not the first attempt.
 """
 
 from __future__ import annotations

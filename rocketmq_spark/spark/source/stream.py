@@ -1,8 +1,8 @@
-"""The driver's side of a stream: where it starts, how far a batch goes, what was lost on the way.
+"""The driver's side of a stream: where it starts, where a batch ends, and which messages were lost.
 
-Positions come in from Spark's log and go back to it; what this object remembers between calls is a cache, or can be had
-again from the brokers. Any method may be the first one called; they are called what Spark calls them. It asks and
-remembers, ``decisions`` decides.
+Positions come from Spark's log and are returned to it; everything that this object remembers between calls is a cache, or
+can be requested from the brokers again. Any method may be the first one called; the names are Spark's. This module asks
+brokers and remembers the answers; ``decisions`` decides.
 """
 
 from __future__ import annotations
