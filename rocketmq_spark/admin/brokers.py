@@ -205,7 +205,7 @@ def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> 
     after = tools.admin.broker_config(broker)
     kept = sorted(n for n, value in values.items() if after.get(n) == before[n] and not _same(before[n], value))
     if kept:
-        raise OptionError(f"broker {broker} kept {kept[0]}={before[kept[0]]} and did not take {values[kept[0]]!r}")
+        raise OptionError(f"broker {broker} kept {kept[0]}={before[kept[0]]} and rejected {values[kept[0]]!r}")
     return after
 
 
@@ -266,7 +266,7 @@ def _check_change(
     same = is_super in (None, user.is_super) and enabled in (None, user.enabled) and password is None
     if answer.version < FIRST_TO_UPDATE_USERS and not same:
         raise NotSupported(
-            f"broker {broker} is older than RocketMQ 5.3.2, which says that it changed a user and changes nothing; nothing was "
+            f"broker {broker} is older than RocketMQ 5.3.2, and would report success without changing the user; nothing was "
             f"changed",
             remedy=f"Delete user {user.name}, which also deletes its policies, and set it again",
         )

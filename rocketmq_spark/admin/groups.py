@@ -148,9 +148,7 @@ def offset_changes(
     if isinstance(wanted, Mapping):
         mentioned = sorted({queue.topic for queue in wanted})
         if topics and (others := [topic for topic in mentioned if topic not in topics]):
-            raise OffsetError(
-                f"{named} names {', '.join(others)}, which --topic leaves out", remedy="Leave --topic out"
-            )
+            raise OffsetError(f"{named} names {', '.join(others)}, which --topic excludes", remedy="Omit --topic")
         topics = mentioned
     elif not topics:
         topics = [topic for topic in tools.admin.consumed_topics(group) if not topic.startswith(RETRY_PREFIX)]
@@ -182,7 +180,7 @@ def _resolved(
         return {queue: b.min_offset if wanted == "earliest" else b.max_offset for queue, b in bounds.items()}
     unknown = sorted(wanted.keys() - bounds.keys())
     if unknown:
-        raise OffsetError(f"{named} names queues that there are not: {', '.join(map(str, unknown[:10]))}")
+        raise OffsetError(f"{named} names queues that do not exist: {', '.join(map(str, unknown[:10]))}")
     marked = {q: {EARLIEST: bounds[q].min_offset, LATEST: bounds[q].max_offset}.get(at, at) for q, at in wanted.items()}
     wrong = [q for q, at in marked.items() if bounds[q].clamp(at) != at]
     if wrong:
@@ -228,7 +226,7 @@ def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, 
             error.addr,
             error.broker_code,
             remark=error.message if not error.remark else error.remark,
-            remedy=f"{others}Look at that broker, and say it again",
+            remedy=f"{others}Check that broker, and try again",
         ) from error
     stored = tools.brokers.committed(group, sorted(offsets), deadline(tools))
     other = sorted(queue for queue, at in offsets.items() if stored[queue] != at)
@@ -292,7 +290,7 @@ def _consumed(tools: AdminTools, group: str, known: bool) -> list[str]:
     topics = tools.admin.consumed_topics(group)
     if not topics and not known:
         check_masters(tools)
-        raise GroupNotFound(f"brokers know no group {group}", remedy=near_groups(tools, group) or None)
+        raise GroupNotFound(f"no broker has group {group}", remedy=near_groups(tools, group) or None)
     return topics
 
 

@@ -297,7 +297,7 @@ def rewind(
         backup = back.carry_out(found, planned, datetime.now(UTC)).name
         lines.append(f"Done. To undo it, copy the files of {backup} back into {folder}")
     else:
-        lines.append("Nothing was changed: --yes does it")
+        lines.append("Nothing was changed: use --yes to apply")
     ranges = list(map(_range, planned.ranges))
     row = {
         "rewound": really,

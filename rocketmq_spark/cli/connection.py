@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Target:
     """The connection options of a command, or with ``of_query`` the options of a query that it looks at.
 
-    Nothing connects before it is used.
+    It connects when it is first used.
     """
 
     given: dict[str, Any] = field(repr=False)

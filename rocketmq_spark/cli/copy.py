@@ -128,7 +128,7 @@ class Copier:
             raise type(error)(
                 f"{message.queue} offset {message.queue_offset} cannot be copied: {error.message}",
                 remark=error.remark,
-                remedy="With --skip-bad such messages are left out",
+                remedy="Use --skip-bad to skip such messages",
             ) from error
         self.skipped += 1
 
@@ -331,4 +331,4 @@ def _say(output: Output, copier: Copier, how: dict[str, Any], took_s: float) -> 
         "skipped": copier.skipped,
     }
     text = f"Copied {copier.copied} messages from {how['source']} to {how['destination']} in {took_s:.1f} s"
-    output.item(row, text + (f"; {copier.skipped} were left out" if copier.skipped else ""))
+    output.item(row, text + (f"; {copier.skipped} were skipped" if copier.skipped else ""))

@@ -268,9 +268,11 @@ def set_offsets(
         ],
     )
     if hint:
-        output.note(f"Brokers {'knew' if how['really'] else 'know'} no group {own}. {hint}")
+        output.note(f"No broker {'had' if how['really'] else 'has'} group {own}. {hint}")
     moved = sum(change.before != change.after for change in changes)
-    output.note(f"{moved} of {len(changes)} offsets {'are set' if how['really'] else 'would be set: --yes does it'}")
+    output.note(
+        f"{moved} of {len(changes)} offsets {'are set' if how['really'] else 'would be set: use --yes to apply'}"
+    )
     if members:
         output.note(
             f"The group has {len(members)} members, whose own offsets overwrite these: {', '.join(members[:3])}"

@@ -76,7 +76,7 @@ class TopicReader:
             raise closed(route)
         if route.closed:
             logger.warning(
-                "what topic %s has on %s is left out: it must not be read", self._topic, ", ".join(route.closed)
+                "what topic %s has on %s is omitted: no read permission", self._topic, ", ".join(route.closed)
             )
         self._next = start(self._client.retry.run(lambda: with_kept(self._client, self._bounds())))
         self._ahead, self._heads, self._held = {}, {}, {}
@@ -95,7 +95,7 @@ class TopicReader:
         if unknown := sorted(self._begins.keys() - bounds.keys()):
             names = ", ".join(map(str, unknown[:10]))
             raise OffsetError(
-                f"{self._topic} has no such queues, or they must not be read: {names}",
+                f"{self._topic} has no such queues, or they have no read permission: {names}",
                 remedy=f"Look with: rocketmq-spark topic describe {self._topic}",
             )
         starts = {}
@@ -236,10 +236,10 @@ def _broker_name(part: OffsetRange) -> str:
 def closed(route: TopicRoute) -> NotReadable:
     """Why there is nothing to see of what brokers have. It is not that they have nothing."""
     return NotReadable(
-        f"topic {route.topic} must not be read on {', '.join(route.closed)}",
+        f"topic {route.topic} has no read permission on {', '.join(route.closed)}",
         topic=route.topic,
-        remedy=f"Its permission: rocketmq-spark topic describe {route.topic}; to change it: rocketmq-spark topic update "
-        f"{route.topic} --permission RW. If that is RW, the broker's own is not: its setting brokerPermission",
+        remedy=f"To see it: rocketmq-spark topic describe {route.topic}; to change it: rocketmq-spark topic update "
+        f"{route.topic} --permission RW. If it is RW already, the broker's setting brokerPermission denies reading",
     )
 
 

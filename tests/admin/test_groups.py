@@ -143,7 +143,7 @@ def test_a_group_that_has_consumed_nothing(broker: MockBroker, group: Parts) -> 
 def test_a_group_that_brokers_do_not_know(broker: MockBroker, group: Parts) -> None:
     broker.on(STATS, ok(b'{"offsetTable":{}}'))
     for verb in (groups.describe, groups.delete):
-        with pytest.raises(GroupNotFound, match=r"brokers know no group gg.*Did you mean g\?"):
+        with pytest.raises(GroupNotFound, match=r"no broker has group gg.*Did you mean g\?"):
             verb(group, "gg")
     assert broker.seen(DELETE) == []
 

@@ -91,7 +91,10 @@ def test_other_words_for_yes_are_refused(run: Run, query: Path, word: str) -> No
     for command in (("checkpoint", "rewind", str(query), "--to-batch", "0"), ("offsets", "set", "g", "--to", "latest")):
         refused = run(*command, word)
         assert refused.exit_code == 2
-        assert f"There is no {word}: without --yes the change is shown only, and --yes does it" in refused.stderr
+        assert (
+            f"There is no {word}: without --yes the command only previews the change, and --yes applies it"
+            in refused.stderr
+        )
 
 
 def test_rewound_with_a_backup(run: Run, query: Path) -> None:
@@ -101,7 +104,7 @@ def test_rewound_with_a_backup(run: Run, query: Path) -> None:
         "What batches 1 to 2 read is read again, 11 offsets, in new batches from number 1 on:",
         "  orders/broker-a/0  from 5, before 12  (7)",
         "  orders/broker-a/1  from 5, before 9  (4)",
-        "Nothing was changed: --yes does it",
+        "Nothing was changed: use --yes to apply",
     ]
     assert "Not to be seen from here: whether the query runs" in dry.stderr
     assert {path.name for path in (query / "offsets").iterdir()} == before

@@ -41,7 +41,7 @@ def test_success_is_0_and_json_is_a_choice():
         (PermissionError(13, "Permission denied", "/x"), "Error: [ROCKETMQ_ERROR] /x: Permission denied\n"),
         (
             KeyError("x"),
-            "Error: [ROCKETMQ_ERROR] KeyError: 'x'. This was not foreseen: --debug shows where it happened\n",
+            "Error: [ROCKETMQ_ERROR] KeyError: 'x'. This error is unexpected: --debug shows the stack trace\n",
         ),
     ],
 )

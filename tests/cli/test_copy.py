@@ -145,7 +145,7 @@ def test_what_fails_is_not_committed(cluster: Cluster) -> None:
 
 def test_of_a_batch_that_is_refused_the_wrong_message_is_named_or_left_out(cluster: Cluster) -> None:
     cluster.refuse = {b"1"}
-    with pytest.raises(MessageIllegal, match=r"src/broker-a/0 offset 1 cannot be copied.*: no. With --skip-bad"):
+    with pytest.raises(MessageIllegal, match=r"src/broker-a/0 offset 1 cannot be copied.*: no. Use --skip-bad"):
         cluster.copier().send([message(n) for n in range(3)])
     cluster.log.clear()
     copier = cluster.copier(skip_bad=True)
@@ -376,7 +376,9 @@ def test_a_source_that_nobody_may_read_is_not_copied_to_its_end(rocketmq, run, t
     source, destination = topics
     assert run("topic", "update", source, "--permission", "W").exit_code == 0
     done = run("copy", source, destination, "--group", group)
-    assert (done.exit_code, f"topic {source} must not be read on broker-a" in done.stderr) == (1, True), done.output
+    assert (done.exit_code, f"topic {source} has no read permission on broker-a" in done.stderr) == (1, True), (
+        done.output
+    )
 
 
 def test_tags_count_and_resume(rocketmq, run, topics, group):

@@ -42,7 +42,7 @@ def test_no_filter_is_false():
 
 
 def test_two_kinds_exclude_each_other():
-    with pytest.raises(OptionError, match="options 'tags' and 'sql' exclude each other"):
+    with pytest.raises(OptionError, match="options 'tags' and 'sql' are mutually exclusive"):
         filters.check(options(tags="a", sql="x > 5"))
 
 

@@ -335,7 +335,7 @@ class Positions:
         bounds = self.bounds(queue, kept=True)
         if bounds.clamp(offset) != offset:
             raise OffsetError(
-                f"offset {offset} is sought; expected one from {bounds.min_offset} to {bounds.max_offset}",
+                f"seek to offset {offset}; expected one from {bounds.min_offset} to {bounds.max_offset}",
                 topic=queue.topic,
                 queue=str(queue),
                 remedy="Seek the beginning or the end instead",

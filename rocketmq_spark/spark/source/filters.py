@@ -44,11 +44,11 @@ def check(options: Options) -> None:
     if INNER_TOPIC in options.subscribe and environment_of(options) is not None:
         raise OptionError(
             f"{options.environment_source} is {options.environment!r}, but {INNER_TOPIC} has delayed messages of all "
-            "environments that share queues: one part of them would be read, and the others would lie there unseen",
-            remedy="Read it without, and write what is due without, too",
+            "environments that share queues: only a part of them would be read, and the others never delivered",
+            remedy="Read it without an environment, and write the due messages without one, too",
         )
     if options.tags is not None and options.sql is not None:
-        raise OptionError("options 'tags' and 'sql' exclude each other: give one of them")
+        raise OptionError("options 'tags' and 'sql' are mutually exclusive: set only one")
     expressions = options.tags.values() if isinstance(options.tags, dict) else [options.tags]
     for expression in expressions:
         if expression is not None and not _tags(expression) and expression.strip() != "*":
@@ -345,7 +345,7 @@ def readable(
         left = {queue for queue in absent if queue.broker_name not in route.brokers}
         queues = sorted(mine & set(queues))
     if not queues and not left and not tolerant:
-        raise RouteNotFound("no queue of the topic may be read: no read permission", topic=route.topic)
+        raise RouteNotFound("no queue of the topic is readable: no read permission", topic=route.topic)
     return queues
 
 

@@ -205,7 +205,7 @@ class RocketMQReader(DataSourceReader):
         end = patiently(catalog, lambda: ending(offsets, options, bounds, planning_deadline(options)))
         last = {queue: of.max_offset for queue, of in bounds.items()} if _by_time(options) else end
         if backwards := sorted(queue for queue in start if start[queue] > last[queue]):
-            raise OffsetError(f"the start lies behind the end in {listed(backwards)}")
+            raise OffsetError(f"the start is after the end in {listed(backwards)}")
         view = begun(catalog, options, view, start)
         readable = decisions.readable(planner.ranges(Offsets(start), Offsets(end)), view)
         ranges = decisions.settled(options.fail_on_data_loss, *readable)

@@ -1,8 +1,8 @@
-"""The driver's side of a stream: where it starts, how far a batch goes, what was lost on the way.
+"""The driver's side of a stream: where it starts, where a batch ends, and which messages were lost.
 
-Positions come in from Spark's log and go back to it; what this object remembers between calls is a cache, or can be had
-again from the brokers. Any method may be the first one called; they are called what Spark calls them. It asks and
-remembers, ``decisions`` decides.
+Positions come from Spark's log and are returned to it; everything that this object remembers between calls is a cache, or
+can be requested from the brokers again. Any method may be the first one called; the names are Spark's. This module asks
+brokers and remembers the answers; ``decisions`` decides.
 """
 
 from __future__ import annotations
@@ -161,10 +161,10 @@ class Stream:
                 cause, first = self._catalog.trouble.first, missing[0]
                 why = filters.why_absent(self._catalog.known_routes.get(first.topic), first)
                 raise BrokerNotFound(
-                    f"no broker answers for {listed(missing)}, which this run has to read to its end",
+                    f"no broker answers for {listed(missing)}, which this run must read to its end",
                     cause.addr if cause else None,
                     remark=cause.message if cause else why,
-                    remedy="Look at the brokers, or raise option 'readDeadline'",
+                    remedy="Check the brokers, or raise option 'readDeadline'",
                 ) from cause
             self._clock.sleep(_PAUSE_S)
 
@@ -350,8 +350,8 @@ def _of_all(catalog: OffsetCache) -> QueuesView:
 
 def _tell_guess(max_bytes: int) -> bool:
     logger.warning(
-        "option 'maxBytesPerTrigger' is %d, but no broker gave a sample of the messages that wait: until one does, each "
-        "is taken to have %d bytes, so batches are small",
+        "option 'maxBytesPerTrigger' is %d, but no broker returned a sample of the unread messages: until one does, each "
+        "is assumed to have %d bytes, so batches are small",
         max_bytes,
         planner.LARGEST_BYTES,
     )

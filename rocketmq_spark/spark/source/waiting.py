@@ -1,8 +1,8 @@
-"""What was there a moment ago is waited for: up to ``readDeadline``, asking for routes anew each time.
+"""Waits for queues and brokers that existed a moment ago: up to ``readDeadline``, with new routes for each attempt.
 
-Queues that a stream waits for are logged: it looks idle, and a line says why.
+A stream logs the queues that it waits for, because it looks idle meanwhile.
 
-A start that reaches no server at all is another matter: it fails after ``numRetries``, for an address may be a slip of the pen.
+A start that reaches no server at all does not wait: it fails after ``numRetries``, because an address may be misspelled.
 """
 
 from __future__ import annotations
