@@ -74,9 +74,7 @@ def _source_columns() -> str:
 
 
 def _sink_columns() -> str:
-    about = (
-        "Names are matched without case; an unknown column or a wrong type is an error before the first row is sent."
-    )
+    about = "Names are case-insensitive; an unknown column or a wrong type is an error before the first row is sent."
     lines = ["## Columns of the sink", "", about, "", "| column | type | meaning |", "| --- | --- | --- |"]
     lines += [f"| `{name}` | {kind} | {SINK_COLUMNS[name]} |" for name, kind in checks.COLUMNS.items()]
     return "\n".join(lines) + "\n"
@@ -84,41 +82,41 @@ def _sink_columns() -> str:
 
 # What helps where the text of an error names nothing better.
 REMEDIES = {
-    "AccessDenied": "check `accessKey` and `secretKey`, and that user's rights (security.md); `doctor` names what is missing",
-    "BrokerBusy": "lower the rate, or give the broker more threads or a faster disk; retries have been made",
-    "BrokerError": "read the broker's words and number, and the broker's log of that time",
-    "BrokerNotFound": "look with `rocketmq-spark cluster` which brokers are registered and answer, and start the "
-    "missing one on its data. Of a query: `rocketmq-spark doctor --checkpoint FOLDER`",
-    "CallTimeout": "look whether the broker is frozen or overloaded; raise `requestTimeout` where the way is long",
-    "ReplyTimeout": "look whether its consumers run, and reply; raise `timeout_s`",
-    "CertificateRefused": "give the authority that signed it as `tlsCaFile`, or its name as `tlsServerName`",
-    "ClosedError": "make a new one, in the process that uses it",
-    "ConnectionLost": "look whether the server runs and can be reached from here: `rocketmq-spark doctor`, `addressMap`",
-    "DataLossError": "read on with `failOnDataLoss=warn`, which logs what is gone; have brokers keep messages for longer",
+    "AccessDenied": "check `accessKey` and `secretKey`, and the user's rights (security.md); `doctor` names the missing ones",
+    "BrokerBusy": "lower the rate, or give the broker more threads or a faster disk. The client has already retried",
+    "BrokerError": "read the broker's text and code, and the broker's log of that time",
+    "BrokerNotFound": "check with `rocketmq-spark cluster` which brokers are registered and answer, and start the "
+    "missing one with its data. For a query: `rocketmq-spark doctor --checkpoint FOLDER`",
+    "CallTimeout": "check whether the broker is frozen or overloaded; raise `requestTimeout` if the network is slow",
+    "ReplyTimeout": "check that consumers of the topic run and reply; raise `timeout_s`",
+    "CertificateRefused": "set `tlsCaFile` to the authority that signed it, or `tlsServerName` to the name in it",
+    "ClosedError": "create a new object, in the process that uses it",
+    "ConnectionLost": "check that the server runs and can be reached: `rocketmq-spark doctor`, `addressMap`",
+    "DataLossError": "continue with `failOnDataLoss=warn`, which logs the lost offsets; configure a longer retention",
     "UnprovedError": "bring the broker back with its store; or run the batch once with `deliveryGuarantee=at-least-once`",
-    "DecodeError": "look at the message with `rocketmq-spark tail`; `badMessage` = `null` or `skip` goes on without it",
-    "GoAway": "nothing: the client connects anew",
-    "GroupNotFound": "check the name; a group is known when one of its members has been there, or somebody made it",
-    "InvalidParameter": "check the names of topic and group and the number of the queue",
+    "DecodeError": "inspect the message with `rocketmq-spark tail`; set `badMessage` to `null` or `skip` to continue",
+    "GoAway": "nothing: the client reconnects",
+    "GroupNotFound": "check the name; create the group (`Admin.create_group`) or start one of its members",
+    "InvalidParameter": "check the names of topic and group, and the queue id",
     "LocalBrokerError": "read the lines of the server's log in the text; `rocketmq-spark doctor` checks Java and ports",
     "LocalProtocolError": "shorten or change the value that the text names",
     "MessageIllegal": "compare the message with the broker's `maxMessageSize` and its delay limits",
-    "MessageRefused": "correct the row or message that is named; the text says what was sent before",
-    "NotFound": "check the id or key, and whether the message is older than what brokers keep",
-    "NotReadable": "give the topic, or the broker, its read permission back",
+    "MessageRefused": "correct the row or message that the text names; the text also says what was sent before",
+    "NotFound": "check the id or key, and whether retention has removed the message",
+    "NotReadable": "restore the read permission of the topic or the broker",
     "NotSupported": "use a server of the right kind (a broker, not a Proxy) or a newer version",
-    "OffsetError": "write positions as in options.md, and look at the queues with `rocketmq-spark topic describe`",
-    "CheckpointMismatch": "start the query with the options that made the checkpoint, or with a new `checkpointLocation`",
-    "OptionError": "correct the options that are listed; all are in options.md",
-    "RemoteProtocolError": "check that host and port are those of RocketMQ, and that both sides or none use TLS",
+    "OffsetError": "write positions as in options.md, and check the queues with `rocketmq-spark topic describe`",
+    "CheckpointMismatch": "start the query with the options that created the checkpoint, or with a new `checkpointLocation`",
+    "OptionError": "correct the options that the text lists; options.md describes all",
+    "RemoteProtocolError": "check that host and port belong to RocketMQ, and that both sides or none use TLS",
     "RocketMQError": "read its text",
-    "RouteNotFound": "check the topic's name (`rocketmq-spark topic list`), and that brokers run",
-    "SelectorError": "correct the selector: it must return one of the queues that it was given",
-    "SendFailed": "read the last cause in the text; raise `sendTimeout`, or keep a spool (spool.md)",
+    "RouteNotFound": "check the topic's name (`rocketmq-spark topic list`), and that its brokers run",
+    "SelectorError": "correct the selector: it must return one of its `queues`",
+    "SendFailed": "read the last cause in the text; raise `sendTimeout`, or use a spool (spool.md)",
     "ServerFault": "read the exception in the broker's log",
-    "ServiceNotAvailable": "free the broker's disk, or write to its master",
-    "SpoolError": "check its folder with `rocketmq-spark spool`, and its disk: another process may use it",
-    "SpoolFull": "raise `spoolMaxBytes`, make room on the disk, or bring the cluster back: spooled messages are then sent",
+    "ServiceNotAvailable": "free space on the broker's disk, or write to its master",
+    "SpoolError": "check its folder with `rocketmq-spark spool`, and its disk; another process may use the folder",
+    "SpoolFull": "raise `spoolMaxBytes`, free space on the disk, or bring the cluster back: spooled messages are then sent",
     "TopicNotFound": "wait until the broker has started, or create the topic there",
 }
 
@@ -203,7 +201,7 @@ def errors_markdown() -> str:
     lines = [
         "## Codes",
         "",
-        "| code | class | may pass | what it means | what helps |",
+        "| code | class | temporary | meaning | remedy |",
         "| --- | --- | --- | --- | --- |",
     ]
     for kind in sorted(kinds, key=lambda kind: str(kind.code)):

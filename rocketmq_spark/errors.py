@@ -204,7 +204,7 @@ class CallTimeout(RocketMQError):
 
 
 class ReplyTimeout(CallTimeout):
-    """A request was stored, and no reply came in time. A consumer may have processed the request, or may still do so."""
+    """A request was stored, but no reply arrived in time. A consumer may have processed the request, or may still do so."""
 
     code = "ROCKETMQ_REPLY_TIMEOUT"
     retriable = False

@@ -328,8 +328,8 @@ class GroupMember(Protocol):
         Java's members start like this, so none skips the messages of a new topic (``ConsumerManageProcessor``).
         """
 
-    def bounds(self, queue: MessageQueue, deadline: Deadline) -> QueueBounds:
-        """Return the first and the end offset, from the master."""
+    def bounds(self, queue: MessageQueue, deadline: Deadline, group: str | None = None) -> QueueBounds:
+        """Return first and end offset, from the master; of a compaction topic what ``group`` can pull first, if it is given."""
 
     def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline, group: str | None = None) -> int:
         """As ``OffsetReader.search_offsets`` for one queue."""

@@ -59,7 +59,7 @@ def test_an_older_spark_is_named(monkeypatch, make, module, version):
     monkeypatch.setitem(sys.modules, "pyspark.sql.datasource", None)
     given = [False] if "riter" in make else []
     with pytest.raises(
-        OptionError, match=rf"needs PySpark {version} or newer, and PySpark here is \d.*foreach_batch_writer"
+        OptionError, match=rf"needs PySpark {version} or newer, but PySpark here is \d.*foreach_batch_writer"
     ):
         getattr(source(), make)(struct(BASIC), *given)
 
@@ -70,7 +70,7 @@ def test_an_older_spark_is_named(monkeypatch, make, module, version):
     [
         ({"subscribe": None}, "none is given"),
         ({"subscribePattern": ".*"}, "several are given"),
-        ({"tags": "a", "sql": "b > 1"}, "exclude each other"),
+        ({"tags": "a", "sql": "b > 1"}, "mutually exclusive"),
         ({"environments": "3"}, "option 'environments' needs option 'environment'"),
         (
             {"subscribe": "orders,dmq_inner_topic", "environment": "1", "environments": "2"},

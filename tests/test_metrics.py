@@ -264,7 +264,7 @@ def test_queries_that_ended_long_ago_are_forgotten(tmp_path):
 def test_a_file_that_cannot_be_written_disturbs_nobody(tmp_path, caplog):
     listener = MetricsListener(tmp_path / "gone" / "q.prom")
     listener.onQueryStarted(event())
-    assert "the figures of queries are not written" in caplog.text
+    assert "the metrics of queries cannot be written" in caplog.text
 
 
 def test_a_file_is_needed():

@@ -104,6 +104,12 @@ def test_names_as_comma_text_and_as_json(items):
     assert p.names_with_repeats(",".join(items)) == p.names_with_repeats(json.dumps(items)) == tuple(items)
 
 
+def test_what_is_no_text_among_names_is_not_left_out():
+    for parse in (p.names, p.names_with_repeats):
+        with pytest.raises(ValueError, match="a JSON array of texts"):
+            parse('["orders", 5]')
+
+
 def test_addresses():
     assert p.addresses(" a:1; b.c:65535,[::1]:9876;a:1 ") == ("a:1", "b.c:65535", "[::1]:9876")
     for text in ("a", "a:", ":1", "a:0", "a:65536", "a:b", "a:1;b", "", ";"):
@@ -203,6 +209,12 @@ def test_a_secret_is_revealed_on_demand_only(value):
     for shown in (str(secret), repr(secret), f"{secret}", f"{secret!r:>20}", f"{[secret]}"):
         assert shown.strip(" []'") == "***"
     assert pickle.loads(pickle.dumps(secret)).reveal() == value
+
+
+def test_a_queue_has_one_number_and_one_name():
+    for ids in ('{"0":1,"00":2}', '{"\u0660":1}'):
+        with pytest.raises(ValueError, match="the queue id is not a whole number"):
+            p.queue_numbers("{}", 0)('{"t":{"b":' + ids + "}}")
 
 
 def test_queue_numbers_have_a_lower_bound():

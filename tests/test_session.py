@@ -189,7 +189,7 @@ class TestCredentials:
     @pytest.mark.parametrize("found", [None, "me", ("me",), ("me", 1), {"accessKey": "me"}])
     def test_a_function_that_gives_something_else_is_reported(self, monkeypatch, found):
         monkeypatch.setattr(session, "provider_of_tests", lambda: found, raising=False)
-        with pytest.raises(OptionError, match="gave no credentials; expected"):
+        with pytest.raises(OptionError, match="returned no credentials; expected"):
             self.current(credentialsProvider="rocketmq_spark.session:provider_of_tests")
 
     def test_an_unknown_function_is_reported(self):

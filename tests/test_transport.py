@@ -60,7 +60,7 @@ def test_a_consumer_takes_what_a_proxy_hands_out():
         ("sink", {"queueSelector": "some.module:choose"}, "the Proxy chooses the queue"),
         ("producer", {"environment": "dev"}, "environmentMode=suffix"),
         ("producer", {"longDelay": "dmq"}, "'longDelay' is 'dmq'"),
-        ("producer", {"addressMap": '{"a:1":"b:1"}'}, "'addressMap' means nothing"),
+        ("producer", {"addressMap": '{"a:1":"b:1"}'}, "'addressMap' has no effect"),
         ("producer", {"enableTrace": "true"}, "'enableTrace' is true, but clients of a Proxy write no traces"),
         ("consumer", {"enableTrace": "true"}, "'enableTrace' is true, but clients of a Proxy write no traces"),
         ("producer", {"tlsKeyPassword": "x"}, "without a password"),
@@ -77,18 +77,18 @@ def test_what_cannot_be_done_over_grpc(role, given, said):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"tlsCaFile": "ca.pem"}, "'tlsCaFile' means nothing without 'tls': set tls=true, or tls=false"),
-        ({"tlsCertFile": "c.pem", "tlsKeyFile": "k.pem"}, "'tlsCertFile' means nothing without 'tls'"),
+        ({"tlsCaFile": "ca.pem"}, "'tlsCaFile' has no effect without 'tls': set tls=true, or tls=false"),
+        ({"tlsCertFile": "c.pem", "tlsKeyFile": "k.pem"}, "'tlsCertFile' has no effect without 'tls'"),
         (
             {"tls": True, "tlsKeyFile": "k.pem"},
-            "'tlsKeyFile' means nothing without 'tlsCertFile': give tlsCertFile, too",
+            "'tlsKeyFile' has no effect without 'tlsCertFile': give tlsCertFile, too",
         ),
-        ({"tlsKeyPassword": "x"}, "'tlsKeyPassword' means nothing without 'tlsCertFile'"),
-        ({"tlsCheckHostname": False}, "'tlsCheckHostname' means nothing without 'tls'"),
-        ({"tlsServerName": "n"}, "'tlsServerName' means nothing without"),
-        ({"accessKey": "me"}, "'accessKey' means nothing without 'secretKey': give secretKey, too"),
-        ({"secretKey": "shh"}, "'secretKey' means nothing without 'accessKey'"),
-        ({"securityToken": "t"}, "'securityToken' means nothing without 'accessKey'"),
+        ({"tlsKeyPassword": "x"}, "'tlsKeyPassword' has no effect without 'tlsCertFile'"),
+        ({"tlsCheckHostname": False}, "'tlsCheckHostname' has no effect without 'tls'"),
+        ({"tlsServerName": "n"}, "'tlsServerName' has no effect without"),
+        ({"accessKey": "me"}, "'accessKey' has no effect without 'secretKey': give secretKey, too"),
+        ({"secretKey": "shh"}, "'secretKey' has no effect without 'accessKey'"),
+        ({"securityToken": "t"}, "'securityToken' has no effect without 'accessKey'"),
     ],
 )
 def test_tls_and_keys_are_never_half_on(server, role, given, said):
@@ -109,12 +109,12 @@ def test_selectors_that_leave_the_choice(selector):
 
 @pytest.mark.parametrize("name", ["proxyEndpoint", "tlsServerName"])
 def test_what_is_said_to_a_proxy_means_nothing_to_brokers(name):
-    with pytest.raises(OptionError, match=f"'{name}' means nothing without transport=grpc"):
+    with pytest.raises(OptionError, match=f"'{name}' has no effect without transport=grpc"):
         options.parse({"nameServer": "n:1", name: "a:1"}).for_role("sink")
 
 
 def test_a_simple_consumer_speaks_with_a_proxy():
-    with pytest.raises(OptionError, match="speaks with a Proxy"):
+    with pytest.raises(OptionError, match="connects to a Proxy"):
         SimpleConsumer(name_server="n:1", transport="remoting", group="g")
 
 

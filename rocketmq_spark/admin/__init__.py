@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from rocketmq_spark.base.clock import Deadline
@@ -15,6 +15,8 @@ from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.groups import RemotingCommitter
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import MessageQueue, QueueBounds
+from rocketmq_spark.model.admin import GROUP
 from rocketmq_spark.wire.header import Command
 
 
@@ -45,6 +47,37 @@ class AdminTools(Protocol):
 def deadline(tools: AdminTools) -> Deadline:
     """For what is asked of all brokers at once."""
     return Deadline.after(tools.calls.request_timeout_s)
+
+
+def with_kept(
+    tools: AdminTools,
+    bounds: Mapping[MessageQueue, QueueBounds],
+    positions: Mapping[MessageQueue, int | None] | None = None,
+    on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
+) -> dict[MessageQueue, QueueBounds]:
+    """``bounds`` with the minimums of compaction topics: brokers keep messages below the minimum that they report.
+
+    Asked, as the group of administration, where something before it is to be read: with ``positions`` of a reader only where one
+    lies before it. What is not kept there is no loss, so the minimum is then no later than the position. With ``on_error``
+    queues of which it is not known are left out.
+    """
+    unknown: set[MessageQueue] = set()
+
+    def failed(error: RocketMQError, queue: MessageQueue) -> None:
+        if on_error is None:
+            raise error
+        unknown.add(queue)
+        on_error(error, queue)
+
+    def begin(queue: MessageQueue) -> int:
+        return 0 if positions is None else bounds[queue].min_offset if (at := positions.get(queue)) is None else at
+
+    low = [queue for queue, of in bounds.items() if begin(queue) < of.min_offset]
+    kept = tools.brokers.kept_from(GROUP, low, deadline(tools), failed) if low else {}
+    first = {q: min(at, bounds[q].min_offset) for q, at in kept.items()}
+    if positions is not None:
+        first = {q: min(at, begin(q)) for q, at in first.items()}
+    return {q: of._replace(min_offset=first.get(q, of.min_offset)) for q, of in bounds.items() if q not in unknown}
 
 
 def ask_each(

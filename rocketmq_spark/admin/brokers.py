@@ -7,6 +7,7 @@ bodies are as ``UserInfo`` and ``AclInfo`` of RocketMQ have them.
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -23,6 +24,7 @@ from rocketmq_spark.wire.header import Bytes, Command
 from rocketmq_spark.wire.loose_json import read_json
 
 _SUPER, _ENABLED = "super", "enable"
+_RESOURCES = ("topic", "group", "cluster", "namespace")
 _ACTIONS = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
 
 
@@ -98,8 +100,15 @@ def user_body(name: str, password: str | None, is_super: bool | None, enabled: b
 def policy_body(subject: str, resource: str, actions: Sequence[str], allowed: bool, sources: Sequence[str]) -> bytes:
     """Body of AUTH_UPDATE_ACL: one entry, which takes the place of the subject's entry for that resource.
 
-    Brokers leave out actions that they do not know, without a word.
+    Brokers leave out actions that they do not know, without a word, and call a wrong resource or address a lack of rights.
     """
+    kind, colon, name = resource.partition(":")
+    if resource != "*" and (kind.lower() not in _RESOURCES or not colon or not name):
+        raise OptionError(
+            f"resource is {resource!r}; expected Topic:NAME, Group:NAME, Cluster:NAME, Namespace:NAME or *"
+        )
+    if far := [source for source in sources if not _is_network(source)]:
+        raise OptionError(f"source {far[0]!r} is not an IP address, or a network such as 10.0.0.0/8")
     known = {action.lower() for action in _ACTIONS}
     if wrong := [action for action in actions if action.lower() not in known] or ([] if actions else [""]):
         raise OptionError(f"actions: {', '.join(map(repr, wrong))}; expected some of {', '.join(_ACTIONS)}")
@@ -110,6 +119,14 @@ def policy_body(subject: str, resource: str, actions: Sequence[str], allowed: bo
         "decision": "Allow" if allowed else "Deny",
     }
     return json.dumps({"subject": subject, "policies": [{"policyType": "Custom", "entries": [entry]}]}).encode()
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return False
+    return True
 
 
 def cluster(tools: AdminTools) -> list[BrokerData]:
@@ -188,7 +205,7 @@ def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> 
     after = tools.admin.broker_config(broker)
     kept = sorted(n for n, value in values.items() if after.get(n) == before[n] and not _same(before[n], value))
     if kept:
-        raise OptionError(f"broker {broker} kept {kept[0]}={before[kept[0]]} and did not take {values[kept[0]]!r}")
+        raise OptionError(f"broker {broker} kept {kept[0]}={before[kept[0]]} and rejected {values[kept[0]]!r}")
     return after
 
 
@@ -221,6 +238,8 @@ def set_user(
     enabled: bool | None = None,
 ) -> list[UserAccount]:
     """Create a user on the masters that do not have it, which needs a ``password``, and change it on the others."""
+    if password is not None and not password.strip():  # which a broker takes for none, and keeps the old one
+        raise OptionError("password is empty; expected a text, or none to leave it as it is")
     there: set[str] = set()
     for broker, answer in _listed(tools, name):
         for user in users_in(answer.body):
@@ -247,7 +266,7 @@ def _check_change(
     same = is_super in (None, user.is_super) and enabled in (None, user.enabled) and password is None
     if answer.version < FIRST_TO_UPDATE_USERS and not same:
         raise NotSupported(
-            f"broker {broker} is older than RocketMQ 5.3.2, which says that it changed a user and changes nothing; nothing was "
+            f"broker {broker} is older than RocketMQ 5.3.2, and would report success without changing the user; nothing was "
             f"changed",
             remedy=f"Delete user {user.name}, which also deletes its policies, and set it again",
         )

@@ -6,16 +6,25 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rocketmq_spark.admin import AdminTools, ask_each, deadline
+from rocketmq_spark.admin import AdminTools, ask_each, deadline, with_kept
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX, Response
 from rocketmq_spark.client import groups
 from rocketmq_spark.client.admin import masters_of, registered
-from rocketmq_spark.errors import GroupNotFound, NotReadable, OffsetError, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import (
+    AccessDenied,
+    GroupNotFound,
+    NotReadable,
+    OffsetError,
+    OptionError,
+    RocketMQError,
+    RouteNotFound,
+)
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.model.admin import GROUP, GroupDescription, GroupOnline, OffsetChange, QueueLag
 from rocketmq_spark.options.parsing import EARLIEST, LATEST
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire import bodies, rpc
+from rocketmq_spark.wire.names import group_problem, is_user_group
 
 Positions = dict[MessageQueue, int | None]
 
@@ -38,10 +47,18 @@ def of_group(tools: AdminTools, group: str, topics: Sequence[str]) -> Positions:
         queues = tools.routes.existing(topic, 0.0).kept()  # it may have more or fewer queues than a moment ago
         found |= tools.brokers.committed(group, queues, deadline(tools))
     if all(position is None for position in found.values()):
+        check_masters(tools)
         where = f" in {', '.join(topics)}" if topics else ""
         remedy = " ".join(filter(None, [near_groups(tools, group), new_group(group, topics)]))
         raise OffsetError(f"group {group} has no offsets{where}", remedy=remedy)
     return found
+
+
+def check_masters(tools: AdminTools) -> None:
+    """Raises ``BrokerNotFound`` where a master is away: slaves of many versions have no offsets, so that a group without any is
+    not known to have none.
+    """
+    masters_of(tools.admin.cluster())
 
 
 def new_group(group: str, topics: Sequence[str] = ()) -> str:
@@ -87,20 +104,27 @@ def look_at(tools: AdminTools, positions: Mapping[MessageQueue, int | None]) -> 
 
 
 def bounds_of(
-    tools: AdminTools, queues: Mapping[MessageQueue, object]
+    tools: AdminTools, positions: Mapping[MessageQueue, int | None]
 ) -> tuple[dict[MessageQueue, QueueBounds], list[RocketMQError]]:
-    """Bounds as far as brokers tell them, and an error of each that does not, and of each topic without any broker."""
+    """Bounds as far as brokers tell them, and an error of each that does not, and of each topic without any broker.
+
+    The minimum of a compaction topic is no later than the position of the reader: nothing that it did not read is lost there.
+    """
     errors: list[RocketMQError] = []
     routed = set()
-    for topic in sorted({queue.topic for queue in queues}):
+    for topic in sorted({queue.topic for queue in positions}):
         try:
             tools.routes.existing(topic)
             routed.add(topic)
         except RouteNotFound as e:
             errors.append(e)
-    asked = sorted(queue for queue in queues if queue.topic in routed)
-    bounds = tools.brokers.bounds(asked, deadline(tools), lambda error, queue: errors.append(error))
-    return bounds, errors
+    asked = sorted(queue for queue in positions if queue.topic in routed)
+
+    def note(error: RocketMQError, queue: MessageQueue) -> None:
+        errors.append(error)
+
+    bounds = tools.brokers.bounds(asked, deadline(tools), note)
+    return with_kept(tools, bounds, positions, note), errors
 
 
 # ``earliest``, ``latest``, a time in ms since 1970, or an offset for each queue (-2 the first, -1 the end).
@@ -119,16 +143,17 @@ def offset_changes(
 
     ``named`` is what errors call ``wanted``. Raises ``OffsetError`` for offsets that a queue does not have.
     """
+    if problem := group_problem(group):
+        raise OptionError(problem)
     if isinstance(wanted, Mapping):
         mentioned = sorted({queue.topic for queue in wanted})
         if topics and (others := [topic for topic in mentioned if topic not in topics]):
-            raise OffsetError(
-                f"{named} names {', '.join(others)}, which --topic leaves out", remedy="Leave --topic out"
-            )
+            raise OffsetError(f"{named} names {', '.join(others)}, which --topic excludes", remedy="Omit --topic")
         topics = mentioned
     elif not topics:
         topics = [topic for topic in tools.admin.consumed_topics(group) if not topic.startswith(RETRY_PREFIX)]
     if not topics:
+        check_masters(tools)
         hint = near_groups(tools, group)
         raise OffsetError(
             f"group {group} has no offsets", remedy=f"{hint} Name what it is to read with --topic".lstrip()
@@ -137,6 +162,7 @@ def offset_changes(
     queues = environment.owned(queues) if environment is not None else queues
     before = tools.brokers.committed(group, queues, deadline(tools))
     bounds = tools.brokers.bounds(queues, deadline(tools))
+    bounds = bounds if wanted == "latest" else with_kept(tools, bounds)
     after = _resolved(tools, wanted, bounds, named)
     return [OffsetChange(queue, before[queue], after[queue]) for queue in sorted(after)]
 
@@ -154,7 +180,7 @@ def _resolved(
         return {queue: b.min_offset if wanted == "earliest" else b.max_offset for queue, b in bounds.items()}
     unknown = sorted(wanted.keys() - bounds.keys())
     if unknown:
-        raise OffsetError(f"{named} names queues that there are not: {', '.join(map(str, unknown[:10]))}")
+        raise OffsetError(f"{named} names queues that do not exist: {', '.join(map(str, unknown[:10]))}")
     marked = {q: {EARLIEST: bounds[q].min_offset, LATEST: bounds[q].max_offset}.get(at, at) for q, at in wanted.items()}
     wrong = [q for q, at in marked.items() if bounds[q].clamp(at) != at]
     if wrong:
@@ -192,12 +218,15 @@ def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, 
         failed = tools.committer.commit_each(group, offsets, deadline(tools))
     if failed:
         queue, error = next(iter(failed.items()))
+        if isinstance(error, AccessDenied):
+            raise error
+        others = "The others are set. " if len(failed) < len(offsets) else ""
         raise OffsetError(
             f"{len(failed)} of {len(offsets)} offsets of group {group} were not set, of {queue} among them",
             error.addr,
             error.broker_code,
             remark=error.message if not error.remark else error.remark,
-            remedy="The others are set. Look at that broker, and say it again",
+            remedy=f"{others}Check that broker, and try again",
         ) from error
     stored = tools.brokers.committed(group, sorted(offsets), deadline(tools))
     other = sorted(queue for queue, at in offsets.items() if stored[queue] != at)
@@ -219,8 +248,12 @@ def describe(tools: AdminTools, group: str) -> GroupDescription:
     settings, online = _settings(tools, group, masters), _online(tools, group, masters)
     topics = _consumed(tools, group, bool(settings or online))
     look = look_at(tools, of_group(tools, group, topics)) if topics else QueuePositions([])
-    if look.errors:
-        raise look.errors[0]
+    # The ages of messages, for which a user needs more rights, are less than half of what there is to say.
+    half = [
+        e for e in look.errors if not isinstance(e, AccessDenied) or any(row.max_offset is None for row in look.rows)
+    ]
+    if half:
+        raise half[0]
     scope = tools.calls.scope
     members = {member.client_id: member for there in online for member in there.members}
     filters = {scope.plain(topic): f for there in online for topic, f in there.filters.items() if scope.reaches(topic)}
@@ -256,7 +289,8 @@ def _consumed(tools: AdminTools, group: str, known: bool) -> list[str]:
     """Topics in which the group has offsets. Raises ``GroupNotFound`` for one that has none and is not ``known`` otherwise."""
     topics = tools.admin.consumed_topics(group)
     if not topics and not known:
-        raise GroupNotFound(f"brokers know no group {group}", remedy=near_groups(tools, group) or None)
+        check_masters(tools)
+        raise GroupNotFound(f"no broker has group {group}", remedy=near_groups(tools, group) or None)
     return topics
 
 
@@ -285,6 +319,8 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
 
 def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
     """The errors of ``delete``, without a change. A master that is away would keep the group: ``BrokerNotFound``."""
+    if not is_user_group(tools.calls.on_wire(group)):
+        raise OptionError(f"group {group} is RocketMQ's own, which needs its offsets; nothing was deleted")
     masters = masters_of(tools.admin.cluster())
     online = _online(tools, group, masters)
     _consumed(tools, group, bool(online or _settings(tools, group, masters)))

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from rocketmq_spark.admin import AdminTools, ask_each, deadline
+from rocketmq_spark.admin import AdminTools, ask_each, deadline, with_kept
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.client.groups import own
 from rocketmq_spark.client.pulls import answer_of, command_of
@@ -53,8 +53,8 @@ def message_by_id(tools: AdminTools, message_id: str, topic: str | None = None) 
         if at is not None:
             raise _not_found(message_id)
         raise NotFound(
-            f"id {message_id} is not of a message of these brokers",
-            remedy="For an id that its producer gave, give the topic, too; an offset message id names one of the brokers",
+            f"id {message_id} does not belong to a message of these brokers",
+            remedy="For an id that a producer assigned, give the topic, too; an offset message id contains a broker's address",
         )
     search = IndexSearch(message_id, 0, _EVER_MS, MOST, True)
     found = [m for m in _indexed(tools, topic, search) if m.msg_id == message_id]
@@ -71,7 +71,7 @@ def messages_by_key(
     The newest ``limit`` of each broker, stored from ``begin_ms`` to ``end_ms``.
     """
     if not 0 < limit <= MOST:
-        raise OptionError(f"limit is {limit}; expected 1 to {MOST}, what a broker gives to one question")
+        raise OptionError(f"limit is {limit}; expected 1 to {MOST}, the most that a broker returns for one request")
     first_ms, last_ms = _period(begin_ms, end_ms)
     # An index knows a time up to a second too early: what was stored behind the end must not take the places of others.
     search = IndexSearch(key, max(0, first_ms - _INDEX_MS), last_ms, limit if end_ms is None else MOST)
@@ -230,7 +230,7 @@ def messages_of_time(
         raise OptionError(f"limit is {limit}; expected 1 to {MOST_BY_TIME}, or a key")
     first_ms, last_ms = _period(begin_ms, end_ms)
     queues = Own(environment)(tools.routes.existing(topic, 0.0).kept())
-    bounds = tools.brokers.bounds(queues, deadline(tools))
+    bounds = with_kept(tools, tools.brokers.bounds(queues, deadline(tools)))
     times = {} if begin_ms is None else dict.fromkeys(bounds, first_ms)
     starts = tools.brokers.search_offsets(times, deadline(tools), group=GROUP)
     stretches = [

@@ -72,9 +72,9 @@ def create(
     given = batch_attributes(attributes) if batch else attributes
     if there := tools.admin.queues_of(topic, brokers):
         raise OptionError(
-            f"topic {topic} is there: it has {shown_queues(there)}",
-            remedy=f"To change that: rocketmq-spark topic widen {topic} --queues N, or topic shrink; to create it on another "
-            "broker, name that with --broker",
+            f"topic {topic} exists already: it has {shown_queues(there)}",
+            remedy=f"To change it: rocketmq-spark topic widen {topic} --queues N, or topic shrink; to create it on another "
+            "broker, use --broker",
         )
     return _queues(tools.admin.create_topic(topic, queues, brokers, attributes=given))
 
@@ -138,7 +138,7 @@ def update(
     All that can be found out before is: a change that is refused then has changed nothing anywhere.
     """
     if not any(wanted is not None for wanted in change[:3]) and not change.attributes:
-        raise OptionError("nothing is to change; expected queues, a permission, an order or attributes")
+        raise OptionError("there is nothing to change; expected queues, a permission, an order or attributes")
     if change.permission not in (None, *PERMISSIONS):
         raise OptionError(f"permission is {change.permission!r}; expected {', '.join(PERMISSIONS)}")
     there = _there(tools, topic, brokers)
@@ -157,8 +157,8 @@ def update(
     after = describe(tools, topic)
     if lost := sorted(name for name in configs if name in after.brokers and not _has(after.brokers[name], change)):
         raise RocketMQError(
-            f"topic {topic} has not what was set on {', '.join(lost)}: another change of it was made at the same time",
-            remedy=f"Look what it has (rocketmq-spark topic describe {topic}), and say it again",
+            f"topic {topic} lacks the new settings on {', '.join(lost)}: another process changed it at the same time",
+            remedy=f"Check its settings (rocketmq-spark topic describe {topic}), and try again",
         )
     return after
 
@@ -193,7 +193,7 @@ def _new_attributes(
         found[name] = {key: value for key, value in change.attributes.items() if now.get(key) != value}
         if fixed := sorted(found[name].keys() & _FIXED):
             raise OptionError(
-                f"attribute {fixed[0]!r} of topic {topic} is {now[fixed[0]]!r} for ever; nothing was changed",
+                f"attribute {fixed[0]!r} of topic {topic} is {now[fixed[0]]!r} and cannot be changed; nothing was changed",
                 remedy="Create another topic with it",
             )
     return found
@@ -235,7 +235,7 @@ def _wrong_way(named: str, topic: str, queues: int, there: Mapping[str, QueueDat
     more = "fewer than" if other == "shrink" else "more than"
     return OptionError(
         f"{named} is {queues}, {more} topic {topic} has: {shown_queues(there)}",
-        remedy=f"That is for: rocketmq-spark topic {other}",
+        remedy=f"Use: rocketmq-spark topic {other}",
     )
 
 

@@ -154,7 +154,7 @@ class Consumer(Asynchronous):
     def _leave(self) -> None:
         """A member without its event loop would have messages fail that others could consume."""
         logger.warning(
-            "the event loop of a consumer was closed before the consumer, which leaves group %s; close it before",
+            "the event loop of a consumer was closed before the consumer, which now leaves group %s; close the consumer first",
             self._consumer.settings.group,
         )
         self._consumer.stop(0.0)
@@ -254,7 +254,7 @@ class PullConsumer(Asynchronous):
         await self._ask(self._consumer.seek_to_beginning, *queues)
 
     async def seek_to_end(self, *queues: MessageQueue) -> None:
-        """Continue behind the last message, of ``queues`` or of all."""
+        """Continue after the last message, of ``queues`` or of all."""
         await self._ask(self._consumer.seek_to_end, *queues)
 
     async def seek_to_timestamp(self, epoch_ms: int, *queues: MessageQueue) -> None:

@@ -256,7 +256,7 @@ class Producer(Asynchronous):
     async def send_arrow(self, rows: Any, topic: str | None = None, **how: Any) -> SentRows:
         """Send the ``rows`` of Arrow data to ``topic``, on a thread. See ``rocketmq_spark.Producer.send_arrow``.
 
-        ``how``: its other keyword arguments. A call that is cancelled goes on if it had begun.
+        ``how``: its other keyword arguments. A call that has begun continues if it is cancelled.
         """
         self._check()
         return await self._rows.call(self._producer.send_arrow, rows, topic, **how)
@@ -264,7 +264,7 @@ class Producer(Asynchronous):
     async def send_many(self, messages: Iterable[Message], **how: Any) -> SentRows:
         """Send ``messages`` in batches, on a thread, which also iterates over them. See ``rocketmq_spark.Producer.send_many``.
 
-        ``how``: its other keyword arguments. A call that is cancelled goes on if it had begun.
+        ``how``: its other keyword arguments. A call that has begun continues if it is cancelled.
         """
         self._check()
         return await self._rows.call(self._producer.send_many, messages, **how)

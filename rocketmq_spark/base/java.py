@@ -59,5 +59,5 @@ def java_hash(value: object) -> int:
         if _LONG_MIN <= value <= _LONG_MAX:
             return signed((value ^ ((value & 0xFFFFFFFFFFFFFFFF) >> 32)) & 0xFFFFFFFF)
         raise OptionError(f"cannot hash {value}: expected a whole number of at most 64 bits")
-    shown = "nothing (None)" if value is None else f"a {type(value).__name__}"
+    shown = "None" if value is None else f"a {type(value).__name__}"
     raise OptionError(f"cannot hash {shown}: expected a str, int or bool, whose Java hash is the same everywhere")

@@ -1,8 +1,8 @@
-"""The local broker that outlives the command which started it: a process of its own, and what is known about it.
+"""The local broker that outlives the command that started it: its process, and its recorded state.
 
-``python -m rocketmq_spark.cli.background`` is that process. It holds a lock for as long as it lives, so whether it
-runs is never guessed from a process id; while it runs, ``state.json`` beside the lock says where. The process that
-starts it learns the outcome through a pipe.
+``python -m rocketmq_spark.cli.background`` is that process. It holds a lock while it runs, so no command has to guess from
+a process id whether it runs; ``state.json`` beside the lock has its addresses. The process that starts it learns the outcome
+through a pipe.
 """
 
 from __future__ import annotations

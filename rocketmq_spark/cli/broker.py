@@ -62,7 +62,7 @@ def start(
     if left_out := list(there)[wish.brokers :]:
         raise LocalBrokerError(
             f"{folder} has the data of {len(there)} brokers: without {', '.join(left_out)} their queues would be missing",
-            remedy="Leave --brokers out, or give another folder with --data",
+            remedy="Omit --brokers, or name another folder with --data",
         )
     running = background.start(wish)
     output.item(_document(running), f"RocketMQ runs: name server {running.name_server}, data in {running.data}")

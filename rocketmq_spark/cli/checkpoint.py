@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -190,7 +190,7 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
 
 def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[str]]:
     """Every queue of a batch and of its topics, as brokers have it now, and what they would not say."""
-    from rocketmq_spark.admin import deadline
+    from rocketmq_spark.admin import deadline, with_kept
     from rocketmq_spark.spark.checkpoints.rewind import drift
     from rocketmq_spark.spark.source.recreation import RecreationWatch, share
 
@@ -202,14 +202,17 @@ def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[s
         away.add(queue.broker_name)
         errors.append(str(error))
 
+    # Other queues of the topic are those of other environments, for all that a checkpoint says.
+    shared = {q.topic for offsets in batch.sources.values() if _has_queues(offsets.reads) for q in offsets.positions}
     for topic in sorted({queue.topic for queue in batch.positions}):
         try:
             queues = client.routes.existing(topic, 0.0).readable()
         except RouteNotFound as e:
             errors.append(str(e))
             continue
-        known = {*queues, *(queue for queue in batch.positions if queue.topic == topic)}
-        bounds |= client.brokers.bounds(known, deadline(client), note)
+        known = {queue for queue in batch.positions if queue.topic == topic}
+        known |= set() if topic in shared else set(queues)
+        bounds |= with_kept(client, client.brokers.bounds(known, deadline(client), note), batch.positions, note)
     remade: list[MessageQueue] = []
     for offsets in batch.sources.values():
         found = RecreationWatch(lambda: client.brokers, GROUP).look(offsets, bounds, deadline(client))
@@ -219,6 +222,11 @@ def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[s
             errors.append(str(error))
             bounds = {queue: of for queue, of in bounds.items() if share(queue) != one}
     return drift(batch.positions, bounds, remade, away, _unregistered(client, batch)), errors
+
+
+def _has_queues(reads: Mapping[str, object]) -> bool:
+    """Whether a source reads the queues of an environment, not all of its topics."""
+    return "environment" in reads and reads.get("environmentMode") != "suffix"
 
 
 def _unregistered(client: Client, batch: LoggedBatch) -> set[str]:
@@ -289,7 +297,7 @@ def rewind(
         backup = back.carry_out(found, planned, datetime.now(UTC)).name
         lines.append(f"Done. To undo it, copy the files of {backup} back into {folder}")
     else:
-        lines.append("Nothing was changed: --yes does it")
+        lines.append("Nothing was changed: use --yes to apply")
     ranges = list(map(_range, planned.ranges))
     row = {
         "rewound": really,

@@ -100,8 +100,8 @@ def list_users(output: Output, target: Target) -> None:
 @click.option(
     "--password",
     envvar="ROCKETMQ_NEW_PASSWORD",
-    help="The password, required for a new user. Others of this machine see it on the command line, but not in the variable "
-    "[env: ROCKETMQ_NEW_PASSWORD]",
+    help="The password, required for a new user. Other users of this machine can see it on the command line, but not in the "
+    "variable [env: ROCKETMQ_NEW_PASSWORD]",
 )
 @click.option("--super/--normal", "is_super", default=None, help="Whether the user may do everything.")
 @click.option("--enable/--disable", "enabled", default=None, help="Whether the user may connect.")

@@ -48,7 +48,9 @@ class CliCommand(click.Command):
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
+            for said in getattr(interrupt, "__notes__", ()):  # which brokers have taken a change
+                output.note(said)
             ctx.exit(INTERRUPTED)
         except Exception as error:
             # The root of the program: no caller could report it better.
@@ -98,13 +100,13 @@ def confirm(what: str, yes: bool) -> None:
 def _other_word(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
         raise click.UsageError(
-            f"There is no {param.opts[0]}: without --yes the change is shown only, and --yes does it"
+            f"There is no {param.opts[0]}: without --yes the command only previews the change, and --yes applies it"
         )
 
 
 def with_yes(command: Any) -> Any:
     """The option ``--yes`` of a command that shows what it would do, and does it with ``--yes`` only, as ``really``."""
-    made = click.option("--yes", "really", is_flag=True, help="Do it; otherwise only show what would be done.")(command)
+    made = click.option("--yes", "really", is_flag=True, help="Apply the change; otherwise only preview it.")(command)
     for word in ("--apply", "--execute", "--dry-run", "--send"):  # of other tools, and of releases before
         made = click.option(word, is_flag=True, hidden=True, expose_value=False, callback=_other_word)(made)
     return made
@@ -167,7 +169,7 @@ def _unexpected(error: Exception) -> RocketMQError:
             f"this command needs {error.name}, which is not installed", remedy=f"Install it: {extras.command(extra)}"
         )
     return RocketMQError(
-        f"{type(error).__name__}: {error}", remedy="This was not foreseen: --debug shows where it happened"
+        f"{type(error).__name__}: {error}", remedy="This error is unexpected: --debug shows the stack trace"
     )
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Target:
     """The connection options of a command, or with ``of_query`` the options of a query that it looks at.
 
-    Nothing connects before it is used.
+    It connects when it is first used.
     """
 
     given: dict[str, Any] = field(repr=False)
@@ -112,7 +112,8 @@ class Target:
 _SOURCES = frozenset({"stream source", "batch source"})
 # How a source reads, which commands do, too.
 _PACE = frozenset({"route_refresh", "max_bytes_in_flight", "pull_depth", "read_deadline"})
-_WHERE = ("namespace", "environment", "environmentmode", "environments")
+ENVIRONMENT = ("environment", "environmentmode", "environments")
+_WHERE = ("namespace", *ENVIRONMENT)
 
 
 def _of_suffix(record: Mapping[str, object]) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import SendingCommand
-from rocketmq_spark.cli.connection import Target, connected, pairs
+from rocketmq_spark.cli.connection import ENVIRONMENT, Target, connected, pairs
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.produce import rate_option
 from rocketmq_spark.cli.tail import consuming, subscribed
-from rocketmq_spark.errors import DecodeError, MessageIllegal, MessageRefused, OptionError
+from rocketmq_spark.errors import DecodeError, MessageIllegal, MessageRefused, OffsetError, OptionError
 from rocketmq_spark.queues.selection import by_hash
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Copier:
             raise type(error)(
                 f"{message.queue} offset {message.queue_offset} cannot be copied: {error.message}",
                 remark=error.remark,
-                remedy="With --skip-bad such messages are left out",
+                remedy="Use --skip-bad to skip such messages",
             ) from error
         self.skipped += 1
 
@@ -194,7 +194,8 @@ def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> KeyedMess
     multiple=True,
     callback=pairs,
     metavar="NAME=VALUE",
-    help="An option of the destination's producer, such as accessKey=… or tls=true (may be repeated).",
+    help="An option of the destination's producer, such as accessKey=… or tls=true (may be repeated). Its environment is that of "
+    "the source, unless this names another one; environment= is none.",
 )
 @rate_option("Copy at most this many messages a second.")
 @click.option(
@@ -247,11 +248,22 @@ def _place(target: Target, topic: str) -> set[Place]:
 
 
 def _destination(target: Target, how: dict[str, Any]) -> Target:
-    """Where the copies go: to the cluster of the source, by the options of it that a producer has, or to another one."""
+    """Where the copies go: to the cluster of the source, by the options of it that a producer has, or to another one. Both in
+    the environment of the source, for environments share the queues of the destination, too; ``environment=`` is none.
+    """
+    given = {_plain(name): (name, value) for name, value in target.only("producer").given.items()}
     if how["to_name_server"] is not None:
-        return Target({"name_server": how["to_name_server"], **how["to_options"]})
-    mine = target.only("producer")
-    return Target({**mine.given, **how["to_options"]})
+        inside = {key: given[key] for key in ENVIRONMENT if key in given}
+        given = {"nameserver": ("name_server", how["to_name_server"]), **inside}
+    given |= {_plain(name): (name, value) for name, value in how["to_options"].items()}
+    if given.get("environment", ("", None))[1] == "":
+        given = {key: option for key, option in given.items() if key not in ENVIRONMENT}
+    return Target(dict(given.values()))
+
+
+def _plain(name: str) -> str:
+    """An option is written in two ways."""
+    return name.replace("_", "").lower()
 
 
 def _run(copier: Copier, consumer: PullConsumer, target: Target, how: dict[str, Any], stop: Latch) -> None:
@@ -290,13 +302,25 @@ def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
 
 
 def _reached(target: Target, group: str, ends: dict[MessageQueue, int]) -> bool:
-    """Whether the group, which other members may read for, is there."""
+    """Whether the group, which other members may read for, is there. Raises ``OffsetError`` where it never will be."""
     from rocketmq_spark.admin import deadline
     from rocketmq_spark.cli.positions import own_group
 
     client = target.client()
     committed = client.brokers.committed(own_group(target, group), sorted(ends), deadline(client))
-    return all((committed[queue] or 0) >= end for queue, end in ends.items())
+    left = {queue: end for queue, end in ends.items() if (committed[queue] or 0) < end}
+    if not left:
+        return True
+    bounds = client.brokers.bounds(sorted(left), deadline(client))
+    for queue, end in left.items():
+        if queue not in bounds or bounds[queue].max_offset < end:
+            now = f"ends at {bounds[queue].max_offset}" if queue in bounds else "is gone"
+            raise OffsetError(
+                f"{queue} ended at {end} when the copy began, and now {now}: its topic was created again, or has fewer queues",
+                topic=queue.topic,
+                remedy="Its other messages up to then are not copied. To copy what is there now, run the command again",
+            )
+    return False
 
 
 def _say(output: Output, copier: Copier, how: dict[str, Any], took_s: float) -> None:
@@ -307,4 +331,4 @@ def _say(output: Output, copier: Copier, how: dict[str, Any], took_s: float) -> 
         "skipped": copier.skipped,
     }
     text = f"Copied {copier.copied} messages from {how['source']} to {how['destination']} in {took_s:.1f} s"
-    output.item(row, text + (f"; {copier.skipped} were left out" if copier.skipped else ""))
+    output.item(row, text + (f"; {copier.skipped} were skipped" if copier.skipped else ""))

@@ -61,10 +61,17 @@ def describe(output: Output, target: Target, name: str) -> None:
     from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.positions import own_group
 
-    there = groups.describe(target.client(), own_group(target, name))
+    client = target.client()
+    there = groups.describe(client, own_group(target, name))
     if output.machine:
         output.item(_document(there), "")
-        return
+    else:
+        _show(output, there)
+    if not there.queues:
+        groups.check_masters(client)
+
+
+def _show(output: Output, there: GroupDescription) -> None:
     kind = f", {there.consume_type}, {there.message_model}" if there.members else ""
     click.echo(f"Group {there.group}: {len(there.members)} members{kind}")
     output.rows(
@@ -261,9 +268,11 @@ def set_offsets(
         ],
     )
     if hint:
-        output.note(f"Brokers {'knew' if how['really'] else 'know'} no group {own}. {hint}")
+        output.note(f"No broker {'had' if how['really'] else 'has'} group {own}. {hint}")
     moved = sum(change.before != change.after for change in changes)
-    output.note(f"{moved} of {len(changes)} offsets {'are set' if how['really'] else 'would be set: --yes does it'}")
+    output.note(
+        f"{moved} of {len(changes)} offsets {'are set' if how['really'] else 'would be set: use --yes to apply'}"
+    )
     if members:
         output.note(
             f"The group has {len(members)} members, whose own offsets overwrite these: {', '.join(members[:3])}"

@@ -130,7 +130,7 @@ def resend(
             before = None if again else _before(output, find, message, row)
             if before is not None:
                 row |= {"sent": False, "sentBefore": before}
-                text += f" is left out: it was sent again before, as {before}"
+                text += f" is skipped: it was resent before, as {before}"
             elif really:
                 new_id = _sent(producer, message)
                 if isinstance(new_id, RocketMQError):  # of this letter alone
@@ -155,7 +155,7 @@ def _lacks(letter: ReceivedMessage) -> str | None:
 
 def _leave_out(output: Output, row: dict[str, object], what: str, why: object) -> None:
     """Programs get no notes."""
-    output.note(f"{what} is left out: {why}")
+    output.note(f"{what} is skipped: {why}")
     if output.machine:
         output.item({**row, "sent": False, "leftOut": str(why)}, "")
 
@@ -175,9 +175,9 @@ def _before(
 
 
 def _say(output: Output, sent: int, before: int, really: bool) -> None:
-    output.note(f"{sent} sent" if really else f"{sent} would be sent; --yes does it")
+    output.note(f"{sent} sent" if really else f"{sent} would be sent; use --yes to apply")
     if before:
-        output.note(f"{before} were sent again before and are left out: --again sends them once more")
+        output.note(f"{before} were resent before and are skipped: --again resends them")
 
 
 def _check_environment(target: Target, group: str) -> None:
@@ -188,10 +188,10 @@ def _check_environment(target: Target, group: str) -> None:
     name = environment_of_group(group)
     if name is not None and environment_of(target.options()) is None:
         raise OptionError(
-            f"group {group!r} is that of environment {name!r}, and option 'environment' is not given; expected it, or "
-            "other environments would get the letters",
-            remedy=f"Give the group without that ending, with --environment {name} -o environments=...; to send to queues of "
-            "all environments, or where it is a name like any other, --any-queue",
+            f"group {group!r} belongs to environment {name!r}, but option 'environment' is not set; without it, other "
+            "environments would get the dead letters",
+            remedy=f"Omit that ending, and use --environment {name} -o environments=...; or use --any-queue to send to "
+            "queues of all environments, or if the ending is just part of the name",
         )
 
 
@@ -292,11 +292,11 @@ def message() -> None:
 
 @message.command()
 @click.argument("message_id", metavar="ID")
-@click.option("--topic", help="Its topic. Required for an id that the producer gave, and by brokers with ACL.")
+@click.option("--topic", help="Its topic. Required for an id that the producer assigned, and by brokers with ACL.")
 @connected
 @click.pass_obj
 def get(output: Output, target: Target, message_id: str, topic: str | None) -> None:
-    """Show one message, by its offset message id, or with --topic also by the id that its producer gave it."""
+    """Show one message, by its offset message id, or with --topic also by the id that its producer assigned."""
     from rocketmq_spark.admin import messages
 
     one = messages.message_by_id(target.client(), message_id, topic)
@@ -315,7 +315,9 @@ def get(output: Output, target: Target, message_id: str, topic: str | None) -> N
 
 @message.command()
 @click.option("--topic", required=True, help="The topic to look in.")
-@click.option("--key", help="A business key, or the id that the producer gave. Without it: all messages of the period.")
+@click.option(
+    "--key", help="A business key, or the id that the producer assigned. Without it: all messages of the period."
+)
 @time_option("--from", "--since", "begin", help=f"Only messages stored at or after this time: {TIMES}.")
 @time_option("--to", "--until", "end", help="Only messages stored at or before this time.")
 @click.option(
@@ -332,7 +334,7 @@ def find(
 ) -> None:
     """Show the messages of a topic that have a key, or that were stored in a period, oldest first.
 
-    Without --key, masters are asked for all queues, or for those of --environment.
+    Without --key, read all queues from the masters; with --environment, only its own queues.
     """
     from rocketmq_spark.admin import messages
     from rocketmq_spark.queues.environment import environment_of

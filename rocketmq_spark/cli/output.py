@@ -111,8 +111,8 @@ def one_line(error: BaseException) -> str:
 
 
 def moment(epoch_ms: int | None) -> str | None:
-    """A time as people and programs read it, UTC; None for none."""
-    return utc_text(epoch_ms) if epoch_ms else None
+    """A time as people and programs read it, UTC; None for none. Of what has expired brokers say -1."""
+    return utc_text(epoch_ms) if epoch_ms is not None and epoch_ms > 0 else None
 
 
 def _cell(value: object) -> str:

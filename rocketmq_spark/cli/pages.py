@@ -31,7 +31,7 @@ def help(ctx: click.Context, topic: str | None) -> None:
     """Show a page of the documentation, an option or an error.
 
     TOPIC is the name of a page, an option or a command, or the code of an error: exactly-once, how-to/replay,
-    startingTimestamp, ROCKETMQ_BUSY. Without it the pages are listed.
+    startingTimestamp, ROCKETMQ_BUSY. Without TOPIC, list the pages.
     """
     output: Output = ctx.obj
     pages = _pages()

@@ -151,7 +151,7 @@ def produce(
     from rocketmq_spark.model import Message
 
     if rate is not None and file is not None:
-        raise click.UsageError("--rate makes up its messages: leave --file out")
+        raise click.UsageError("--rate generates its messages: omit --file")
     _check_topic(target, topic)
     report = _Report(output, topic)
     with target.producer() as producer:

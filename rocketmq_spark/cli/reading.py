@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from rocketmq_spark import session
+from rocketmq_spark.admin import with_kept
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.columnar.decode.rows import placed, usable
-from rocketmq_spark.errors import NotReadable, OffsetError, RocketMQError
+from rocketmq_spark.errors import NotReadable, OffsetError
 from rocketmq_spark.model import Filter, MessageQueue, OffsetRange, QueueBounds, ReceivedMessage, TopicRoute
 from rocketmq_spark.model.admin import GROUP
 from rocketmq_spark.model.pull import OffsetWindow
@@ -75,9 +76,9 @@ class TopicReader:
             raise closed(route)
         if route.closed:
             logger.warning(
-                "what topic %s has on %s is left out: it must not be read", self._topic, ", ".join(route.closed)
+                "what topic %s has on %s is omitted: no read permission", self._topic, ", ".join(route.closed)
             )
-        self._next = start(self._client.retry.run(lambda: self._kept(self._bounds())))
+        self._next = start(self._client.retry.run(lambda: with_kept(self._client, self._bounds())))
         self._ahead, self._heads, self._held = {}, {}, {}
 
     def seek_offsets(self, begins: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int] | None = None) -> None:
@@ -94,7 +95,7 @@ class TopicReader:
         if unknown := sorted(self._begins.keys() - bounds.keys()):
             names = ", ".join(map(str, unknown[:10]))
             raise OffsetError(
-                f"{self._topic} has no such queues, or they must not be read: {names}",
+                f"{self._topic} has no such queues, or they have no read permission: {names}",
                 remedy=f"Look with: rocketmq-spark topic describe {self._topic}",
             )
         starts = {}
@@ -129,12 +130,19 @@ class TopicReader:
         while True:
             bounds = self._bounds()
             for queue, bound in bounds.items():
-                self._next.setdefault(queue, bound.min_offset)  # a queue that was added later
+                self._follow(queue, bound)
             ends = {queue: self._end(queue, bound) for queue, bound in bounds.items()}
             yield from self._merged(ends)
             if not follow:
                 return
             time.sleep(_REST_S)
+
+    def _follow(self, queue: MessageQueue, bound: QueueBounds) -> None:
+        """A queue that was added later, or that is another one now, is read from its begin on."""
+        position = self._next.setdefault(queue, bound.min_offset)
+        if bound.max_offset < position:
+            self._on_loss(OffsetRange(queue, bound.max_offset, position), Cause.WENT_BACK)
+            self._next[queue] = bound.min_offset
 
     def _merged(self, ends: dict[MessageQueue, int]) -> Iterator[ReceivedMessage]:
         heads: list[Head] = []
@@ -185,12 +193,6 @@ class TopicReader:
                 if self._wanted.accepts(message.tags) or message.decode_error is not None:
                     yield message
 
-    def _kept(self, bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, QueueBounds]:
-        """Of a compaction topic brokers keep messages below the minimum that they tell."""
-        brokers, cut = self._client.brokers, [queue for queue, bound in bounds.items() if bound.min_offset > 0]
-        kept = brokers.kept_from(GROUP, cut, Deadline.after(10.0), _raise) if cut else {}
-        return bounds | {q: bounds[q]._replace(min_offset=min(at, bounds[q].min_offset)) for q, at in kept.items()}
-
     def _bounds(self) -> dict[MessageQueue, QueueBounds]:
         def ask() -> dict[MessageQueue, QueueBounds]:
             queues = self._own(self._client.routes.get(self._topic, _ROUTE_AGE_S).readable())
@@ -227,10 +229,6 @@ class HeldAnswers:
             yield self._answers.popleft()
 
 
-def _raise(error: RocketMQError, queue: MessageQueue) -> None:
-    raise error
-
-
 def _broker_name(part: OffsetRange) -> str:
     return part.queue.broker_name
 
@@ -238,10 +236,10 @@ def _broker_name(part: OffsetRange) -> str:
 def closed(route: TopicRoute) -> NotReadable:
     """Why there is nothing to see of what brokers have. It is not that they have nothing."""
     return NotReadable(
-        f"topic {route.topic} must not be read on {', '.join(route.closed)}",
+        f"topic {route.topic} has no read permission on {', '.join(route.closed)}",
         topic=route.topic,
-        remedy=f"Its permission: rocketmq-spark topic describe {route.topic}; to change it: rocketmq-spark topic update "
-        f"{route.topic} --permission RW. If that is RW, the broker's own is not: its setting brokerPermission",
+        remedy=f"To see it: rocketmq-spark topic describe {route.topic}; to change it: rocketmq-spark topic update "
+        f"{route.topic} --permission RW. If it is RW already, the broker's setting brokerPermission denies reading",
     )
 
 

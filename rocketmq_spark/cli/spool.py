@@ -195,15 +195,15 @@ def _owners(path: Path, parsed: Options, delay_group: str | None) -> tuple[Spool
         if before != LOST_OWNER:
             if delay_group is not None:
                 raise SpoolError(
-                    f"--delay-group is {delay_group!r}, and the records in {path} are known to be of {before}",
-                    remedy="Leave --delay-group out",
+                    f"--delay-group is {delay_group!r}, but the records in {path} belong to {before}",
+                    remedy="Omit --delay-group",
                 )
             return before, owner_of(parsed, before.purpose)
         kinds = (each.record.kind for each in reading.entries() if isinstance(each.record, Record))
         if delay_group is None and next(kinds, None) == KIND:
             raise SpoolError(
-                f"the records in {path} are those of a delay service, whose group a damaged block named",
-                remedy="Say which with --delay-group",
+                f"the records in {path} belong to a delay service, whose group was in a damaged block",
+                remedy="Name the group with --delay-group",
             )
         return before, owner_of(parsed, "" if delay_group is None else purpose_of(delay_group))
     finally:

@@ -111,7 +111,7 @@ def tail(
     count: int | None,
     follow: bool,
 ) -> None:
-    """Show new messages of TOPIC as they come.
+    """Show new messages of TOPIC as they arrive.
 
     With --from or --no-follow, show stored messages first, the oldest first.
     """

@@ -121,7 +121,7 @@ def _refuse_part(target: Target, name: str, what: str = "take the messages of al
 def update(
     output: Output, /, target: Target, name: str, queues: int | None, brokers: tuple[str, ...], **how: Any
 ) -> None:
-    """Change a topic. What is not given stays as it is."""
+    """Change a topic. Settings that are not given are kept."""
     from rocketmq_spark.admin import topics
 
     if queues is None and how["permission"] is None and how["order"] is None and not how["attribute"]:

@@ -264,6 +264,10 @@ def _each(masters: Mapping[str, str], change: Callable[[str, str], Command]) -> 
         except RocketMQError as e:
             say_done(e, done, {other: e if other == name else None for other in masters if other not in done})
             raise
+        except KeyboardInterrupt as e:
+            if len(masters) > 1:
+                e.add_note(_where(done, [name], [other for other in masters if other not in (*done, name)]))
+            raise
         done.append(name)
         yield name, address, answer
 
@@ -275,11 +279,14 @@ def say_done(error: RocketMQError, done: Sequence[str], left: Mapping[str, Rocke
     """
     perhaps = [name for name, of in left.items() if isinstance(of, CallTimeout | ConnectionLost)]
     rest = [name for name in left if name not in perhaps]
-    where = [("on ", done), ("perhaps on ", perhaps), ("not on ", rest)]
-    told = [how + ", ".join(names) for how, names in where if names]
-    if len(told) > 1:
-        said = f"It is done {', and '.join(told)}"
+    if bool(done) + bool(perhaps) + bool(rest) > 1:
+        said = _where(done, perhaps, rest)
         error.remedy = f"{said}. {error.remedy}" if error.remedy else said
+
+
+def _where(done: Sequence[str], perhaps: Sequence[str], rest: Sequence[str]) -> str:
+    where = [("on ", done), ("perhaps on ", perhaps), ("not on ", rest)]
+    return f"It is done {', and '.join(how + ', '.join(names) for how, names in where if names)}"
 
 
 def _own_permission(admin: BaseAdmin, broker: str) -> int:

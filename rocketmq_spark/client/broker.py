@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.client.questions import BrokerQuestions, Question, TopicKinds, first_of_each, has_attribute
+from rocketmq_spark.client.questions import BrokerQuestions, Question, TopicKinds, certain, first_of_each, has_attribute
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerNotFound,
@@ -330,7 +330,7 @@ def _corrected(
     deadline: Deadline,
 ) -> Iterator[tuple[MessageQueue, int]]:
     """Other offsets than were found for the times, ``nearest`` ones by brokers that do not look for the first one."""
-    kinds = brokers.questions.attributes(first_of_each(offsets), deadline)
+    kinds = certain(brokers.questions.attributes(first_of_each(offsets), deadline))
     compacted = {q for q in offsets if has_attribute(kinds, q, codes.CLEANUP_POLICY, codes.COMPACTION)}
     for queue in compacted:
         yield queue, brokers.questions.first_kept(group, queue, times_ms[queue], deadline)

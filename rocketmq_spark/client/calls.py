@@ -1,6 +1,6 @@
-"""One request to one address: who signs it, deadline, and the broker's number turned into an error.
+"""One request to one address: signature, deadline, and the error for the broker's response code.
 
-Keys are given, or come from a file or function and are asked for again now and then.
+Keys are fixed, or come from a file or function that is read again regularly.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def from_provider(found: object) -> Credentials:
     access, secret, token = (*parts, None, None, None)[:3]
     if not isinstance(access, str) or not isinstance(secret, str) or not isinstance(token, str | None):
         raise OptionError(
-            "the function of option 'credentialsProvider' gave no credentials; "
+            "the function of option 'credentialsProvider' returned no credentials; "
             "expected (access key, secret key) or (access key, secret key, token)"
         )
     return Credentials(access, secret, token)

@@ -98,7 +98,7 @@ class Groups:
             if member.consumes and members:
                 raise LocalProtocolError(
                     f"consumer group {member.group!r} has a member in this process already",
-                    remedy="Give the second one a process or connection options of its own",
+                    remedy="Run the second one in another process, or with other connection options",
                 )
             self._members[key] = (*members, member)
 

@@ -115,8 +115,12 @@ class RemotingMember:
             )
         return offset
 
-    def bounds(self, queue: MessageQueue, deadline: Deadline) -> QueueBounds:
-        return self._offsets.bounds_by_queue([queue], deadline)[queue]
+    def bounds(self, queue: MessageQueue, deadline: Deadline, group: str | None = None) -> QueueBounds:
+        bounds = self._offsets.bounds_by_queue([queue], deadline)[queue]
+        if group is None or not bounds.min_offset:
+            return bounds
+        kept = self._offsets.kept_from(group, [queue], deadline, _raise)
+        return bounds._replace(min_offset=min(bounds.min_offset, kept.get(queue, bounds.min_offset)))
 
     def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline, group: str | None = None) -> int:
         return self._offsets.search_offsets({queue: epoch_ms}, deadline, group=group)[queue]
@@ -186,3 +190,7 @@ class RemotingMember:
             else:
                 found.append((mine, answer))
         return found
+
+
+def _raise(error: RocketMQError, queue: MessageQueue) -> None:
+    raise error

@@ -191,6 +191,14 @@ def has_attribute(kinds: TopicKinds, queue: MessageQueue, name: str, value: str)
     return None if isinstance(kind, RocketMQError) else kind.get(name) == value
 
 
+def certain(kinds: TopicKinds) -> TopicKinds:
+    """``kinds``; raises the error of a broker that does not say now what it may say later."""
+    for kind in kinds.values():
+        if isinstance(kind, RocketMQError) and kind.retriable:
+            raise kind
+    return kinds
+
+
 def is_compacted(attributes: Attributes | None) -> bool:
     """Whether a topic is one that brokers compact, as far as its attributes are known."""
     return (attributes or {}).get(codes.CLEANUP_POLICY) == codes.COMPACTION

@@ -76,7 +76,7 @@ class NameServers:
             assert wrong is not None
             raise wrong
         if deadline is not None and deadline.expired and isinstance(last, CallTimeout):
-            raise CallTimeout("the time was over before a name server answered", ";".join(self.addresses)) from last
+            raise CallTimeout("no name server answered in time", ";".join(self.addresses)) from last
         raise type(last)(
             f"no name server answers: {last.message}",
             ";".join(self.addresses),
@@ -240,7 +240,7 @@ class Routes:
         if not address:
             raise BrokerNotFound(
                 f"no address of broker {broker_name!r} is known: its master is down or it left the cluster",
-                remedy="Start it on its data. Which brokers are there: rocketmq-spark cluster",
+                remedy="Start it with its data. To list the brokers: rocketmq-spark cluster",
             )
         return address
 
@@ -322,7 +322,7 @@ def route_question(topic_on_wire: str) -> Command:
 
 def _of_a_broker(address: str) -> OptionError:
     return OptionError(
-        f"option 'nameServer' names {address}, which is no name server: it answers as a broker does, and knows no routes",
+        f"option 'nameServer' names {address}, which is not a name server: it answers like a broker, and has no routes",
         remedy="Give host and port of the name server, 9876 unless it was changed",
     )
 

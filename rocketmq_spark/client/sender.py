@@ -94,7 +94,7 @@ class RemotingSender:
         if not known[1]:
             if any(data.perm & Perm.WRITE and data.write_queues for data in route.queues):
                 raise BrokerNotFound("no broker of the topic has a master now", topic=topic)
-            raise RouteNotFound("no queue of the topic may be written to: no write permission", topic=topic)
+            raise RouteNotFound("no queue of the topic is writable: no write permission", topic=topic)
         return known[1]
 
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
@@ -386,7 +386,7 @@ def copy_of(
     if len(body) > COMPRESS_ABOVE and (packed := compression.smaller(body)) is not None:
         body, sys_flag = packed, int(SysFlag.COMPRESSED | SysFlag.ZLIB)
     if len(body) > MAX_BODY_BYTES:
-        raise RocketMQError(f"its {len(body)} bytes are more than a broker takes", queue=str(message.queue))
+        raise RocketMQError(f"its {len(body)} bytes are more than a broker accepts", queue=str(message.queue))
     return SendRequest(
         INNER_GROUP,
         body,

@@ -323,7 +323,7 @@ def _joined(parts: list[npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
 
 def _of_texts(texts: Sequence[str]) -> npt.NDArray[np.int32]:
     if any(text is None for text in texts):
-        raise OptionError("cannot hash nothing (None): every row needs a key")
+        raise OptionError("cannot hash None: every row needs a key")
     items = [str(text) for text in texts]
     ends = np.cumsum(np.fromiter(map(len, items), np.int64, len(items)))
     joined = "".join(items)
@@ -339,7 +339,7 @@ def _of_arrow(array: Any) -> npt.NDArray[np.int32]:
     if str(array.type) not in ("string", "large_string"):
         raise OptionError(f"cannot hash a column of {array.type}: expected string")
     if array.null_count:
-        raise OptionError(f"cannot hash nothing (null): {array.null_count} of {len(array)} rows have no key")
+        raise OptionError(f"cannot hash null: {array.null_count} of {len(array)} rows have no key")
     if not len(array):
         return np.zeros(0, np.int32)
     _, offset_buffer, data = array.buffers()

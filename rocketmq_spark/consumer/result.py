@@ -56,7 +56,7 @@ class Suspend:
             and not _is_whole(self.ms)
             and not (isinstance(self.ms, float) and not math.isnan(self.ms))
         ):
-            raise OptionError(f"suspend is asked for {text_of(self.ms)} ms; expected a number of milliseconds, or None")
+            raise OptionError(f"suspend got {text_of(self.ms)} ms; expected a number of milliseconds, or None")
 
 
 class Hold(enum.Enum):
@@ -351,7 +351,8 @@ def _is_whole(value: object) -> bool:
 def _check_level(level: object) -> None:
     if not _is_whole(level) or not -1 <= level <= MAX_LEVEL:  # type: ignore[operator]
         raise OptionError(
-            f"the delay level is {text_of(level)}; expected -1 for a dead letter, 0 for later each time, or a level of the broker"
+            f"the delay level is {text_of(level)}; expected -1 for a dead letter, 0 for an increasing delay, or "
+            "a level of the broker"
         )
 
 

@@ -289,8 +289,8 @@ def allocation(options: Options, on_wire: OnWire = str) -> Allocate:
         return partial(allocate, "averagely")
     if name == "machineroomnearby":
         raise OptionError(
-            f"option 'allocationStrategy' is {strategy!r}, which must know the room of each member of a group, and members do "
-            "not tell theirs; expected module:callable, "
+            f"option 'allocationStrategy' is {strategy!r}, which needs the room of each member of a group, and members do "
+            "not report it; expected module:callable, "
             "or one of averagely, averagelyByCircle, consistentHash, config, machineRoom, environment"
         )
     config: dict[str, Any] = {"allocationConfig": options.allocation_config, "machineRooms": rooms or None}

@@ -1,6 +1,6 @@
 """Message traces of a consumer: a record before and one after each call of a listener. Mirrors ``ConsumeMessageTraceHookImpl``.
 
-Messages of a batch have no region, for which Java leaves them out; they are traced here.
+Messages of a batch have no region, so Java does not trace them; this module does.
 """
 
 from __future__ import annotations

@@ -141,8 +141,8 @@ class Remade:
         if at >= stored:
             return None
         logger.warning(
-            "%s was read up to %d, and has younger messages from %d on: its topic was made again, or its broker lost its "
-            "last messages. It is read from there on; what was stored of the old ones is sent", queue, stored, at,
+            "%s was read up to %d, and has newer messages from %d on: its topic was created again, or its broker lost its "
+            "last messages. Reading continues there; old messages on this disk are still sent", queue, stored, at,
         )  # fmt: skip
         return at
 
@@ -196,8 +196,8 @@ class Room:
             return
         self._full, self._alarm = True, Deadline.after(ALARM_S)
         logger.error(
-            "no room for more delayed messages: until there is, this node reads none, nor what takes one back; the %d that it "
-            "holds are sent when they are due, if it can write at all: %s", waiting, error,
+            "no room for more delayed messages: until there is, this node reads neither messages nor recalls; the %d that "
+            "it holds are sent when they are due, if it can write at all: %s", waiting, error,
         )  # fmt: skip
 
     def found(self) -> None:
@@ -271,7 +271,7 @@ class Retention:
                 continue
             self._said[name] = Deadline.after(AGAIN_S)
             logger.warning(
-                "a message waits for %.1f hours, and %s keeps messages for %.1f: after that it is on this disk alone; raise "
+                "a message waits for %.1f hours, but %s keeps messages for %.1f: after that, only this disk has it; raise "
                 "fileReservedTime of the broker above the longest delay",
                 waits_ms / 3_600_000,
                 name,

@@ -58,8 +58,8 @@ def open_node(place: NodeSettings, **options: object) -> DelayService:
     if parsed.environment is not None and parsed.environment_mode == "queues":
         raise OptionError(
             f"{parsed.environment_source} is {parsed.environment!r}, but a node of the delay service holds messages of all "
-            "environments that share queues: it would read one part of them, and the others would lie there unseen",
-            remedy="Start it without; messages are delivered to the queues of the environment that they were sent in",
+            "environments that share queues: it would read only a part of them, and the others would never be delivered",
+            remedy="Start it without an environment; messages go to the queues of the environment that they were sent in",
         )
     settings = ProducerSettings.of(options_table.parse(given).for_role("producer"))
     for topic in (place.topic, place.dead_topic):

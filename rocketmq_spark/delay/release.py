@@ -1,7 +1,7 @@
-"""What is sent when a delayed message is due, and how far a node has come with a queue of envelopes. Pure.
+"""The original that is sent when a delayed message is due, and a node's progress in a queue of envelopes. Pure.
 
-A group's offset alone is not enough for a node that takes over a queue: it stays at the oldest envelope whose original was
-not sent, and many behind it may have been sent. So a node commits three numbers (``Progress``), as offsets of three groups
+For a node that takes over a queue, the group's offset alone is not enough: it stays at the oldest envelope whose original was
+not sent, and many later ones may have been sent. So a node commits three numbers (``Progress``), as offsets of three groups
 (``envelope_records``).
 """
 
@@ -211,7 +211,7 @@ def original(opened: Opened, topics: Collection[str] = ALL_TOPICS) -> Original:
         except MessageRefused as e:
             problem = e.message
     if problem is not None:
-        raise DecodeError(f"what this envelope holds is not delivered: {problem[:_REASON_CHARS]}")
+        raise DecodeError(f"the message in this envelope is not delivered: {problem[:_REASON_CHARS]}")
     return Original(kept, stored, _chosen(opened.topic, found.get(QUEUE, "")))
 
 

@@ -183,7 +183,7 @@ class ProxyMember:
                 if answer.HasField("message"):
                     if len(found) == count or room <= 0:
                         logger.warning(
-                            "%s delivered a part of the messages for topic %s; the others come again",
+                            "%s delivered a part of the messages for topic %s; the others are delivered again",
                             channel.address,
                             topic,
                         )
@@ -200,7 +200,10 @@ class ProxyMember:
                 raise
             # What came is ours until its lease ends. Given back it would come again as slowly, until it is a dead letter.
             logger.warning(
-                "%s delivered a part of the messages for topic %s; the others come again: %s", channel.address, topic, e
+                "%s delivered a part of the messages for topic %s; the others are delivered again: %s",
+                channel.address,
+                topic,
+                e,
             )
             return found
         self._proxy.noted(channel.address)

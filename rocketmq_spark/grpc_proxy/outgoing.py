@@ -184,7 +184,7 @@ class RequestEncoder:
         """All fields of a message but its body."""
         if part.flag:
             raise MessageRefused(
-                f"the message's flag is {part.flag}, which gRPC does not carry; expected 0",
+                f"the message's flag is {part.flag}, which gRPC cannot transport; expected 0",
                 topic=self._topic.name,
                 remedy="Send it as a property, or with transport=remoting",
             )
@@ -231,7 +231,7 @@ class RequestEncoder:
         if len(found) > 1:
             names = " and ".join(kind.name for kind in found)
             raise MessageRefused(
-                f"the message is {names}, and over gRPC it can be one of them only", topic=self._topic.name
+                f"the message is {names}, and over gRPC it can have only one of these", topic=self._topic.name
             )
         ((kind, fields),) = found.items()
         return _type(kind) + fields

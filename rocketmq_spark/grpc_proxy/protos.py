@@ -263,14 +263,14 @@ def _broken(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
             )
         case "UNAVAILABLE" if any(words in details for words in _TRUST):
             return CertificateRefused(
-                "the certificate of the Proxy is not trusted, or is of another name",
+                "the certificate of the Proxy is not trusted, or has another name",
                 addr,
                 remark=details,
-                remedy="Name its authority with option 'tlsCaFile'; if it bears another name, that with 'tlsServerName'",
+                remedy="Name its authority with option 'tlsCaFile'; if it has another name, set 'tlsServerName' to that",
             )
         case "UNAVAILABLE" if tls and any(words in details for words in _NO_TLS):
             return ConnectionLost(
-                "the server at this address speaks no TLS", addr, remark=details, remedy="See option 'tls'"
+                "the server at this address does not support TLS", addr, remark=details, remedy="See option 'tls'"
             )
         case "UNAVAILABLE" | "CANCELLED":
             remedy = "See whether the Proxy runs and its gRPC port is reachable from here"
@@ -283,10 +283,10 @@ def _broken(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
                 remedy += f". If it runs: a Proxy ends so the request that is larger than it takes, {_INBOUND}"
             return ConnectionLost("no connection to the Proxy", addr, remark=details, remedy=remedy)
         case "RESOURCE_EXHAUSTED" if _LARGE in details:
-            return LocalProtocolError("a message larger than gRPC takes", addr, remark=details)
+            return LocalProtocolError("a message larger than gRPC accepts", addr, remark=details)
         case "RESOURCE_EXHAUSTED" if _SERVERS_LARGE in details:
             return LocalProtocolError(
-                "a request larger than the Proxy takes", addr, remark=details, remedy=f"See {_INBOUND}"
+                "a request larger than the Proxy accepts", addr, remark=details, remedy=f"See {_INBOUND}"
             )
         case "RESOURCE_EXHAUSTED":
             return BrokerBusy("the Proxy is overloaded", addr, remark=details)
@@ -294,9 +294,9 @@ def _broken(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
             return LocalProtocolError(
                 "gRPC does not send these headers",
                 addr,
-                remedy="Look for line ends and letters with accents in the keys",
+                remedy="Remove line ends and non-ASCII letters from the keys",
             )
         case "UNAUTHENTICATED" | "PERMISSION_DENIED":
             return AccessDenied("the Proxy denies access", addr, remark=details)
         case _:
-            return RemoteProtocolError(f"gRPC failed with {status}: no RocketMQ Proxy?", addr, remark=details)
+            return RemoteProtocolError(f"gRPC failed with {status}: is this a RocketMQ Proxy?", addr, remark=details)

@@ -176,7 +176,7 @@ def _route(proxy: Proxy, routes: dict[str, _Route], topic: str, deadline: Deadli
     answer = proxy.ask(QUERY_ROUTE, request, deadline, topic)
     queues = [queue for queue in answer.message_queues if queue.permission in _WRITABLE]
     if not queues:
-        raise RouteNotFound("no queue of the topic may be written to: no write permission", topic=topic)
+        raise RouteNotFound("no queue of the topic is writable: no write permission", topic=topic)
     types = frozenset(MessageType(n) for q in queues for n in q.accept_message_types if n in list(MessageType))
     lanes = known.lanes if known else _lanes(topic, proxy.addresses)
     routes[topic] = _Route(types, lanes, time.monotonic() + ROUTE_S)
@@ -297,7 +297,7 @@ def _outcome(answer: Any, request: ProxySendRequest, topic: str, address: str) -
         return found
     if isinstance(found.error, RocketMQError):
         return found.error
-    return RemoteProtocolError(f"an answer that cannot be read: {found}", address, topic=topic)
+    return RemoteProtocolError(f"unreadable answer: {found}", address, topic=topic)
 
 
 def _result(answer: Any, request: ProxySendRequest, topic: str, address: str) -> SendResult:

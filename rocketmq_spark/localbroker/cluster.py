@@ -241,7 +241,7 @@ class LocalBroker(Closing):
         others = [broker for broker, data in there.items() if {data.read_queues, data.write_queues} != {queues}]
         if others and not resize:
             raise LocalBrokerError(
-                f"Topic {name} is there with {shown_queues(there)}; expected {queues}",
+                f"Topic {name} exists with {shown_queues(there)}; expected {queues}",
                 remedy="Create it with as many, or pass resize=True: with fewer, the messages of the others are not read",
             )
         new = [broker for broker in where if broker not in there]

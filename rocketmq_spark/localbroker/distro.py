@@ -185,7 +185,7 @@ def _download(cache: Path, wanted: Sequence[tuple[Section, Jar]], quiet: bool, v
         wrong = [jar for jar in jars if not is_sound(files[jar.coordinate], jar)]
         if wrong:
             raise LocalBrokerError(
-                f"{wrong[0].coordinate} came with other content than jars.lock says; nothing of it is used",
+                f"{wrong[0].coordinate} does not match its hash in jars.lock, and was discarded",
                 remedy="Check the mirror, or the proxy that changes downloads",
             )
         for section, jar in wanted:

@@ -48,7 +48,7 @@ def find_java() -> Java:
     identity = _release_file(path) or _asked(path)
     major = _major(identity)
     if major is None:
-        raise LocalBrokerError(f"{path} does not tell a Java version", remedy=HOW_TO_GET)
+        raise LocalBrokerError(f"{path} reports no Java version", remedy=HOW_TO_GET)
     if major < OLDEST:
         raise LocalBrokerError(f"Java {OLDEST} or newer is needed, but {path} is Java {major}", remedy=HOW_TO_GET)
     return Java(path, major, f"{path.resolve()}\n{identity}")

@@ -292,9 +292,9 @@ def explain(program: Program, what: str, printed: str, logged: str) -> LocalBrok
             f"{name} is already running on {home}", remedy="Stop it, or choose another folder (data=)"
         )
     if "OutOfMemoryError" in log or "Could not reserve enough space" in log:
-        return LocalBrokerError(f"{name} ran out of memory", remedy="Give it more (heap_mb=), or close other programs")
+        return LocalBrokerError(f"{name} ran out of memory", remedy="Raise heap_mb=, or close other programs")
     tail = "\n".join(printed.splitlines()[-_TAIL_LINES:] + logged.splitlines()[-_TAIL_LINES:])
-    return LocalBrokerError(f"{name} {what}; its last words", remark=f"\n{tail}")
+    return LocalBrokerError(f"{name} {what}; the end of its output", remark=f"\n{tail}")
 
 
 def _read(path: Path) -> str:

@@ -40,7 +40,7 @@ class TopicQueues:
     Args:
         topic: The topic.
         brokers: Its queues on each broker, as the name server reports them.
-        hidden: How many messages lie in queues that it does not have any more. They cannot be read until it has them again.
+        hidden: Number of messages in removed queues. They cannot be read until the topic has these queues again.
     """
 
     topic: str
@@ -266,9 +266,9 @@ class AccessPolicy:
 
 
 class QueueLag(NamedTuple):
-    """One queue, first and end offset None if no broker reported them. ``position`` is the next offset to read, None where
-    the reader has none; ``next_stored_ms`` is when the message there, or the first behind it, was stored (epoch ms), None where
-    that is not known.
+    """One queue; first and end offset are None if no broker reported them. ``position`` is the next offset to read, None if
+    the reader has none; ``next_stored_ms`` is when the message there, or the first one after it, was stored (epoch ms), None
+    if that is unknown.
     """
 
     queue: MessageQueue
@@ -302,14 +302,14 @@ class QueueLag(NamedTuple):
         return max(0, self.min_offset - self.position)
 
     def behind_ms(self, now_ms: int) -> int | None:
-        """The age of the next message; 0 where there is none, None where it is not known."""
+        """The age of the next message; 0 if there is none, None if it is unknown."""
         if self.lag == 0:
             return 0
         return None if self.lag is None or self.next_stored_ms is None else max(0, now_ms - self.next_stored_ms)
 
 
 class Total(NamedTuple):
-    """Of all queues: messages behind and lost, the age of the oldest that waits, and queues whose lag is not known.
+    """Totals of all queues: unread and lost messages, the age of the oldest unread one, and queues whose lag is unknown.
 
     None where no queue is known.
     """

@@ -169,7 +169,9 @@ class QueueEnd(NamedTuple):
 
 
 class QueueBounds(NamedTuple):
-    """A queue at its broker: first offset kept, next offset to be written, newest store time in ms (0 if none)."""
+    """A queue at its broker: first offset kept, next offset to be written, newest store time in ms (0 if it never had a message,
+    -1 if all have expired).
+    """
 
     min_offset: int
     max_offset: int

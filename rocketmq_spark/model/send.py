@@ -39,7 +39,7 @@ class SendResult(NamedTuple):
         offset_msg_id: The id that the broker assigned; None if the broker does not return one.
         transaction_id: The id of its transaction; None outside of transactions.
         recall_handle: The handle by which ``Producer.recall`` cancels a delayed message; None for other messages.
-        region_id: The region of the broker that stored it, for traces; None over gRPC, or if the broker wants no traces.
+        region_id: The region of the broker that stored it, for traces; None over gRPC, or if the broker has ``traceOn=false``.
     """
 
     status: SendStatus

@@ -16,6 +16,8 @@ from rocketmq_spark.model import MessageQueue
 EARLIEST = -2
 LATEST = -1
 
+# As it is written: "00" would be another name of a queue that has one.
+QUEUE_ID = re.compile("0|[1-9][0-9]{0,9}")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _DURATION_S = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -149,7 +151,9 @@ def names(value: str) -> tuple[str, ...]:
     """Names from comma text or a JSON array, in order, without repeats."""
     is_json = value.lstrip()[:1] == "["
     parts = _json(value, list, "names separated by commas, or a JSON array of texts") if is_json else value.split(",")
-    items = tuple(dict.fromkeys(item.strip() for item in parts if isinstance(item, str) and item.strip()))
+    if not all(isinstance(item, str) for item in parts):
+        raise ValueError("names separated by commas, or a JSON array of texts")
+    items = tuple(dict.fromkeys(item.strip() for item in parts if item.strip()))
     if not items:
         raise ValueError("at least one name; several separated by commas, or as a JSON array")
     return items
@@ -210,7 +214,7 @@ def queue_numbers(example: str, low: int) -> Callable[[str], dict[MessageQueue, 
             for broker, by_id in _by_broker(by_broker, expected).items():
                 for queue_id, number in _mapping(by_id, expected).items():
                     where = f"{topic}/{broker}/{queue_id}"
-                    if not queue_id.isdecimal():
+                    if not QUEUE_ID.fullmatch(queue_id):
                         raise ValueError(f"{expected} ({where}: the queue id is not a whole number)")
                     if not isinstance(number, int) or isinstance(number, bool) or number < low:
                         raise ValueError(f"{expected} ({where}: {number!r} is not a whole number of at least {low})")

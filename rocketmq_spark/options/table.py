@@ -366,10 +366,14 @@ class Options:
         shown=f"`{DEFAULT_GROUP}`",
     )
     max_bytes_in_flight: int = _row(
-        p.size(64 << 10, 256 << 20), 8 << 20, _SOURCE, "maximum bytes under way in the pulls of a task", shown="8m"
+        p.size(64 << 10, 256 << 20),
+        8 << 20,
+        _SOURCE,
+        "maximum bytes requested by the unanswered pulls of a task",
+        shown="8m",
     )
     pull_depth: int | None = _row(
-        p.integer(1, 1024), None, _SOURCE, "pulls under way at once in a task", shown="adaptive"
+        p.integer(1, 1024), None, _SOURCE, "maximum number of unanswered pulls of a task", shown="adaptive"
     )
     pull_batch_size: int = _row(
         p.integer(1, 100_000),

@@ -132,7 +132,7 @@ def message_type(delayed: bool, grouped: bool, ranked: bool) -> str:
 def problems(options: Any, role: str) -> list[str]:
     """What is wrong with the ``Options`` of a role as far as the transport is concerned, each a sentence without full stop."""
     found = [
-        f"option {name!r} means nothing without {needed!r}: {_remedy(needed)}"
+        f"option {name!r} has no effect without {needed!r}: {_remedy(needed)}"
         for field, (name, other, needed) in NEEDS.items()
         if field in options.given and other not in options.given
     ]
@@ -141,14 +141,14 @@ def problems(options: Any, role: str) -> list[str]:
     if not options.name_server:
         found.append("option 'nameServer' is required: give host:port of a RocketMQ name server")
     if options.proxy_endpoint:
-        found.append("option 'proxyEndpoint' means nothing without transport=grpc")
+        found.append("option 'proxyEndpoint' has no effect without transport=grpc")
     if options.tls_server_name:
-        found.append("option 'tlsServerName' means nothing without transport=grpc; see option 'tlsCheckHostname'")
+        found.append("option 'tlsServerName' has no effect without transport=grpc; see option 'tlsCheckHostname'")
     return found
 
 
 def _remedy(needed: str) -> str:
-    return "set tls=true, or tls=false where plain text is meant" if needed == "tls" else f"give {needed}, too"
+    return "set tls=true, or tls=false for plain text" if needed == "tls" else f"give {needed}, too"
 
 
 def _of_grpc(options: Any, role: str) -> list[str]:
@@ -176,7 +176,7 @@ def _of_grpc(options: Any, role: str) -> list[str]:
     if options.enable_trace:
         found.append(f"option 'enableTrace' is true, but clients of a Proxy write no traces; {_READ}")
     if options.address_map:
-        found.append("option 'addressMap' means nothing with transport=grpc: only proxyEndpoint is dialled")
+        found.append("option 'addressMap' has no effect with transport=grpc: clients connect to proxyEndpoint only")
     if options.tls_key_password:
         found.append("option 'tlsKeyPassword' cannot be used with gRPC; give a key file without a password")
     if not options.tls_check_hostname:

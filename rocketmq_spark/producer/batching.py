@@ -331,7 +331,7 @@ def _shares(outcome: Outcome, entries: Sequence[BatchEntry | PlainEntry]) -> lis
         share = outcome.stored.get(entry.msg_id)
         if share is None and entry.msg_id in outcome.behind:
             share = SendFailed(
-                f"not sent, because one before it in its group was refused: {outcome.message}",
+                f"not sent, because an earlier message of its group was rejected: {outcome.message}",
                 outcome.addr, outcome.broker_code, outcome.topic, remark=outcome.remark, remedy=outcome.remedy,
             )  # fmt: skip
             share.__cause__ = outcome

@@ -58,8 +58,8 @@ class BulkProducer(RequestProducer):
             timeout_s: Seconds for all attempts of a batch instead of the send timeout.
 
         Returns:
-            The outcome of each row, in the order of the rows. Call ``raise_for_failed`` on it, or look at ``failed``: what
-            brokers refuse, or do not answer in time, is in there and is not raised.
+            The outcome of each row, in the order of the rows. Call ``raise_for_failed`` on it, or check ``failed``: rows that
+            brokers reject, or do not answer in time, are in there, and no error is raised.
 
         Raises:
             OptionError: The columns do not fit, ``delayMs`` or ``deliverAt`` is used with ``longDelay=dmq``, or pyarrow is not

@@ -283,7 +283,7 @@ def _settled(outgoing: Outgoing, queue: MessageQueue, outcome: RocketMQError, fo
 def unproved(error: RocketMQError, cause: RocketMQError) -> UnprovedError:
     """The error of a send whose end could not be found out: ``cause`` is why."""
     failed = UnprovedError(
-        f"what was sent may be stored, and its broker did not say whether it is: {error.message}; {cause.message}",
+        f"the message may be stored, and its broker did not confirm whether it is: {error.message}; {cause.message}",
         error.addr,
         error.broker_code,
         error.topic,

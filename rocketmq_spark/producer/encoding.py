@@ -83,7 +83,7 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
     """Check ``message`` and encode its properties; ``MessageRefused`` says what no broker would take."""
     check_topic(message.topic)
     if (chooses := settings.features.chooses_queues) and how.queue is not None:
-        raise MessageRefused(f"the message is to go to {how.queue}, but {chooses}", topic=message.topic)
+        raise MessageRefused(f"the message names {how.queue}, but {chooses}", topic=message.topic)
     body: object = message.body
     if isinstance(body, memoryview):  # of items of any size, and perhaps with gaps
         message = dataclasses.replace(message, body=body.tobytes())
@@ -144,16 +144,16 @@ def _check_texts(message: Message, properties: str) -> None:
     if found := _CONTROL.search(properties):
         name = properties[: found.start()].rpartition("\x02")[2].partition("\x01")[0]
         raise MessageRefused(
-            f"property {name!r} has the control character {found[0]!r}, which a Proxy refuses", topic=message.topic
+            f"property {name!r} has the control character {found[0]!r}, which a Proxy rejects", topic=message.topic
         )
     if "|" in (message.tags or ""):
-        raise MessageRefused(f"the tag is {message.tags!r}; a Proxy takes none with '|'", topic=message.topic)
+        raise MessageRefused(f"the tag is {message.tags!r}; a Proxy accepts none with '|'", topic=message.topic)
 
 
 def _priority(message: Message, settings: ProducerSettings) -> str:
     if not settings.features.priorities:
         raise MessageRefused(
-            "the message has a priority, which goes over gRPC only", topic=message.topic, remedy="Set transport=grpc"
+            "the message has a priority, which only gRPC supports", topic=message.topic, remedy="Set transport=grpc"
         )
     priority: object = message.priority
     if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= _HIGHEST_PRIORITY:

@@ -289,7 +289,7 @@ class UnderWay:
         try:
             self._timer.begin()
         except RuntimeError as e:
-            raise SendFailed(f"nothing was sent: {e}", remedy="Look at the limits of threads and processes") from e
+            raise SendFailed(f"nothing was sent: {e}", remedy="Raise the limits of threads and processes") from e
         deadline = outgoing.deadline
         with self._lock:
             # Who may not wait has looked before, for the body alone: it is a few properties too much at most.

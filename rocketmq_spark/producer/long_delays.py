@@ -111,10 +111,10 @@ class LongDelays:
     def _choose(self, topic: str, place: How, known: Sequence[MessageQueue]) -> MessageQueue:
         if not known:
             raise MessageRefused(
-                "a message with a delay of this length is given its queue when it is sent, and no name server says now which "
-                "queues its topic has",
+                "a message with a delay of this length needs its queue when it is sent, and no name server reports the "
+                "queues of its topic now",
                 topic=topic,
-                remedy="Send it again when one answers",
+                remedy="Send it again when a name server answers",
             )
         return random.choice(known if place.selection is None else chooser(topic, *place.selection)(known))
 
@@ -178,8 +178,8 @@ class LongDelays:
                 logger.warning("cannot check whether a group consumes %s: %s", INNER_TOPIC, e)
         if not consumed:
             raise MessageRefused(
-                f"option 'longDelay' is 'dmq', but no member of a consumer group consumes {INNER_TOPIC}: the message would lie "
-                "there unseen",
+                f"option 'longDelay' is 'dmq', but no member of a consumer group consumes {INNER_TOPIC}: the message would "
+                "never be delivered",
                 topic=INNER_TOPIC,
                 remedy=_NOBODY,
             )

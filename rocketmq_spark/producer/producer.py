@@ -182,7 +182,7 @@ class BaseProducer(Closing):
 
         Raises:
             MessageRefused, RouteNotFound, ClosedError: Raised at once. Later errors are in the future.
-            CallTimeout: Too many messages were under way during the whole timeout.
+            CallTimeout: Too many messages were unacknowledged during the whole timeout.
         """
         anyhow = queue is None and selector is None and delay_level is None and delay is None and deliver_at is None
         if self._membership is not None and anyhow and timeout_s is None:

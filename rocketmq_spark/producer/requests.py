@@ -84,10 +84,10 @@ class _Request:
 
     def _timed_out(self, stored: SendResult) -> ReplyTimeout:
         return ReplyTimeout(
-            f"message {self._msg_id} was stored, and no reply came in time",
+            f"message {self._msg_id} was stored, but no reply arrived in time",
             topic=self._topic,
             queue=str(stored.queue),
-            remedy="See whether its consumers run, and whether they reply",
+            remedy="Check that its consumers run and reply",
         )
 
 
@@ -135,7 +135,7 @@ class RequestProducer(TransactionProducer):
             timeout_s: Seconds for the send and the reply together; the send timeout by default.
 
         Raises:
-            ReplyTimeout: The request was stored, and no reply came in time.
+            ReplyTimeout: The request was stored, but no reply arrived in time.
             RocketMQError: The errors of ``send``.
             NotSupported: Over gRPC, because a Proxy passes no replies on.
         """

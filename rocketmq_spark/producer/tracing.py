@@ -207,7 +207,7 @@ class TraceProducer(BaseProducer):
         if due:
             needs = f"Topic {self.topic} needs brokers with traceTopicEnable=true, or must be created: "
             logger.warning(
-                "%d trace records of %s are lost so far; the messages themselves are not concerned. %s%s",
+                "%d trace records of %s are lost so far; the messages themselves are not affected. %s%s",
                 lost, self.settings.group, "" if isinstance(error, ClosedError) else needs, error,
             )  # fmt: skip
 

@@ -191,7 +191,7 @@ class HalfMessage:
             timeout_s: Seconds to wait for the broker's answer; the send timeout by default.
 
         Raises:
-            RocketMQError: The broker did not answer, or refused. If the state is still ``PREPARED`` nothing was sent, and
+            RocketMQError: The broker did not answer, or rejected it. If the state is still ``PREPARED``, nothing was sent, and
                 you may try again. If it is ``UNKNOWN``, the broker calls ``transaction_check``.
             LocalProtocolError: The message was decided before.
         """
@@ -353,7 +353,7 @@ class TransactionProducer(BaseProducer):
             + ("was rolled back" if gone else "its rollback may not have arrived"),
             topic=half.message.topic,
             queue=str(result.queue),
-            remedy="See whether the broker's disk and slaves keep up",
+            remedy="Check whether the broker's disk and slaves keep up",
         )
 
     @contextlib.contextmanager

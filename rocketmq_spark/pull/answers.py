@@ -74,6 +74,7 @@ class Cause(enum.Enum):
     TOPIC_DELETED = "topic deleted"
     QUEUE_GONE = "queue gone"
     WENT_BACK = "offset went back: the topic was deleted and made again, or the broker lost its tail"
+    NOT_KEPT = "the compaction topic does not keep it: sent in a batch without a key, or the topic was made again"
 
 
 OnLoss = Callable[[OffsetRange, Cause], None]

@@ -104,6 +104,6 @@ class Puller:
 def of_batch_topic(sql: Filter, topic: str) -> OptionError:
     """The error for an expression about messages that brokers store many at a time."""
     return OptionError(
-        f"option 'sql' is {sql.expression!r}, but {topic} is a batch topic, or a compaction topic, where brokers filter nothing",
+        f"option 'sql' is {sql.expression!r}, but {topic} is a batch topic, or a compaction topic, which brokers do not filter",
         remedy="Filter with option 'tags', or in Spark",
     )

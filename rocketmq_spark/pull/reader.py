@@ -210,7 +210,7 @@ class RangeReader:
     def _receive(self, stream: BulkStream) -> None:
         if not stream.receive(self._patience.wait_s(self._missing.next_due)):
             if self._missing.in_flight and self._patience.silent:
-                raise ConnectionLost(f"the broker said nothing for {SILENCE_S:g} s", stream.address)
+                raise ConnectionLost(f"the broker sent nothing for {SILENCE_S:g} s", stream.address)
             return
         self._patience.heard()
         found, others = stream.scan()
@@ -301,7 +301,7 @@ class RangeReader:
                 self._again(slot)
             case Reconnect():
                 self._missing.put(slot)
-                raise ConnectionLost("the broker drains", address, remark=answer.remark)
+                raise ConnectionLost("the broker is shutting down", address, remark=answer.remark)
             case Lost(until, cause):
                 # Below the minimum nothing is left, whatever was asked for first: one loss.
                 self._gone(slot, until, cause, below=until == answer.min_offset)

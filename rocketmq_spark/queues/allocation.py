@@ -178,7 +178,7 @@ def _checked(strategy: Strategy, queues: Queues, consumers: list[str], config: C
         if not consumer:
             raise OptionError("currentCID is empty: a consumer needs an id to get its share")
         if not queues:
-            raise OptionError("mqAll is null or mqAll empty: there are no queues to share")
+            raise OptionError("mqAll is null or mqAll empty: there are no queues to assign")
         if not consumers:
             raise OptionError("cidAll is null or cidAll empty: there are no consumers to share the queues")
         if consumer not in members:

@@ -213,7 +213,7 @@ class Own:
 
 def _waits(what: str, brokers: Iterable[str]) -> BrokerNotFound:
     return BrokerNotFound(
-        f"{what}; {', '.join(sorted(brokers))} cannot be sent to now",
+        f"{what}; {', '.join(sorted(brokers))} cannot accept messages now",
         remedy="Start the broker, or correct options 'environment' and 'environments'",
     )
 
@@ -264,11 +264,13 @@ def environment_of(choice: EnvironmentChoice) -> Environment | None:
 def check_chosen(choice: EnvironmentChoice, option: str) -> None:
     """That ``option`` may be ``environment``. Raises ``OptionError``."""
     if choice.environment is None:
-        raise OptionError(f"option {option!r} is 'environment', which needs option 'environment': which one it is")
+        raise OptionError(
+            f"option {option!r} is 'environment', which needs option 'environment': the environment to use"
+        )
     if choice.environment_mode == "suffix":
         raise OptionError(
             f"option {option!r} is 'environment', which chooses among queues; with 'environmentMode' suffix each environment "
-            "has topics of its own: leave it out"
+            "has topics of its own: omit it"
         )
 
 
@@ -281,7 +283,7 @@ def suffix_of(choice: EnvironmentChoice) -> str:
     if choice.environments is not None:
         raise OptionError(
             "option 'environments' shares out the queues of a topic; with 'environmentMode' suffix each environment has "
-            "topics of its own: leave it out"
+            "topics of its own: omit it"
         )
     # With '_', which stands before it, 'orders' of 'eu_dev' and 'orders_eu' of 'dev' would be one topic.
     if not re.fullmatch("[a-zA-Z0-9-]+", choice.environment):

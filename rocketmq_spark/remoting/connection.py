@@ -328,7 +328,7 @@ class Connection:
             self._flush(_NO_WAIT)
         blocked_since = self._channel.blocked_since
         if blocked_since is not None and now - blocked_since > STALL_S:
-            self._fail(CallTimeout("the server does not take our requests", self.address))
+            self._fail(CallTimeout("the server does not read requests", self.address))
 
     def _expire(self) -> None:
         with self._lock:
@@ -343,7 +343,7 @@ class Connection:
         """Called when a request timed out: is it the request, or is the server gone?"""
         silent_since = self._silent_since
         if silent_since is not None and time.monotonic() - silent_since > SILENCE_S:
-            self._fail(ConnectionLost(f"the server said nothing for {SILENCE_S:g} s", self.address))
+            self._fail(ConnectionLost(f"the server sent nothing for {SILENCE_S:g} s", self.address))
 
     def _fail(self, error: RocketMQError, cause: BaseException | None = None) -> None:
         """Close for good: every waiter hears of it now, later callers when they come."""

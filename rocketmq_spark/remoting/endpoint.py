@@ -70,7 +70,7 @@ def parse_address(address: str) -> tuple[str, int]:
     if not host or not (port.isascii() and port.isdecimal() and len(port) <= 5) or int(port) > 65535:
         # Those of options were looked at before: a server reported this one, and may report another one soon.
         raise ConnectionLost(
-            f"{address!r} is no address of the form host:port", remedy="See what brokers register with"
+            f"{address!r} is no address of the form host:port", remedy="Check the address that brokers register"
         )
     return host, int(port)
 
@@ -130,7 +130,7 @@ def connect(
     except OSError as e:
         raise mapped(e, address, "cannot connect") from e
     except UnicodeError as e:  # a label that is empty or too long
-        raise ConnectionLost(f"{host!r} is no name of a host", address) from e
+        raise ConnectionLost(f"{host!r} is not a host name", address) from e
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
@@ -158,7 +158,7 @@ def mapped(error: OSError, address: str, what: str, first: bool = False) -> Rock
         return CertificateRefused(
             f"{what}: {error.verify_message}",
             address,
-            remedy="Name the authority with option 'tlsCaFile', or relax 'tlsCheckHostname' if just the name differs",
+            remedy="Name the authority with option 'tlsCaFile', or set 'tlsCheckHostname' to false if only the name differs",
         )
     if first and isinstance(error, ConnectionResetError | BrokenPipeError):
         return closed_by_peer(address, first)

@@ -90,7 +90,7 @@ class Pool:
         if not patient:
             slot.refuse_while_resting()  # else it waits for a patient one, which rests with the gate held
         if not slot.gate.acquire(timeout=deadline.remaining()):
-            raise CallTimeout("the connection is not there in time", address)
+            raise CallTimeout("the connection was not established in time", address)
         try:
             connection = slot.live
             if connection is None and slot.attempts != attempts and slot.failure is not None:

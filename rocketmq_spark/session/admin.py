@@ -274,7 +274,7 @@ class AccessAdmin(AdminBase):
 
 
 class Admin(TopicAdmin, GroupAdmin, BrokerAdmin, AccessAdmin):
-    """Administers a cluster: topics, consumer groups, stored messages, brokers. Nothing connects before it is used.
+    """Administers a cluster: topics, consumer groups, stored messages, brokers. It connects when a method is first called.
 
     Args:
         name_server: ``host:port``, several separated by ``;``. Required.
@@ -283,7 +283,7 @@ class Admin(TopicAdmin, GroupAdmin, BrokerAdmin, AccessAdmin):
             its queues only.
 
     Raises:
-        OptionError: An option is unknown, has a wrong value or is no connection option. Lists all problems.
+        OptionError: An option is unknown, has a wrong value or is not a connection option. Lists all problems.
     """
 
     def __init__(self, name_server: str | None = None, **options: Unpack[AdminOptions]) -> None:

@@ -115,7 +115,7 @@ class SimpleConsumer(simple_consumer.BaseSimpleConsumer):
         chosen = parsed("simple consumer", name_server, group, options)
         if chosen.transport != transport.GRPC:
             raise OptionError(
-                "option 'transport' of a SimpleConsumer is 'grpc'; expected no other: it speaks with a Proxy"
+                "option 'transport' of a SimpleConsumer is 'grpc'; expected no other: it connects to a Proxy"
             )
         if "group" not in chosen.given:
             raise OptionError("option 'group' is required: name the consumer group")

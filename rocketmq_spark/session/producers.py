@@ -101,7 +101,7 @@ def _stored_ids(options: Options) -> StoredIds | None:
     """What a producer looks up before it repeats a send; None for one that repeats at once."""
     if not options.confirm_ambiguous:
         if "exactly_once_settle" in options.given:
-            raise OptionError("option 'exactlyOnceSettle' means nothing without 'confirmAmbiguous'")
+            raise OptionError("option 'exactlyOnceSettle' has no effect without 'confirmAmbiguous'")
         return None
     if not extras.installed("pyarrow"):
         raise OptionError(

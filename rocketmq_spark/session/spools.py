@@ -65,7 +65,7 @@ def problems(options: Options) -> list[str]:
     """What is wrong with them, each a sentence without its full stop."""
     if options.on_send_failure != "spool":
         return [
-            f"option {option_name(field)!r} means nothing without 'onSendFailure' spool"
+            f"option {option_name(field)!r} has no effect without 'onSendFailure' spool"
             for field in _OF_SPOOL
             if field in options.given
         ]

@@ -91,7 +91,7 @@ class TopicAdmin(AdminBase):
         order: bool | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> TopicDescription:
-        """Change a topic. What is not given stays as it is (``mqadmin updateTopic``, ``updateTopicPerm``).
+        """Change a topic. Settings that are not given are kept (``mqadmin updateTopic``, ``updateTopicPerm``).
 
         Args:
             topic: The topic.
@@ -106,10 +106,10 @@ class TopicAdmin(AdminBase):
             The topic as it is after the change.
 
         Raises:
-            OptionError: Nothing is to change, the topic has more queues than ``queues`` or is not on one of ``brokers``, or an
-                attribute cannot be changed.
+            OptionError: There is nothing to change, the topic has more queues than ``queues`` or is not on one of ``brokers``, or
+                an attribute cannot be changed.
             NotSupported: A broker is older than RocketMQ 5.0: it has no attributes, and takes the order from name servers.
-            RocketMQError: Another change of the topic was made at the same time and put this one back.
+            RocketMQError: Another process changed the topic at the same time, and reverted this change.
         """
         change = topics.TopicChange(queues, permission, order, attributes or {})
         return topics.update(self._tools, topic, change, brokers)

@@ -45,7 +45,7 @@ def _needing(version: str) -> Iterator[None]:
         if not (e.name or "").startswith("pyspark"):
             raise
         raise OptionError(
-            f"this needs PySpark {version} or newer, and PySpark here is {pyspark.__version__}",
+            f"this needs PySpark {version} or newer, but PySpark here is {pyspark.__version__}",
             remedy="Older ones, from 3.5 on, can write with foreach_batch_writer and write_rocketmq",
         ) from e
 
@@ -149,8 +149,8 @@ def _try_to_complete_environment(spark: SparkSession) -> None:
         _complete_environment(spark)
     except (Py4JError, PySparkException, AttributeError, TypeError) as e:
         warnings.warn(
-            f"streams of format 'rocketmq' that start at once may end each other ({type(e).__name__}: {str(e)[:200]}): this "
-            "Spark is another one than those that rocketmq_spark was tested with. Start one after the other",
+            f"streams of format 'rocketmq' that start at once may break each other ({type(e).__name__}: {str(e)[:200]}): "
+            "rocketmq_spark was not tested with this version of Spark. Start one after the other",
             stacklevel=3,
         )
 

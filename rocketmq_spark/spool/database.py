@@ -198,8 +198,8 @@ class Database:
             with contextlib.suppress(Exception):
                 found = rocks.Rdict(str(path), self._options(to_a_torn_end()), access_type=access)
                 logger.warning(
-                    "the log of the spool in %s ends within a write: that one is lost, with what was written behind it, an "
-                    "unknown number of records. A power cut or a full disk does this to writes that were not acknowledged: %s",
+                    "the log of the spool in %s ends within a write: this write and later ones are lost, an unknown number "
+                    "of records. A power cut or a full disk does this to writes that were not acknowledged: %s",
                     self.path, problem,
                 )  # fmt: skip
                 return found
@@ -250,10 +250,10 @@ class Database:
         if _is_damage(error):
             return Damaged(f"the spool in {self.path} is damaged: {text}", remedy=OPEN_IT)
         if any(os.strerror(number) in text for number in FULL):
-            return SpoolFull(f"cannot {what} the spool in {self.path}: {text}", remedy="Make room on the disk")
+            return SpoolFull(f"cannot {what} the spool in {self.path}: {text}", remedy="Free space on the disk")
         if "LOCK" in text:
             return _in_use(self.path, text)
-        return SpoolError(f"cannot {what} the spool in {self.path}: {text}", remedy="See to its disk")
+        return SpoolError(f"cannot {what} the spool in {self.path}: {text}", remedy="Check its disk")
 
 
 class _Closed:

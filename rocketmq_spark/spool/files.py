@@ -232,18 +232,18 @@ def full(path: Path, held: int, more: int, max_bytes: int | None) -> SpoolFull |
     if max_bytes is not None and held + more > max_bytes:
         return SpoolFull(
             f"the spool in {path} holds {held} bytes, and {more} more exceed the {max_bytes} of option 'spoolMaxBytes'",
-            remedy="Raise it, or see why brokers take nothing; dead letters count, too",
+            remedy="Raise it, or check why brokers accept nothing; dead letters count, too",
         )
     try:
         disk = os.statvfs(path)
     except OSError as e:
-        raise SpoolError(f"cannot write the spool in {path}: {e}", remedy="See to its disk") from e
+        raise SpoolError(f"cannot write the spool in {path}: {e}", remedy="Check its disk") from e
     left = disk.f_bavail * disk.f_frsize
     if left - more < RESERVE_BYTES:
         return SpoolFull(
             f"the disk of the spool in {path} has {left} bytes left, and {RESERVE_BYTES} stay free: a spool that has filled its "
-            "disk could not be opened any more to send what it holds",
-            remedy="Make room on the disk",
+            "disk could not be opened any more to send its records",
+            remedy="Free space on the disk",
         )
     return None
 

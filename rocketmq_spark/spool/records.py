@@ -165,7 +165,7 @@ class Record:
             if version not in (VERSION, MARKED):
                 raise DecodeError(f"a record of version {version}; this release reads version {VERSION}")
             if zlib.crc32(data[_HEAD.size :]) != crc:
-                raise DecodeError("a record does not fit its checksum: it was damaged")
+                raise DecodeError("a record does not match its checksum: it was damaged")
             stored_ms, *lengths = _REST.unpack_from(data, _HEAD.size)
             at, parts = _HEAD.size + _REST.size, []
             for length in lengths:

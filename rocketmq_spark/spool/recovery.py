@@ -89,7 +89,7 @@ def finish(path: Path) -> None:
     try:
         left = any((path / name).exists() for name in (_NEW, WHOLE, _LEAVING, _COPY))
     except OSError as e:  # a disk that fails, or a mount that has gone
-        raise SpoolError(f"the spool in {path} cannot be looked at: {e}", remedy="See to its disk") from e
+        raise SpoolError(f"the spool in {path} cannot be read: {e}", remedy="Check its disk") from e
     if left:
         with held(path):
             pass
@@ -192,7 +192,7 @@ def repair(db: Database, salvaged: Salvaged | None = None) -> None:
     """Make a store whole again that lost bytes; ``salvaged`` says what of it was moved there.
 
     A record without a due time is due when it was at first, now where it does not say. Due times and places in lanes
-    without a record are dropped and named in the log. A record that does not fit its checksum stays, and goes to the dead
+    without a record are dropped and named in the log. A record that does not match its checksum stays, and goes to the dead
     when it is taken. Notes but the ``LASTING`` speak of records that may be lost, so they go where any is.
     """
     before = _totals(db)

@@ -1,10 +1,10 @@
-"""Records that are due later, kept until they are settled. It knows nothing of what they are.
+"""Records that become due later, kept until they are settled. The store does not interpret their content.
 
-A driver: one lock, one ``Database``. Every step is one write that happens or does not, so that a process may be killed at
-any point. Who takes a record *leases* it: the lease is in memory, so it ends with its process, and the record is still due.
-Only what is added waits for the disk (``sync``); a settlement that a power cut undoes is made again, and that is at least once.
+One lock guards one ``Database``. Every step is one atomic write, so that a process may be killed at
+any point. Taking a record *leases* it: the lease is in memory, so it ends with its process, and the record is still due.
+Only additions wait for the disk (``sync``); if a power cut undoes a settlement, it is repeated: at least once.
 
-Of a *lane* only the first record is pending. The next one follows when the first is settled for good.
+In a *lane* only the first record is pending. The next one follows after the first is finally settled.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Records of the message trace, as Java's ``TraceDataEncoder`` writes and RocketMQ's tools read them. Pure.
 
-A trace message has any number of records as its body; its keys are the ids and keys of the messages that they are about, by
+The body of a trace message contains any number of records; its keys are the ids and keys of the traced messages, by
 which tools find it.
 """
 

@@ -68,6 +68,8 @@ def test_a_user_is_created_where_it_lacks_and_changed_where_it_is(
     second.on(USERS, ok())
     with pytest.raises(OptionError, match="user ann is not on broker-b; expected a password"):
         brokers.set_user(tools, "ann", enabled=False)
+    with pytest.raises(OptionError, match="password is empty"):  # a broker would leave it as it is
+        brokers.set_user(tools, "ann", " ")
     assert (broker.seen(UPDATE), second.seen(CREATE)) == ([], [])
     brokers.set_user(tools, "ann", "new", enabled=False)
     (changed,), (made,) = broker.seen(UPDATE), second.seen(CREATE)
@@ -144,6 +146,29 @@ def test_an_action_that_no_broker_knows_is_refused(
         server.on(POLICIES, ok())
         server.on(USERS, listed(ANN))
     brokers.set_policy(tools, "ann", "Topic:t", ["pub", "LIST"])
+
+
+@pytest.mark.parametrize(
+    ("resource", "sources", "said"),
+    [
+        ("orders", (), "resource is 'orders'; expected Topic:NAME"),
+        ("Topics:orders", (), "resource is 'Topics:orders'"),
+        ("Topic:", (), "resource is 'Topic:'"),
+        ("Topic", (), "resource is 'Topic'"),
+        ("Topic:t", ("10.0.0.0/8", "10.0.0.0/33"), "source '10.0.0.0/33' is not an IP address"),
+        ("Topic:t", ("host",), "source 'host' is not an IP address"),
+    ],
+)
+def test_a_wrong_resource_is_not_called_a_lack_of_rights(
+    resource: str, sources: tuple[str, ...], said: str, broker: MockBroker, second: MockBroker, tools: Parts
+) -> None:
+    """Brokers do, and the user looks for the mistake in keys and policies."""
+    with pytest.raises(OptionError, match=said):
+        brokers.set_policy(tools, "ann", resource, ["Pub"], sources=sources)
+    assert broker.seen(Request.AUTH_UPDATE_ACL) == []
+    for fine in ("*", "Topic:*", "group:g*", "Cluster:c"):
+        policy_body = brokers.policy_body("User:ann", fine, ["Pub"], True, ["10.0.0.1", "10.0.0.1/8", "::1"])
+        assert json.loads(policy_body)["policies"][0]["entries"][0]["resource"] == fine
 
 
 def test_a_policy_of_a_user_that_one_broker_lacks_is_set_nowhere(

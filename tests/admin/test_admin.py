@@ -84,7 +84,7 @@ def test_offsets_are_shown_before_they_are_set(served: MockBroker) -> None:
     ("wrong", "said"),
     [
         ({QUEUES[0]: 10}, "the queue has 2 to 9"),
-        ({MessageQueue("t", "broker-a", 7): 1}, "to names queues that there are not: t/broker-a/7"),
+        ({MessageQueue("t", "broker-a", 7): 1}, "to names queues that do not exist: t/broker-a/7"),
     ],
 )
 def test_offsets_that_a_queue_does_not_have(wrong: dict[MessageQueue, int], said: str, served: MockBroker) -> None:

@@ -9,7 +9,15 @@ import pytest
 
 from rocketmq_spark.admin import groups, topics
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.errors import BrokerNotFound, CallTimeout, GroupNotFound, OffsetError, RocketMQError
+from rocketmq_spark.errors import (
+    AccessDenied,
+    BrokerNotFound,
+    CallTimeout,
+    GroupNotFound,
+    OffsetError,
+    OptionError,
+    RocketMQError,
+)
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.admin import GroupConnection
 from tests.client.conftest import Parts
@@ -135,7 +143,7 @@ def test_a_group_that_has_consumed_nothing(broker: MockBroker, group: Parts) -> 
 def test_a_group_that_brokers_do_not_know(broker: MockBroker, group: Parts) -> None:
     broker.on(STATS, ok(b'{"offsetTable":{}}'))
     for verb in (groups.describe, groups.delete):
-        with pytest.raises(GroupNotFound, match=r"brokers know no group gg.*Did you mean g\?"):
+        with pytest.raises(GroupNotFound, match=r"no broker has group gg.*Did you mean g\?"):
             verb(group, "gg")
     assert broker.seen(DELETE) == []
 
@@ -189,6 +197,53 @@ def test_a_group_is_not_deleted_while_a_master_is_away_that_keeps_it(broker: Moc
     broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": there}).encode()))
     with pytest.raises(BrokerNotFound, match="no master of broker-b is registered"):
         groups.delete(group, "g")
+    assert broker.seen(DELETE) == []
+
+
+def test_a_group_whose_master_is_away_is_not_said_to_have_no_offsets(broker: MockBroker, group: Parts) -> None:
+    """Its slave has none: of many versions they do not get them."""
+    with MockBroker() as slave:
+        slave.on(SETTINGS, body(subscriptionGroupTable={}))
+        slave.on(ONLINE, OFFLINE)
+        slave.on(STATS, by_queue())
+        there = {"broker-a": {"brokerName": "broker-a", "cluster": "c", "brokerAddrs": {"1": slave.address}}}
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": there}).encode()))
+        for ask in (
+            lambda: groups.of_group(group, "g", []),
+            lambda: groups.offset_changes(group, "g", [], "earliest"),
+            lambda: groups.describe(group, "g"),
+        ):
+            with pytest.raises(BrokerNotFound, match="no master of broker-a is registered"):
+                ask()
+
+
+def test_who_may_not_see_ages_is_told_the_lag(broker: MockBroker, group: Parts) -> None:
+    broker.on(Request.PULL_MESSAGE, refuse(Response.NO_PERMISSION, "no permission to access Group:rocketmq-spark-cli"))
+    found = groups.describe(group, "g")
+    assert (found.lag, [row.next_stored_ms for row in found.queues]) == (4, [None, None])
+    broker.on(AT, ok(offset=5))
+    broker.on(BOUNDS, refuse(Response.NO_PERMISSION, "no permission to access Topic:t"))
+    with pytest.raises(AccessDenied):
+        groups.describe(group, "g")
+
+
+def test_offsets_that_nobody_may_set(broker: MockBroker, group: Parts) -> None:
+    first, second = (MessageQueue("t", "broker-a", number) for number in (0, 1))
+    group.routes.existing("t")
+    broker.on(Request.UPDATE_CONSUMER_OFFSET, refuse(Response.NO_PERMISSION, "no permission to access Group:g"))
+    with pytest.raises(AccessDenied):
+        groups.store_offsets(group, "g", {first: 3, second: 3})
+    broker.on(Request.UPDATE_CONSUMER_OFFSET, refuse(Response.SYSTEM_ERROR, "no"))
+    with pytest.raises(OffsetError, match="2 of 2 offsets of group g were not set") as e:
+        groups.store_offsets(group, "g", {first: 3, second: 3})
+    assert e.value.remedy == "Look at that broker, and say it again"
+
+
+def test_names_that_no_group_has_and_groups_that_are_not_to_be_deleted(broker: MockBroker, group: Parts) -> None:
+    with pytest.raises(OptionError, match="a b, contains illegal characters"):
+        groups.offset_changes(group, "a b", ["t"], "earliest")
+    with pytest.raises(OptionError, match="group CID_RMQ_SYS_TRANS is RocketMQ's own"):
+        groups.delete(group, "CID_RMQ_SYS_TRANS")
     assert broker.seen(DELETE) == []
 
 

@@ -42,7 +42,10 @@ def test_an_offset_message_id_is_asked_of_its_broker(broker: MockBroker, tools: 
 
 def test_an_address_that_is_no_broker_of_the_cluster_is_not_dialled(broker: MockBroker, tools: Parts) -> None:
     """The id of a producer has the same form, and its first bytes are anything."""
-    with MockBroker({VIEW: ok(message())}) as stranger, pytest.raises(NotFound, match="is not of a message of these"):
+    with (
+        MockBroker({VIEW: ok(message())}) as stranger,
+        pytest.raises(NotFound, match="does not belong to a message of these"),
+    ):
         messages.message_by_id(tools, offset_id(stranger))
     assert (broker.seen(VIEW), stranger.requests) == ([], [])
 

@@ -13,7 +13,9 @@ from rocketmq_spark import Admin, session
 from rocketmq_spark.admin import topics
 from rocketmq_spark.admin.topics import TopicChange
 from rocketmq_spark.base.codes import Request, Response
+from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, NotSupported, OptionError, RocketMQError, ServerFault
+from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
 from tests.mockbroker import Call, MockBroker, ok, refuse
 
@@ -114,16 +116,20 @@ def test_on_one_broker_only(kept: Kept, tools: Parts) -> None:
 @pytest.mark.parametrize(
     ("change", "only", "said"),
     [
-        (TopicChange(), None, "nothing is to change"),
+        (TopicChange(), None, "there is nothing to change"),
         (TopicChange(3), None, r"queues is 3, fewer than topic t has: 4 on broker-a, 4 on broker-b.*topic shrink"),
         (TopicChange(0), None, "queues is 0, fewer than"),
         (TopicChange(permission="rw"), None, "permission is 'rw'; expected RW, R, W"),
         (TopicChange(9), ["broker-a", "broker-c"], "topic t is not on broker-c"),
-        (TopicChange(9, attributes={"queue.type": "BatchCQ"}), None, "'queue.type' of topic t is 'SimpleCQ' for ever"),
+        (
+            TopicChange(9, attributes={"queue.type": "BatchCQ"}),
+            None,
+            "'queue.type' of topic t is 'SimpleCQ' and cannot be changed",
+        ),
         (
             TopicChange(attributes={"cleanup.policy": "COMPACTION"}),
             None,
-            "'cleanup.policy' of topic t is 'DELETE' for ever",
+            "'cleanup.policy' of topic t is 'DELETE' and cannot be changed",
         ),
     ],
 )
@@ -138,7 +144,7 @@ def test_what_is_refused_changes_nothing(
 def test_an_attribute_that_is_so_is_not_sent_again(kept: Kept, tools: Parts) -> None:
     """Brokers refuse those that stay for ever even then."""
     kept.configs["broker-b"]["attributes"] = {"queue.type": "BatchCQ"}
-    with pytest.raises(OptionError, match=r"'queue\.type' of topic t is 'SimpleCQ' for ever"):
+    with pytest.raises(OptionError, match=r"'queue\.type' of topic t is 'SimpleCQ' and cannot be changed"):
         topics.update(tools, "t", TopicChange(attributes={"queue.type": "BatchCQ", "message.type": "FIFO"}))
     attributes = {"queue.type": "BatchCQ", "message.type": "FIFO", "cleanup.policy": "DELETE"}
     topics.update(tools, "t", TopicChange(attributes=attributes), ["broker-b"])
@@ -184,7 +190,7 @@ def test_a_change_that_another_one_puts_back_at_once_is_no_success(kept: Kept, t
 
     kept.servers["broker-b"].on(CONFIG, asked)
     for change in (TopicChange(9), TopicChange(permission="R"), TopicChange(order=False)):
-        with pytest.raises(RocketMQError, match="topic t has not what was set on broker-b: another change"):
+        with pytest.raises(RocketMQError, match="topic t lacks the new settings on broker-b: another process"):
             topics.update(tools, "t", change)
     assert topics.update(tools, "t", TopicChange(order=True)).brokers["broker-b"].order
 
@@ -209,6 +215,20 @@ def test_who_has_it_already_is_said_where_one_refuses(kept: Kept, tools: Parts) 
     with pytest.raises(ServerFault) as fault:
         topics.update(tools, "t", TopicChange(9))
     assert fault.value.remedy is None
+
+
+def test_who_has_it_already_is_said_after_ctrl_c(kept: Kept, tools: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = Calls.ask
+
+    def interrupted(self: Calls, address: str, command: Command, *more: Any, **how: Any) -> Command:
+        if command.code == PUT and command.ext["bname"] == "broker-b":
+            raise KeyboardInterrupt
+        return ask(self, address, command, *more, **how)
+
+    monkeypatch.setattr(Calls, "ask", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        topics.widen(tools, "t", 9)
+    assert caught.value.__notes__ == ["It is done on broker-a, and perhaps on broker-b"]
 
 
 @pytest.mark.parametrize("own", [4, 2])
@@ -263,6 +283,6 @@ def test_admin(kept: Kept, broker: MockBroker) -> None:
     with Admin(broker.address) as admin:
         there = admin.update_topic("t", 5, permission="W", order=True, attributes={"message.type": "NORMAL"})
         assert (there.permission, there.message_type, there.brokers["broker-a"].order) == ("W", "NORMAL", True)
-        with pytest.raises(OptionError, match="nothing is to change"):
+        with pytest.raises(OptionError, match="there is nothing to change"):
             admin.update_topic("t")
     session.close_all()

@@ -424,5 +424,5 @@ def test_a_consumer_whose_event_loop_is_gone_leaves_its_group(
         with contextlib.suppress(RuntimeError):
             group.time.advance(1)
         assert stopped.wait(60)
-    assert "the event loop of a consumer was closed before the consumer, which leaves group g" in caplog.text
+    assert "the event loop of a consumer was closed before the consumer, which now leaves group g" in caplog.text
     assert not group.brokers.members

@@ -91,7 +91,10 @@ def test_other_words_for_yes_are_refused(run: Run, query: Path, word: str) -> No
     for command in (("checkpoint", "rewind", str(query), "--to-batch", "0"), ("offsets", "set", "g", "--to", "latest")):
         refused = run(*command, word)
         assert refused.exit_code == 2
-        assert f"There is no {word}: without --yes the change is shown only, and --yes does it" in refused.stderr
+        assert (
+            f"There is no {word}: without --yes the command only previews the change, and --yes applies it"
+            in refused.stderr
+        )
 
 
 def test_rewound_with_a_backup(run: Run, query: Path) -> None:
@@ -101,7 +104,7 @@ def test_rewound_with_a_backup(run: Run, query: Path) -> None:
         "What batches 1 to 2 read is read again, 11 offsets, in new batches from number 1 on:",
         "  orders/broker-a/0  from 5, before 12  (7)",
         "  orders/broker-a/1  from 5, before 9  (4)",
-        "Nothing was changed: --yes does it",
+        "Nothing was changed: use --yes to apply",
     ]
     assert "Not to be seen from here: whether the query runs" in dry.stderr
     assert {path.name for path in (query / "offsets").iterdir()} == before
@@ -156,6 +159,10 @@ def test_differences_to_the_broker(
     entry(tmp_path, 0, json.dumps(Offsets({queue(0, fine): 0, queue(1, fine): 3}).to_json()))
     well = run("checkpoint", "diff", str(tmp_path))
     assert (well.exit_code, well.stderr) == (0, "Nothing is lost\n")
+    own = Offsets({queue(1, fine): 3}, reads={"namespace": "", "environment": "dev", "environments": {}})
+    entry(tmp_path, 0, json.dumps(own.to_json()))
+    of_environment = documents(run("checkpoint", "diff", str(tmp_path), "--json").stdout)
+    assert [row["queueId"] for row in of_environment] == [1], "the other queue is that of another environment"
 
 
 def test_a_broker_that_is_down_is_no_loss(run: Run, lone: LocalBroker, tmp_path: Path) -> None:

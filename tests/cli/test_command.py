@@ -41,7 +41,7 @@ def test_success_is_0_and_json_is_a_choice():
         (PermissionError(13, "Permission denied", "/x"), "Error: [ROCKETMQ_ERROR] /x: Permission denied\n"),
         (
             KeyError("x"),
-            "Error: [ROCKETMQ_ERROR] KeyError: 'x'. This was not foreseen: --debug shows where it happened\n",
+            "Error: [ROCKETMQ_ERROR] KeyError: 'x'. This error is unexpected: --debug shows the stack trace\n",
         ),
     ],
 )
@@ -57,6 +57,10 @@ def test_debug_raises():
 
 def test_ctrl_c_is_130_and_usage_is_2():
     assert CliRunner().invoke(command(raising(KeyboardInterrupt()))).exit_code == 130
+    interrupt = KeyboardInterrupt()
+    interrupt.add_note("It is done on broker-a, and perhaps on broker-b")
+    done = CliRunner().invoke(command(raising(interrupt)))
+    assert (done.exit_code, done.stderr) == (130, "It is done on broker-a, and perhaps on broker-b\n")
     assert CliRunner().invoke(command(lambda: None), ["--bad"]).exit_code == 2
 
 

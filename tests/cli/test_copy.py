@@ -16,9 +16,10 @@ import pytest
 
 from rocketmq_spark import Admin, Message, Producer
 from rocketmq_spark.cli import copy as copying
+from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.copy import Copier, chunks, copy_of
-from rocketmq_spark.errors import DecodeError, MessageIllegal, SendFailed
-from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.errors import DecodeError, MessageIllegal, OffsetError, SendFailed
+from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage
 from rocketmq_spark.queues.selection import by_hash
 from rocketmq_spark.wire.messages import decode_messages
 from tests.cli.conftest import COMMAND, documents
@@ -144,7 +145,7 @@ def test_what_fails_is_not_committed(cluster: Cluster) -> None:
 
 def test_of_a_batch_that_is_refused_the_wrong_message_is_named_or_left_out(cluster: Cluster) -> None:
     cluster.refuse = {b"1"}
-    with pytest.raises(MessageIllegal, match=r"src/broker-a/0 offset 1 cannot be copied.*: no. With --skip-bad"):
+    with pytest.raises(MessageIllegal, match=r"src/broker-a/0 offset 1 cannot be copied.*: no. Use --skip-bad"):
         cluster.copier().send([message(n) for n in range(3)])
     cluster.log.clear()
     copier = cluster.copier(skip_bad=True)
@@ -227,6 +228,54 @@ def test_a_copy_has_what_the_user_gave() -> None:
     assert copy_of(original, "dst", None).properties == {"mine": "1"}
     assert made.sharding_key is None
     assert copy_of(message(3, __SHARDINGKEY="k"), "dst", None).sharding_key == "k"
+
+
+OWN = {"environment": "dev", "environments": "2"}
+THERE = {"name_server": "there:9876"}
+
+
+@pytest.mark.parametrize(
+    ("given", "to_name_server", "to_options", "destination"),
+    [
+        (OWN, None, {}, {"name_server": "here:9876", **OWN}),
+        (OWN, "there:9876", {}, {**THERE, **OWN}),
+        ({"accessKey": "k", "tls": "true"}, "there:9876", {}, THERE),
+        ({"environment": "dev", "environment_mode": "suffix"}, "there:9876", {"environmentMode": "queues"},
+         {**THERE, "environment": "dev", "environmentMode": "queues"}),
+        (OWN, "there:9876", {"environment": "prod", "tls": "true"},
+         {**THERE, "environment": "prod", "environments": "2", "tls": "true"}),
+        (OWN, "there:9876", {"environment": ""}, THERE),
+        (OWN, None, {"Environment": ""}, {"name_server": "here:9876"}),
+    ],
+)  # fmt: skip
+def test_copies_stay_in_the_environment(
+    given: dict[str, str], to_name_server: str | None, to_options: dict[str, str], destination: dict[str, str]
+) -> None:
+    """Others share the queues of the destination."""
+    how = {"to_name_server": to_name_server, "to_options": to_options}
+    assert copying._destination(Target({"name_server": "here:9876", **given}), how).given == destination
+
+
+QUEUE = MessageQueue("src", "broker-a", 0)
+
+
+@pytest.mark.parametrize(
+    ("committed", "now", "said"),
+    [(9, None, True), (3, 12, False), (None, 9, False), (3, 8, "now ends at 8"), (3, None, "now is gone")],
+)
+def test_an_end_that_is_not_reached_any_more(committed: int | None, now: int | None, said: bool | str) -> None:
+    """It would wait for it without end: the topic was created again, or has fewer queues."""
+    bounds = {} if now is None else {QUEUE: QueueBounds(0, now, 0)}
+    brokers = SimpleNamespace(committed=lambda *asked: {QUEUE: committed}, bounds=lambda *asked: bounds)
+    calls = SimpleNamespace(request_timeout_s=1.0)
+    target: Any = SimpleNamespace(
+        client=lambda: SimpleNamespace(brokers=brokers, calls=calls), settings=lambda: {"name_server": "here:9876"}
+    )
+    if isinstance(said, bool):
+        assert copying._reached(target, "g", {QUEUE: 9}) is said
+    else:
+        with pytest.raises(OffsetError, match=f"src/broker-a/0 ended at 9 when the copy began, and {said}"):
+            copying._reached(target, "g", {QUEUE: 9})
 
 
 # --- on real brokers
@@ -327,7 +376,9 @@ def test_a_source_that_nobody_may_read_is_not_copied_to_its_end(rocketmq, run, t
     source, destination = topics
     assert run("topic", "update", source, "--permission", "W").exit_code == 0
     done = run("copy", source, destination, "--group", group)
-    assert (done.exit_code, f"topic {source} must not be read on broker-a" in done.stderr) == (1, True), done.output
+    assert (done.exit_code, f"topic {source} has no read permission on broker-a" in done.stderr) == (1, True), (
+        done.output
+    )
 
 
 def test_tags_count_and_resume(rocketmq, run, topics, group):

@@ -235,7 +235,7 @@ def test_one_of_both_must_be_named(given: list[str]) -> None:
     [
         (["--group", "nobody"], "[ROCKETMQ_OFFSET] group nobody has no offsets. A new group starts where option"),
         (["--group", "g", "--topic", "no-such"], "[ROCKETMQ_ROUTE_NOT_FOUND]"),
-        (["--checkpoint", "."], f"[ROCKETMQ_OFFSET] {Path.cwd()} is no checkpoint: it has no folder 'offsets'"),
+        (["--checkpoint", "."], f"[ROCKETMQ_OFFSET] {Path.cwd()} is not a checkpoint: it has no folder 'offsets'"),
         (["--checkpoint", "odd://x"], "[ROCKETMQ_OFFSET] odd://x cannot be reached"),
     ],
 )

@@ -68,7 +68,7 @@ def test_shown(group: Group, run: Run) -> None:
 def test_set_is_a_dry_run_first(group: Group, run: Run) -> None:
     dry = run("offsets", "set", group.name, "--to", "earliest")
     assert "reads 6 again" in dry.stdout
-    assert dry.stderr == "2 of 2 offsets would be set: --yes does it\n"
+    assert dry.stderr == "2 of 2 offsets would be set: use --yes to apply\n"
     assert group.next_id() == group.ids[6]
     done = run("offsets", "set", group.name, "--to", "earliest", "--yes", "--json")
     assert told(done) == [(0, None, 0), (1, 6, 0)]
@@ -99,12 +99,12 @@ def test_by_json_of_some_queues(group: Group, run: Run) -> None:
     assert told(run("offsets", "set", group.name, "--to", to(-1), "--json")) == [(1, 2, 10)]
     for wanted, said in (
         (to(11), f"--to: {group.queue} is 11, but the queue has 0 to 10"),
-        (to(0, "7"), f"--to names queues that there are not: {group.topic}/broker-a/7"),
+        (to(0, "7"), f"--to names queues that do not exist: {group.topic}/broker-a/7"),
     ):
         wrong = run("offsets", "set", group.name, "--to", wanted, "--yes")
         assert (wrong.exit_code, said in wrong.stderr) == (1, True), wrong.stderr
     other = run("offsets", "set", group.name, "--topic", "other", "--to", to(2))
-    assert (other.exit_code, f"--to names {group.topic}, which --topic leaves out" in other.stderr) == (1, True)
+    assert (other.exit_code, f"--to names {group.topic}, which --topic excludes" in other.stderr) == (1, True)
     usage = run("offsets", "set", group.name, "--to", "yesterday")
     assert (usage.exit_code, "'yesterday' is not latest, earliest, or a time: ISO-8601" in usage.stderr) == (2, True)
     number = run("offsets", "set", group.name, "--to", "4102444800000")
@@ -135,9 +135,9 @@ def test_a_misspelt_group_is_told_with_the_nearest(group: Group, run: Run) -> No
         assert f"group {slip} has no offsets. Did you mean {group.name}" in done.stderr, arguments
     chosen = ("--topic", group.topic, "--to", "latest")
     dry = run("offsets", "set", slip, *chosen)
-    assert (dry.exit_code, f"Brokers know no group {slip}. Did you mean {group.name}" in dry.stderr) == (0, True)
+    assert (dry.exit_code, f"No broker has group {slip}. Did you mean {group.name}" in dry.stderr) == (0, True)
     done = run("offsets", "set", slip, *chosen, "--yes")
-    assert f"Brokers knew no group {slip}. Did you mean {group.name}" in done.stderr
+    assert f"No broker had group {slip}. Did you mean {group.name}" in done.stderr
     assert "Did you mean" not in run("offsets", "set", slip, *chosen, "--yes").stderr
     assert "Did you mean" not in run("offsets", "set", group.name, *chosen).stderr
     group.mq.admin.create_group(f"{slip}y")

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from rocketmq_spark.cli.output import Json, Text, one_line, tabled
+from rocketmq_spark.cli.output import Json, Text, moment, one_line, tabled
 from rocketmq_spark.errors import LocalBrokerError, OptionError
 
 ROWS = [{"name": "broker-a", "count": 3}, {"name": "b", "count": None}, {"name": "c", "count": -12}]
@@ -23,6 +23,10 @@ def test_text_of_items_notes_and_rows(capsys):
 def test_a_list_stands_on_lines_of_its_own(capsys):
     Text().rows({"name": "NAME", "who": "WHO"}, [{"name": "a", "who": ["x", "  long"]}, {"name": "b", "who": None}])
     assert capsys.readouterr().out.splitlines() == ["NAME  WHO", "a     x", "        long", "b     -"]
+
+
+def test_a_time_that_is_none():
+    assert (moment(None), moment(0), moment(-1), moment(1)) == (None, None, None, "1970-01-01T00:00:00.001Z")
 
 
 def test_json_is_an_object_a_line_and_says_nothing_else(capsys):

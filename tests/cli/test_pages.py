@@ -46,7 +46,7 @@ def test_every_option_and_every_error_is_shown(run: Run) -> None:
     assert {row.name for row in TABLE} <= set(rows)
     assert {kind.code for kind in _below(errors.RocketMQError)} <= set(rows)
     lines = run("help", "rocketmq_busy").output.split("\n")
-    assert lines[:3] == ["code: ROCKETMQ_BUSY", "class: BrokerBusy", "may pass: yes"]
+    assert lines[:3] == ["code: ROCKETMQ_BUSY", "class: BrokerBusy", "temporary: yes"]
     (given,) = documents(run("help", "namesrvaddr", "--json").output)
     assert given["option"] == "nameServer (or namesrvAddr)"
     assert pages._rows("| a | b |\n| --- | --- |\n| `x` or `y` | p \\| `q` |\n") == [

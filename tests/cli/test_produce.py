@@ -84,7 +84,7 @@ def test_ctrl_c_ends_a_rate_and_says_how_much_was_sent(rocketmq, topic, start, s
     ("arguments", "problem"),
     [
         (["--rate", "fast"], "is not a rate"),
-        (["--rate", "1", "--file", "/dev/null"], "leave --file out"),
+        (["--rate", "1", "--file", "/dev/null"], "omit --file"),
         (["--property", "x"], "NAME=VALUE"),
         (["--file", "/no/such/file"], "No such file"),
         (["--count", "0"], "0 is not in the range"),

@@ -192,10 +192,10 @@ def test_what_a_closed_broker_has_is_said_to_be_left_out(caplog):
         reader = TopicReader(options.parse({"name_server": first.address}).for_role("batch source"), "t", print)
         reader.seek(earliest)
         assert [record.getMessage() for record in caplog.records if record.name == reading.__name__] == [
-            "what topic t has on broker-b is left out: it must not be read"
+            "what topic t has on broker-b is omitted: no read permission"
         ]
         first.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": first.address}, perm=2))
-        with pytest.raises(NotReadable, match=r"t must not be read on broker-a.*topic update t --permission RW"):
+        with pytest.raises(NotReadable, match=r"t has no read permission on broker-a.*topic update t --permission RW"):
             reader.seek(earliest)
     session.close_all()
 
@@ -214,6 +214,22 @@ def test_offsets_of_queues_that_are_not_kept_any_more_are_reported():
         reader.seek_offsets({first: 2, second: 9}, {first: 4})
         assert lost == [(OffsetRange(first, 2, 4), Cause.TRUNCATED)]
         assert list(reader.messages()) == []
+    session.close_all()
+
+
+def test_a_topic_that_is_made_again_is_followed_from_its_begin():
+    """Not only from where the old one ended."""
+    lost = []
+    with MockBroker() as broker:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
+        Queues(broker, {0: [1, 2, 3]})
+        parsed = options.parse({"name_server": broker.address}).for_role("batch source")
+        reader = TopicReader(parsed, "t", lambda part, cause: lost.append((part, cause)))
+        reader.seek(earliest)
+        assert [message.store_timestamp for message in reader.messages()] == [1, 2, 3]
+        Queues(broker, {0: [7, 8]})
+        assert [message.store_timestamp for message in reader.messages()] == [7, 8]
+        assert lost == [(OffsetRange(MessageQueue("t", "broker-a", 0), 7, 8), Cause.WENT_BACK)]
     session.close_all()
 
 

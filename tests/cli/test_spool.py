@@ -83,11 +83,11 @@ def test_a_delay_folder_whose_owner_damage_took_is_assigned_by_the_name_of_its_g
     store.close()
     done = run("spool", "assign", str(tmp_path / "d"))
     assert done.exit_code == 1
-    assert "Say which with --delay-group" in " ".join(done.stderr.split())
+    assert "Name the group with --delay-group" in " ".join(done.stderr.split())
     (told,) = documents(run("spool", "assign", str(tmp_path / "d"), "--delay-group", "g", "--json").stdout)
     assert told["owner"].startswith("the delay service, group 'g', the cluster of ")
     done = run("spool", "assign", str(tmp_path / "d"), "--delay-group", "h")
-    assert "Leave --delay-group out" in " ".join(done.stderr.split())
+    assert "Omit --delay-group" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("command", ["assign", "send"])

@@ -38,7 +38,7 @@ def test_a_topic_that_is_there_is_not_created_over(run, rocketmq, name):
     for queues in ("2", "8", "9"):
         done = run("topic", "create", name, "--queues", queues)
         assert done.exit_code == 1
-        assert f"topic {name} is there: it has 8 on broker-a" in done.stderr
+        assert f"topic {name} exists already: it has 8 on broker-a" in done.stderr
         assert f"rocketmq-spark topic widen {name} --queues N, or topic shrink" in done.stderr
     assert len(rocketmq.admin.describe_topic(name)) == 8
 
@@ -53,10 +53,7 @@ def test_a_topic_gets_more_queues_and_keeps_what_it_is(run, rocketmq, name):
     assert run("topic", "widen", name, "--queues", "5").exit_code == 0
     done = run("topic", "widen", name, "--queues", "4")
     assert (done.exit_code, len(rocketmq.admin.describe_topic(name))) == (1, 5)
-    assert (
-        f"--queues is 4, fewer than topic {name} has: 5 on broker-a. That is for: rocketmq-spark topic shrink"
-        in done.stderr
-    )
+    assert f"--queues is 4, fewer than topic {name} has: 5 on broker-a. Use: rocketmq-spark topic shrink" in done.stderr
 
 
 def test_a_topic_that_gets_fewer_queues_says_what_goes_out_of_sight(run, rocketmq, name):

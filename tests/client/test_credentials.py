@@ -78,5 +78,5 @@ def test_what_a_function_gives() -> None:
     named = {"accessKey": "me", "secretKey": "hush", "securityToken": "t"}
     assert from_provider(named) == from_provider(("me", "hush", "t")) == Credentials("me", "hush", "t")
     assert from_provider(["me", "hush"]) == Credentials("me", "hush")
-    with pytest.raises(OptionError, match="gave no credentials"):
+    with pytest.raises(OptionError, match="returned no credentials"):
         from_provider("me")

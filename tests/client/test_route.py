@@ -109,7 +109,7 @@ class TestNameServers:
             alone = Parts(other.address)
             for ask in (lambda: alone.routes.fetch("t"), alone.routes.topics, alone.routes.any_broker):
                 with pytest.raises(
-                    OptionError, match=f"option 'nameServer' names {other.address}, which is no name serv"
+                    OptionError, match=f"option 'nameServer' names {other.address}, which is not a name serv"
                 ) as e:
                     ask()
                 assert "Give host and port of the name server, 9876" in str(e.value)
@@ -259,7 +259,7 @@ class TestRoutes:
         assert (parts.routes.address("a"), parts.routes.address("b")) == ("new:1", "b:1")
         assert parts.routes.masters() == {"a": "new:1", "b": "b:1"}
         parts.routes.get("third")
-        with pytest.raises(BrokerNotFound, match=r"'a' is known.*Which brokers are there: rocketmq-spark cluster"):
+        with pytest.raises(BrokerNotFound, match=r"'a' is known.*To list the brokers: rocketmq-spark cluster"):
             parts.routes.address("a")
         assert parts.routes.masters() == {"b": "b:1"}
         with pytest.raises(BrokerNotFound):

@@ -210,7 +210,7 @@ def test_rule_10_what_may_be_sent_is_compression_and_half_messages(
 class TestPublishQueues:
     def test_rule_10_permission_bits_of_the_route_are_honoured(self, broker: MockBroker, parts: Parts) -> None:
         broker.on(ROUTE, route(2, {"broker-a": "h:1"}, perm=4))
-        with pytest.raises(RouteNotFound, match="may be written") as caught:
+        with pytest.raises(RouteNotFound, match="is writable") as caught:
             parts.sender.publish_queues("t", parts.soon)
         assert caught.value.topic == "t"
         broker.on(ROUTE, route(2, {"broker-a": "h:1", "broker-b": ""}))
@@ -372,7 +372,7 @@ def test_11_17_a_topic_without_a_master_is_not_one_without_permission(broker: Mo
 
 def test_11_17_an_expired_deadline_does_not_blame_the_name_server(broker: MockBroker, parts: Parts) -> None:
     broker.on(ROUTE, mb.never)
-    with pytest.raises(CallTimeout, match="the time was over before a name server answered") as e:
+    with pytest.raises(CallTimeout, match="no name server answered in time") as e:
         parts.routes.get("t", 0.0, parts.soon.within(0.05))
     assert "nameServer" not in str(e.value)
 

@@ -114,7 +114,7 @@ class FakeMember:
             raise self.unknown[queue]
         return self.stored.get(queue, 0 if young_at_zero and not self.low[queue] else None)
 
-    def bounds(self, queue: MessageQueue, deadline: Deadline) -> QueueBounds:
+    def bounds(self, queue: MessageQueue, deadline: Deadline, group: str | None = None) -> QueueBounds:
         return QueueBounds(self.low.get(queue, 0), self.high.get(queue, 0), 0)
 
     def search_offset(self, queue: MessageQueue, epoch_ms: int, deadline: Deadline, group: str | None = None) -> int:

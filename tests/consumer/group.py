@@ -261,7 +261,7 @@ class FakeMember:
         young = young_at_zero and not self.brokers.queues[queue].first
         return self.brokers.offsets.get(queue, 0 if young else None)
 
-    def bounds(self, queue: MessageQueue, deadline: Deadline) -> QueueBounds:
+    def bounds(self, queue: MessageQueue, deadline: Deadline, group: str | None = None) -> QueueBounds:
         self._call("bounds", queue, queue.broker_name)
         lying = self.brokers.queues[queue]
         return QueueBounds(lying.first, lying.first + len(lying.messages), 0)

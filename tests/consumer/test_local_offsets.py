@@ -66,7 +66,7 @@ def test_when_both_are_damaged_it_is_said_and_nothing_begins_anew(path: Path) ->
         store.load()
     assert str(path) in str(raised.value)
     assert str(backup) in str(raised.value)
-    assert "begin anew" in str(raised.value)
+    assert "start without offsets" in str(raised.value)
 
 
 def test_a_damaged_only_file_is_no_empty_one(path: Path) -> None:

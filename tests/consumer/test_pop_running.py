@@ -358,7 +358,7 @@ def test_while_brokers_do_not_keep_the_order_any_more_nothing_is_handed_to_an_or
     member.proxy.put(of("B", "a"))
     member.time.advance(LOOK_S)
     eventually(lambda: not member.consumer._running._popping._threads, 60)
-    assert [record.levelname for record in caplog.records if "asks for no messages" in record.message] == ["ERROR"]
+    assert [record.levelname for record in caplog.records if "requests no messages" in record.message] == ["ERROR"]
     assert member.got == ["A"]
     member.time.advance(60)  # what the last question got comes again
     member.proxy.said = GroupPolicy(3, True, (10.0,))

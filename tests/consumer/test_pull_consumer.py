@@ -176,7 +176,7 @@ def test_seeking(fake: FakeMember, consumer: BasePullConsumer) -> None:
     assert consumer.poll(AT_ONCE) == []
     fake.add(A)
     assert bodies(consumer.poll(AT_ONCE)) == [10]
-    with pytest.raises(OffsetError, match="offset 1 is sought; expected one from 2 to 11"):
+    with pytest.raises(OffsetError, match="seek to offset 1; expected one from 2 to 11"):
         consumer.seek(A, 1)
     with pytest.raises(OffsetError, match="not assigned"):
         consumer.seek(B, 1)

@@ -92,7 +92,7 @@ def test_a_reset_that_all_members_are_told_of_while_a_queue_comes_is_followed(
     hand.time.run_due()
     assert fake.stored == {A: 2, B: 0}
     assert bodies(consumer.poll(AT_ONCE)) == list(range(2, 9))
-    assert "t/b/0 has come meanwhile: it is reset to offset 2" in caplog.text
+    assert "t/b/0 was assigned meanwhile: it is reset to offset 2" in caplog.text
     assert "u/b/0 has come" not in caplog.text
 
 

@@ -137,7 +137,7 @@ def test_an_ack_index_that_is_no_index_is_refused(index: Any) -> None:
 
 @pytest.mark.parametrize("ms", ["5s", math.nan, True, [1], Textless()])
 def test_a_pause_that_is_no_number_is_refused(ms: Any) -> None:
-    with pytest.raises(OptionError, match=r"suspend is asked for .* ms; expected a number of milliseconds"):
+    with pytest.raises(OptionError, match=r"suspend got .* ms; expected a number of milliseconds"):
         OrderedContext(QUEUE).suspend(ms)
 
 

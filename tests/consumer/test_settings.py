@@ -205,7 +205,7 @@ def test_strategies_come_with_their_configuration() -> None:
     assert list(fixed.allocate("m1", queues, members)) == [queues[3]]
     rooms = of(allocationStrategy="machineRoom", machineRooms="r").allocate("m1", qs("r@a:0 s@a:0"), ["m1"])
     assert list(rooms) == qs("r@a:0")
-    with pytest.raises(OptionError, match="must know the room of each member"):
+    with pytest.raises(OptionError, match="needs the room of each member"):
         of(allocationStrategy="machineRoomNearby")
     with pytest.raises(OptionError, match="needs option 'environment'"):
         of(allocationStrategy="environment")

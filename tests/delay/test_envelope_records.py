@@ -116,7 +116,7 @@ def test_what_no_producer_could_have_sent_is_a_dead_letter(what: str) -> None:
     assert (send.topic, send.queue, zlib.decompress(send.request.body) if send.request.sys_flag else send.request.body) == (
         DEAD_TOPIC, None, data,
     )  # fmt: skip
-    assert "what this envelope holds is not delivered" in decode_properties(send.request.properties)[PROBLEM]
+    assert "the message in this envelope is not delivered" in decode_properties(send.request.properties)[PROBLEM]
     row = released(data)
     assert (row.topic, row.body, row.tags, row.keys) == (DEAD_TOPIC, data, None, None)
     assert len(row.properties[PROBLEM]) < 1100

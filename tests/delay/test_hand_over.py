@@ -44,7 +44,7 @@ def test_3_f_envelopes_that_the_topic_does_not_keep_any_more_are_reported(
     world.topic.put(envelope("m", 5 * 3600))
     node.turn(ONE)
     node.turn(ONE)
-    assert "a message waits for 5.0 hours, and broker-a keeps messages for 1.0" in caplog.text
+    assert "a message waits for 5.0 hours, but broker-a keeps messages for 1.0" in caplog.text
     world.topic.first[ONE] = 1
     node.kill()
     node.turn(ONE)

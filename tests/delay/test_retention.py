@@ -21,7 +21,7 @@ def test_3_f_a_delay_longer_than_the_retention_is_told_once(caplog: pytest.LogCa
     for _ in range(3):
         assert retention.warn() == ["a"], "what a broker does not tell is not known"
     (record,) = caplog.records
-    assert "waits for 240.0 hours, and a keeps messages for 72.0" in record.getMessage()
+    assert "waits for 240.0 hours, but a keeps messages for 72.0" in record.getMessage()
     assert "fileReservedTime" in record.getMessage()
 
 

@@ -188,7 +188,7 @@ def test_a_spool_gets_the_items_of_brokers():
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"flag": pa.array([0, 3], pa.int32())}, "row 1: its flag is 3, which gRPC does not carry"),
+        ({"flag": pa.array([0, 3], pa.int32())}, "row 1: its flag is 3, which gRPC cannot transport"),
         ({"shardingKey": [None, "g"], "priority": pa.array([1, 2])}, "row 1: it is FIFO and PRIORITY"),
         ({"shardingKey": ["f", "g"], "delayMs": [None, 5]}, "1 rows .* row 1: it is FIFO and DELAY"),
         ({"priority": pa.array([1, 2]), "delayMs": [5, None]}, "1 rows .* row 0: it is PRIORITY and DELAY"),
@@ -205,7 +205,7 @@ def test_a_spool_gets_the_items_of_brokers():
         ({"tags": pa.array([b"a", b"\xff"]), "delayMs": [5, None]}, "row 1: TAGS is not UTF-8"),
         ({"tags": pa.array([b"a\xc3", b"\xa9b"]), "delayMs": [5, None]}, "2 rows .* row 0: TAGS is not UTF-8"),
         ({"tags": ["a", "b\n"]}, "1 rows .* row 1: TAGS has a control character"),
-        ({"tags": ["a|b", "c"]}, "1 rows .* row 0: TAGS has a '\\|', which a Proxy refuses"),
+        ({"tags": ["a|b", "c"]}, "1 rows .* row 0: TAGS has a '\\|', which a Proxy rejects"),
         ({"keys": [["k\x7f"], None]}, "1 rows .* row 0: KEYS has a control character"),
         (
             {"shardingKey": ["é", "g\x85"], "delayMs": [5, None]},

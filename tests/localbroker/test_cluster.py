@@ -97,7 +97,7 @@ def test_a_topic_is_created_again_with_as_many_queues_only(cluster: LocalBroker)
     assert {name: data.read_queues for name, data in queues.items()} == {"broker-a": 4, "broker-b": 4}
     for other in (2, 5, None):
         with pytest.raises(
-            LocalBrokerError, match=r"Topic again is there with 4 on broker-a, 4 on broker-b; expected [258]"
+            LocalBrokerError, match=r"Topic again exists with 4 on broker-a, 4 on broker-b; expected [258]"
         ):
             cluster.create_topic("again", queues=other)
     cluster.create_topic("again", queues=6, broker="broker-b", resize=True)

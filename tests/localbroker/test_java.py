@@ -69,5 +69,5 @@ def test_wrong_java_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_java_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _fake_java(tmp_path, "?").write_text("#!/bin/sh\nexit 1\n")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(LocalBrokerError, match=r"does not tell a Java version"):
+    with pytest.raises(LocalBrokerError, match=r"reports no Java version"):
         find_java()

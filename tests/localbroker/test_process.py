@@ -114,7 +114,7 @@ def test_a_server_that_ends_tells_its_last_words(tmp_path: Path) -> None:
     server = _server(tmp_path, "no.such.Main")
     server.start()
     with pytest.raises(
-        LocalBrokerError, match=r"broker-a ended while starting; its last words: \n(.*\n)*.*no\.such\.Main"
+        LocalBrokerError, match=r"broker-a ended while starting; the end of its output: \n(.*\n)*.*no\.such\.Main"
     ):
         server.wait_until(lambda: False, Deadline.after(30))
     assert server.pid is None
@@ -174,11 +174,11 @@ def test_only_this_start_counts(tmp_path: Path) -> None:
         ),
         (
             "java.lang.OutOfMemoryError: Java heap space",
-            "broker-a ran out of memory. Give it more (heap_mb=), or close other programs",
+            "broker-a ran out of memory. Raise heap_mb=, or close other programs",
         ),
         (
             "Error occurred during initialization of VM\nCould not reserve enough space for object heap",
-            "broker-a ran out of memory. Give it more (heap_mb=), or close other programs",
+            "broker-a ran out of memory. Raise heap_mb=, or close other programs",
         ),
     ],
 )

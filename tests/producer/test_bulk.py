@@ -460,7 +460,7 @@ def test_an_error_that_says_what_is_stored_is_not_the_error_of_all(bulk: Bulk) -
     assert sent.failed.tolist() == [1, 2]
     assert isinstance(sent[0], SendResult)
     assert sent[0].queue_offset == 5
-    assert "one before it in its group was refused" in str(sent[2])
+    assert "an earlier message of its group was rejected" in str(sent[2])
 
 
 def test_rows_that_may_lie_in_two_queues_have_none(bulk: Bulk) -> None:

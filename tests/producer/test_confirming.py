@@ -445,7 +445,7 @@ def test_what_cannot_be_looked_up_is_not_sent_again(bench: Bench) -> None:
     broker.fails = True
     (ended,) = run(bench, broker, [batch("x")], [None])
     assert isinstance(ended.outcome, UnprovedError)
-    assert "may be stored, and its broker did not say" in ended.outcome.message
+    assert "may be stored, and its broker did not confirm" in ended.outcome.message
     assert isinstance(ended.outcome.__cause__, CallTimeout)
     assert not broker.stored
 

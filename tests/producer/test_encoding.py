@@ -115,7 +115,7 @@ def test_a_priority_goes_over_grpc_only() -> None:
         (Message("T", b"x", properties={"a": "b", "p": "a\nb"}), "property 'p' has the control character '\\\\n'"),
         (Message("T", b"x", properties={"a\x85": "b"}), "control character '\\\\x85'"),
         (Message("T", b"x", keys=["k\t"]), "property 'KEYS'"),
-        (Message("T", b"x", tags="a|b"), "takes none with '|'"),
+        (Message("T", b"x", tags="a|b"), "accepts none with '|'"),
     ],
 )
 def test_what_a_proxy_refuses_with_the_whole_request_is_refused_before_it_is_in_a_batch(message, said) -> None:

@@ -90,7 +90,7 @@ def test_what_was_not_sent_behind_one_that_is_refused_is_not_told_that_it_was(be
     assert results[0].result(0)
     assert isinstance(results[1].exception(0), MessageIllegal)
     assert isinstance(failed := results[2].exception(0), SendFailed)
-    assert "one before it in its group was refused: too long" in str(failed)
+    assert "an earlier message of its group was rejected: too long" in str(failed)
     assert failed.__cause__ is error
 
 

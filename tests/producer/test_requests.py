@@ -123,7 +123,7 @@ def test_without_a_reply_the_time_ends_a_request_and_says_that_it_was_stored(off
     assert not asked.done()
     office.time.advance(0.2)
     with pytest.raises(
-        ReplyTimeout, match=r"was stored, and no reply came in time.*topic T.*See whether its consumers"
+        ReplyTimeout, match=r"was stored, but no reply arrived in time.*topic T.*Check that its consumers"
     ):
         asked.result(0)
     assert office.sent()[Property.UNIQ_KEY] in str(asked.exception(0))

@@ -57,7 +57,7 @@ def test_what_waited_behind_a_refused_message_of_its_group_is_not_refused_itself
     first, behind, last = batching._shares(error, [BatchEntry(b"", 0, name, (), None) for name in "ABC"])
     assert isinstance(behind, SendFailed)
     assert (behind.message, behind.__cause__) == (
-        "not sent, because one before it in its group was refused: too large",
+        "not sent, because an earlier message of its group was rejected: too large",
         error,
     )
     for share in (first, last):

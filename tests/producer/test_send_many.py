@@ -103,7 +103,7 @@ def test_a_queue_takes_all(bulk: Bulk) -> None:
         ({"properties": {"p": ""}}, "property 'p' is empty; .*"),
         ({"flag": 2**31}, "flag takes more than 32 bits"),
         ({"flag": 1.5}, "TypeError: flag and priority are whole numbers"),
-        ({"priority": 1}, ".* has a priority, which goes over gRPC only|it has no priority.*"),
+        ({"priority": 1}, ".* has a priority, which only gRPC supports|it has no priority.*"),
         ({"wait_store_ok": False}, "its wait_store_ok is False: send it with send"),
     ],
 )

@@ -466,7 +466,7 @@ def test_a_long_delay_whose_queue_cannot_be_chosen_is_refused(
     environment = None if chosen else Environment.of(2, 2)
     one = producer(bench, spool, long_delay="dmq", environment=environment)
     bench.sender.routes["T"] = ConnectionLost("no name server answers")
-    with pytest.raises(MessageRefused, match="no name server says now which queues") as raised:
+    with pytest.raises(MessageRefused, match="no name server reports the queues") as raised:
         one.send(M, delay=864_000, **chosen)
     assert raised.value.topic == "T"
     assert not spool.kept

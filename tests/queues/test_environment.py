@@ -127,7 +127,7 @@ def test_an_environment_whose_queues_take_no_messages_is_an_error_not_another_qu
 
 def test_a_broker_of_the_environment_that_left_the_route_may_come_back() -> None:
     mine = Environment.of("x", {"x": {"a": [0], "c": [0]}, "y": {"b": [0]}})
-    with pytest.raises(BrokerNotFound, match="topic 'T' has none of them; a, c cannot be sent to now") as e:
+    with pytest.raises(BrokerNotFound, match="topic 'T' has none of them; a, c cannot accept messages now") as e:
         mine.publish(qs("b:0"), qs("b:0"))
     assert e.value.retriable
     assert mine.publish(qs("a:0 b:0"), qs("a:0 b:0")) == qs("a:0")
@@ -221,7 +221,7 @@ def test_3_10_a_bad_name_from_the_variable_names_the_variable(given: dict[str, s
 
 @pytest.mark.parametrize(
     ("given", "problem"),
-    [({}, "needs option 'environment'"), ({**SUFFIX, "environment": "dev"}, "has topics of its own: leave it out")],
+    [({}, "needs option 'environment'"), ({**SUFFIX, "environment": "dev"}, "has topics of its own: omit it")],
 )
 def test_what_chooses_queues_by_environment_needs_one_with_queues(given: dict[str, str], problem: str) -> None:
     with pytest.raises(OptionError, match=f"option 'queueSelector' is 'environment', which .*{problem}"):

@@ -53,7 +53,7 @@ def test_everything_wrong_is_in_one_error():
         "column 'body' (or 'value') is missing",
         "there is neither option 'topic' nor a column 'topic'",
         "queueSelector 'hash' needs a column 'shardingKey'",
-        "means nothing with queueSelector 'hash'",
+        "has no effect with queueSelector 'hash'",
         "option 'notAvailableDuration'",
         "option 'batchMaxBytes' is 5242880, more than 'maxMessageSize' 4194304",
     ):
@@ -68,7 +68,7 @@ def test_everything_wrong_is_in_one_error():
         ({"brokerName": None}, {}, "column 'brokerName' needs a column 'queueId'"),
         ({}, {"queueSelector": "machineRoom"}, "queueSelector 'machineRoom' needs option 'machineRooms'"),
         ({}, {"queueSelector": "environment"}, "option 'queueSelector' is 'environment', which needs option 'environment'"),
-        ({}, {"machineRooms": "r"}, "option 'machineRooms' means nothing without queueSelector 'machineRoom'"),
+        ({}, {"machineRooms": "r"}, "option 'machineRooms' has no effect without queueSelector 'machineRoom'"),
         ({}, {"environments": "3"}, "option 'environments' needs option 'environment'"),
         ({}, {"environment": "4", "environments": "3"}, "option 'environment' is '4'; expected a whole number from 1 to 3"),
         ({"topic": None}, {"topic": None, "environment": "2"}, "option 'environment' is '2' without option 'environments', so"),

@@ -118,7 +118,7 @@ def test_a_row_id_that_is_none(ddl, problem):
     [
         ("body binary", "column", "queueSelector 'column' needs a column 'queueId'"),
         ("body binary", "hash", "queueSelector 'hash' needs a column 'shardingKey'"),
-        ("body binary, queueId int", "random", "column 'queueId' means nothing with queueSelector 'random'"),
+        ("body binary, queueId int", "random", "column 'queueId' has no effect with queueSelector 'random'"),
     ],
 )
 def test_columns_and_the_selector(ddl, selector, problem):

@@ -204,7 +204,7 @@ def test_a_checkpoint_whose_batch_is_done_is_that_of_another_query(tmp_path: Pat
     (path / "commits" / "0").write_text("v1\n{}")
     for number in (0, None):
         with (
-            pytest.raises(OptionError, match=r"batch 0 .* is done") as e,
+            pytest.raises(OptionError, match=r"batch 0 .* is finished") as e,
             foreach._named(frame, batch._replace(number=number, write="other"), ["orders"]),
         ):
             pytest.fail("it is not begun")

@@ -32,7 +32,7 @@ from tests.live.writes import frame, sink_options
         ({"requireStoreOk": "ok"}, {}, "would be stored once more"),
         ({}, {"delayLevel": [1]}, "column 'delaylevel' delays rows"),
         ({"topic": None}, {"topic": ["t"]}, "option 'allowedTopics' must list all of them"),
-        ({"allowedTopics": "t"}, {}, "means nothing with option 'topic'"),
+        ({"allowedTopics": "t"}, {}, "has no effect with option 'topic'"),
         ({"exactlyOnceSettle": "3999ms"}, {}, "expected 4 s at least"),
         ({"deliveryGuarantee": "at-least-once", "exactlyOnceSettle": "9s"}, {}, "without 'deliveryGuarantee' exactly-once"),
     ],
@@ -55,7 +55,9 @@ def test_without_xxhash_it_is_refused_and_its_command_named(monkeypatch: pytest.
     with pytest.raises(OptionError, match=r"xxhash, which hashes rows, is not installed: pip install .*'xxhash>="):
         checks.check(options, columns)
     monkeypatch.setitem(sys.modules, "xxhash", None)
-    with pytest.raises(OptionError, match=r"needs xxhash, which a worker.*On all workers: pip install .*'xxhash>="):
+    with pytest.raises(
+        OptionError, match=r"needs xxhash, which a Spark worker.*On all workers: pip install .*'xxhash>="
+    ):
         RowHash(b"query")
 
 

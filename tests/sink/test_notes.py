@@ -308,7 +308,7 @@ def test_old_notes_that_cannot_be_removed_do_not_hold_up_a_batch(
 
 def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:
     folder = checkpoint_folder(str(tmp_path))
-    with pytest.raises(OptionError, match="is no checkpoint of a query"):
+    with pytest.raises(OptionError, match="is not the checkpoint of a query"):
         notes.batch_name(folder, "sink")
     checkpoint(tmp_path / "c", 0)
     with pytest.raises(OptionError, match="nothing in its folder 'offsets'"):
@@ -321,7 +321,7 @@ def test_a_folder_that_takes_no_files_is_an_error(tmp_path: Path) -> None:
     checkpoint(tmp_path / "c")
     (tmp_path / "c" / "rocketmq").write_text("a file")
     folder = checkpoint_folder(f"file:{tmp_path}/c")
-    with pytest.raises(OffsetError, match="Look at the path and its rights"):
+    with pytest.raises(OffsetError, match="Check the path and its permissions"):
         notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS)
 
 

@@ -68,12 +68,14 @@ def test_a_query_without_a_batch_has_none(tmp_path: Path) -> None:
 
 
 def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:
-    with pytest.raises(OffsetError, match="is no checkpoint: it has no folder 'offsets'"):
+    with pytest.raises(OffsetError, match="is not a checkpoint: it has no folder 'offsets'"):
         last_batch(folder(str(tmp_path)))
     entry(tmp_path, 0)
     for text in ("something", "v2\n{}\n"):
         (tmp_path / "offsets" / "0").write_text(text)
-        with pytest.raises(OffsetError, match="offsets/0 is no entry of an offset log of version v1: it begins with"):
+        with pytest.raises(
+            OffsetError, match="offsets/0 is not an entry of an offset log of version v1: it begins with"
+        ):
             last_batch(folder(str(tmp_path)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 
 import pytest
@@ -41,7 +42,7 @@ def test_no_filter_is_false():
 
 
 def test_two_kinds_exclude_each_other():
-    with pytest.raises(OptionError, match="options 'tags' and 'sql' exclude each other"):
+    with pytest.raises(OptionError, match="options 'tags' and 'sql' are mutually exclusive"):
         filters.check(options(tags="a", sql="x > 5"))
 
 
@@ -83,6 +84,16 @@ def test_an_expression_that_a_broker_refuses(broker_cluster, topic):
         validate(broker_cluster, topic, "a >")
     assert caught.value.topic == topic
     assert "Encountered" in str(caught.value), str(caught.value)
+
+
+def test_an_expression_of_a_topic_that_the_pattern_matches_later_is_compiled_at_the_start(broker_cluster, topic):
+    """Its messages are pulled as soon as it is there."""
+    for other, refused in ((f"{topic}-later", True), ("elsewhere", False)):
+        found = options(broker_cluster.name_server, subscribePattern=f"{topic}.*", sql=json.dumps({other: "a >"}))
+        session.routes(found).get(topic)
+        queues = [MessageQueue(topic, "broker-a", 0)]
+        with pytest.raises(OptionError, match="option 'sql' is 'a >'") if refused else nullcontext():
+            filters.validate(session.offsets(found), found, queues, Deadline.after(10), lambda _: False)
 
 
 # --- topics and queues

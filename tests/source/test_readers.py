@@ -56,7 +56,7 @@ def test_a_batch_between_offsets(rocketmq, make_topic):
         rocketmq, subscribe=topic, startingOffsets=by_queue(2, -2), endingOffsets=by_queue(5, -1), numPartitions=2
     )
     assert [[(r.queue.queue_id, r.start, r.end) for r in task] for task in found] == [[(0, 2, 5)], [(1, 0, 10)]]
-    with pytest.raises(OffsetError, match=f"the start lies behind the end in {topic}/broker-a/0"):
+    with pytest.raises(OffsetError, match=f"the start is after the end in {topic}/broker-a/0"):
         plan(rocketmq, subscribe=topic, startingOffsets=by_queue(5, 0), endingOffsets=by_queue(4, 0))
 
 

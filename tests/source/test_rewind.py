@@ -62,7 +62,7 @@ def test_which_cannot_be(query: Folder, number: int | None, before_ms: int | Non
 def test_of_a_query_that_has_done_nothing_there_is_no_batch_to_go_back_to(query: Folder) -> None:
     for number in range(4):
         query.delete([f"commits/{number}"])
-    with pytest.raises(OffsetError, match="no batch of this query is done"):
+    with pytest.raises(OffsetError, match="no batch of this query is finished"):
         rewind.chosen(history(query), None, 99_000)
 
 
@@ -158,12 +158,12 @@ def test_later_versions_of_state_go_too_for_spark_would_take_them_for_its_own(qu
 
 def test_state_that_is_gone_is_refused(query: Folder) -> None:
     state(query, "0/4.delta", "0/5.delta", "1/2.delta")
-    with pytest.raises(OffsetError, match=r"version 2 of it is gone in state/0/0\. Go back less far"):
+    with pytest.raises(OffsetError, match=r"version 2 of it is gone in state/0/0\. Rewind to a later batch"):
         go(query, 1)
     state(query, "0/2.delta", "1/4.delta", "2/4.delta")
     for name in ("1/2.delta", "0/4.delta", "0/5.delta"):
         Path(query.name, "state", "0", name).unlink()
-    with pytest.raises(OffsetError, match=r"version 2 of it is gone in state/0/1 and 1 more\. Go back less far"):
+    with pytest.raises(OffsetError, match=r"version 2 of it is gone in state/0/1 and 1 more\. Rewind to a later batch"):
         go(query, 1)
     assert len(history(query)) == 5
 

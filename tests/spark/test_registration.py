@@ -73,7 +73,7 @@ def test_by_hand_in_a_spark_whose_inner_parts_are_others(error):
             raise error
 
     registered = []
-    with pytest.warns(UserWarning, match="that start at once may end each other .*Start one after the other"):
+    with pytest.warns(UserWarning, match="that start at once may break each other .*Start one after the other"):
         register(Changed())
     assert registered == ["rocketmq"]
 

@@ -102,7 +102,7 @@ def drained(store: Store) -> list[int]:
 def said_to_be_lost(text: str) -> tuple[int, bool] | None:
     """How many, and whether that is exact; None where nothing is said."""
     text = re.sub("an unknown number(, perhaps none,)?", "at least 0", text)
-    said = re.findall(r"(?:are there|behind it), (at least )?(\d+) (?:are lost|of records)", text)
+    said = re.findall(r"(?:are there|are lost), (at least )?(\d+) (?:are lost|of records)", text)
     return (sum(int(count) for _, count in said), not any(least for least, _ in said)) if said else None
 
 

@@ -188,7 +188,7 @@ def test_a_folder_that_cannot_be_looked_at_is_an_error_of_the_spool(
 ) -> None:
     with monkeypatch.context() as gone:
         gone.setattr(Path, "exists", raising(OSError(errno.EIO, "Input/output error")))
-        with pytest.raises(SpoolError, match=r"cannot be looked at.*Input/output error"):
+        with pytest.raises(SpoolError, match=r"cannot be read.*Input/output error"):
             Store(tmp_path / "store")
 
 

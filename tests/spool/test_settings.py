@@ -32,7 +32,7 @@ def test_a_spool_needs_a_folder_and_has_defaults() -> None:
 
 @pytest.mark.parametrize("given", [{"spool_dir": "/s"}, {"spool_sync": "never"}, {"spool_max_bytes": "1m"}])
 def test_its_options_alone_are_refused(given: dict[str, str]) -> None:
-    with pytest.raises(OptionError, match="means nothing without 'onSendFailure' spool"):
+    with pytest.raises(OptionError, match="has no effect without 'onSendFailure' spool"):
         of(**given)
 
 

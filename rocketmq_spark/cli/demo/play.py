@@ -270,7 +270,7 @@ def _show_until_read(query: StreamingQuery, watch: DemoWatch, shown: DemoView, f
         if sight.read != last or (feed.started and not done):
             last, still_since = sight.read, time.monotonic()
         elif time.monotonic() - still_since > _STILL_S:
-            raise RocketMQError(f"the query has read {sight.read} of {feed.sent} orders and stands still")
+            raise RocketMQError(f"the query has read {sight.read} of {feed.sent} orders and makes no progress")
         time.sleep(shown.interval_s)
 
 

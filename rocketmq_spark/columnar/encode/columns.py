@@ -136,7 +136,7 @@ def _needs(by_role: Mapping[str, str], named: set[str], selector: object) -> lis
     if selector == "hash" and "shardingkey" not in named:
         problems.append("queueSelector 'hash' needs a column 'shardingKey'")
     if selector not in ("column", None) and "queueid" in named:
-        problems.append(f"column {by_role.get('queueid', 'queueId')!r} means nothing with queueSelector {selector!r}")
+        problems.append(f"column {by_role.get('queueid', 'queueId')!r} has no effect with queueSelector {selector!r}")
     if "brokername" in named and "queueid" not in named:
         problems.append("column 'brokerName' needs a column 'queueId'")
     return problems

@@ -71,7 +71,7 @@ class RowHash:
             from xxhash import xxh3_128_digest
         except ImportError as e:
             raise OptionError(
-                "option 'deliveryGuarantee' exactly-once needs xxhash, which a worker of Spark's does not have",
+                "option 'deliveryGuarantee' exactly-once needs xxhash, which a Spark worker does not have",
                 remedy=f"On all workers: {extras.command(extras.ARROW)}",
             ) from e
         self._digest: Callable[[memoryview, int], bytes] = xxh3_128_digest

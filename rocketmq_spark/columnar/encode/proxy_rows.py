@@ -43,7 +43,7 @@ _NO_TEXT = "a property is not UTF-8, and gRPC carries no other text"
 _NULL = pa.nulls(1, pa.binary())[0]
 # As in ``encoding.prepare``; what UTF-8 makes of those above 127 has two bytes.
 _CONTROLS, _HIGH_CONTROL = bytes([*range(32), 127]), re.compile(b"\xc2[\x80-\x9f]")
-_REFUSED = "which a Proxy refuses"
+_REFUSED = "which a Proxy rejects"
 _CONTROL = f"has a control character, {_REFUSED}"
 
 
@@ -200,7 +200,7 @@ class ProxyRowEncoder(Encoder):
         checked = Encoder.check(self, batch, bad_rows)
         pieces, flags = checked.pieces, checked.flags
         if flags is not None:
-            bad_rows.add(flags != 0, lambda i: f"its flag is {flags[i]}, which gRPC does not carry; expected 0")
+            bad_rows.add(flags != 0, lambda i: f"its flag is {flags[i]}, which gRPC cannot transport; expected 0")
         assert isinstance(pieces, ProxyPieces | _CheckedPieces)
         kinds = (
             pieces.check.kinds
@@ -208,7 +208,7 @@ class ProxyRowEncoder(Encoder):
             else {**pieces.check.kinds, MessageType.DELAY.name: checked.delayed}
         )
         for (one, first), (other, second) in itertools.combinations(kinds.items(), 2):
-            bad_rows.add(first & second, f"it is {one} and {other}, and over gRPC it can be one of them only")
+            bad_rows.add(first & second, f"it is {one} and {other}, and over gRPC it can have only one of these")
         return checked
 
     def join(self, checked: Checked, topics: RowTopics | None = None) -> Encoded:

@@ -235,15 +235,15 @@ class PopRunning:
             raise OptionError(
                 f"option 'ordered' is true, but brokers hand out messages of group {self._settings.group!r} in any order; "
                 "expected a group with consumeMessageOrderly",
-                remedy="mqadmin updateSubGroup -o true makes it one",
+                remedy="mqadmin updateSubGroup -o true makes it such a group",
             )
 
     def _look(self) -> None:
         self._workers.start_missing()  # where the system had no threads to give, work waits for them
         if not keeps_order(self._settings, self._port):
             logger.error(
-                "group %s asks for no messages: option 'ordered' is true, and brokers deliver them in any order now. "
-                "mqadmin updateSubGroup -o true on every broker has them keep the order",
+                "group %s requests no messages: option 'ordered' is true, but brokers deliver them in any order now. "
+                "Run mqadmin updateSubGroup -o true on every broker to keep the order",
                 self._settings.group,
             )
             return

@@ -95,7 +95,7 @@ class BaseSimpleConsumer(Closing):
         """Return the next messages. Brokers and topics are asked in turn.
 
         Each message is invisible to other members for ``invisible``. Call ``ack`` within that time, or it is delivered again.
-        If there is no message, a call takes at least 5 s: a Proxy keeps it so long, whatever ``wait`` is.
+        If there is no message, a call takes at least 5 s, because the Proxy holds it that long, even if ``wait`` is shorter.
 
         Args:
             max_messages: The largest number of messages to return, 1 to 32.
@@ -145,7 +145,7 @@ class BaseSimpleConsumer(Closing):
 
     @entry
     def change_invisible(self, message: PoppedMessage, duration: str | float) -> None:
-        """Have ``message`` delivered again after a while, unless it is acknowledged before.
+        """Deliver ``message`` again after ``duration``, unless it is acknowledged before.
 
         Args:
             message: A message that was received and not acknowledged.
@@ -199,7 +199,7 @@ def _seconds(name: str, value: str | float) -> float:
     try:
         return duration(text(f"{round(value * 1000)}ms" if isinstance(value, int | float) else value))
     except OverflowError:
-        raise OptionError(f"{name} is {value!r}; expected seconds that end") from None
+        raise OptionError(f"{name} is {value!r}; expected a finite number of seconds") from None
     except ValueError as e:
         raise OptionError(f"{name} is {value!r}; expected {e}") from e
 
@@ -207,5 +207,5 @@ def _seconds(name: str, value: str | float) -> float:
 def _invisible(name: str, value: str | float, min_s: float) -> float:
     seconds = _seconds(name, value)
     if not min_s <= seconds <= MAX_INVISIBLE_S:
-        raise OptionError(f"{name} is {value!r}; expected {min_s:g}s to 12h, which is what a Proxy takes")
+        raise OptionError(f"{name} is {value!r}; expected {min_s:g}s to 12h, which is what a Proxy accepts")
     return seconds

@@ -321,21 +321,21 @@ class Positions:
         )
         return start_offset(queue, self._settings.consume_from, ask)
 
-    def bounds(self, queue: MessageQueue) -> QueueBounds:
-        return self._member.bounds(queue, self.soon())
+    def bounds(self, queue: MessageQueue, kept: bool = False) -> QueueBounds:
+        return self._member.bounds(queue, self.soon(), self._settings.group if kept else None)
 
     def at_time(self, queue: MessageQueue, epoch_ms: int) -> int:
         """The first offset stored at or after a time, the end where all are older."""
         found = self._member.search_offset(queue, epoch_ms, self.soon(), self._settings.group)
-        return self.bounds(queue).clamp(found)
+        return self.bounds(queue, kept=True).clamp(found)
 
     def checked(self, queue: MessageQueue, offset: int) -> int:
         """``offset``, if the queue has it or ends there."""
         check_offset(queue, offset)
-        bounds = self.bounds(queue)
+        bounds = self.bounds(queue, kept=True)
         if bounds.clamp(offset) != offset:
             raise OffsetError(
-                f"offset {offset} is sought; expected one from {bounds.min_offset} to {bounds.max_offset}",
+                f"seek to offset {offset}; expected one from {bounds.min_offset} to {bounds.max_offset}",
                 topic=queue.topic,
                 queue=str(queue),
                 remedy="Seek the beginning or the end instead",

@@ -142,7 +142,7 @@ class BasePullConsumer(Closing):
         for queue in wanted:
             if not isinstance(queue, MessageQueue):  # one queue is a sequence, too
                 raise OptionError(
-                    f"a queue is {text_of(queue)}; expected several MessageQueue, such as queues() returns"
+                    f"a queue is {text_of(queue)}; expected a list of MessageQueue, such as queues() returns"
                 )
         starts = {q: None if q in known else self._positions.start(q) for q in sorted(wanted)}
         self._named = True
@@ -189,11 +189,11 @@ class BasePullConsumer(Closing):
     def seek_to_beginning(self, *queues: MessageQueue) -> None:
         """Continue at the first message that the broker keeps, of ``queues`` or of all assigned queues."""
         self._owner.check(self._polls.closed)
-        self._polls.seek(queues, lambda queue: self._positions.bounds(queue).min_offset)
+        self._polls.seek(queues, lambda queue: self._positions.bounds(queue, kept=True).min_offset)
 
     @entry
     def seek_to_end(self, *queues: MessageQueue) -> None:
-        """Continue behind the last message, of ``queues`` or of all assigned queues."""
+        """Continue after the last message, of ``queues`` or of all assigned queues."""
         self._owner.check(self._polls.closed)
         self._polls.seek(queues, lambda queue: self._positions.bounds(queue).max_offset)
 
@@ -378,5 +378,5 @@ def checked_timeout(timeout_s: object) -> float:
 
 def _exclusive() -> LocalProtocolError:
     return LocalProtocolError(
-        "subscribe and assign are mutually exclusive", remedy="Use two consumers, of two groups, for both"
+        "subscribe and assign are mutually exclusive", remedy="Use two consumers with different groups"
     )

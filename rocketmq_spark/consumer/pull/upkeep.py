@@ -284,7 +284,7 @@ class Upkeep:
                     )
                     logger.warning(text, offset, queue)
                 elif mine:
-                    logger.warning("%s has come meanwhile: it is reset to offset %d", queue, offset)
+                    logger.warning("%s was assigned meanwhile: it is reset to offset %d", queue, offset)
                 self.store({queue: offset} if given_up else mine)
 
     def look(self) -> None:

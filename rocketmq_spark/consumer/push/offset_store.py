@@ -96,9 +96,9 @@ class LocalOffsets:
 
     def _of_another(self) -> OptionError:
         return OptionError(
-            f"another broadcasting consumer of this group keeps its offsets in {self._path}; expected one of its own for each "
-            "on a machine, or messages would be lost",
-            remedy="Give each a 'localOffsetsDir' of its own, the same after each restart",
+            f"another broadcasting consumer of this group stores its offsets in {self._path}; two consumers that share a "
+            "file would lose messages",
+            remedy="Set a different 'localOffsetsDir' for each consumer on a machine, and keep it across restarts",
         )
 
     def elsewhere(self) -> list[Path]:
@@ -122,7 +122,7 @@ class LocalOffsets:
         if problems:
             raise OffsetError(
                 f"stored offsets cannot be read: {'; '.join(problems)}",
-                remedy=f"Put the file right, or remove {self._path.parent} to begin anew",
+                remedy=f"Repair the file, or remove {self._path.parent} to start without offsets",
             )
         return {}
 

@@ -93,7 +93,7 @@ def send_many(tools: CallTools, messages: Iterable[Message], how: RowTarget, pla
     if place.queue is not None and place.key is not None:
         raise OptionError("send_many got a queue and a key; expected one of them, for a key chooses the queue")
     if place.queue is not None and features.chooses_queues:
-        raise MessageRefused(f"the messages are to go to {place.queue}, but {features.chooses_queues}")
+        raise MessageRefused(f"the messages name {place.queue}, but {features.chooses_queues}")
     options, _ = options_of(tools.rows.options, how, _PLACED if place.queue is None else _PLACED_IN_A_QUEUE)
     kind = MessagesOfCall if isinstance(messages, Sequence) else MessagesOfIterator
     ends = tools.closing if kind is MessagesOfIterator else _never
@@ -130,7 +130,7 @@ def _grouped(
         bad_rows = kind(first)
         batch = batch_of(few, bad_rows, *place)
         if "priority" in batch.schema.names and not priorities:
-            bad_rows.rows(np.arange(len(few)), "it or another has a priority, which goes over gRPC only")
+            bad_rows.rows(np.arange(len(few)), "it or another has a priority, which only gRPC supports")
         if place.queue is not None:
             elsewhere = [each.topic != place.queue.topic for each in few]
             bad_rows.add(np.array(elsewhere), f"its topic is not that of {place.queue}")

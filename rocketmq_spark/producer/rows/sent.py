@@ -207,7 +207,7 @@ def _each(rows: Ints, error: RocketMQError, ids: npt.NDArray[np.uint8]) -> Itera
     """Each row by itself."""
     behind = frozenset(error.behind)
     not_sent = SendFailed(
-        f"not sent, because one before it in its group was refused: {error.message}",
+        f"not sent, because an earlier message of its group was rejected: {error.message}",
         error.addr, error.broker_code, error.topic, remark=error.remark, remedy=error.remedy,
     )  # fmt: skip
     not_sent.__cause__ = error

@@ -135,7 +135,7 @@ class Folder:
             yield
         except (OSError, ValueError, NotImplementedError) as e:
             raise OffsetError(
-                f"{self.name}: {' '.join(str(e).split())}", remedy="Look at the path and its rights"
+                f"{self.name}: {' '.join(str(e).split())}", remedy="Check the path and its permissions"
             ) from e
 
 
@@ -299,7 +299,7 @@ def begun_batches(folder: Folder) -> set[int]:
     """Numbers of the batches that are in the log of offsets. Raises ``OffsetError`` for what is no checkpoint."""
     if not folder.exists("offsets"):
         raise OffsetError(
-            f"{folder.name} is no checkpoint: it has no folder 'offsets'", remedy="Name a checkpointLocation"
+            f"{folder.name} is not a checkpoint: it has no folder 'offsets'", remedy="Name a checkpointLocation"
         )
     return set(numbers(folder, "offsets"))
 
@@ -321,7 +321,7 @@ def read(folder: Folder, number: int) -> LoggedBatch:
     lines = folder.read(path).splitlines()
     if not lines or lines[0] != VERSION:
         raise OffsetError(
-            f"{folder.name}/{path} is no entry of an offset log of version {VERSION}: it begins with {lines[:1]}",
+            f"{folder.name}/{path} is not an entry of an offset log of version {VERSION}: it begins with {lines[:1]}",
             remedy="Set spark.sql.streaming.offsetLog.formatVersion to 1 for a new query, which is Spark's default",
         )
     found = {at: _ours(line) for at, line in enumerate(lines[_HEAD:])}

@@ -68,7 +68,7 @@ class BatchNote:
             version = int(value["v"])
             if version <= VERSION:
                 if value.pop(_SUM, None) not in (None, _sum(value)):  # earlier versions wrote none
-                    raise ValueError("its sum is another one")
+                    raise ValueError("its checksum differs")
                 name = BatchName(
                     value["query"], value["epoch"], value["batch"], bytes.fromhex(value["offsets"]), value["write"]
                 )
@@ -80,7 +80,7 @@ class BatchNote:
                 remedy=f"Restore that file, {AT_LEAST_ONCE}",
             ) from None
         raise OptionError(
-            f"the note of the unfinished batch is of version {version}, and this rocketmq-spark knows {VERSION}",
+            f"the note of the unfinished batch has version {version}, but this rocketmq-spark reads version {VERSION}",
             remedy="Start the query with the version of rocketmq-spark that began the batch",
         )
 
@@ -122,7 +122,7 @@ def batch_name(folder: Folder, write: str, number: int | None = None) -> BatchNa
         query = str(json.loads(metadata or b"")["id"])
     except (ValueError, KeyError, TypeError):
         raise OptionError(
-            f"{folder.name} is no checkpoint of a query: its file 'metadata' has no id",
+            f"{folder.name} is not the checkpoint of a query: its file 'metadata' has no id",
             remedy="Give the writer's checkpointLocation, as Spark has it",
         ) from None
     if number is None:

@@ -112,7 +112,9 @@ def chosen(history: Sequence[Read], number: int | None, before_ms: int | None) -
     """
     done = {read.batch.number: read.batch for read in history if read.done_ms is not None}
     if not done:
-        raise OffsetError("no batch of this query is done", remedy="There is nothing to go back to: delete the folder")
+        raise OffsetError(
+            "no batch of this query is finished", remedy="There is nothing to go back to: delete the folder"
+        )
     kept = f"batches {min(done)} to {max(done)} are kept and done"
     if number is not None:
         if number not in done:
@@ -190,7 +192,7 @@ def _refuse_lost_state(states: Mapping[str, int], version: int) -> None:
         raise OffsetError(
             f"the query keeps state, and version {version} of it is gone in {lacking[0]}"
             + (f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""),
-            remedy="Go back less far, or start the query with another checkpointLocation",
+            remedy="Rewind to a later batch, or start the query with another checkpointLocation",
         )
 
 

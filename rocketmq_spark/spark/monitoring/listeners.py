@@ -1,11 +1,11 @@
 """Listeners of queries in the driver program: ``GroupOffsetListener`` and ``MetricsListener``.
 
-The source itself commits finished positions when Spark asks for the next ones, which after the last batch of a run is
-at the next start. ``GroupOffsetListener`` hears of that batch at once, and commits the group's offsets.
+The source itself commits finished positions when Spark asks for the next batch; after the last batch of a run, that is
+at the next start. ``GroupOffsetListener`` commits the group's offsets at once after each batch.
 
-``MetricsListener`` serves or writes what a query does as figures for others' tools: Prometheus text, or JSON lines. Every
-figure is one row of ``METRICS``; conf/grafana-dashboard.json shows them. Nothing is asked of brokers for it: all of it is in
-the progress of queries (``queries.progress``) and in what a ``foreach_batch_writer`` counts. What is not known has no line.
+``MetricsListener`` serves or writes metrics of queries: Prometheus text, or JSON lines. Every metric is one row of ``METRICS``;
+conf/grafana-dashboard.json shows them. It contacts no broker: the metrics come from the progress of queries
+(``queries.progress``) and from the counts of a ``foreach_batch_writer``. A metric whose value is unknown is omitted.
 """
 
 from __future__ import annotations
@@ -131,41 +131,41 @@ METRICS = (
     Metric(
         "rocketmq_spark_idle_timestamp_seconds",
         "gauge",
-        "When the query was last seen idle: while this and the last progress are old, a batch is under way",
+        "When the query was last idle: while this and the last progress are old, a batch is running",
     ),
-    Metric("rocketmq_spark_lag_messages", "gauge", "Messages behind the end of the last batch; with gaps, offsets"),
-    Metric("rocketmq_spark_behind_seconds", "gauge", "Seconds since this run first saw the oldest of them"),
+    Metric("rocketmq_spark_lag_messages", "gauge", "Unread messages after the last batch; with gaps, offsets"),
+    Metric("rocketmq_spark_behind_seconds", "gauge", "Seconds since this run first saw the oldest unread message"),
     Metric("rocketmq_spark_queues", "gauge", "Queues that answer"),
-    Metric("rocketmq_spark_queues_away", "gauge", "Queues that are waited for, whose lag is not known"),
-    Metric("rocketmq_spark_brokers_away", "gauge", "Brokers of which no queue answers"),
+    Metric("rocketmq_spark_queues_away", "gauge", "Queues that do not answer, whose lag is unknown"),
+    Metric("rocketmq_spark_brokers_away", "gauge", "Brokers none of whose queues answers"),
     Metric(
         "rocketmq_spark_lost_ranges_total",
         "counter",
-        "Ranges of offsets that the driver found gone and went on without, by cause",
+        "Ranges of lost offsets that the driver skipped, by cause",
     ),
-    Metric("rocketmq_spark_lost_offsets_total", "counter", "Offsets in these, as far as their number is known"),
-    Metric("rocketmq_spark_rows_total", "counter", "Rows read, of all sources of the query"),
+    Metric("rocketmq_spark_lost_offsets_total", "counter", "Offsets in these ranges, if their number is known"),
+    Metric("rocketmq_spark_rows_total", "counter", "Rows read from all sources of the query"),
     Metric("rocketmq_spark_batches_total", "counter", "Micro-batches"),
     Metric("rocketmq_spark_batch_seconds", "gauge", "How long the last micro-batch took"),
     Metric("rocketmq_spark_sink_rows_total", "counter", "Rows that the sink acknowledged"),
-    Metric("rocketmq_spark_sink_bytes_total", "counter", "Bytes of these on the wire (foreach_batch_writer)"),
-    Metric("rocketmq_spark_sink_batches_total", "counter", "Requests that carried them (foreach_batch_writer)"),
+    Metric("rocketmq_spark_sink_bytes_total", "counter", "Bytes of these rows on the wire (foreach_batch_writer)"),
+    Metric("rocketmq_spark_sink_batches_total", "counter", "Requests that carried these rows (foreach_batch_writer)"),
     Metric("rocketmq_spark_sink_retries_total", "counter", "Attempts that were repeated (foreach_batch_writer)"),
-    Metric("rocketmq_spark_sink_spooled_total", "counter", "Rows that a spool has instead (foreach_batch_writer)"),
+    Metric("rocketmq_spark_sink_spooled_total", "counter", "Rows spooled instead of sent (foreach_batch_writer)"),
     Metric(
         "rocketmq_spark_sink_already_stored_total",
         "counter",
-        "Rows that an attempt before had stored, which were not sent again (foreach_batch_writer, exactly-once)",
+        "Rows stored by an earlier attempt, which were not sent again (foreach_batch_writer, exactly-once)",
     ),
     Metric(
         "rocketmq_spark_sink_confirmed_total",
         "counter",
-        "Rows without an acknowledgement that were found stored (foreach_batch_writer, exactly-once)",
+        "Rows whose acknowledgement was lost, and which proved to be stored (foreach_batch_writer, exactly-once)",
     ),
     Metric(
         "rocketmq_spark_sink_unmatched_total",
         "counter",
-        "Messages of attempts before that match no row of the repeat (foreach_batch_writer, exactly-once)",
+        "Messages of earlier attempts that match no row of the repeat (foreach_batch_writer, exactly-once)",
     ),
     Metric("rocketmq_spark_sink_broker_rows_total", "counter", "Rows acknowledged, by broker (foreach_batch_writer)"),
     Metric("rocketmq_spark_sink_broker_failures_total", "counter", "Failed attempts, by broker (foreach_batch_writer)"),
@@ -384,7 +384,7 @@ class MetricsListener(StreamingQueryListener):
                 with self._json_lines.open("a", encoding="utf-8") as file:
                     file.write(line)
         except OSError:
-            logger.exception("the figures of queries are not written")
+            logger.exception("the metrics of queries cannot be written")
 
 
 def _replace(path: Path, data: bytes) -> None:

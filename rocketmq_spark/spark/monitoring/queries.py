@@ -1,10 +1,10 @@
-"""What a query says of itself: ``progress(query)``, how a running one is doing, and ``explain(exception)``, why one failed.
+"""``progress(query)`` returns the state of a running query, ``explain(exception)`` why a query failed.
 
-``progress`` is out of what its sources report to Spark (``decisions``).
+``progress`` reads the figures that the sources report to Spark (``decisions``).
 
-``explain`` gives the one line of a PySpark exception that says what went wrong and what to do. Spark wraps what a Python task or
-a source says into a traceback of Python, a stack of the JVM and a plan. The line is in there, last of all that speak in our name;
-where none does, a trap that is known has its remedy here.
+``explain`` returns the one line of a PySpark exception that has the cause and the remedy. Spark wraps the error of a Python task
+or a source in a Python traceback, a JVM stack and a plan. The line is the last one with an error code of this package. Without
+such a line, ``explain`` recognizes known problems of Spark and adds their remedies.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from rocketmq_spark.spark.sink.foreach import ForeachBatchWriter
 
 
-# Our own line, with those below it that list problems.
+# A line with an error code of this package, with the lines below it that list problems.
 _OURS = re.compile(r"\[ROCKETMQ_[A-Z_]+\][^\n]*(?:\n[ \t]+- [^\n]*)*")
 _STATE = re.compile(r"\s*SQLSTATE: \w{5}\b.*$")
 # The last line of a traceback, which names a class; indented ones are frames.
 _OF_PYTHON = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: [^\n]*)?$", re.MULTILINE)
-# What Spark says of its own, and what to do.
+# Known problems of Spark, and their remedies.
 _KNOWN = (
     (
         r"DATA_SOURCE_NOT_FOUND|No module named '(?:rocketmq_spark|pyspark_rocketmq|pyarrow)'",
         "Spark's workers run a Python that lacks rocketmq-spark or pyarrow. Set PYSPARK_PYTHON to the python of its virtual "
-        "environment before the session is made, or call register(spark). The source needs PySpark 4.2",
+        "environment before the session is created, or call register(spark). The source needs PySpark 4.2",
     ),
     (
         r"Illegal size \d+ of collection",
-        "two streams started at once and broke Spark's driver. Start it again, and call register(spark) before the first "
+        "two streams started at once and broke Spark's driver. Restart it, and call register(spark) before the first "
         "stream (docs/upstream.md)",
     ),
     (
@@ -51,7 +51,7 @@ _KNOWN = (
     ),
     (
         r"Data source rocketmq does not support continuous processing",
-        "Python data sources have none. Use trigger(processingTime=…), and low_latency_conf() for small batches",
+        "Python data sources do not support it. Use trigger(processingTime=…), and low_latency_conf() for small batches",
     ),
     (
         r"failed to connect back",

@@ -134,7 +134,7 @@ def _option_problems(options: Options) -> list[str]:
     if selector == "environment":
         problems += _problems_of(lambda: check_chosen(options, "queueSelector"))
     if options.machine_rooms and selector != "machineRoom":
-        problems.append("option 'machineRooms' means nothing without queueSelector 'machineRoom'")
+        problems.append("option 'machineRooms' has no effect without queueSelector 'machineRoom'")
     if "batch_max_bytes" in options.given and (options.batch_max_bytes or 0) > options.max_message_size:
         problems.append(
             f"option 'batchMaxBytes' is {options.batch_max_bytes}, more than 'maxMessageSize' "

@@ -257,8 +257,8 @@ def _check_unfinished(folder: Folder, name: BatchName) -> None:
     """
     if folder.read_bytes(f"commits/{name.number}") is not None:
         raise OptionError(
-            f"batch {name.number} of the query whose checkpoint is {folder.name} is done, so that this is a write of another one",
-            remedy="Give as checkpoint_location the checkpointLocation of the query that calls",
+            f"batch {name.number} of the query with the checkpoint {folder.name} is finished, so another query is writing",
+            remedy="Set checkpoint_location to the checkpointLocation of the query that writes",
         )
 
 
@@ -317,6 +317,6 @@ def _warn_of_speculation(df: DataFrame) -> None:
     get: Callable[..., Any] = df.sparkSession.conf.get
     if get("spark.speculation", "false") == "true":
         logger.warning(
-            "spark.speculation is on: a task that runs twice writes its rows twice. Switch it off for writing, or give "
-            "rows an id with option 'messageId', so that readers can drop repeated ones"
+            "spark.speculation is on: a task that runs twice writes its rows twice. Switch it off for writes, or give "
+            "rows an id with option 'messageId', so that readers can drop duplicates"
         )

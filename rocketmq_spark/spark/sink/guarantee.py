@@ -62,10 +62,10 @@ def problems(options: Options, columns: Collection[str]) -> list[str]:
     """What is wrong with the options of a sink whose DataFrame has these columns, by their names in lower case."""
     found = []
     if options.allowed_topics and options.topic is not None:
-        found.append(f"option 'allowedTopics' means nothing with option 'topic', which is {options.topic!r}")
+        found.append(f"option 'allowedTopics' has no effect with option 'topic', which is {options.topic!r}")
     if not wanted(options):
         if "exactly_once_settle" in options.given:
-            found.append("option 'exactlyOnceSettle' means nothing without 'deliveryGuarantee' exactly-once")
+            found.append("option 'exactlyOnceSettle' has no effect without 'deliveryGuarantee' exactly-once")
         return found
     found += [f"option 'deliveryGuarantee' is exactly-once, but {why}" for refused, why in _REFUSED if refused(options)]
     delays = sorted(set(columns) & set(DELAYS))
@@ -125,9 +125,9 @@ def check_settle(get: Callable[[str], str | None], settle_s: float) -> None:
         killed_s = math.inf
     if killed_s + SPARE_S > settle_s:
         raise OptionError(
-            f"option 'exactlyOnceSettle' is {settle_s:g} s, and {_KILL} is {value}: for so long a cancelled task may still send, "
-            "also when its successor has looked what is stored",
-            remedy=f"Give exactlyOnceSettle {SPARE_S:g} s more than {_KILL}, or leave that at 2s",
+            f"option 'exactlyOnceSettle' is {settle_s:g} s, and {_KILL} is {value}: a cancelled task may send for that long, "
+            "even after its successor has checked what is stored",
+            remedy=f"Set exactlyOnceSettle to {SPARE_S:g} s more than {_KILL}, or leave the latter at 2s",
         )
 
 

@@ -1,7 +1,7 @@
-"""Each row of a batch once: what the planner notes and finds, and what a task does with it.
+"""Exactly-once writes: the work of the planner and of the tasks.
 
-The planner notes where the queues end, or finds that note and looks what is stored since. A task gives its rows ids of
-content, leaves out what is stored, and looks for itself when it is not the first attempt.
+The planner notes where the queues end, or finds that note and checks what was stored since. A task computes the ids of its
+rows from their content, omits rows that are stored, and checks for itself if it is not the first attempt.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _check(options: Options, ends: QueueEnds) -> bool:
             )
         if session.pulls(options).compacted(queue):
             raise OptionError(
-                f"option 'deliveryGuarantee' is exactly-once, but {topic!r} is a compaction topic, which forgets messages",
+                f"option 'deliveryGuarantee' is exactly-once, but {topic!r} is a compaction topic, which removes messages",
                 topic=topic,
             )
         offsets.sample(options.group, queue, ends.queues[queue], deadline)
@@ -180,7 +180,7 @@ def _found(options: Options, name: BatchName, note: BatchNote) -> BatchHashes:
     tools = look_tools(options, placed=hashes.placed)
     Look(dataclasses.replace(tools, settle_s=max(tools.settle_s, note.settle_s)), note.ends).run(hashes)
     logger.warning(
-        "batch %d was begun before: %d of its rows are stored already, and will not be sent again",
+        "batch %d began earlier: %d of its rows are stored already, and will not be sent again",
         name.number,
         hashes.count,
     )

@@ -111,8 +111,8 @@ def warn_of_unmatched(written: Written, what: str) -> None:
     """Once for a batch."""
     if written.unmatched:
         logger.warning(
-            "%s: %d messages that an earlier attempt stored match no row of the repeat. It made other rows, or cut them into "
-            "other tasks; they stay in the topic",
+            "%s: %d messages that an earlier attempt stored match no row of the repeat, which produced other rows, or split "
+            "them into other tasks; these messages stay in the topic",
             what,
             written.unmatched,
         )

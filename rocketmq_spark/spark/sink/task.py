@@ -215,7 +215,7 @@ class TaskWriter:
                 "'requireStoreOk' is ok",
                 topic=ended.outgoing.topic,
                 queue=str(outcome.queue),
-                remedy="See whether the broker's disk and slaves keep up",
+                remedy="Check whether the broker's disk and slaves keep up",
             )
         if outcome.status is SendStatus.SPOOLED:
             self._tally.spooled(rows)

@@ -85,7 +85,9 @@ class RocketMQWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         done = self._writer.log(messages, "the write failed; acknowledged before that")
-        logger.warning("a failed write leaves %d rows or more in the topic; the next try sends them again", done.rows)
+        logger.warning(
+            "a failed write leaves %d rows or more in the topic; the next attempt sends them again", done.rows
+        )
 
 
 class RocketMQStreamWriter(DataSourceStreamArrowWriter):

@@ -155,7 +155,7 @@ class OffsetCache:
         if not topics:
             raise RouteNotFound(
                 f"no topic matches option 'subscribePattern' {self._options.subscribe_pattern!r}",
-                remedy="System, retry and dead-letter topics are left out; see option 'includeInternal'",
+                remedy="System, retry and dead-letter topics are omitted; see option 'includeInternal'",
             )
         deleted = set()
         routes = {}
@@ -386,6 +386,6 @@ def _matching(routes: RouteReader, options: Options) -> tuple[str, ...]:
     except NotSupported as e:
         raise OptionError(
             "option 'subscribePattern' cannot be used here: the server does not list topics",
-            remedy="A Proxy does not pass that question; name the topics with option 'subscribe'",
+            remedy="A Proxy does not forward this request; name the topics with option 'subscribe'",
         ) from e
     return filters.matching(options, topics, {*cluster, *(data.cluster for data in cluster.values())})

@@ -44,11 +44,11 @@ def check(options: Options) -> None:
     if INNER_TOPIC in options.subscribe and environment_of(options) is not None:
         raise OptionError(
             f"{options.environment_source} is {options.environment!r}, but {INNER_TOPIC} has delayed messages of all "
-            "environments that share queues: one part of them would be read, and the others would lie there unseen",
-            remedy="Read it without, and write what is due without, too",
+            "environments that share queues: only a part of them would be read, and the others never delivered",
+            remedy="Read it without an environment, and write the due messages without one, too",
         )
     if options.tags is not None and options.sql is not None:
-        raise OptionError("options 'tags' and 'sql' exclude each other: give one of them")
+        raise OptionError("options 'tags' and 'sql' are mutually exclusive: set only one")
     expressions = options.tags.values() if isinstance(options.tags, dict) else [options.tags]
     for expression in expressions:
         if expression is not None and not _tags(expression) and expression.strip() != "*":
@@ -72,7 +72,11 @@ def validate(
     """Let one broker of each topic compile its SQL expression. Raises ``OptionError`` with the broker's words."""
     if options.sql is None:
         return
-    for topic, queue in sorted({queue.topic: queue for queue in queues}.items()):
+    there = {queue.topic: queue for queue in queues}
+    # A topic that the pattern matches later is read at once.
+    named = options.sql if isinstance(options.sql, dict) and there else ()
+    later = {topic: min(there.values()) for topic in named if is_read(options, topic)}
+    for topic, queue in sorted({**later, **there}.items()):
         sql, broker = of_topic(options, topic), queue.broker_name
         if not sql:
             continue
@@ -82,7 +86,7 @@ def validate(
                 "be answered with every message",
                 remedy="Connect to the brokers, or filter with option 'tags'",
             )
-        if batched(queue):
+        if topic in there and batched(queue):
             raise of_batch_topic(sql, topic)
         try:
             offsets.check_filter(broker, options.group, topic, sql.expression, deadline)
@@ -341,7 +345,7 @@ def readable(
         left = {queue for queue in absent if queue.broker_name not in route.brokers}
         queues = sorted(mine & set(queues))
     if not queues and not left and not tolerant:
-        raise RouteNotFound("no queue of the topic may be read: no read permission", topic=route.topic)
+        raise RouteNotFound("no queue of the topic is readable: no read permission", topic=route.topic)
     return queues
 
 

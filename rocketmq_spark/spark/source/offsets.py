@@ -22,7 +22,6 @@ decides by pure functions. A question that fails is an error, never a rewind: Ro
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -33,7 +32,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.options import Options
-from rocketmq_spark.options.parsing import EARLIEST, LATEST
+from rocketmq_spark.options.parsing import EARLIEST, LATEST, QUEUE_ID
 from rocketmq_spark.ports import OffsetReader
 
 VERSION = 1
@@ -117,8 +116,6 @@ class OffsetLog:
         return offsets
 
 
-# As it is written: "00" would be another name of a queue that has one.
-_QUEUE_ID = re.compile("0|[1-9][0-9]{0,9}")
 _REMEDY = 'It looks like {"topics":{"orders":{"broker-a":{"0":12,"1":9}}},"v":1}'
 
 
@@ -135,7 +132,7 @@ def _flat(topics: object) -> dict[MessageQueue, int]:
         for broker, queues in _items(brokers, topic):
             for queue_id, offset in _items(queues, f"{topic}/{broker}"):
                 if (
-                    not _QUEUE_ID.fullmatch(queue_id)
+                    not QUEUE_ID.fullmatch(queue_id)
                     or not isinstance(offset, int)
                     or isinstance(offset, bool)
                     or offset < 0

@@ -50,7 +50,7 @@ from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions, endi
 from rocketmq_spark.spark.source.planner import TriggerLimits
 from rocketmq_spark.spark.source.prefetch import Prefetch, may_hand_over
 from rocketmq_spark.spark.source.stream import Stream
-from rocketmq_spark.spark.source.waiting import patiently, whole
+from rocketmq_spark.spark.source.waiting import begun, patiently, whole
 
 # Masters' clocks differ a little, so store times inside a queue may run backwards after a fail-over.
 CLOCK_MARGIN_MS = 60_000
@@ -205,7 +205,8 @@ class RocketMQReader(DataSourceReader):
         end = patiently(catalog, lambda: ending(offsets, options, bounds, planning_deadline(options)))
         last = {queue: of.max_offset for queue, of in bounds.items()} if _by_time(options) else end
         if backwards := sorted(queue for queue in start if start[queue] > last[queue]):
-            raise OffsetError(f"the start lies behind the end in {listed(backwards)}")
+            raise OffsetError(f"the start is after the end in {listed(backwards)}")
+        view = begun(catalog, options, view, start)
         readable = decisions.readable(planner.ranges(Offsets(start), Offsets(end)), view)
         ranges = decisions.settled(options.fail_on_data_loss, *readable)
         predicates = self._predicates

@@ -115,15 +115,16 @@ def to_mark(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
     """Queues whose marks are times of messages, which are asked for.
 
     A newest message that lies behind the position may be older than what was read, when the broker's clock was put back in
-    between. Where the server reports no store times, it is one queue of each topic and broker that has no mark to go by.
+    between. Of a compaction topic whose log expired statistics tell none. Where the server reports no store times at all, it
+    is one queue of each topic and broker that has no mark to go by.
     """
     begun = {
         queue: there
         for queue, position in read.positions.items()
         if (there := bounds.get(queue)) is not None and position > there.min_offset
-        if position < there.max_offset or not there.last_update_ms
+        if position < there.max_offset or there.last_update_ms <= 0
     }
-    signs = [q for q, of in begun.items() if of.last_update_ms > 0 and read.positions[q] < of.max_offset]
+    signs = [q for q, of in begun.items() if of.last_update_ms]
     untold = [q for q, of in begun.items() if not of.last_update_ms]
     marked = shares(queue for queue in untold if queue in read.marks)
     lowest = {share(queue): queue for queue in sorted(untold, reverse=True) if share(queue) not in marked}

@@ -1,8 +1,8 @@
-"""The driver's side of a stream: where it starts, how far a batch goes, what was lost on the way.
+"""The driver's side of a stream: where it starts, where a batch ends, and which messages were lost.
 
-Positions come in from Spark's log and go back to it; what this object remembers between calls is a cache, or can be had
-again from the brokers. Any method may be the first one called; they are called what Spark calls them. It asks and
-remembers, ``decisions`` decides.
+Positions come from Spark's log and are returned to it; everything that this object remembers between calls is a cache, or
+can be requested from the brokers again. Any method may be the first one called; the names are Spark's. This module asks
+brokers and remembers the answers; ``decisions`` decides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rocketmq_spark.spark.source.offsets import OffsetLog, Offsets, Positions, l
 from rocketmq_spark.spark.source.planner import Admission, TriggerLimits
 from rocketmq_spark.spark.source.recreation import RecreationWatch, Share, share
 from rocketmq_spark.spark.source.tasks import RangePartition
-from rocketmq_spark.spark.source.waiting import Absence, patiently, whole
+from rocketmq_spark.spark.source.waiting import Absence, begun, patiently, whole
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ class Stream:
             begin: Positions = {}
             try:
                 begin = patiently(catalog, lambda: starting(offsets, options, bounds, planning_deadline(options)))
+                begun(catalog, options, view, begin)  # for the first plan, which may come at once
             except OffsetError as e:
                 # Spark asks here, too, when batch 0 was logged and not finished, and then the logged end knows the start.
                 self._unresolved = e
@@ -157,12 +158,13 @@ class Stream:
                 self._tell_absent(begin, recent, view)
                 return view
             if deadline.expired:
-                cause = self._catalog.trouble.first
+                cause, first = self._catalog.trouble.first, missing[0]
+                why = filters.why_absent(self._catalog.known_routes.get(first.topic), first)
                 raise BrokerNotFound(
-                    f"no broker answers for {listed(missing)}, which this run has to read to its end",
+                    f"no broker answers for {listed(missing)}, which this run must read to its end",
                     cause.addr if cause else None,
-                    remark=cause.message if cause else None,
-                    remedy="Look at the brokers, or raise option 'readDeadline'",
+                    remark=cause.message if cause else why,
+                    remedy="Check the brokers, or raise option 'readDeadline'",
                 ) from cause
             self._clock.sleep(_PAUSE_S)
 
@@ -212,8 +214,8 @@ class Stream:
             return []
         if self._unresolved is not None and not start.positions:
             start = replace(end, positions=end.start)
-        begun = {**end.start, **start.positions}  # with what begins in this batch
-        known = replace(start, positions=begun) if end.start else start
+        begins = {**start.positions, **end.start}  # with what begins in this batch, where its ranges do
+        known = replace(start, positions=begins) if end.start else start
         self._catalog.expect(known)
         if not logged_before:
             view = self._catalog.recent(same_batch=True)
@@ -348,8 +350,8 @@ def _of_all(catalog: OffsetCache) -> QueuesView:
 
 def _tell_guess(max_bytes: int) -> bool:
     logger.warning(
-        "option 'maxBytesPerTrigger' is %d, but no broker gave a sample of the messages that wait: until one does, each "
-        "is taken to have %d bytes, so batches are small",
+        "option 'maxBytesPerTrigger' is %d, but no broker returned a sample of the unread messages: until one does, each "
+        "is assumed to have %d bytes, so batches are small",
         max_bytes,
         planner.LARGEST_BYTES,
     )

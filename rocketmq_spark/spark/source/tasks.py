@@ -22,6 +22,7 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.pull import reading
 from rocketmq_spark.pull.answers import Cause, OnLoss
+from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.spark.source import decisions, filters
 
 logger = logging.getLogger(__name__)
@@ -142,7 +143,7 @@ def read(
     puller = session.puller(options)
     addresses = dict(partition.addresses)
     bad = Bad(options.bad_message)
-    lost = on_loss or functools.partial(_lost, options)
+    lost = on_loss or functools.partial(_lost, options, puller)
     # Once for a topic: the answer may change, and what is read together has one filter.
     at_brokers = functools.cache(
         lambda broker, topic, wanted: puller.at_brokers(MessageQueue(topic, broker, 0), wanted)
@@ -193,5 +194,8 @@ def _stream_of(
     return queue.broker_name, filtered, at_brokers(queue.broker_name, queue.topic, filtered)
 
 
-def _lost(options: Options, part: OffsetRange, cause: Cause) -> None:
+def _lost(options: Options, puller: Puller, part: OffsetRange, cause: Cause) -> None:
+    if cause is Cause.WENT_BACK:
+        with contextlib.suppress(RocketMQError):  # then it is called what it looks like
+            cause = Cause.NOT_KEPT if puller.compacted(part.queue) else cause
     decisions.report(options.fail_on_data_loss, [(part, cause)])

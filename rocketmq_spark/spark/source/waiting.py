@@ -1,8 +1,8 @@
-"""What was there a moment ago is waited for: up to ``readDeadline``, asking for routes anew each time.
+"""Waits for queues and brokers that existed a moment ago: up to ``readDeadline``, with new routes for each attempt.
 
-Queues that a stream waits for are logged: it looks idle, and a line says why.
+A stream logs the queues that it waits for, because it looks idle meanwhile.
 
-A start that reaches no server at all is another matter: it fails after ``numRetries``, for an address may be a slip of the pen.
+A start that reaches no server at all does not wait: it fails after ``numRetries``, because an address may be misspelled.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.retry import Trouble
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.options import Options
+from rocketmq_spark.spark.source import filters
 from rocketmq_spark.spark.source.catalog import OffsetCache
 from rocketmq_spark.spark.source.decisions import QueuesView
-from rocketmq_spark.spark.source.offsets import Bounds, listed
+from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions, listed
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +67,14 @@ def whole(catalog: OffsetCache) -> QueuesView:
         deadline.pause(1.0)
         view = patiently(catalog, catalog.sweep, deadline)
     return view
+
+
+def begun(catalog: OffsetCache, options: Options, view: QueuesView, start: Positions) -> QueuesView:
+    """``view`` for a read from ``start`` on: what a compaction topic does not keep from there on is no loss."""
+    if all(at >= view.bounds[queue].min_offset for queue, at in start.items()):
+        return view
+    catalog.expect(Offsets(start, reads=filters.recorded(options)))
+    return patiently(catalog, catalog.sweep)
 
 
 class Absence:

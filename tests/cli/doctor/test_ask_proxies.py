@@ -78,7 +78,7 @@ class TestARealProxy:
 
     def test_no_tls_where_it_is_asked_for(self, proxied: LocalBroker, certs: Certificates) -> None:
         (found,) = doctor(proxied.proxy_grpc, tls=True, tlsCaFile=certs.ca)
-        assert (found.level, "speaks no TLS" in found.found) == (Level.BROKEN, True)
+        assert (found.level, "does not support TLS" in found.found) == (Level.BROKEN, True)
 
     def test_beside_its_brokers(self, proxied: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(command, "of_machine", lambda: iter(()))
@@ -131,7 +131,7 @@ def test_tls_on_one_side_only(certs: Certificates) -> None:
         assert (stranger.level, "not trusted" in stranger.found) == (Level.BROKEN, True)
     with serving(answers) as address:
         (without,) = doctor(address, "t", tls=True, tlsCaFile=certs.ca)
-        assert (without.level, "speaks no TLS" in without.found, "'tls'" in (without.remedy or "")) == (
+        assert (without.level, "does not support TLS" in without.found, "'tls'" in (without.remedy or "")) == (
             Level.BROKEN, True, True,
         )  # fmt: skip
 

@@ -144,7 +144,7 @@ def test_messages_by_id_and_key(rocketmq: LocalBroker, name: str) -> None:
         assert admin.find_messages(name, "same", end_ms=found[0].store_timestamp - 10_000) == []
         by_client_id, by_place = admin.message(sent[2].msg_id, name), admin.message(found[2].offset_msg_id)
         assert by_client_id == by_place == found[2]
-        with pytest.raises(NotFound, match=r"is not of a message of these brokers|no message"):
+        with pytest.raises(NotFound, match=r"does not belong to a message of these brokers|no message"):
             admin.message(sent[2].msg_id)
         shown = _ask(rocketmq, "queryMsgByKey", "-t", name, "-k", "k1")
         assert sent[1].msg_id in shown

@@ -218,7 +218,7 @@ def test_an_endpoint_that_is_away_costs_nothing(proxied, nobody):
 
 
 def test_tls_with_a_proxy_of_plain_text_is_an_error(proxied, certs):
-    with pytest.raises(errors.ConnectionLost, match=r"speaks no TLS.*option 'tls'") as said:
+    with pytest.raises(errors.ConnectionLost, match=r"does not support TLS.*option 'tls'") as said:
         write(proxied, frame(body=["x"]), topic="t", sendTimeout="1s", numRetries=0, tls=True, tlsCaFile=certs.ca)
     assert proxied.proxy_grpc in str(said.value)
 

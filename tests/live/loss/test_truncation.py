@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rocketmq_spark import Admin, PullConsumer
 from rocketmq_spark.cli.reading import TopicReader, earliest
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.localbroker import LocalBroker
@@ -169,10 +170,19 @@ def test_what_a_compaction_topic_keeps_is_read_although_its_log_is_gone(forgetfu
     forget(table, 600)
     found = read(forgetful, subscribe=table)
     assert {row["keys"][0]: row["body"].decode() for row in found} == {str(n % 10): made[n] for n in range(590, 600)}
+    assert bodies(read(forgetful, subscribe=table, startingOffsets={table: {"broker-a": {"0": 0}}})) == bodies(found)
+    with PullConsumer(name_server=forgetful.name_server, group=names(1)[0]) as consumer:
+        consumer.assign([MessageQueue(table, "broker-a", 0)])
+        consumer.seek_to_beginning()
+        assert next(iter(consumer)).body == found[0]["body"]
     shown = parse({"nameServer": forgetful.name_server}).for_role("batch source")
     reader = TopicReader(shown, table, lambda part, cause: pytest.fail(f"{part} {cause}"))
     reader.seek(earliest)
     assert [message.body.decode() for message in reader.messages()] == bodies(found)
+    with Admin(forgetful.name_server) as admin:
+        (change,) = admin.reset_offsets("g", "earliest", [table], preview=True)
+        assert change.after == found[0]["queueOffset"]
+        assert [message.body.decode() for message in admin.find_messages(table, begin_ms=1, limit=100)] == bodies(found)
     for cut in (row["storeTimestamp"] for row in found[:: len(found) // 4]):
         options = {"subscribe": table, "startingOffsetsByTimestampStrategy": "latest"}
         for ms in (int(cut.timestamp() * 1000) + more for more in (-1, 0, 1)):

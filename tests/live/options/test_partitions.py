@@ -222,5 +222,5 @@ def test_environment_mode__suffix_reads_topics_of_the_environment_by_the_users_n
     assert {queue.topic for queue in run.positions} == {plain}
     progress = rocketmq.admin.consume_stats(f"g-{plain}_dev1", f"{plain}_dev1")
     assert sum(one.consumer_offset for one in progress.values()) == 4
-    with pytest.raises(OptionError, match="has topics of its own: leave it out"):
+    with pytest.raises(OptionError, match="has topics of its own: omit it"):
         read(rocketmq, subscribe=plain, allocationStrategy="environment", **in_suffix)

@@ -155,7 +155,7 @@ def test_sql__per_topic(rocketmq, make_topic):
 
 
 def test_sql__and_tags_exclude_each_other(rocketmq, topic):
-    with pytest.raises(OptionError, match="exclude each other"):
+    with pytest.raises(OptionError, match="mutually exclusive"):
         read(rocketmq, subscribe=topic, sql="n = 1", tags="x")
 
 

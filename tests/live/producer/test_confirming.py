@@ -97,7 +97,7 @@ class Deafening(Swallowing):
 def test_what_cannot_be_looked_up_is_an_error_of_its_own(rocketmq: LocalBroker, topic: str) -> None:
     with lossy_producer(rocketmq, 2, Deafening, **{**CONFIRMING, "send_timeout": "6s"}) as (producer, lossy):
         producer.send(Message(topic, b"first"))
-        with pytest.raises(UnprovedError, match="what was sent may be stored"):
+        with pytest.raises(UnprovedError, match="the message may be stored"):
             producer.send(Message(topic, b"second"))
         lossy.heal()
     assert len(stored(rocketmq, topic, 2)) == 2
@@ -113,7 +113,7 @@ def test_what_cannot_be_looked_up_is_an_error_of_its_own(rocketmq: LocalBroker, 
         ),
         ({"confirm_ambiguous": True, "require_store_ok": "ok"}, "'requireStoreOk' is 'ok'"),
         ({"confirm_ambiguous": True, "on_send_failure": "spool", "spool_dir": "/tmp/x"}, "'onSendFailure' is 'spool'"),
-        ({"exactly_once_settle": "5s"}, "means nothing without 'confirmAmbiguous'"),
+        ({"exactly_once_settle": "5s"}, "has no effect without 'confirmAmbiguous'"),
     ],
 )
 def test_what_it_cannot_do_is_refused(given: dict[str, Any], problem: str) -> None:

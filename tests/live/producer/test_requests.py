@@ -68,7 +68,7 @@ def test_who_does_not_wait_any_more_gets_nothing_and_the_replier_hears_it(rocket
     """A request without a reply was stored, and a reply without a requester is an error of its listener's."""
     with (
         Producer(rocketmq.name_server, "askers") as producer,
-        pytest.raises(ReplyTimeout, match="was stored, and no reply came in time"),
+        pytest.raises(ReplyTimeout, match="was stored, but no reply arrived in time"),
     ):
         producer.request(Message(topic, b"early"), timeout_s=0.5)
     failed: list[BaseException] = []
