@@ -60,12 +60,15 @@ LAYOUTS: Mapping[str, Layout] = {
 
 
 class Driver:
-    """The reader of a stream as Spark's runner calls it, and what it takes: seconds by part."""
+    """The reader of a stream as Spark's runner calls it, and what it takes: seconds by part.
+
+    With two tasks at least: a batch of one small task would be read by the driver itself.
+    """
 
     def __init__(self, cluster: Scripted, **options: str) -> None:
         given = {
             "nameServer": cluster.name_server, "subscribe": ",".join(cluster.layout.names()), "startingOffsets": "latest",
-            "requestTimeout": f"{REQUEST_TIMEOUT_S:g}s", **options,
+            "requestTimeout": f"{REQUEST_TIMEOUT_S:g}s", "minPartitions": "2", **options,
         }  # fmt: skip
         self._reader = RocketMQStreamReader(parse(given).for_role("stream source"), BASIC)
         self._limit: ReadLimit = self._reader.getDefaultReadLimit()

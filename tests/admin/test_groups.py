@@ -236,7 +236,7 @@ def test_offsets_that_nobody_may_set(broker: MockBroker, group: Parts) -> None:
     broker.on(Request.UPDATE_CONSUMER_OFFSET, refuse(Response.SYSTEM_ERROR, "no"))
     with pytest.raises(OffsetError, match="2 of 2 offsets of group g were not set") as e:
         groups.store_offsets(group, "g", {first: 3, second: 3})
-    assert e.value.remedy == "Look at that broker, and say it again"
+    assert e.value.remedy == "Check that broker, and try again"
 
 
 def test_names_that_no_group_has_and_groups_that_are_not_to_be_deleted(broker: MockBroker, group: Parts) -> None:
