@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from rocketmq_spark import session
+from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode.encoder import Checked, Encoded, Encoder, RowTopics
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
@@ -104,6 +105,7 @@ class MemoryPieces:
 
 @dataclass(frozen=True, slots=True)
 class MemoryEncoded(Encoded):
+    items: pa.Array
     messages: list[SentMessage]
 
     def take(self, rows: Any) -> MemoryEncoded:
@@ -111,6 +113,9 @@ class MemoryEncoded(Encoded):
 
     def slice(self, start: int, end: int) -> MemoryEncoded:
         return MemoryEncoded(self.items.slice(start, end - start), self.messages[start:end])
+
+    def _ends(self) -> Any:
+        return arrow.offsets(self.items)
 
     def _body(self, start: int, end: int) -> MemoryBatch:
         return MemoryBatch(self.messages[start:end])

@@ -69,7 +69,7 @@ def frame(rows):
 
 def hashed(batch, columns=COLUMNS, topic=None, key=KEY):
     encoder = Encoder(columns, 1 << 20, ContentIds(NAME.scope(0), at()))
-    return RowHash(key)(encoder.join(encoder.check(batch, BadRows())).items, batch, columns, topic)
+    return RowHash(key)(encoder.join(encoder.check(batch, BadRows())).joined(), batch, columns, topic)
 
 
 def hashes(rows, columns=COLUMNS, topic=None, key=KEY):
@@ -253,7 +253,7 @@ def test_the_encoder_writes_them():
     bad = plain(batch)  # of another width
     checked = encoder.check(batch, BadRows())
     encoded = encoder.join(checked)
-    made = RowHash(KEY)(encoded.items, batch, {"body": "body"}, "t")
+    made = RowHash(KEY)(encoded.joined(), batch, {"body": "body"}, "t")
     encoder.identify(encoded, checked, made)
     assert len(bad) == len(encoded) == 3
     (chunk,) = encoded.chunks(1 << 20)

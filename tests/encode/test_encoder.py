@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import random
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -132,8 +134,38 @@ def test_some_of_the_rows(made, data):
     picked = data.draw(st.lists(st.integers(0, max(0, len(made) - 1)), unique=True) if made else st.just([]))
     encoded = encoder()(batch_of(made))
     wanted = [expected(made[i]) for i in picked]
-    assert items_of(encoded.take(pa.array(picked, pa.int64()))) == wanted
+    assert items_of(encoded.take(np.array(picked, np.int64))) == wanted
     assert items_of(encoded.slice(0, len(made))) == [expected(row) for row in made]
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("max_bytes", [0, 1000, 20_000, 1 << 20])
+def test_chunks_of_parts_in_any_order_are_those_of_the_rows(max_bytes, joined):
+    """Chunks of few rows are made in another way than those of many, and so are those of items that are joined already."""
+    encoded = encoder()(batch_of([(b"%d" % i * (i % 30 + 1), "t", [f"k{i}"], None, 0) for i in range(600)]))
+    if joined:
+        encoded.joined()
+    order = random.Random(7).sample(range(600), 500)
+    found = [
+        (list(part.chunks(max_bytes)), part, rows)
+        for part, rows in (
+            (encoded, range(600)),
+            (encoded.slice(10, 590).slice(5, 400), range(15, 410)),
+            (encoded.take(np.array(order)), order),
+            (encoded.take(np.array(order)).slice(100, 450), order[100:450]),
+            (encoded.slice(50, 550).take(np.array(order[:300]) // 2), [50 + row // 2 for row in order[:300]]),
+            (encoded.take(np.array(order)).take(np.arange(400, 0, -2)), [order[i] for i in range(400, 0, -2)]),
+        )
+    ]
+    items = encoded.joined().to_pylist()
+    assert [bytes(decode_batch(item)[0].body) for item in items] == [b"%d" % i * (i % 30 + 1) for i in range(600)]
+    for chunks, part, rows in found:
+        wanted = [items[row] for row in rows]
+        assert len(part) == len(wanted)
+        assert part.joined().to_pylist() == wanted
+        assert b"".join(bytes(chunk.body) for chunk in chunks) == b"".join(wanted)
+        assert [chunk.rows for chunk in chunks] == [len(decode_batch(chunk.body)) for chunk in chunks]
+        assert all(len(chunk.body) <= max_bytes or chunk.rows == 1 for chunk in chunks)
 
 
 @pytest.mark.parametrize("max_bytes", [150, 1000, 15_000, 70_000, 1 << 20])

@@ -55,33 +55,36 @@ class RowTopics(NamedTuple):
     codes: Ints | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class Encoded:
-    """The items of an Arrow batch as a binary column, in the order of its rows."""
+    """Rows of an Arrow batch as items: all in their order, or some in another."""
 
-    items: pa.Array
+    __slots__ = ()
 
     def __len__(self) -> int:
-        return len(self.items)
+        return len(self._ends()) - 1
 
-    def take(self, rows: Any) -> Encoded:
+    def joined(self) -> pa.Array:
+        """The items as a binary column."""
+        raise NotImplementedError
+
+    def take(self, rows: npt.NDArray[np.intp]) -> Encoded:
         """Some of the items, in the order of ``rows``."""
-        return Encoded(self.items.take(rows))
+        raise NotImplementedError
 
     def slice(self, start: int, end: int) -> Encoded:
-        return Encoded(self.items.slice(start, end - start))
+        raise NotImplementedError
 
     def chunks(self, max_bytes: int, max_rows: int | None = None, grown: Growth = _NOT_GROWN) -> Iterator[Chunk]:
         """Cut into batches of at most ``max_bytes`` and ``max_rows``; a larger single item makes a batch of its own.
 
-        One that is less than half of the buffer is a copy: who waits for a queue keeps its bytes, and not all the others.
+        None keeps more than twice its bytes: who waits for a queue keeps those of its rows, and not of all others.
         """
-        offsets = arrow.offsets(self.items)
-        start, rows = 0, len(self)
+        ends = self._ends()
+        start, rows = 0, len(ends) - 1
         stored = self._stored() + grown.item_bytes * np.arange(rows + 1) if grown.item_bytes else None
         while start < rows:
-            limit = int(offsets[start]) + max_bytes
-            end = int(np.searchsorted(offsets, limit, side="right")) - 1
+            limit = int(ends[start]) + max_bytes
+            end = int(np.searchsorted(ends, limit, side="right")) - 1
             if stored is not None:
                 end = min(end, int(np.searchsorted(stored, stored[start] + grown.max_bytes, side="right")) - 1)
             end = max(start + 1, end)
@@ -89,14 +92,85 @@ class Encoded:
             yield Chunk(self._body(start, end), end - start)
             start = end
 
+    def _ends(self) -> Ints:
+        """Where each item ends, behind where the first one begins."""
+        raise NotImplementedError
+
     def _stored(self) -> Ints:
-        """Where each item ends in the layout that brokers count."""
-        return arrow.offsets(self.items).astype(np.int64)
+        """The same in the layout that brokers count."""
+        return self._ends()
 
     def _body(self, start: int, end: int) -> memoryview | Batch:
-        data, offsets = arrow.content(self.items)
-        body = data[int(offsets[start]) : int(offsets[end])]
+        raise NotImplementedError
+
+
+# To join or to take fewer rows than that costs more than the copy that it saves.
+_FEW_ROWS = 64
+
+
+class ItemParts:
+    """What the items of an Arrow batch are joined of, and where they end. All are joined only where it has to be."""
+
+    def __init__(self, columns: Sequence[pa.Array | bytes], sizes: Ints) -> None:
+        self._columns = columns
+        self._items: pa.Array | None = None
+        self.sizes = sizes
+        self.ends = np.concatenate(([0], np.cumsum(sizes)))
+
+    @property
+    def items(self) -> pa.Array:
+        if self._items is None:
+            self._items = arrow.joined(*self._columns)
+        return self._items
+
+    def between(self, start: int, end: int) -> memoryview:
+        """Items that follow each other, as the data buffer of a join of their own, or a copy of a part of the large one."""
+        if self._items is None and end - start >= _FEW_ROWS:
+            columns = [part if isinstance(part, bytes) else part.slice(start, end - start) for part in self._columns]
+            return arrow.content(arrow.joined(*columns))[0]
+        data, ends = arrow.content(self.items)
+        body = data[int(ends[start]) : int(ends[end])]
         return body if 2 * len(body) >= len(data) else arrow.copied(body)
+
+    def of(self, rows: npt.NDArray[np.intp]) -> memoryview:
+        """Some items, in the order of ``rows``, as one buffer."""
+        if len(rows) >= _FEW_ROWS:
+            return arrow.content(self.items.take(pa.array(rows)))[0]
+        data, ends = arrow.content(self.items)
+        return memoryview(b"".join([data[int(ends[row]) : int(ends[row + 1])] for row in rows.tolist()]))
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedItems(Encoded):
+    """Items of batches of brokers: those of ``rows``, or without them the ones from ``first`` to ``last``."""
+
+    parts: ItemParts
+    first: int
+    last: int
+    rows: npt.NDArray[np.intp] | None = None
+
+    def joined(self) -> pa.Array:
+        items = self.parts.items
+        return items.slice(self.first, self.last - self.first) if self.rows is None else items.take(pa.array(self.rows))
+
+    def take(self, rows: npt.NDArray[np.intp]) -> EncodedItems:
+        mine = rows + self.first if self.rows is None else self.rows[rows]
+        return EncodedItems(self.parts, 0, len(mine), mine)
+
+    def slice(self, start: int, end: int) -> EncodedItems:
+        if self.rows is not None:
+            return EncodedItems(self.parts, 0, end - start, self.rows[start:end])
+        return EncodedItems(self.parts, self.first + start, self.first + end)
+
+    def _ends(self) -> Ints:
+        if self.rows is None:
+            return self.parts.ends[self.first : self.last + 1]
+        return np.concatenate(([0], np.cumsum(self.parts.sizes[self.rows])))
+
+    def _body(self, start: int, end: int) -> memoryview:
+        if self.rows is None:
+            return self.parts.between(self.first + start, self.first + end)
+        return self.parts.of(self.rows[start:end])
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +237,8 @@ class Encoder:
         head[:, 4] = body_lengths
         start, pieces = checked.pieces.split()
         middle = arrow.fixed(self._middle(lengths, start))
-        return Encoded(
-            arrow.joined(arrow.fixed(head.view(np.uint8).reshape(rows, _HEAD_BYTES)), checked.body, middle, *pieces)
-        )
+        columns = (arrow.fixed(head.view(np.uint8).reshape(rows, _HEAD_BYTES)), checked.body, middle, *pieces)
+        return EncodedItems(ItemParts(columns, body_lengths + lengths + OVERHEAD), 0, rows)
 
     def _middle(self, lengths: Ints, after: bytes) -> Any:
         """Properties length, message id, and the constant that the other properties start with: all of one width."""
@@ -189,7 +262,7 @@ class Encoder:
     def identify(self, encoded: Encoded, checked: Checked, hashes: Hashes) -> None:
         """Write the ids of content into all items that ``join`` has made of ``checked``, before anything is taken of them."""
         assert isinstance(self.ids, ContentIds)
-        data, ends = arrow.data(encoded.items)
+        data, ends = arrow.data(encoded.joined())
         width = self.ids.width
         ids = np.empty((len(hashes), width), np.uint8)
         self.ids.fill(ids, hashes)

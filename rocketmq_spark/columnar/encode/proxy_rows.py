@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -155,19 +154,27 @@ class ProxyEncoded(Encoded):
     Those with ``groups``, or which are ``alone``, are requests of their own.
     """
 
+    items: pa.Array
     ids: npt.NDArray[np.uint8]
     sizes: Ints
     groups: pa.Array | None
     alone: bool
 
-    def take(self, rows: Any) -> ProxyEncoded:
-        groups = None if self.groups is None else self.groups.take(pa.array(rows))
-        return ProxyEncoded(self.items.take(rows), self.ids[rows], self.sizes[rows], groups, self.alone)
+    def joined(self) -> pa.Array:
+        return self.items
+
+    def take(self, rows: npt.NDArray[np.intp]) -> ProxyEncoded:
+        taken = pa.array(rows)
+        groups = None if self.groups is None else self.groups.take(taken)
+        return ProxyEncoded(self.items.take(taken), self.ids[rows], self.sizes[rows], groups, self.alone)
 
     def slice(self, start: int, end: int) -> ProxyEncoded:
         groups = None if self.groups is None else self.groups.slice(start, end - start)
         items = self.items.slice(start, end - start)
         return ProxyEncoded(items, self.ids[start:end], self.sizes[start:end], groups, self.alone)
+
+    def _ends(self) -> Ints:
+        return arrow.offsets(self.items).astype(np.int64)
 
     def _stored(self) -> Ints:
         return np.concatenate(([0], np.cumsum(self.sizes)))

@@ -136,7 +136,7 @@ class TaskWriter:
         checked, plan = self._checked(batch)
         encoded = self._rows.join(batch, checked, plan)
         if self._once is not None:
-            hashes = self._once.hashes(encoded.items, batch, self._names)
+            hashes = self._once.hashes(encoded.joined(), batch, self._names)
             missing = self._once.missing(hashes, self._names)
             if missing is not None:
                 batch, hashes, whole = batch.filter(pa.array(missing)), hashes[missing], batch
