@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.threads import Failure, Timer, attempt
 from rocketmq_spark.consumer import rebalance
@@ -53,9 +53,46 @@ from rocketmq_spark.queues.environment import Own
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 3.0
+INTRODUCED_S = 3.0  # a broker that refuses heartbeats does not get one with each pull
+LOOK_S = 1.0  # between heartbeats while a broker is away; after LOST_S the regular ones are enough
+LOST_S = 60.0
 BUSY_S = 0.5  # pause before the next run if a listener still has messages of a released queue
 
 T = TypeVar("T")
+
+
+class Introductions:
+    """Sends heartbeats to brokers that do not know this member, because they were restarted. They notify all members then."""
+
+    def __init__(self, port: GroupMember, timer: Timer) -> None:
+        self._port = port
+        self._timer = timer
+        self._refused = NowAndThen(INTRODUCED_S)
+
+    def refused(self) -> None:
+        """A broker refused a pull because it does not know this member. Must not block."""
+        if self._refused.due():
+            self._timer.later(0, self._beat)
+
+    def lost(self, broker_name: str) -> None:
+        """The connection to a broker broke: send a heartbeat as soon as there is one again. Must not block.
+
+        A broker that was restarted does not refuse pulls of a member that it does not know if it knows others of the group.
+        """
+        self._look_for(broker_name, self._timer.now_ms() + 1000 * LOST_S)
+
+    def _look_for(self, broker_name: str, until_ms: float) -> None:
+        self._timer.later(LOOK_S, partial(self._look, broker_name, until_ms))
+
+    def _look(self, broker_name: str, until_ms: float) -> None:
+        try:
+            self._beat()
+        finally:
+            if self._port.connection(broker_name) is None and self._timer.now_ms() < until_ms:
+                self._look_for(broker_name, until_ms)
+
+    def _beat(self) -> None:
+        self._port.heartbeat(Deadline.after(TIMEOUT_S))
 
 
 class Rebalancing:
@@ -98,6 +135,10 @@ class Rebalancing:
                 return
             self._timer.later((due_ms - now_ms) / 1000, partial(self._turn, due_ms))
             self._due_ms = due_ms  # not before: without a thread nothing is due, and the next one tries again
+
+    def first(self, wait_s: float) -> None:
+        """Wait for a run that is due now."""
+        self._timer.drain(wait_s)
 
     def stop(self) -> None:
         """Begin no more runs."""
@@ -308,7 +349,7 @@ class Answers:
             cached_max_offset=last,
             cached_count=held.count,
             cached_bytes=held.bytes,
-            locked=held.lock.held(self._timer.lease_ms()),
+            locked=held.lock.granted_ms is not None and self._consuming.ready(held),
             dropped=held.dropped,
             last_lock_ms=self._wall(held.lock.granted_ms, self._timer.lease_ms()),
             last_pull_ms=self._wall(held.last_pull_ms, self._timer.now_ms()),

@@ -27,7 +27,7 @@ from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, FileOffsets
 from rocketmq_spark.consumer.push.orderly import Orderly
 from rocketmq_spark.consumer.push.ownership import Ownership
 from rocketmq_spark.consumer.push.pulling import Backlog, Pulling
-from rocketmq_spark.consumer.push.rebalancing import Answers, Rebalancing
+from rocketmq_spark.consumer.push.rebalancing import Answers, Introductions, Rebalancing
 from rocketmq_spark.consumer.push.workers import SendBack, Workers
 from rocketmq_spark.consumer.result import Listener, Replier
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
@@ -144,15 +144,18 @@ class RunningConsumer:
         self._pulling = Pulling(port, settings, self.held, self._pulls, subscriptions.get, self._repair)
         self._ownership = Ownership(port, settings, self.held, self._store, self._pulling.begin, self._pulls)
         self._ownership.subscribed_ms = subscriptions.at_ms
-        self.rebalancing = Rebalancing(
-            port, settings, self.held, subscriptions, self._ownership, make_timer(f"{name}-rebalance")
-        )
+        rebalances = make_timer(f"{name}-rebalance")
+        self.rebalancing = Rebalancing(port, settings, self.held, subscriptions, self._ownership, rebalances)
         self._traces = make.traces()
         if self._traces is not None:
             listener = self._traces.around(listener, settings)
         self._consuming = self._consumer_of(listener)
         self._consuming.replier = make.replier
         self._pulling.consuming, self._pulling.move = self._consuming, self.rebalancing.move
+        introductions = Introductions(port, rebalances)
+        self._pulling.unknown, self._pulling.lost = introductions.refused, introductions.lost
+        if isinstance(self._consuming, Orderly):
+            self._pulling.unready = self._consuming.lock_soon
         if make.read_ahead is not None and settings.reads_ahead:
             self._pulling.read_ahead(Backlog(settings, self.held, self._pulls, make.read_ahead))
         self._differing = SubscriptionConflicts(port, settings.group, subscriptions)
@@ -178,6 +181,10 @@ class RunningConsumer:
             self._upkeep.every(timeout_s, self._consuming.clean, timeout_s)
         elif self._settings.clustering:
             self._locks.every(LOCK_S, self._ownership.lock_all, FIRST_LOCK_S)
+
+    def settle(self) -> None:
+        """Wait until the first queues have begun: what is sent from then on lies behind their start."""
+        self.rebalancing.first(TIMEOUT_S)
 
     def end(self, deadline: Deadline) -> list[ReceivedMessage]:
         """Leave the group; returns messages that listeners have at ``deadline``. Requests to brokers may take ``TIMEOUT_S`` more.
@@ -243,6 +250,7 @@ class RunningConsumer:
         ordered.left = self.rebalancing.wake
         if settings.clustering:
             ordered.relock, ordered.locks = self._ownership.relock, self._locks
+            ordered.connection = self._port.connection
             self._ownership.orderly = ordered
         return ordered
 
