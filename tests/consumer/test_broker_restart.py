@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 from rocketmq_spark.errors import ConnectionLost
+from rocketmq_spark.model.membership import MembersChanged
 from tests.consumer.fake_member import A as OF_PULLS
 from tests.consumer.fake_member import FakeMember, Hand, made
 from tests.consumer.group import GroupBench
@@ -167,6 +168,26 @@ def test_a_broker_that_does_not_know_a_pull_consumer_hears_of_it_with_the_next_l
         hand.now += 21
         consumer.poll(0)
         assert len(fake.memberships) == before + 1
+
+
+def test_a_report_of_a_broker_within_the_start_does_not_put_the_first_rebalance_off(group: GroupBench) -> None:
+    """It comes while other brokers do not know this member yet, and rebalances are a second apart."""
+    consumer, port = group.consumer()
+    real = port.heartbeat
+
+    def heartbeat(deadline: Any) -> None:
+        asked, members = port.asked, port.members
+        assert asked is not None
+        port.members = lambda *given: ["another"]  # type: ignore[method-assign]
+        asked("a:1", MembersChanged())
+        group.time.run_due()
+        port.members = members  # type: ignore[method-assign]
+        real(deadline)
+
+    port.heartbeat = heartbeat  # type: ignore[method-assign]
+    consumer.subscribe("T")
+    consumer.start(print)
+    assert group.owned(consumer) == ALL
 
 
 def test_queues_have_begun_when_start_returns(group: GroupBench, tmp_path: Any) -> None:

@@ -117,7 +117,7 @@ class Rebalancing:
         self._lock = threading.Lock()
         self._due_ms = math.inf
         self._last_ms = -math.inf
-        self._closed = self._ended = False
+        self._begun = self._closed = self._ended = False
         self._resets: deque[Callable[[], None]] = deque()
         # A broker that was restarted, or is new to us, has not heard of this member: the next heartbeat need not be waited
         # for, up to 30 s in which it gives the others a list without it. The broker notifies all of them then.
@@ -127,7 +127,7 @@ class Rebalancing:
     def wake(self, in_s: float = 0.0) -> None:
         """Rebalance in ``in_s`` seconds, unless a run is due earlier; at most once per second."""
         with self._lock:
-            if self._closed:
+            if self._closed or not self._begun:
                 return
             now_ms = self._timer.now_ms()
             due_ms = max(now_ms + 1000 * in_s, self._last_ms + 1000 * rebalance.MIN_INTERVAL_S)
@@ -135,6 +135,13 @@ class Rebalancing:
                 return
             self._timer.later((due_ms - now_ms) / 1000, partial(self._turn, due_ms))
             self._due_ms = due_ms  # not before: without a thread nothing is due, and the next one tries again
+
+    def begin(self) -> None:
+        """Brokers know this member now: rebalance. What they reported before that would bring a run that is too early, and
+        this one would come a second behind it.
+        """
+        self._begun = True
+        self.wake()
 
     def first(self, wait_s: float) -> None:
         """Wait for a run that is due now."""

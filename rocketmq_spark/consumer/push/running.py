@@ -172,7 +172,7 @@ class RunningConsumer:
         self._find_routes()
         self._leave = self._port.join(self._settings.group, self._membership, self._answers, self._settings.heartbeat_s)
         self._port.heartbeat(Deadline.after(TIMEOUT_S))
-        self.rebalancing.wake()
+        self.rebalancing.begin()
         self._upkeep.every(self._settings.persist_interval_s, self._persist, FIRST_PERSIST_S)
         self._upkeep.every(STATS_S, self._log_stats, STATS_S)
         self._upkeep.every(LOOK_S, self._look_at_others, LOOK_S)
