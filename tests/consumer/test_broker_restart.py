@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
+
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model.membership import MembersChanged
 from tests.consumer.fake_member import A as OF_PULLS
@@ -141,6 +143,29 @@ def test_a_broker_that_is_back_hears_of_a_member_although_it_refuses_no_pull(gro
     before = len(port.seen("heartbeat"))
     group.time.advance(10)
     assert len(port.seen("heartbeat")) == before
+    assert group.owned(consumer) == ALL
+
+
+@pytest.mark.parametrize("refuses_pulls", [False, True])
+def test_a_broker_whose_route_is_gone_hears_of_a_member_when_the_route_is_back(
+    group: GroupBench, refuses_pulls: bool
+) -> None:
+    """Heartbeats go to brokers of routes, and the route of one that was away is asked for by a rebalance."""
+    consumer, port = group.start()
+    group.time.advance(5)
+    heartbeat, queues, known = port.heartbeat, port.queues, []
+    port.heartbeat = lambda deadline: heartbeat(deadline) if known else None  # type: ignore[method-assign]
+    port.queues = lambda *given, **how: known.append(1) or queues(*given, **how)  # type: ignore[func-returns-value, method-assign]
+    if refuses_pulls:
+        group.brokers.members.clear()
+        group.brokers.versions.clear()
+        group.brokers.send(B, b"1")
+    else:
+        versions = dict(group.brokers.versions)
+        restart(group)
+        group.brokers.versions.update(versions)
+    group.time.advance(3)
+    assert group.brokers.members == {"m1": port}
     assert group.owned(consumer) == ALL
 
 

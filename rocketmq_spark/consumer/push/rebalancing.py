@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from rocketmq_spark.base.clock import Deadline, NowAndThen
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.threads import Failure, Timer, attempt
 from rocketmq_spark.consumer import rebalance
@@ -53,50 +53,13 @@ from rocketmq_spark.queues.environment import Own
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 3.0
-INTRODUCED_S = 3.0  # a broker that refuses heartbeats does not get one with each pull
-LOOK_S = 1.0  # between heartbeats while a broker is away; after LOST_S the regular ones are enough
-LOST_S = 60.0
 BUSY_S = 0.5  # pause before the next run if a listener still has messages of a released queue
 
 T = TypeVar("T")
 
 
-class Introductions:
-    """Sends heartbeats to brokers that do not know this member, because they were restarted. They notify all members then."""
-
-    def __init__(self, port: GroupMember, timer: Timer) -> None:
-        self._port = port
-        self._timer = timer
-        self._refused = NowAndThen(INTRODUCED_S)
-
-    def refused(self) -> None:
-        """A broker refused a pull because it does not know this member. Must not block."""
-        if self._refused.due():
-            self._timer.later(0, self._beat)
-
-    def lost(self, broker_name: str) -> None:
-        """The connection to a broker broke: send a heartbeat as soon as there is one again. Must not block.
-
-        A broker that was restarted does not refuse pulls of a member that it does not know if it knows others of the group.
-        """
-        self._look_for(broker_name, self._timer.now_ms() + 1000 * LOST_S)
-
-    def _look_for(self, broker_name: str, until_ms: float) -> None:
-        self._timer.later(LOOK_S, partial(self._look, broker_name, until_ms))
-
-    def _look(self, broker_name: str, until_ms: float) -> None:
-        try:
-            self._beat()
-        finally:
-            if self._port.connection(broker_name) is None and self._timer.now_ms() < until_ms:
-                self._look_for(broker_name, until_ms)
-
-    def _beat(self) -> None:
-        self._port.heartbeat(Deadline.after(TIMEOUT_S))
-
-
 class Rebalancing:
-    """Runs rebalances on ``timer``, which has no other tasks."""
+    """Runs rebalances on ``timer``, which only ``Introductions`` uses besides."""
 
     def __init__(
         self,

@@ -22,12 +22,13 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.concurrent import Concurrent
+from rocketmq_spark.consumer.push.introductions import Introductions
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, FileOffsets, LocalOffsets, OffsetStore, file_of
 from rocketmq_spark.consumer.push.orderly import Orderly
 from rocketmq_spark.consumer.push.ownership import Ownership
 from rocketmq_spark.consumer.push.pulling import Backlog, Pulling
-from rocketmq_spark.consumer.push.rebalancing import Answers, Introductions, Rebalancing
+from rocketmq_spark.consumer.push.rebalancing import Answers, Rebalancing
 from rocketmq_spark.consumer.push.workers import SendBack, Workers
 from rocketmq_spark.consumer.result import Listener, Replier
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
@@ -152,7 +153,7 @@ class RunningConsumer:
         self._consuming = self._consumer_of(listener)
         self._consuming.replier = make.replier
         self._pulling.consuming, self._pulling.move = self._consuming, self.rebalancing.move
-        introductions = Introductions(port, rebalances)
+        introductions = Introductions(port, rebalances, self.rebalancing.wake)
         self._pulling.unknown, self._pulling.lost = introductions.refused, introductions.lost
         if isinstance(self._consuming, Orderly):
             self._pulling.unready = self._consuming.lock_soon
