@@ -328,6 +328,9 @@ class GroupMember(Protocol):
         Java's members start like this, so none skips the messages of a new topic (``ConsumerManageProcessor``).
         """
 
+    def connection(self, broker_name: str) -> object:
+        """As ``OffsetReader.connection``, but None while there is no connection."""
+
     def bounds(self, queue: MessageQueue, deadline: Deadline, group: str | None = None) -> QueueBounds:
         """Return first and end offset, from the master; of a compaction topic what ``group`` can pull first, if it is given."""
 
@@ -348,10 +351,7 @@ class GroupMember(Protocol):
         """Return the message to the broker for a later delivery (request 36). Level 0: the broker decides; -1: dead letter."""
 
     def send_to_retry(self, group: str, message: ReceivedMessage, max_reconsume_times: int, deadline: Deadline) -> None:
-        """Send a copy to the group's retry topic, with delay level 3 + ``reconsume_times``. Used if ``send_back`` failed.
-
-        Raises ``DecodeError`` for a message with a ``decode_error``, because its body is not the original one.
-        """
+        """Send a copy to the retry topic, with delay level 3 + ``reconsume_times``. ``DecodeError`` for a damaged one."""
 
     def lock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> set[MessageQueue]:
         """Lock queues for 60 s (a setting of brokers); returns those that are locked. Failures of single brokers are logged."""

@@ -52,6 +52,7 @@ class RemotingMember:
         self._polls = LongPolls(questions.calls, routes, kinds)
         self._back = RemotingSendBack(questions, sender)
         self._rng = rng or random.Random()
+        self._lockless: set[str] = set()  # brokers that did not answer the last request for locks: one warning each
         self._readable: dict[str, tuple[TopicRoute, tuple[MessageQueue, ...]]] = {}
 
     # --- the group
@@ -114,6 +115,11 @@ class RemotingMember:
                 "the master is away, and its slave may not have the group's offset yet", queue=str(queue)
             )
         return offset
+
+    def connection(self, broker_name: str) -> object:
+        data = self._routes.broker(broker_name)
+        live = data is not None and data.master is not None and self._calls.pool.live(data.master)
+        return self._offsets.connection(broker_name) if live else None
 
     def bounds(self, queue: MessageQueue, deadline: Deadline, group: str | None = None) -> QueueBounds:
         bounds = self._offsets.bounds_by_queue([queue], deadline)[queue]
@@ -184,10 +190,13 @@ class RemotingMember:
             for name, mine in of_broker.items()
         ]
         found = []
-        for mine, answer in zip(of_broker.values(), self._questions.ask_each(asked, deadline), strict=True):
+        for (name, mine), answer in zip(of_broker.items(), self._questions.ask_each(asked, deadline), strict=True):
             if isinstance(answer, RocketMQError):
-                logger.warning("%s of %s failed: %s", row.name, mine, answer)
+                level = logging.INFO if name in self._lockless else logging.WARNING
+                logger.log(level, "%s of %s failed: %s", row.name, mine, answer)
+                self._lockless.add(name)
             else:
+                self._lockless.discard(name)
                 found.append((mine, answer))
         return found
 

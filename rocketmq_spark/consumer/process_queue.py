@@ -26,24 +26,28 @@ LOCK_EXPIRES_MS = 30_000  # the client renews within this time; the broker's loc
 class QueueLock:
     """The broker's lock of a queue. ``granted_ms`` is when the last granted lock was requested.
 
-    Times are those of ``Timer.lease_ms``, which includes time in which this machine sleeps.
+    Times are those of ``Timer.lease_ms``, which includes time in which this machine sleeps. Brokers keep locks in memory, so
+    a lock counts only while the connection lasts on which it was granted: a broker that restarts may give it to another member.
     """
 
     def __init__(self) -> None:
         self.granted_ms: int | None = None
+        self._connection: object = None
         self._lost = False
 
-    def grant(self, asked_ms: int) -> None:
+    def grant(self, asked_ms: int, connection: object) -> None:
         """Note a lock that was requested at ``asked_ms``. The broker's time began at that moment or later."""
-        self.granted_ms, self._lost = asked_ms, False
+        self.granted_ms, self._connection, self._lost = asked_ms, connection, False
 
     def lose(self) -> None:
         """Note that the broker refused the lock."""
         self._lost = True
 
-    def held(self, now_ms: int) -> bool:
-        """Whether this member certainly has the lock."""
-        return self.granted_ms is not None and not self._lost and now_ms - self.granted_ms <= LOCK_EXPIRES_MS
+    def held(self, now_ms: int, connection: object) -> bool:
+        """Whether this member certainly has the lock. ``connection`` is the one to the broker now, None if there is none."""
+        if self.granted_ms is None or self._lost or connection is None or connection != self._connection:
+            return False
+        return now_ms - self.granted_ms <= LOCK_EXPIRES_MS
 
 
 class ProcessQueue:

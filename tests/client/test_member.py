@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 import threading
 from collections.abc import Callable
@@ -304,3 +305,32 @@ def test_a_member_of_a_real_group(real: Parts, broker_cluster: LocalBroker, make
     leave(soon)
     with pytest.raises(BrokerError):
         member.members(group, topic, soon)
+
+
+def test_a_connection_is_another_one_when_it_was_broken_and_none_while_it_is(broker: MockBroker, parts: Parts) -> None:
+    broker.on(Request.HEART_BEAT, ok())
+    assert parts.member.connection("broker-a") is None  # no route says where it is
+    parts.member.queues("t", parts.soon)
+    join(parts, "g")
+    parts.member.heartbeat(parts.soon)
+    first = parts.member.connection("broker-a")
+    parts.member.heartbeat(parts.soon)
+    assert first == parts.member.connection("broker-a") is not None
+    broker.drop()
+    eventually(lambda: parts.member.connection("broker-a") is None)
+    parts.member.heartbeat(parts.soon)
+    assert parts.member.connection("broker-a") not in (None, first)
+
+
+def test_a_broker_that_gives_no_locks_is_one_warning(
+    broker: MockBroker, parts: Parts, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    parts.member.queues("t", parts.soon)
+    for answer in (refuse(Response.SYSTEM_ERROR), refuse(Response.SYSTEM_ERROR), ok(b'{"lockOKMQSet":[]}')):
+        broker.on(Request.LOCK_BATCH_MQ, answer)
+        assert parts.member.lock("g", QUEUES, parts.soon) == set()
+    assert caplog.text.count("LOCK_BATCH_MQ of ") == 1
+    broker.on(Request.LOCK_BATCH_MQ, refuse(Response.SYSTEM_ERROR))
+    parts.member.lock("g", QUEUES, parts.soon)
+    assert caplog.text.count("LOCK_BATCH_MQ of ") == 2

@@ -115,6 +115,7 @@ class FakeBrokers:
         self.queues: defaultdict[MessageQueue, Lying] = defaultdict(Lying)
         self.offsets: dict[MessageQueue, int] = {}
         self.locks: dict[MessageQueue, str] = {}
+        self.connections: dict[str, int | None] = {}  # where it is not the first one; None: broken
         self.members: dict[str, FakeMember] = {}
         self.groups: set[str] = set()  # those that ever had a member, or pulled
         self.dead: list[ReceivedMessage] = []
@@ -260,6 +261,9 @@ class FakeMember:
         self._call("committed", queue, queue.broker_name)
         young = young_at_zero and not self.brokers.queues[queue].first
         return self.brokers.offsets.get(queue, 0 if young else None)
+
+    def connection(self, broker_name: str) -> object:
+        return self.brokers.connections.get(broker_name, 1)
 
     def bounds(self, queue: MessageQueue, deadline: Deadline, group: str | None = None) -> QueueBounds:
         self._call("bounds", queue, queue.broker_name)

@@ -89,7 +89,9 @@ def bench() -> Iterator[Bench]:
     yield made
     if made.consumer is not None:
         made.consumer.stop(WAIT_S)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rocketmq-ahead")]
+    assert not [
+        thread for thread in threading.enumerate() if thread.is_alive() and thread.name.startswith("rocketmq-ahead")
+    ]
     assert all(run.closed for run in made.reads.runs)
 
 

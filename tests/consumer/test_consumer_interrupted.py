@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
@@ -235,7 +236,7 @@ def runs(signals: Callable[[], object]) -> FakeMember:
         return frame, frame.f_lasti
 
     def send() -> None:
-        waits_in(main, type(consumer._over).wait)
+        waits_in(main, Latch.wait)
         at = None
         while at != (at := place()):  # and stands there: it is within its lock
             time.sleep(0.02)
@@ -259,10 +260,10 @@ def test_a_run_ends_where_another_thread_takes_the_signal() -> None:
 @pytest.mark.parametrize("at", range(3))
 def test_a_run_ends_with_a_signal_that_comes_within_the_handler_of_another(at: int) -> None:
     inside: list[int] = []
-    within = BaseConsumer(FakeMember(FakeBrokers(Time(), {}), "me"), ConsumerSettings(group="g"))._over.set.__code__
 
     def handler(frame: FrameType, event: str, arg: object) -> Any:
-        if frame.f_code is within and event == "line":
+        by_wait = frame.f_back is not None and frame.f_back.f_code is Latch.wait.__code__  # of the start, too
+        if frame.f_code is Latch.set.__code__ and not by_wait and event == "line":
             inside.append(frame.f_lineno)
             if len(inside) == at + 1:
                 signal.raise_signal(signal.SIGTERM)

@@ -89,14 +89,23 @@ def test_a_waiting_message_may_be_replaced_and_a_finished_one_not() -> None:
 
 def test_the_lock_is_ours_for_thirty_seconds() -> None:
     lock = ProcessQueue(QUEUE).lock
-    assert not lock.held(0)
-    lock.grant(0)
-    assert [lock.held(at) for at in (0, 30_000, 30_001)] == [True, True, False]
-    lock.grant(40_000)
+    assert not lock.held(0, 1)
+    lock.grant(0, 1)
+    assert [lock.held(at, 1) for at in (0, 30_000, 30_001)] == [True, True, False]
+    lock.grant(40_000, 1)
     lock.lose()
-    assert (lock.held(40_000), lock.granted_ms) == (False, 40_000)
-    lock.grant(50_000)
-    assert lock.held(50_000)
+    assert (lock.held(40_000, 1), lock.granted_ms) == (False, 40_000)
+    lock.grant(50_000, 1)
+    assert lock.held(50_000, 1)
+
+
+def test_the_lock_is_ours_on_the_connection_on_which_it_was_granted() -> None:
+    """A broker that restarts has forgotten its locks."""
+    lock = ProcessQueue(QUEUE).lock
+    lock.grant(0, 1)
+    assert [lock.held(0, connection) for connection in (1, 2, None)] == [True, False, False]
+    lock.grant(0, None)  # it broke behind the answer
+    assert not lock.held(0, None)
 
 
 def test_a_reset_forgets_everything() -> None:

@@ -167,7 +167,7 @@ def test_4_5_trouble_of_one_topic_does_not_touch_the_others(group: GroupBench, m
     consumer.subscribe("T")
     consumer.start(print)
     monkeypatch.setattr(port, "queues", queues)
-    group.time.advance(2)
+    group.time.advance(21)
     assert group.owned(consumer) == ALL
     assert "topic A could not be rebalanced" in caplog.text
 

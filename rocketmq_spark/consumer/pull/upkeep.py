@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, MutableSet
 
-from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.base.clock import Clock, Deadline, NowAndThen
 from rocketmq_spark.base.process import entry
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.pull.assigned import FetchedPart, Left
@@ -27,6 +27,7 @@ from rocketmq_spark.ports import GroupMember
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 30.0
+INTRODUCED_S = 3.0  # as often at most a broker that does not know this member gets another heartbeat
 
 
 class Subscribed:
@@ -47,6 +48,8 @@ class Subscribed:
         self._clock = clock
         self._leave: Callable[[Deadline], None] | None = None
         self._due_at = 0.0
+        self._introductions = NowAndThen(INTRODUCED_S)
+        self._unheard = False  # a broker does not know this member: it has been restarted
         self.balanced = False
 
     @property
@@ -93,7 +96,7 @@ class Subscribed:
 
         What cannot be found out changes nothing; a queue without a start is left for the next look, in a second.
         """
-        self.balanced = True
+        self.balanced, self._unheard = True, False
         # Before anything is asked: a change that is reported meanwhile counts.
         self._due_at = self._clock.now() + wait_s(True)
         found: dict[MessageQueue, Start | None] = {}
@@ -106,6 +109,10 @@ class Subscribed:
                     found[queue] = None
                 elif queue.broker_name not in troubled and (start := self._start(queue, troubled)) is not None:
                     found[queue] = start
+        if (
+            self._unheard and self._introductions.due()
+        ):  # brokers notify all members then, also those that do not know this one
+            self._member.heartbeat(self._positions.soon())
         if not self.balanced:
             self._due_at = min(self._due_at, self._clock.now() + wait_s(False))
         return found
@@ -127,7 +134,9 @@ class Subscribed:
         except RocketMQError as e:
             logger.warning("the assignment of topic %s stays unchanged: %s", topic, e)
             self.balanced = False
+            self._unheard |= isinstance(e, ServerFault)
             return QueueShare(None)
+        self._unheard |= self._member.client_id not in members
         share = clustering_share(self._settings.allocate, self._member.client_id, queues, members)
         if share.problem is not None or not members:
             self.balanced = False

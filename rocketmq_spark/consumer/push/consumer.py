@@ -77,7 +77,10 @@ class BaseConsumer(Closing):
 
     @entry
     def start(self, listener: Listener) -> None:
-        """Join the group and call ``listener(messages, context)`` on background threads. Returns at once.
+        """Join the group and call ``listener(messages, context)`` on background threads.
+
+        Returns when the first queues have begun, so that messages sent later are not skipped. A broker that does not answer
+        delays this by 3 s at most. Over gRPC it returns at once.
 
         If the listener returns None, the messages are done. If it returns ``context.retry()`` or another value, or raises,
         the messages are sent back and delivered again later; with option ``model`` broadcasting they are dropped, with a warning
@@ -99,6 +102,8 @@ class BaseConsumer(Closing):
             self._busy = True
             try:
                 running.begin()
+                if isinstance(running, RunningConsumer) and not self._closed:
+                    running.settle()
             except BaseException:  # Ctrl-C, too: the group must not have a member that does nothing
                 running.end(Deadline.after(0))
                 self._running = None

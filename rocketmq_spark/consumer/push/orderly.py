@@ -83,7 +83,10 @@ class Orderly:
         self.replier: Replier | None = None  # how requests are answered
         self.relock: Callable[[Sequence[ProcessQueue]], Collection[MessageQueue]] | None = None
         self.locks = timer
+        self.connection: Callable[[str], object] = lambda broker_name: None  # see ``ports.GroupMember``
         self._unlocked: list[ProcessQueue] = []  # queues whose tasks wait for the broker's lock
+        self._asking: set[ProcessQueue] = set()  # these, and others that need it
+        self._refused: set[ProcessQueue] = set()  # those that did not get it a moment ago
         self.left: Callable[[], None] = lambda: None
         self._tasks: set[ProcessQueue] = set()  # queues with a task, waiting or under way
         self._calls: dict[MessageQueue, _Call] = {}
@@ -92,7 +95,18 @@ class Orderly:
 
     def ready(self, queue: ProcessQueue) -> bool:
         """Whether this member has the broker's lock of the queue (``pulling.Consuming``)."""
-        return self.relock is None or queue.lock.held(self._timer.lease_ms())
+        if self.relock is None:
+            return True
+        return queue.lock.held(self._timer.lease_ms(), self.connection(queue.queue.broker_name))
+
+    def lock_soon(self, queue: ProcessQueue) -> None:
+        """Request the lock of a queue that is not ``ready``, also while the listener has messages of it."""
+        with self._held.lock:
+            if queue in self._asking or queue in self._refused:
+                return
+        self.locks.later(RELOCK_S, self._lock_again)
+        with self._held.lock:
+            self._asking.add(queue)
 
     def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
         """Schedule the task of ``queue``, which consumes it until it is empty."""
@@ -145,6 +159,7 @@ class Orderly:
                 self.locks.later(RELOCK_S, self._lock_again)
                 with self._held.lock:
                     self._unlocked.append(queue)
+                    self._asking.add(queue)
                 return
             if self._timer.now_ms() - began_ms > MAX_TURN_MS:
                 self._again(queue, LOCKED_S)
@@ -161,14 +176,18 @@ class Orderly:
         """Request the locks of all waiting queues, with one request per broker."""
         with self._held.lock:
             queues, self._unlocked = self._unlocked, []
+            asking, self._asking = self._asking, set()
         got: Collection[MessageQueue] | Failure = ()
-        wanted = [queue for queue in queues if not queue.dropped]
+        wanted = [queue for queue in asking if not queue.dropped]
         if wanted and self.relock is not None:
             got = attempt(self.relock, wanted)
         if isinstance(got, Failure):
             for queue in wanted:
                 logger.warning("could not lock %s, retrying: %s", queue.queue, got)
             got = ()
+        refused = {queue for queue in wanted if queue.queue not in got}
+        self._refused |= refused
+        self._timer.later(REFUSED_S, partial(self._refused.difference_update, refused))
         for queue in queues:
             self._again(queue, LOCKED_S if queue.queue in got else REFUSED_S)
 

@@ -84,11 +84,14 @@ class Ownership:
             wanted = [queue for queue in queues if queue not in self._held.queues]
             asked_ms = self._lease_ms()  # a lock counts from its request, because reading offsets may take long
             self._expect(wanted, asked_ms)
+        granted: Mapping[MessageQueue, object] = {}
         if self._locks and wanted:
-            granted = self._port.lock(self._settings.group, wanted, Deadline.after(TIMEOUT_S))
+            granted = locked(self._port, self._settings.group, wanted, TIMEOUT_S)
             wanted = [queue for queue in wanted if queue in granted]
         troubled: set[str] = set()  # brokers that do not answer: their other queues need not wait for that, too
-        begun = [q for q in wanted if q.broker_name not in troubled and self._added(q, asked_ms, troubled)]
+        begun = [
+            q for q in wanted if q.broker_name not in troubled and self._added(q, asked_ms, granted.get(q), troubled)
+        ]
         with self._held.lock:
             fresh = self._held.offsets.untold().keys() & set(begun)
         if fresh:  # else who begins them after a crash would begin elsewhere, and lose what came meanwhile
@@ -221,7 +224,7 @@ class Ownership:
                 logger.warning(text, self._settings.group, offset, queue)
             self._expected[queue] = now_ms + EXPECTED_MS
 
-    def _added(self, queue: MessageQueue, locked_ms: int, troubled: set[str]) -> bool:
+    def _added(self, queue: MessageQueue, locked_ms: int, connection: object, troubled: set[str]) -> bool:
         with self._held.lock:
             self._held.offsets.forget(queue)
             resets = self._resets
@@ -234,7 +237,7 @@ class Ownership:
             return False
         fresh = ProcessQueue(queue, self._timer.now_ms())
         if self._locks:
-            fresh.lock.grant(locked_ms)
+            fresh.lock.grant(locked_ms, connection)
         with self._held.lock:
             # Or a run beside this one was first, or a reset came: what was read may be from before it.
             if self._left or queue in self._held.queues or self._resets != resets:
@@ -276,21 +279,23 @@ class Ownership:
     def _lock(self, queues: Sequence[MessageQueue], timeout_s: float) -> set[MessageQueue]:
         """Request locks of owned queues; returns those that were granted."""
         asked_ms = self._lease_ms()
-        granted = self._port.lock(self._settings.group, queues, Deadline.after(timeout_s))
+        granted = locked(self._port, self._settings.group, queues, timeout_s)
         regained: list[ProcessQueue] = []
         with self._held.lock:
             for queue in queues:
                 held = self._held.queues.get(queue)
                 if held is not None and queue not in granted:
                     held.lock.lose()
-                elif held is not None and held.lock.held(asked_ms):
-                    held.lock.grant(asked_ms)
+                elif held is not None and held.lock.held(asked_ms, granted[queue]):
+                    held.lock.grant(asked_ms, granted[queue])
                 elif held is not None:
                     regained.append(held)
         deadline = Deadline.after(TIMEOUT_S)
-        return granted - {held.queue for held in regained if not self._regained(held, asked_ms, deadline)}
+        return granted.keys() - {
+            held.queue for held in regained if not self._regained(held, asked_ms, granted[held.queue], deadline)
+        }
 
-    def _regained(self, held: ProcessQueue, asked_ms: int, deadline: Deadline) -> bool:
+    def _regained(self, held: ProcessQueue, asked_ms: int, connection: object, deadline: Deadline) -> bool:
         """Whether this member continues with a queue whose lock it had lost for a while.
 
         If another member committed a higher offset meanwhile, the queue is released, and a rebalance starts it there.
@@ -303,7 +308,7 @@ class Ownership:
         with self._held.lock:
             finished = self._held.offsets.get(held.queue)
             if stored is None or finished is None or stored <= finished:
-                held.lock.grant(asked_ms)
+                held.lock.grant(asked_ms, connection)
                 return True
             held.dropped = True
         text = "group %s: another member had %s and finished it up to offset %d: continuing there, not at %d"
@@ -311,3 +316,15 @@ class Ownership:
         if self.orderly is not None:
             self.orderly.left()
         return False
+
+
+def locked(
+    port: GroupMember, group: str, queues: Sequence[MessageQueue], timeout_s: float
+) -> dict[MessageQueue, object]:
+    """Request locks; returns those that were granted, with the connections for which they count.
+
+    That is the connection before the request: if the broker was away meanwhile, the lock may be from before that.
+    """
+    before = {name: port.connection(name) for name in {queue.broker_name for queue in queues}}
+    granted = port.lock(group, queues, Deadline.after(timeout_s))
+    return {queue: before[queue.broker_name] or port.connection(queue.broker_name) for queue in granted}

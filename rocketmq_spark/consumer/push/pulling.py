@@ -24,7 +24,7 @@ from rocketmq_spark.consumer.process_queue import FIRST_PULL_S, FULL_S, NextPull
 from rocketmq_spark.consumer.pull.assigned import Ask, FetchedPart
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.settings import ConsumerSettings, TopicFilter
-from rocketmq_spark.errors import DecodeError, RocketMQError
+from rocketmq_spark.errors import ConnectionLost, DecodeError, RocketMQError
 from rocketmq_spark.model import MASTER_ID, MessageQueue, PullAnswer, PullRequest, PullStatus, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.wire.messages import portion
@@ -178,7 +178,7 @@ class Backlog:
 
 logger = logging.getLogger(__name__)
 
-# The next heartbeat reports the group and its subscriptions to a broker that does not know them.
+# A broker that was restarted does not know the group and its subscriptions until the next heartbeat.
 _NOT_TOLD_YET = (Response.SUBSCRIPTION_NOT_EXIST, Response.SUBSCRIPTION_NOT_LATEST)
 
 
@@ -215,6 +215,12 @@ class Pulling:
         self._backlog: Backlog | None = None
         self.consuming: Consuming | None = None
         self.move: Move = lambda offsets: None  # for resets
+        self.unready: Callable[[ProcessQueue], None] = lambda queue: (
+            None
+        )  # a queue is not pulled because it is not ready
+        self.unknown: Callable[[], None] = lambda: None  # a broker does not know this member
+        self.lost: Callable[[str], None] = lambda broker_name: None  # its connection broke
+        self._lost: set[str] = set()  # brokers that did not answer since
 
     def read_ahead(self, backlog: Backlog) -> None:
         """Use ``backlog`` for queues that are far behind."""
@@ -250,13 +256,14 @@ class Pulling:
 
     def _wait_s(self, queue: ProcessQueue) -> float:
         """Return the pause in seconds before the next pull of the queue; 0 for none."""
+        if self.consuming is None or not self.consuming.ready(queue):  # first: a full queue may be long without pulls
+            self.unready(queue)
+            return self._settings.pull_delay_on_error_s
         with self._held.lock:
             why = full(queue, self._held.thresholds_of(queue.queue.topic))
         if why:
             logger.debug("%s is not pulled now: %s", queue.queue, why)
             return FULL_S
-        if self.consuming is None or not self.consuming.ready(queue):
-            return self._settings.pull_delay_on_error_s
         return 0.0
 
     def _request(self, queue: MessageQueue, offset: int, wanted: TopicFilter) -> PullRequest:
@@ -295,9 +302,15 @@ class Pulling:
                 queue.queue, None
             )  # a slave that it was sent to may be gone: the master says where to ask
             self._complain(queue.queue, offset, answer)
+            if answer.broker_code in _NOT_TOLD_YET:
+                self.unknown()
+            elif isinstance(answer, ConnectionLost) and queue.queue.broker_name not in self._lost:
+                self._lost.add(queue.queue.broker_name)
+                self.lost(queue.queue.broker_name)
         else:
             self._replicas[queue.queue] = answer.broker_id
             self._complaints = {known for known in self._complaints if known[0] != queue.queue.broker_name}
+            self._lost.discard(queue.queue.broker_name)
             now = self._subscribed(queue.queue.topic)
             if now is None or now.since_ms != wanted.since_ms:
                 self._pull(queue, offset)  # the answer may have passed over what is wanted now

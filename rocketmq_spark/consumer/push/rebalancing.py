@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 class Rebalancing:
-    """Runs rebalances on ``timer``, which has no other tasks."""
+    """Runs rebalances on ``timer``, which only ``Introductions`` uses besides."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Rebalancing:
         self._lock = threading.Lock()
         self._due_ms = math.inf
         self._last_ms = -math.inf
-        self._closed = self._ended = False
+        self._begun = self._closed = self._ended = False
         self._resets: deque[Callable[[], None]] = deque()
         # A broker that was restarted, or is new to us, has not heard of this member: the next heartbeat need not be waited
         # for, up to 30 s in which it gives the others a list without it. The broker notifies all of them then.
@@ -90,7 +90,7 @@ class Rebalancing:
     def wake(self, in_s: float = 0.0) -> None:
         """Rebalance in ``in_s`` seconds, unless a run is due earlier; at most once per second."""
         with self._lock:
-            if self._closed:
+            if self._closed or not self._begun:
                 return
             now_ms = self._timer.now_ms()
             due_ms = max(now_ms + 1000 * in_s, self._last_ms + 1000 * rebalance.MIN_INTERVAL_S)
@@ -98,6 +98,17 @@ class Rebalancing:
                 return
             self._timer.later((due_ms - now_ms) / 1000, partial(self._turn, due_ms))
             self._due_ms = due_ms  # not before: without a thread nothing is due, and the next one tries again
+
+    def begin(self) -> None:
+        """Brokers know this member now: rebalance. What they reported before that would bring a run that is too early, and
+        this one would come a second behind it.
+        """
+        self._begun = True
+        self.wake()
+
+    def first(self, wait_s: float) -> None:
+        """Wait for a run that is due now."""
+        self._timer.drain(wait_s)
 
     def stop(self) -> None:
         """Begin no more runs."""
@@ -308,7 +319,7 @@ class Answers:
             cached_max_offset=last,
             cached_count=held.count,
             cached_bytes=held.bytes,
-            locked=held.lock.held(self._timer.lease_ms()),
+            locked=held.lock.granted_ms is not None and self._consuming.ready(held),
             dropped=held.dropped,
             last_lock_ms=self._wall(held.lock.granted_ms, self._timer.lease_ms()),
             last_pull_ms=self._wall(held.last_pull_ms, self._timer.now_ms()),

@@ -22,6 +22,7 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.concurrent import Concurrent
+from rocketmq_spark.consumer.push.introductions import Introductions
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, FileOffsets, LocalOffsets, OffsetStore, file_of
 from rocketmq_spark.consumer.push.orderly import Orderly
@@ -144,15 +145,18 @@ class RunningConsumer:
         self._pulling = Pulling(port, settings, self.held, self._pulls, subscriptions.get, self._repair)
         self._ownership = Ownership(port, settings, self.held, self._store, self._pulling.begin, self._pulls)
         self._ownership.subscribed_ms = subscriptions.at_ms
-        self.rebalancing = Rebalancing(
-            port, settings, self.held, subscriptions, self._ownership, make_timer(f"{name}-rebalance")
-        )
+        rebalances = make_timer(f"{name}-rebalance")
+        self.rebalancing = Rebalancing(port, settings, self.held, subscriptions, self._ownership, rebalances)
         self._traces = make.traces()
         if self._traces is not None:
             listener = self._traces.around(listener, settings)
         self._consuming = self._consumer_of(listener)
         self._consuming.replier = make.replier
         self._pulling.consuming, self._pulling.move = self._consuming, self.rebalancing.move
+        introductions = Introductions(port, rebalances, self.rebalancing.wake)
+        self._pulling.unknown, self._pulling.lost = introductions.refused, introductions.lost
+        if isinstance(self._consuming, Orderly):
+            self._pulling.unready = self._consuming.lock_soon
         if make.read_ahead is not None and settings.reads_ahead:
             self._pulling.read_ahead(Backlog(settings, self.held, self._pulls, make.read_ahead))
         self._differing = SubscriptionConflicts(port, settings.group, subscriptions)
@@ -169,7 +173,7 @@ class RunningConsumer:
         self._find_routes()
         self._leave = self._port.join(self._settings.group, self._membership, self._answers, self._settings.heartbeat_s)
         self._port.heartbeat(Deadline.after(TIMEOUT_S))
-        self.rebalancing.wake()
+        self.rebalancing.begin()
         self._upkeep.every(self._settings.persist_interval_s, self._persist, FIRST_PERSIST_S)
         self._upkeep.every(STATS_S, self._log_stats, STATS_S)
         self._upkeep.every(LOOK_S, self._look_at_others, LOOK_S)
@@ -178,6 +182,10 @@ class RunningConsumer:
             self._upkeep.every(timeout_s, self._consuming.clean, timeout_s)
         elif self._settings.clustering:
             self._locks.every(LOCK_S, self._ownership.lock_all, FIRST_LOCK_S)
+
+    def settle(self) -> None:
+        """Wait until the first queues have begun: what is sent from then on lies behind their start."""
+        self.rebalancing.first(TIMEOUT_S)
 
     def end(self, deadline: Deadline) -> list[ReceivedMessage]:
         """Leave the group; returns messages that listeners have at ``deadline``. Requests to brokers may take ``TIMEOUT_S`` more.
@@ -243,6 +251,7 @@ class RunningConsumer:
         ordered.left = self.rebalancing.wake
         if settings.clustering:
             ordered.relock, ordered.locks = self._ownership.relock, self._locks
+            ordered.connection = self._port.connection
             self._ownership.orderly = ordered
         return ordered
 
