@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.consumer.push.ownership import locked
 from rocketmq_spark.errors import ConnectionLost
-from rocketmq_spark.model.membership import MembersChanged
+from rocketmq_spark.model.membership import InfoAsked, MembersChanged
 from tests.consumer.fake_member import A as OF_PULLS
 from tests.consumer.fake_member import FakeMember, Hand, made
 from tests.consumer.group import GroupBench
@@ -98,6 +99,33 @@ def test_a_full_queue_without_pulls_notices_the_restart(group: GroupBench) -> No
     assert group.brokers.locks == {B: "m1"}
 
 
+def test_a_lock_counts_on_the_connection_that_was_there_before_its_request(group: GroupBench) -> None:
+    """Of a broker that restarts within it nobody knows which one gave the lock; the first request makes a connection."""
+    _, port = group.consumer()
+    real = port.lock
+
+    def lock(*given: Any) -> Any:
+        granted = real(*given)
+        group.brokers.connections["b"] = (group.brokers.connections["b"] or 1) + 1
+        return granted
+
+    port.lock = lock  # type: ignore[method-assign]
+    group.brokers.connections["b"] = None
+    assert locked(port, "g", [B], 1.0) == {B: 2}
+    assert locked(port, "g", [B], 1.0) == {B: 2}
+    assert group.brokers.connections["b"] == 3
+
+
+def test_only_an_ordered_member_says_that_its_queues_are_locked(group: GroupBench) -> None:
+    for ordered in (False, True):
+        consumer, port = group.start(ordered=ordered)
+        group.time.advance(2)
+        assert port.asked is not None
+        info: Any = port.asked("a:1", InfoAsked(False))
+        assert [info.queues[queue].locked for queue in ALL] == [ordered] * 4
+        consumer.stop()
+
+
 def test_a_lock_is_not_requested_all_the_time_while_there_is_no_connection(group: GroupBench) -> None:
     _, port = group.start(ordered=True)
     group.time.advance(5)
@@ -143,6 +171,13 @@ def test_a_broker_that_is_back_hears_of_a_member_although_it_refuses_no_pull(gro
     before = len(port.seen("heartbeat"))
     group.time.advance(10)
     assert len(port.seen("heartbeat")) == before
+    group.brokers.send(B, b"1")
+    group.brokers.send(q("a:0"), b"1")
+    group.time.advance(1)
+    restart(group)  # once more
+    group.brokers.versions.update(versions)
+    group.time.advance(2.1)
+    assert group.brokers.members == {"m1": port}
     assert group.owned(consumer) == ALL
 
 
