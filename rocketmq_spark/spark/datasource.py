@@ -77,7 +77,9 @@ class RocketMQDataSource(DataSource):
         with _needing("4.2"):
             from rocketmq_spark.spark.source.readers import RocketMQStreamReader
 
-        return RocketMQStreamReader(*self._source("stream source", schema))
+        # Spark compares the schema of rows that are handed over with all that a column may have, which Arrow's has not.
+        plain = all(field.nullable and not field.metadata for field in schema)
+        return RocketMQStreamReader(*self._source("stream source", schema), hands_over=plain)
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
         with _needing("4.1"):

@@ -11,6 +11,7 @@ import pytest
 from pyspark.serializers import read_int
 from pyspark.sql.pandas.serializers import ArrowStreamSerializer
 from pyspark.sql.streaming import python_streaming_source_runner as runner
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from rocketmq_spark import Message
 from rocketmq_spark import options as options_table
@@ -72,7 +73,7 @@ def test_others_are_not_even_tried(reads, planned):
     assert reads.asked == []
 
 
-@pytest.mark.parametrize("what", [{"error": CallTimeout("late")}, {"lost": True}])
+@pytest.mark.parametrize("what", [{"error": CallTimeout("late")}, {"error": OSError("no more files")}, {"lost": True}])
 def test_what_goes_wrong_is_left_to_the_task(reads, what):
     """It has the time to wait, and judges by option 'failOnDataLoss' whether messages are lost."""
     reads.of_bytes(10)
@@ -167,6 +168,15 @@ def test_what_tasks_should_read_is_not_handed_over(rocketmq, topic):
     feed(rocketmq, topic, 20)
     made = Runner(rocketmq, subscribe=topic, startingOffsets="earliest", numPartitions=2)
     assert made.plan(made.run.ahead()) == (2, runner.PREFETCHED_RECORDS_NOT_FOUND, [])
+
+
+@pytest.mark.parametrize("given", [{"metadata": {"comment": "c"}}, {"nullable": False}])
+def test_columns_that_spark_would_not_recognise_are_read_by_tasks(rocketmq, topic, given):
+    """Spark compares the schema of the rows with the user's, comments and all, and ends the query if they differ."""
+    feed(rocketmq, topic, 3)
+    made = Runner(rocketmq, subscribe=topic, startingOffsets="earliest")
+    made.run.reader = made.source.streamReader(StructType([StructField("body", BinaryType(), **given)]))
+    assert made.plan(made.run.ahead()) == (1, runner.PREFETCHED_RECORDS_NOT_FOUND, [])
 
 
 def test_rows_that_nobody_took_do_not_stay_for_the_next_batch(rocketmq, topic):

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyspark
 
 from rocketmq_spark.columnar.decode.schema import Column
-from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.pull.answers import Cause
@@ -82,8 +81,8 @@ class Prefetch:
                 rows, size = rows + len(batch), size + batch.nbytes
                 if size > MAX_BYTES:
                     break
-        except (RocketMQError, _Lost) as e:
-            logger.info("a task reads what the driver did not: %s", e)
+        except Exception as e:  # noqa: BLE001 - Spark repeats a task, and an error of a plan ends the query
+            logger.info("a task reads what the driver did not: %s: %s", type(e).__name__, e)
             return None
         if rows:
             self._row_bytes = size / rows

@@ -287,13 +287,16 @@ def _by_time(options: Options) -> bool:
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Positions of a stream. Spark's offset log is the only truth; this object caches, and may be new at any call."""
+    """Positions of a stream. Spark's offset log is the only truth; this object caches, and may be new at any call.
 
-    def __init__(self, options: Options, columns: tuple[Column, ...]) -> None:
+    ``hands_over`` is whether Spark takes rows of these columns with a plan.
+    """
+
+    def __init__(self, options: Options, columns: tuple[Column, ...], hands_over: bool = True) -> None:
         self._options = options
         self._columns = columns
         self._stream = Stream(options)
-        self._prefetch = Prefetch(options, columns)
+        self._prefetch = Prefetch(options, columns) if hands_over and _HANDS_OVER else None
         self._rows: list[Any] | None = None
         process.settle()
 
@@ -335,7 +338,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         log = self._stream.log
         planned = list(self._stream.partitions(log.read(start), log.read(end)))
-        self._rows = self._prefetch(planned) if _HANDS_OVER else None
+        self._rows = self._prefetch(planned) if self._prefetch is not None else None
         if self._rows is not None:
             self.__class__ = _ReaderWithRows
         return planned
