@@ -304,6 +304,8 @@ def _problems(config: pytest.Config) -> list[str]:
     if config.getoption("markexpr"):  # leaves kinds and files out on purpose
         return skipped
     absent = [f"no test of {name} ran" for name in _files(config) if not seen[name]]
+    if all(Path(config.rootpath, argument.partition("::")[0]).is_file() for argument in config.args):
+        return [*skipped, *absent]  # single files need not be of all kinds
     return [
         *skipped,
         *absent,

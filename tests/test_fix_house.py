@@ -98,6 +98,11 @@ def test_a_kind_of_test_that_never_ran_is_a_failure(inner: pytest.Pytester) -> N
     assert "NOT COMPLETE" not in run(inner, "-n2", "--dist=loadfile", "--complete", "-k", "test_live or test_spark")
 
 
+def test_single_files_need_not_be_of_all_kinds(inner: pytest.Pytester) -> None:
+    (file,) = inner.path.glob("test_*.py")
+    assert "NOT COMPLETE" not in run(inner, "--complete", file.name, "-k", "test_live")
+
+
 def test_files_and_kinds_that_are_left_out_by_marks_are_none(inner: pytest.Pytester) -> None:
     inner.makepyfile(test_other="def test_of_another(rocketmq): pass")
     text = run(inner, "--complete", ".", "-m", "not live and not spark", "-k", "not fails")
