@@ -77,7 +77,7 @@ class RocketMQDataSource(DataSource):
         with _needing("4.2"):
             from rocketmq_spark.spark.source.readers import RocketMQStreamReader
 
-        # Spark compares the schema of rows that are handed over with all that a column may have, which Arrow's has not.
+        # Spark may compare all that a column has with the schema of the rows that it is handed, and Arrow's has no comments.
         plain = all(field.nullable and not field.metadata for field in schema)
         return RocketMQStreamReader(*self._source("stream source", schema), hands_over=plain)
 

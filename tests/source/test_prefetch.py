@@ -172,7 +172,7 @@ def test_what_tasks_should_read_is_not_handed_over(rocketmq, topic):
 
 @pytest.mark.parametrize("given", [{"metadata": {"comment": "c"}}, {"nullable": False}])
 def test_columns_that_spark_would_not_recognise_are_read_by_tasks(rocketmq, topic, given):
-    """Spark compares the schema of the rows with the user's, comments and all, and ends the query if they differ."""
+    """The schema of the rows has no comments, and all of its columns are nullable."""
     feed(rocketmq, topic, 3)
     made = Runner(rocketmq, subscribe=topic, startingOffsets="earliest")
     made.run.reader = made.source.streamReader(StructType([StructField("body", BinaryType(), **given)]))
