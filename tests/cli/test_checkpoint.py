@@ -72,8 +72,8 @@ def test_what_each_batch_read_and_what_is_next(run: Run, query: Path) -> None:
     ("given", "code", "said"),
     [
         (["show", "{}", "--batch", "9"], 1, "batch 9 is not kept in {}. Batches 0 to 2 are"),
-        (["show", "{}-not"], 1, "{}-not is no checkpoint"),
-        (["diff", "{}-not"], 1, "{}-not is no checkpoint"),
+        (["show", "{}-not"], 1, "{}-not is not a checkpoint"),
+        (["diff", "{}-not"], 1, "{}-not is not a checkpoint"),
         (["rewind", "{}"], 2, "rewind needs either --to-batch N or --to-time TIME"),
         (["rewind", "{}", "--to-batch", "2"], 1, "there is no batch 2 to go back to: batches 0 to 1 are kept and done"),
         (["rewind", "{}", "--to-time", "soon"], 2, "'soon' is not a time: ISO-8601"),

@@ -302,7 +302,7 @@ class TestOfReaders:
 
     def test_a_checkpoint(self, rocketmq: LocalBroker, topic: str, tmp_path: Path) -> None:
         (nothing,) = doctor(rocketmq.name_server, Subject(checkpoint=str(tmp_path)))[-1:]
-        assert (nothing.level, "is no checkpoint" in nothing.found) == (Level.BROKEN, True)
+        assert (nothing.level, "is not a checkpoint" in nothing.found) == (Level.BROKEN, True)
         feed(rocketmq, topic, 4)
         queue = MessageQueue(topic, "broker-a", 1)
         entry(tmp_path, 0, json.dumps(Offsets({queue: 3}).to_json()))

@@ -42,7 +42,7 @@ def test_the_life_of_a_topic(rocketmq: LocalBroker, name: str) -> None:
     with Admin(rocketmq.name_server) as admin:
         made = admin.create_topic(name, 4, attributes={"message.type": "FIFO"})
         assert (made.write_queues, list(made.brokers)) == (4, ["broker-a"])
-        with pytest.raises(OptionError, match=f"topic {name} is there"):
+        with pytest.raises(OptionError, match=f"topic {name} exists already"):
             admin.create_topic(name, 8)
         assert name in admin.topics()
         with Producer(rocketmq.name_server, "p") as producer:
