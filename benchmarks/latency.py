@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -27,18 +28,21 @@ SECONDS = 15
 # What the JIT still has to do would be all that is measured.
 WARM_UP_S = 15.0
 _NUMBERS = itertools.count()
+_KAFKA = (targets.KAFKA_LATENCY, targets.KAFKA_LOW)
+# By default a query remembers its last 100 micro-batches.
+_CONF = {"spark.sql.streaming.numRecentProgressUpdates": "10000"}
 Send = Callable[[bytes], object]
 
 
 def run(broker: LocalBroker, kafka: KafkaNode | None, options: Any, found: Found) -> None:
     runs: dict[str, list[dict[str, float]]] = {}
     for turn in range(options.repeats):
-        for case in (targets.OURS, targets.LOW, targets.KAFKA_LATENCY):
-            address = broker.name_server if case != targets.KAFKA_LATENCY else kafka.address if kafka else None
+        for case in (targets.OURS, targets.LOW, *_KAFKA):
+            address = broker.name_server if case not in _KAFKA else kafka.address if kafka else None
             if address is None:
                 continue
             topic = f"latency-{next(_NUMBERS)}"
-            if case != targets.KAFKA_LATENCY:
+            if case not in _KAFKA:
                 broker.create_topic(topic, queues=workload.QUEUES)
             command = [sys.executable, "-m", "benchmarks.latency", case, address, topic, str(WARM_UP_S), str(SECONDS)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -47,19 +51,44 @@ def run(broker: LocalBroker, kafka: KafkaNode | None, options: Any, found: Found
             one = json.loads(done.stdout.splitlines()[-1])
             runs.setdefault(case, []).append(one)
             harness.say(f"  {turn + 1}/{options.repeats} {case}: p50 {one['p50']:.0f} ms, p99 {one['p99']:.0f} ms")
-    table = Table(title=f"Latency at {RATE} messages a second, producer to foreachBatch (ms, medians of the runs)")
-    for column in ("case", "p50", "p90", "p99", "worst"):
+    _show(
+        runs,
+        _PERCENTILES,
+        f"Latency at {RATE} messages a second, producer to foreachBatch (ms, medians of the runs)",
+        "latency",
+        found,
+    )
+    parts = dict.fromkeys(
+        name for all_of in runs.values() for one in all_of for name in one if name not in _PERCENTILES
+    )
+    _show(
+        runs,
+        parts,
+        "Where a micro-batch spends its time (ms, medians, as Spark's progress reports it)",
+        "micro-batch",
+        found,
+    )
+
+
+def _show(
+    runs: dict[str, list[dict[str, float]]], names: Iterable[str], title: str, section: str, found: Found
+) -> None:
+    table = Table(title=title)
+    for column in ("case", *names):
         table.add_column(column, justify="left" if column == "case" else "right")
     for case, all_of in runs.items():
-        middle = {name: sorted(one[name] for one in all_of)[len(all_of) // 2] for name in all_of[0]}
-        found.setdefault("latency", {})[case] = middle
-        table.add_row(case, *(f"{middle[name]:.0f}" for name in ("p50", "p90", "p99", "worst")))
+        middle = {name: statistics.median(one.get(name, 0.0) for one in all_of) for name in names}
+        found.setdefault(section, {})[case] = middle
+        table.add_row(case, *(f"{middle[name]:.0f}" for name in names))
     harness.show(table)
 
 
 def main(case: str, address: str, topic: str, warm_up_s: float, seconds: float) -> None:
-    kafka = case == targets.KAFKA_LATENCY
-    session = spark.plain_session(connector_jars() if kafka else (), low_latency_conf() if case == targets.LOW else {})
+    kafka = case in _KAFKA
+    session = spark.plain_session(
+        connector_jars() if kafka else (),
+        {**_CONF, **(low_latency_conf() if case in (targets.LOW, targets.KAFKA_LOW) else {})},
+    )
     if kafka:
         send, close = _kafka_producer(session, address, topic)
         reader = session.readStream.format("kafka").option("kafka.bootstrap.servers", address)
@@ -88,16 +117,27 @@ def main(case: str, address: str, topic: str, warm_up_s: float, seconds: float) 
             stop.wait(max(0.0, (sent / RATE) - elapsed))
         while len(seen) < sent and time.time() < begin + warm_up_s + seconds + 60:
             stop.wait(0.05)
+        parts = _parts(query.recentProgress[-int(seconds / (warm_up_s + seconds) * len(query.recentProgress)) :])
         query.stop()
     close()
     harness.expect("latency", len({born for born, _ in seen}), sent)
     late = sorted(1000 * (now - born) for born, now in seen if born > begin + warm_up_s)
     at = {name: late[min(len(late) - 1, int(part * len(late)))] for name, part in _PERCENTILES.items()}
-    print(json.dumps({**at, "messages": len(late)}))
+    print(json.dumps({**at, **parts}))
     session.stop()
 
 
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "worst": 1.0}
+
+
+def _parts(progress: Sequence[Any]) -> dict[str, float]:
+    """The medians of what the micro-batches with messages report: their rows, and the milliseconds of each step."""
+    full = [one for one in progress if one["numInputRows"]]
+    steps = dict.fromkeys(name for one in full for name in one["durationMs"])
+    return {
+        "rows": statistics.median(one["numInputRows"] for one in full),
+        **{name: statistics.median(one["durationMs"].get(name, 0) for one in full) for name in steps},
+    }
 
 
 def _stamp() -> bytes:

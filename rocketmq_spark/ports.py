@@ -1,7 +1,6 @@
 """The methods of a transport that other rooms may call, as small Protocols. They speak of sends and pulls, not of frames.
 
-``producer/``, ``consumer/``, ``spark/`` and ``pull/`` call these methods and no others of a client. A transport has
-those that it can offer. All raise ``RocketMQError`` subclasses only.
+Other rooms call no other methods of a client. A transport has those that it can offer. All raise ``RocketMQError``s only.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Protocol
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import RocketMQError, RouteNotFound
 from rocketmq_spark.model import (
+    BatchStorage,
     BrokerData,
     Filter,
     LogState,
@@ -67,8 +67,8 @@ class Sender(Protocol):
     def consumed(self, topic: str, deadline: Deadline) -> bool:
         """Whether any consumer group has a member that subscribes to the topic. Raises ``RouteNotFound``."""
 
-    def keeps_batches(self, topic: str, deadline: Deadline) -> bool:
-        """Whether the topic stores a batch as one message (``queue.type=BatchCQ``), which needs a batch id. False if unknown."""
+    def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
+        """How brokers store the batches of a topic. None while it is unknown; over gRPC as for ordinary topics."""
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         """Send to one queue, without retries. ``SendResult.msg_id`` stays empty: the producer sets it."""

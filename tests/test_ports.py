@@ -174,7 +174,7 @@ def sender() -> Fake:
         ports.Sender,
         publish_queues=lambda topic, deadline, refresh=False: QUEUES,
         timers=lambda topic, brokers, deadline: dict.fromkeys(brokers, 259_200_000),
-        keeps_batches=lambda topic, deadline: False,
+        batch_storage=lambda topic, deadline: None,
         send_async=send_async,
         send=send,
         client_id="me",
@@ -190,7 +190,7 @@ def test_a_task_writes_through_a_sender(wired: Callable[..., None]) -> None:
     names = checks.check(made, from_arrow_schema(batch.schema))
     checks.check_brokers(made, names)
     assert TaskWriter(made, names).write([batch]).rows == 2
-    assert {"publish_queues", "timers", "keeps_batches", "send_async"} == set(fake.asked)
+    assert {"publish_queues", "timers", "batch_storage", "send_async"} == set(fake.asked)
 
 
 def test_the_sink_asks_a_transport_for_its_features_and_not_for_its_name(

@@ -24,6 +24,7 @@ from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.errors import AccessDenied, BrokerNotFound, NotSupported, RocketMQError
 from rocketmq_spark.model import NO_FILTER, MessageQueue
+from rocketmq_spark.model.send import BatchStorage
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.messages import stamp
@@ -263,8 +264,8 @@ class Kinds:
         """
         return is_batched(self.attributes(queue.topic, queue.broker_name, deadline, max_age_s)) is not False
 
-    def any_says_batched(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> bool:
-        """Whether the topic stores batches whole, as the first of ``brokers`` says that answers; False without an answer.
+    def batch_storage(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> BatchStorage | None:
+        """How batches of the topic are stored, as the first of ``brokers`` says that answers; None without an answer.
 
         Who did not answer is left out for a while, so that a broker that hangs does not hold up every task. Each has a share of
         the time: one that hangs leaves some to those behind it.
@@ -274,11 +275,13 @@ class Kinds:
         for number, name in enumerate(asked):
             share = deadline.within(deadline.remaining() / (len(asked) - number))
             try:
-                return is_batched(self.attributes(topic, name, share)) is True
+                found = self.attributes(topic, name, share)
             except RocketMQError as e:
-                logger.info("cannot determine from broker %s whether topic %s is a batch topic: %s", name, topic, e)
+                logger.info("cannot determine from broker %s how batches of topic %s are stored: %s", name, topic, e)
                 self._silent[topic, name] = Deadline.after(AGE_S)
-        return False
+            else:
+                return BatchStorage(is_batched(found) is True, is_compacted(found))
+        return None
 
     def fresh(self, queue: MessageQueue) -> bool:
         """Whether ``attributes`` would answer without a question."""

@@ -38,7 +38,7 @@ from rocketmq_spark.errors import (
     RouteNotFound,
 )
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest, SendResult, SendStatus
-from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
+from rocketmq_spark.model.send import BatchStorage, HalfCheck, HalfPlace, TransactionState
 from rocketmq_spark.wire import compression, rpc
 from rocketmq_spark.wire.header import Bytes, Command
 from rocketmq_spark.wire.messages import encode_item
@@ -108,12 +108,12 @@ class RemotingSender:
         masters = [data.master for data in self._routes.recent(topic, deadline).brokers.values() if data.master]
         return questions.consumed(self._calls, topic, masters, deadline)
 
-    def keeps_batches(self, topic: str, deadline: Deadline) -> bool:
+    def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
         try:
             brokers = dict.fromkeys(queue.broker_name for queue in self.publish_queues(topic, deadline))
         except RocketMQError:  # the sends that follow say it better
-            return False
-        return self._kinds.any_says_batched(topic, brokers, deadline)
+            return None
+        return self._kinds.batch_storage(topic, brokers, deadline)
 
     def any_broker(self) -> bool:
         return self._routes.any_broker()

@@ -24,7 +24,7 @@ from rocketmq_spark.grpc_proxy.protos import STORED, proto, refused
 from rocketmq_spark.grpc_proxy.proxy import Proxy
 from rocketmq_spark.grpc_proxy.transactions import ProxyTransactions
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
-from rocketmq_spark.model.send import HalfCheck, HalfPlace, SentMessage, TransactionState
+from rocketmq_spark.model.send import BatchStorage, HalfCheck, HalfPlace, SentMessage, TransactionState
 
 logger = logging.getLogger(__name__)
 
@@ -92,8 +92,9 @@ class ProxySender:
     def consumed(self, topic: str, deadline: Deadline) -> bool:
         return False
 
-    def keeps_batches(self, topic: str, deadline: Deadline) -> bool:
-        return False
+    def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage:
+        """A Proxy does not say it."""
+        return BatchStorage()
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         if request.sys_flag & SysFlag.TRANSACTION_PREPARED:

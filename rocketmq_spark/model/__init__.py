@@ -16,11 +16,21 @@ from rocketmq_spark.model.pull import (
     QueueEnd,
     TopicRoute,
 )
-from rocketmq_spark.model.send import Reply, Resent, SendRequest, SendResult, SendStatus, SpooledSend, SpoolMetrics
+from rocketmq_spark.model.send import (
+    BatchStorage,
+    Reply,
+    Resent,
+    SendRequest,
+    SendResult,
+    SendStatus,
+    SpooledSend,
+    SpoolMetrics,
+)
 
 __all__ = [
     "MASTER_ID",
     "NO_FILTER",
+    "BatchStorage",
     "BrokerData",
     "Filter",
     "LogState",

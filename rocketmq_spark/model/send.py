@@ -26,6 +26,17 @@ class SendStatus(enum.Enum):
     SPOOLED = "SPOOLED"
 
 
+class BatchStorage(NamedTuple):
+    """How brokers store the batches of a topic.
+
+    ``whole``: as one message, which needs a batch id (``queue.type=BatchCQ``). ``by_key``: messages without a key are left out
+    (a compaction topic), although the batch is acknowledged.
+    """
+
+    whole: bool = False
+    by_key: bool = False
+
+
 class SendResult(NamedTuple):
     """The broker's acknowledgement of one message or of one batch. A tuple, because there is one for every message.
 

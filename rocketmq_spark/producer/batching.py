@@ -22,9 +22,9 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, Timer, attempt
 from rocketmq_spark.errors import CallTimeout, ClosedError, MessageIllegal, RocketMQError, SendFailed
 from rocketmq_spark.model import Message, MessageQueue, SendResult
-from rocketmq_spark.model.send import MessageEncoder
+from rocketmq_spark.model.send import BatchStorage, MessageEncoder
 from rocketmq_spark.producer import encoding, plain
-from rocketmq_spark.producer.accumulator import Accumulator, BatchEntry, Key, MessageBatch, PlainEntry
+from rocketmq_spark.producer.accumulator import Accumulator, BatchEntry, Key, MessageBatch, PlainEntry, key_words
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.in_flight import Pending, Promise
 from rocketmq_spark.producer.outgoing import Callback, Outcome, split
@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 # A synchronous sender of a batch waits this much longer than the batch may take: its error says more than ours.
 _SLACK_S = 1.0
+# Topics to which plain messages may go in batches: ordinary ones, and those that no broker has said anything of.
+_PLAIN_STORAGE = (BatchStorage(), None)
+_NOT_ASKED = BatchStorage(whole=True)
 # Of different tags and topics.
 _MAX_KINDS = 1024
 
@@ -236,18 +239,23 @@ class AccumulatorMember:
 
     def takes(self, prepared: Prepared, how: How) -> bool:
         """Whether the message may wait for company (the gate of ``DefaultMQProducer.canBatch``). One with a priority would be a
-        request of its own there, too, and without its own time.
+        request of its own there, too, and without its own time. One without a key travels alone to a compaction topic, whose
+        broker refuses it then: it would acknowledge a batch, and keep the others only.
         """
         message = prepared.message
         alone = prepared.delayed or message.priority is not None or message.topic.startswith(codes.RETRY_PREFIX)
-        return how.timeout_s is None and not alone
+        if how.timeout_s is not None or alone:
+            return False
+        if message.topic not in self._topics.storage:  # who sends the batch must not wait for an answer
+            self._topics.ask_storage(message.topic, Deadline.after(self._send_timeout_s))
+        return bool(key_words(message.keys)) or not self._topics.stored_by_key(message.topic)
 
     def quick(self, message: Message, callback: Callback | None) -> Promise | None:
         """The future of a plain message that a batch took: it is encoded with all others of the batch when that leaves. None
         where it goes the long way, which also says what is wrong with it.
         """
         body, topic, tag, waits = message.body, message.topic, message.tags, message.wait_store_ok
-        if self._topics.whole.get(topic) is not False or self._mixed:
+        if self._topics.storage.get(topic, _NOT_ASKED) not in _PLAIN_STORAGE or self._mixed:
             return None
         try:
             kind = self._kinds.get((topic, tag, waits)) or self._kind(topic, tag, waits)
@@ -278,8 +286,6 @@ class AccumulatorMember:
     ) -> tuple[Promise, MessageBatch | None]:
         """The future result and the batch that took the message; no batch when it must be sent directly."""
         message = prepared.message
-        if self._topics.keeps_batches(message.topic) is None:  # who sends the batch must not wait for an answer
-            self._topics.ask_kind(message.topic, Deadline.after(self._send_timeout_s))
         alike = (True, None) if self._mixed else (message.wait_store_ok, message.tags or None)
         key = Key(message.topic, queue, *alike, waits)
         item = encoding.batch_item(prepared, self._encoder, self.batcher.wall_ms())

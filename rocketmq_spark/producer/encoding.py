@@ -19,7 +19,7 @@ from rocketmq_spark.base.codes import LONGEST_DELAY_MS, Property, SysFlag
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message, MessageQueue, SendRequest
 from rocketmq_spark.model.message import KeyedMessage
-from rocketmq_spark.model.send import Batch, MessageEncoder
+from rocketmq_spark.model.send import Batch, BatchStorage, MessageEncoder
 from rocketmq_spark.options.transport import SELECTORS
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, MessageBatch, key_words
 from rocketmq_spark.producer.settings import COMPRESSIONS, ProducerSettings
@@ -279,7 +279,7 @@ def explicit_batch(
 ) -> SendRequest:
     """A batch that the caller put together; Java's rules for it (``MessageBatch.generateFromList``).
 
-    Topics that store a batch as one message want more: ``described``. Brokers before 5.5 give what a batch says of itself to
+    Topics that store a batch as one message want more: ``for_storage``. Brokers before 5.5 give what a batch says of itself to
     each of its messages, over what that says: with an id here all would have that one, in other topics.
     """
     if not prepared:
@@ -314,12 +314,25 @@ def explicit_batch(
     return batch_request(body, {Property.WAIT: str(first.wait_store_ok).lower(), **own}, settings, now_ms)
 
 
-def described(request: SendRequest, prepared: Sequence[Prepared], batch_id: str) -> SendRequest:
-    """The batch with what it says of its messages to a topic that stores it as one: an id, the tag of all, and their keys.
+def no_key(topic: str) -> str:
+    """What a message has that a compaction topic does not keep."""
+    return f"no key, but {topic!r} is a compaction topic, of which brokers keep messages with a key only"
 
-    Java's explicit batches say neither, so that no filter lets them through.
+
+def for_storage(
+    request: SendRequest, prepared: Sequence[Prepared], batch_id: str, storage: BatchStorage
+) -> SendRequest:
+    """The batch as the topic's storage needs it.
+
+    One that is stored as one message says of its messages: an id, the tag of all, and their keys. Java's explicit batches say
+    neither, so that no filter lets them through. Raises ``MessageRefused`` for a message that a compaction topic would not keep.
     """
     messages = [each.message for each in prepared]
+    if storage.by_key and (keyless := [number for number, each in enumerate(messages) if not key_words(each.keys)]):
+        topic = messages[0].topic
+        raise MessageRefused(f"Message {keyless[0]} of a batch has {no_key(topic)}", topic=topic)
+    if not storage.whole:
+        return request
     words = dict.fromkeys(word for message in messages for word in key_words(message.keys))
     tag = messages[0].tags if len({message.tags or None for message in messages}) == 1 else None
     size = sum(len(word.encode()) + 1 for word in words) + len((tag or "").encode())

@@ -248,8 +248,8 @@ class BaseProducer(Closing):
         request = encoding.explicit_batch(prepared, None, self.settings, now_ms, self._sender.encoder)
         topic = prepared[0].message.topic
         self._destinations.check(topic, queue, deadline)
-        if self._engine.topics.ask_kind(topic, deadline):
-            request = encoding.described(request, prepared, ids[-1])
+        if (storage := self._engine.topics.ask_storage(topic, deadline)) is not None:
+            request = encoding.for_storage(request, prepared, ids[-1], storage)
         outgoing = Outgoing(topic, request, deadline, queue, msg_ids=ids[:-1])
         return with_ids(self._engine.send(outgoing), ids[:-1], ids[-1])
 
@@ -347,7 +347,7 @@ class BaseProducer(Closing):
         """Queue ``batch`` of the accumulator for sending; ``done`` receives its outcome (``BatchOwner``)."""
         batch_id = _ids.next(now_ms := self._engine.timer.wall_ms())
         seal(batch, lambda count: _ids.take(count, now_ms), self._sender.encoder, now_ms)
-        ids, whole = [entry.msg_id for entry in batch.entries], self._engine.topics.keeps_batches(batch.key.topic)
+        ids, whole = [entry.msg_id for entry in batch.entries], self._engine.topics.stored_whole(batch.key.topic)
         outgoing = Outgoing(
             batch.key.topic,
             encoding.accumulated_batch(batch, batch_id if whole else None, self.settings, now_ms, self._sender.encoder),

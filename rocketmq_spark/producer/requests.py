@@ -287,5 +287,5 @@ def at_once(producer: RequestProducer, message: Message) -> bool:
 def routed(producer: RequestProducer, topic: str, batched: bool) -> bool:
     """Whether the route of ``topic`` is known, so that no send asks for it; ``batched``: and what automatic batches ask."""
     topics = producer._engine.topics
-    asks = batched and producer._membership is not None and topics.keeps_batches(topic) is None
+    asks = batched and producer._membership is not None and topic not in topics.storage
     return not asks and bool(topics.brokers_of(topic))

@@ -100,6 +100,7 @@ class EngineResender:
         self._settings = settings
         self._long_delays = LongDelays(sender, Timers(sender, {}, SILENT_S), settings, timer.wall_ms)
         self._gathers = together is not None
+        self._asked: set[str] = set()  # topics whose storage is being asked for
         self._pumps = threading.Lock()  # held while a pump is to come
 
     def pin(self, queues: Mapping[str, tuple[MessageQueue, ...]]) -> None:
@@ -107,9 +108,24 @@ class EngineResender:
         self._engine.topics.pinned = queues
 
     def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
-        return _Run(
-            first, min(_RUN_BYTES, self._max_message_size), self._settings.features.most_one_by_one or _RUN
-        ).takes
+        most = self._settings.features.most_one_by_one or _RUN
+        return _Run(first, min(_RUN_BYTES, self._max_message_size), most, self._keeps_keyless(first.topic)).takes
+
+    def _keeps_keyless(self, topic: str) -> bool:
+        """Whether a batch of the topic may have messages without a key: of compaction topics brokers would not keep them, and a
+        topic may be one as long as no broker says what it is.
+        """
+        found = self._engine.topics.storage.get(topic)
+        if found is None and topic not in self._asked:  # the spool must not wait for an answer
+            self._asked.add(topic)
+            self._asking.soon(functools.partial(self._ask_storage, topic))
+        return found is not None and not found.by_key
+
+    def _ask_storage(self, topic: str) -> None:
+        try:
+            self._engine.topics.ask_storage(topic, Deadline.after(TRY_S))
+        finally:
+            self._asked.discard(topic)
 
     def joined(self, sends: Sequence[SpooledSend]) -> SpooledSend:
         run = _Run(sends[0], len(sends) * self._max_message_size)
@@ -285,10 +301,11 @@ class _Run:
     so they have the same.
     """
 
-    def __init__(self, first: SpooledSend, max_bytes: int, most: int = _RUN) -> None:
+    def __init__(self, first: SpooledSend, max_bytes: int, most: int = _RUN, keyless: bool = True) -> None:
         self._first = first
         self._most = most
-        self._about = _about(first)
+        self._keyless = keyless
+        self._about = self._about_of(first)
         self._sends: list[SpooledSend] = []
         self._items: list[bytes] = []
         self._words: dict[str, None] = {}
@@ -298,7 +315,7 @@ class _Run:
             self._add(first, self._about)
 
     def takes(self, send: SpooledSend) -> bool:
-        about, first = _about(send), self._about
+        about, first = self._about_of(send), self._about
         if first is None or about is None or len(self._sends) >= self._most:
             return False
         mine, other = self._first.request, send.request
@@ -309,6 +326,10 @@ class _Run:
             and abs(mine.born_timestamp_ms - other.born_timestamp_ms) <= _BORN_MS
         )
         return same and self._add(send, about)
+
+    def _about_of(self, send: SpooledSend) -> Mapping[str, str] | None:
+        found = _about(send)
+        return found if found is None or self._keyless or found.get(Property.KEYS, "").strip() else None
 
     def _add(self, send: SpooledSend, about: Mapping[str, str]) -> bool:
         item = encode_item(send.request.data, send.request.properties, send.request.flag)

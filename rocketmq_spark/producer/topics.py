@@ -24,6 +24,7 @@ from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound, SpoolError
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model.send import BatchStorage
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.attempts import FaultTable
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -71,7 +72,7 @@ class Topics:
         self._settings = settings
         self._known: dict[str, tuple[Sequence[MessageQueue], Sequence[MessageQueue]]] = {}
         self._unmade: set[str] = set()  # published through the template so far
-        self.whole: dict[str, bool] = {}  # whether batches are stored whole, where that was asked
+        self.storage: dict[str, BatchStorage | None] = {}  # how batches are stored, where that was asked
         self.pinned: Mapping[str, tuple[MessageQueue, ...]] = {}  # of topics: these, whatever else the environment has
         self._rest = Deadline(0.0)
 
@@ -120,8 +121,8 @@ class Topics:
                 self._keep(topic, self._ask(topic, deadline, False), deadline)
             except RocketMQError as e:
                 logger.info("could not refresh the route of %s, using the cached one: %s", topic, e)
-        for topic in list(self.whole):
-            self.ask_kind(topic, deadline)
+        for topic in list(self.storage):
+            self.ask_storage(topic, deadline)
 
     def brokers(self) -> set[str]:
         """All brokers that any known topic is published to."""
@@ -132,15 +133,19 @@ class Topics:
         known = self._known.get(topic)
         return {queue.broker_name for queue in known[1]} if known is not None else set()
 
-    def ask_kind(self, topic: str, deadline: Deadline) -> bool:
-        """Whether the topic stores batches whole. No without an answer, which is waited for during a part of a send's time."""
+    def ask_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
+        """How batches of the topic are stored. None without an answer, which is waited for during a part of a send's time."""
         soon = deadline.within(self._settings.send_timeout_s * _ASKING)
-        self.whole[topic] = self._sender.keeps_batches(topic, soon)
-        return self.whole[topic]
+        found = self.storage[topic] = self._sender.batch_storage(topic, soon) or self.storage.get(topic)
+        return found
 
-    def keeps_batches(self, topic: str) -> bool | None:
-        """The same as it was said last, and again with each refresh of the routes; None if it was not asked."""
-        return self.whole.get(topic)
+    def stored_whole(self, topic: str) -> bool:
+        """Whether they are stored as one message, as far as it was said last; asked again with each refresh of the routes."""
+        return (found := self.storage.get(topic)) is not None and found.whole
+
+    def stored_by_key(self, topic: str) -> bool:
+        """Whether it is a compaction topic, as far as it was said last."""
+        return (found := self.storage.get(topic)) is not None and found.by_key
 
     def any_topic(self) -> str | None:
         return next(iter(self._known), None)

@@ -18,6 +18,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import ClosedError, MessageIllegal, MessageRefused, NotSupported, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult
+from rocketmq_spark.model.send import BatchStorage
 from rocketmq_spark.producer import encoding
 from tests.aio.conftest import WAIT_S, producing, run, until
 from tests.consumer.messages import message
@@ -137,12 +138,12 @@ def test_the_event_loop_does_not_wait_for_what_a_broker_says_of_batches(
     """One that hangs held it up for a third of the send timeout."""
     asked, go, in_time = threading.Event(), threading.Event(), list[bool]()
 
-    def kind(topic: str, deadline: Deadline) -> bool:
+    def storage(topic: str, deadline: Deadline) -> BatchStorage | None:
         asked.set()
         in_time.append(go.wait(20))
-        return False
+        return None
 
-    monkeypatch.setattr(sender, "keeps_batches", kind)
+    monkeypatch.setattr(sender, "batch_storage", storage)
 
     async def body() -> None:
         async with producing(auto_batch=True) as producer:

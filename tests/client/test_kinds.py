@@ -12,9 +12,13 @@ from rocketmq_spark.client.questions import Kinds, is_batched
 from rocketmq_spark.errors import AccessDenied, BrokerBusy
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model.send import BatchStorage
 from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
 from tests.mockbroker import MockBroker, never, refuse, route, topic_config
+
+WHOLE = BatchStorage(whole=True)
+KINDS = {"batched": WHOLE, "ordinary": BatchStorage(), "compacted": BatchStorage(by_key=True)}
 
 CONFIG = Request.GET_TOPIC_CONFIG
 QUEUE = MessageQueue("t", "broker-a", 0)
@@ -80,10 +84,10 @@ def test_the_first_broker_that_answers_says_it_for_a_sender(broker: MockBroker, 
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address, "broker-b": other.address}))
         broker.on(CONFIG, refuse(Response.SYSTEM_BUSY))
         other.on(CONFIG, topic_config(queue_type=BATCH_QUEUE))
-        assert [parts.sender.keeps_batches("t", parts.soon) for _ in range(2)] == [True, True]
+        assert [parts.sender.batch_storage("t", parts.soon) for _ in range(2)] == [WHOLE, WHOLE]
         assert (len(broker.seen(CONFIG)), len(other.seen(CONFIG))) == (1, 1)  # who was silent is left out for a while
         other.on(CONFIG, refuse(Response.SYSTEM_BUSY))
-        assert Kinds(parts.calls, parts.routes).any_says_batched("t", ["broker-b"], parts.soon) is False
+        assert Kinds(parts.calls, parts.routes).batch_storage("t", ["broker-b"], parts.soon) is None
 
 
 def test_a_broker_that_hangs_leaves_time_for_those_that_answer(broker: MockBroker, parts: Parts) -> None:
@@ -91,20 +95,20 @@ def test_a_broker_that_hangs_leaves_time_for_those_that_answer(broker: MockBroke
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address, "broker-b": other.address}))
         broker.on(CONFIG, never)
         other.on(CONFIG, topic_config(queue_type=BATCH_QUEUE))
-        assert parts.sender.keeps_batches("t", Deadline.after(0.5))
+        assert parts.sender.batch_storage("t", Deadline.after(0.5)) == WHOLE
 
 
-def test_while_nobody_says_a_topic_is_an_ordinary_one_for_a_sender_and_asked_about_later(
+def test_while_nobody_says_it_the_storage_is_not_known_and_asked_about_later(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.on(CONFIG, Command(int(Response.REQUEST_CODE_NOT_SUPPORTED), version=codes.VERSION))  # a proxy
-    assert [parts.sender.keeps_batches("t", parts.soon) for _ in range(2)] == [False, False]
+    assert [parts.sender.batch_storage("t", parts.soon) for _ in range(2)] == [BatchStorage()] * 2
     assert len(broker.seen(CONFIG)) == 1
     monkeypatch.setattr(questions, "AGE_S", -1.0)
     broker.on(CONFIG, topic_config(queue_type=BATCH_QUEUE))
-    assert parts.sender.keeps_batches("t", parts.soon)
+    assert parts.sender.batch_storage("t", parts.soon) == WHOLE
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, refuse(Response.TOPIC_NOT_EXIST))
-    assert not parts.sender.keeps_batches("u", parts.soon)
+    assert parts.sender.batch_storage("u", parts.soon) is None
 
 
 def test_attributes_that_are_not_known_are_no_answer() -> None:
@@ -116,5 +120,6 @@ def test_attributes_that_are_not_known_are_no_answer() -> None:
 def test_a_real_broker_tells(real: Parts, broker_cluster: LocalBroker) -> None:
     broker_cluster.create_topic("kinds-batched", 1, batch=True)
     broker_cluster.create_topic("kinds-ordinary", 1)
-    soon = Deadline.after(10.0)
-    assert [real.sender.keeps_batches(f"kinds-{kind}", soon) for kind in ("batched", "ordinary")] == [True, False]
+    broker_cluster.create_topic("kinds-compacted", 1, attributes={"cleanup.policy": "COMPACTION"})
+    found = {kind: real.sender.batch_storage(f"kinds-{kind}", Deadline.after(10.0)) for kind in KINDS}
+    assert found == KINDS

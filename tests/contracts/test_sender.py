@@ -16,6 +16,7 @@ from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import RocketMQError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
+from rocketmq_spark.model.send import BatchStorage
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.helpers import awaited
@@ -28,6 +29,7 @@ class Case(NamedTuple):
     sender: Sender
     topic: str
     batch_topic: Callable[[], str]
+    compaction_topic: Callable[[], str]
     member: Callable[[str], AbstractContextManager[object]]
     """A consumer that has subscribed to a topic, while the context lasts."""
 
@@ -45,7 +47,8 @@ def case(request: pytest.FixtureRequest) -> Case:
     given = options.parse({"nameServer": mq.name_server})
     sender = session.client(given.for_role("producer")).sender
     batched = partial(make_topic, attributes={"queue.type": "BatchCQ"})
-    return Case(sender, make_topic(queues=2), batched, partial(subscribed, mq))
+    compacted = partial(make_topic, attributes={"cleanup.policy": "COMPACTION"})
+    return Case(sender, make_topic(queues=2), batched, compacted, partial(subscribed, mq))
 
 
 def in_memory() -> Case:
@@ -55,13 +58,17 @@ def in_memory() -> Case:
         scripted.batch_topics["B"] = True
         return "B"
 
+    def compaction_topic() -> str:
+        scripted.compaction_topics.add("C")
+        return "C"
+
     @contextmanager
     def member(topic: str) -> Iterator[None]:
         scripted.consumed_topics.add(topic)
         yield
         scripted.consumed_topics.remove(topic)
 
-    return Case(scripted, "T", batch_topic, member)
+    return Case(scripted, "T", batch_topic, compaction_topic, member)
 
 
 @contextmanager
@@ -143,7 +150,7 @@ def test_a_topic_is_consumed_while_a_member_is_there(case: Case) -> None:
     awaited(lambda: not sender.consumed(topic, soon()))
 
 
-def test_only_a_batch_topic_keeps_batches(case: Case) -> None:
-    assert case.sender.keeps_batches(case.batch_topic(), soon())
-    assert not case.sender.keeps_batches(case.topic, soon())
-    assert not case.sender.keeps_batches("no-such-topic", soon())
+def test_how_batches_are_stored(case: Case) -> None:
+    assert case.sender.batch_storage(case.batch_topic(), soon()) == BatchStorage(whole=True)
+    assert case.sender.batch_storage(case.compaction_topic(), soon()) == BatchStorage(by_key=True)
+    assert case.sender.batch_storage(case.topic, soon()) == BatchStorage()

@@ -254,13 +254,41 @@ def test_the_encoder_writes_them():
     checked = encoder.check(batch, BadRows())
     encoded = encoder.join(checked)
     made = RowHash(KEY)(encoded.joined(), batch, {"body": "body"}, "t")
-    encoder.identify(encoded, checked, made)
+    encoder.identify(encoded, checked, lambda items, first: made[first : first + len(items)])
     assert len(bad) == len(encoded) == 3
     (chunk,) = encoded.chunks(1 << 20)
     items = decode_batch(chunk.body)
     assert [bytes(item.body) for item in items] == [b"0", b"1", b"2"]
     ids = [decode_properties(item.properties)["UNIQ_KEY"] for item in items]
     assert [text[:44] for text in ids] == [(NAME.scope(1) + row.tobytes()).hex().upper() for row in made]
+
+
+@pytest.mark.parametrize("order", [None, np.arange(200) ** 2 % 200], ids=["in order", "in another order"])
+@pytest.mark.parametrize("looked", [False, True])
+def test_rows_have_the_same_ids_in_batches_that_are_joined_one_by_one(order, looked):
+    rows = [dict.fromkeys(SCHEMA) | {"topic": f"t{i % 3}", "body": b"%d" % (i % 90) * 20} for i in range(200)]
+    columns, batch = {"body": "body", "topic": "topic"}, frame(rows)
+    encoder = Encoder(columns, 10_000, ContentIds(NAME.scope(1), at()))
+    checked, hashed = encoder.check(batch, BadRows()), RowHash(KEY)
+    whole = hashed(encoder.join(checked).joined(), batch, columns, None)
+    encoded = encoder.join(checked)
+    if looked:
+        encoded.joined()
+    parts = []
+
+    def made(items, first):
+        parts.append((first, len(items)))
+        return hashed(items, batch.slice(first, len(items)), columns, None)
+
+    encoder.identify(encoded, checked, made)
+    encoded = encoded if order is None else encoded.take(order)
+    items = [item for chunk in encoded.chunks(16_000) for item in decode_batch(chunk.body)]
+    ids = [decode_properties(item.properties)["UNIQ_KEY"] for item in items]
+    assert [text[:44] for text in ids] == [
+        (NAME.scope(1) + whole[row].tobytes()).hex().upper() for row in (range(200) if order is None else order)
+    ]
+    assert len(set(ids)) == (200 if order is None else len(set(order)))
+    assert (len(parts) > 1) is (order is None and not looked), parts
 
 
 @given(st.lists(st.integers(0, 5), max_size=20), st.lists(st.lists(st.integers(0, 5), max_size=8), max_size=4))

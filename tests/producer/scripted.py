@@ -17,9 +17,10 @@ from rocketmq_spark.base.codes import Response
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.client.sender import ItemEncoder
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound, error_for
-from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
-from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
+from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus, SpooledSend
+from rocketmq_spark.model.send import BatchStorage, HalfCheck, HalfPlace, TransactionState
 from rocketmq_spark.producer.producer import BaseProducer
+from rocketmq_spark.producer.resending import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
 from tests.queues import qs
@@ -137,6 +138,8 @@ class ScriptedSender:
         self.offsets: Iterator[int] = itertools.count(100, 100)
         self.probes: dict[str, bool] = {}
         self.batch_topics: dict[str, bool] = {}
+        self.compaction_topics: set[str] = set()
+        self.silent = False
         self.longest_timers: dict[str, int] = {"a": 259_200_000, "b": 259_200_000}
         self.consumed_topics: set[str] = set()
         self.check: HalfCheck | None = None
@@ -208,8 +211,10 @@ class ScriptedSender:
         self.events.append(("probe", (broker_name, topic, round(deadline.remaining(), 3))))
         return self.probes.get(broker_name, self._knows(broker_name))
 
-    def keeps_batches(self, topic: str, deadline: Deadline) -> bool:
-        return self.batch_topics.get(topic, False)
+    def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
+        return (
+            None if self.silent else BatchStorage(self.batch_topics.get(topic, False), topic in self.compaction_topics)
+        )
 
     client_id = "me"
 
@@ -296,3 +301,10 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     made = Bench(monkeypatch)
     yield made
     made.close()
+
+
+def told_storage(bench: Bench, resender: EngineResender) -> EngineResender:
+    """``resender``, which has asked how topic T stores batches."""
+    resender.joins(SpooledSend("T", SendRequest("g", b"x")))
+    bench.time.advance(0.01)
+    return resender

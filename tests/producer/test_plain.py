@@ -122,7 +122,7 @@ def test_what_is_not_plain_goes_the_long_way(bench: Bench, long_way: list[Messag
         producer.send_async(each)
     assert [each.body for each in long_way] == [b"a"]
     bench.sender.batch_topics["T"] = True
-    producer._engine.topics.ask_kind("T", producer._deadline(1))
+    producer._engine.topics.ask_storage("T", producer._deadline(1))
     for more in ({}, {"delay_level": 1}, {"timeout_s": 1.0}, {"selector": "random"}):
         producer.send_async(message("c"), **more)  # type: ignore[arg-type]
     assert len(long_way) == 5

@@ -32,7 +32,7 @@ from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, unpack
 from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 from tests.helpers import no_more_threads, raising
-from tests.producer.scripted import Bench, ManualTimer, refused
+from tests.producer.scripted import Bench, ManualTimer, refused, told_storage
 from tests.producer.test_spooling import Sender
 from tests.queues import q, qs
 
@@ -43,7 +43,7 @@ REQUEST = SendRequest("g", b"x", "UNIQ_KEY\x01ID\x02")
 def resender(bench: Bench) -> EngineResender:
     bench.sender = Sender(bench.time)
     settings = ProducerSettings(group="g", retries=None, pinned_retries=None, send_timeout_s=120, queues_stay_shut=True)
-    return EngineResender(bench.sender, settings, ManualTimer(bench.time))
+    return told_storage(bench, EngineResender(bench.sender, settings, ManualTimer(bench.time)))
 
 
 def resent(bench: Bench, resender: EngineResender, send: SpooledSend) -> Resent:
@@ -418,7 +418,7 @@ def test_over_grpc_where_each_of_a_lane_is_a_request_few_go_as_one(bench: Bench)
     resender = EngineResender(
         bench.sender, ProducerSettings(group="g", features=FEATURES[GRPC]), ManualTimer(bench.time)
     )
-    takes = resender.joins(single(b"a"))
+    takes = told_storage(bench, resender).joins(single(b"a"))
     assert sum(takes(single(b"b")) for _ in range(1000)) == 15
 
 

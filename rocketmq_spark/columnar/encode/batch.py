@@ -71,6 +71,17 @@ class KeptIds(UniqueIds):
 
 
 Rows = npt.NDArray[np.intp]
+
+
+def without_key(batch: pa.RecordBatch, columns: Mapping[str, str]) -> npt.NDArray[np.bool_]:
+    """Which rows of a batch have none; ``columns`` as for the encoder. Brokers do not count blanks as one."""
+    if "keys" not in columns:
+        return np.ones(len(batch), bool)
+    keys = pc.utf8_trim_whitespace(keys_of(batch.column(columns["keys"])).cast(pa.string()))
+    missing: npt.NDArray[np.bool_] = (arrow.lengths(arrow.as_bytes(keys)) == 0) | arrow.flags(keys.is_null())
+    return missing
+
+
 # More different words are not said: each costs a broker what a key of an ordinary message does, and leads to the batch only.
 MAX_WORDS = 64
 _SEPARATOR = codes.KEY_SEPARATOR.encode()

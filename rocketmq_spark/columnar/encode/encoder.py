@@ -8,7 +8,7 @@ sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -108,26 +108,43 @@ class Encoded:
 _FEW_ROWS = 64
 
 
+# Completes items that were joined, in place; the number of the first of them.
+Complete = Callable[[pa.Array, int], None]
+
+
 class ItemParts:
     """What the items of an Arrow batch are joined of, and where they end. All are joined only where it has to be."""
 
     def __init__(self, columns: Sequence[pa.Array | bytes], sizes: Ints) -> None:
         self._columns = columns
         self._items: pa.Array | None = None
+        self._complete: Complete | None = None
         self.sizes = sizes
         self.ends = np.concatenate(([0], np.cumsum(sizes)))
 
     @property
     def items(self) -> pa.Array:
         if self._items is None:
-            self._items = arrow.joined(*self._columns)
+            self._items = self._joined(self._columns, 0)
         return self._items
+
+    def complete(self, how: Complete) -> None:
+        """Complete items as they are joined, while they are in the processor's cache; and those that were joined already."""
+        self._complete = how
+        if self._items is not None:
+            how(self._items, 0)
+
+    def _joined(self, columns: Sequence[pa.Array | bytes], first: int) -> pa.Array:
+        items = arrow.joined(*columns)
+        if self._complete is not None:
+            self._complete(items, first)
+        return items
 
     def between(self, start: int, end: int) -> memoryview:
         """Items that follow each other, as the data buffer of a join of their own, or a copy of a part of the large one."""
         if self._items is None and end - start >= _FEW_ROWS:
             columns = [part if isinstance(part, bytes) else part.slice(start, end - start) for part in self._columns]
-            return arrow.content(arrow.joined(*columns))[0]
+            return arrow.content(self._joined(columns, start))[0]
         data, ends = arrow.content(self.items)
         body = data[int(ends[start]) : int(ends[end])]
         return body if 2 * len(body) >= len(data) else arrow.copied(body)
@@ -259,16 +276,22 @@ class Encoder:
         else:
             self.ids.fill(target)
 
-    def identify(self, encoded: Encoded, checked: Checked, hashes: Hashes) -> None:
-        """Write the ids of content into all items that ``join`` has made of ``checked``, before anything is taken of them."""
-        assert isinstance(self.ids, ContentIds)
-        data, ends = arrow.data(encoded.joined())
-        width = self.ids.width
-        ids = np.empty((len(hashes), width), np.uint8)
-        self.ids.fill(ids, hashes)
-        spaces = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))
-        places = ends[:-1] + arrow.lengths(checked.body) + _HEAD_BYTES + 2 + len(_ID_START)
-        spaces[places] = ids.view(spaces.dtype)[:, 0]
+    def identify(self, encoded: EncodedItems, checked: Checked, hashes: Callable[[pa.Array, int], Hashes]) -> None:
+        """Have the ids of content written into the items that ``join`` has made of ``checked``, before anything is taken of
+        them. ``hashes`` are those of items that follow each other, from the number of the first of them on.
+        """
+        ids, lengths = self.ids, arrow.lengths(checked.body)
+        assert isinstance(ids, ContentIds)
+
+        def complete(items: pa.Array, first: int) -> None:
+            data, ends = arrow.data(items)
+            made = np.empty((len(items), ids.width), np.uint8)
+            ids.fill(made, hashes(items, first))
+            spaces = np.ndarray((len(data) - ids.width + 1,), f"V{ids.width}", data, strides=(1,))
+            places = ends[:-1] + lengths[first : first + len(items)] + _HEAD_BYTES + 2 + len(_ID_START)
+            spaces[places] = made.view(spaces.dtype)[:, 0]
+
+        encoded.parts.complete(complete)
 
     def _check_bodies(self, body: pa.Array, bad_rows: BadRows) -> None:
         nulls = arrow.nulls(body)

@@ -21,12 +21,13 @@ import pyarrow as pa
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property
-from rocketmq_spark.columnar.encode.batch import About, KeptIds, Rows, UniqueIds
+from rocketmq_spark.columnar.encode.batch import About, KeptIds, Rows, UniqueIds, without_key
 from rocketmq_spark.columnar.encode.content_ids import ContentIds, Hashes
-from rocketmq_spark.columnar.encode.encoder import Checked, Encoded, Encoder, Growth
+from rocketmq_spark.columnar.encode.encoder import Checked, Encoded, EncodedItems, Encoder, Growth
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import Message, MessageQueue
+from rocketmq_spark.model.send import BatchStorage
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import encoding
@@ -36,7 +37,7 @@ from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.rows import routing
-from rocketmq_spark.producer.rows.routing import Queues, RoutingPlan, RowRange
+from rocketmq_spark.producer.rows.routing import Queues, RoutingPlan, RowRange, TopicRows
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
 
@@ -49,8 +50,10 @@ LAST_RESORT_S = 60.0
 LOOKS = 4
 
 
-class BatchTopicPlan:
-    """Which rows go together to batch topics, and what a batch says of them."""
+class StoragePlan:
+    """What the storage of topics asks of their rows: which of them go together to batch topics, what a batch says of them,
+    and which of them a compaction topic would not keep.
+    """
 
     def __init__(self, options: Options, columns: Mapping[str, str], sender: Sender, now_ms: Callable[[], int]) -> None:
         self._options = options
@@ -58,6 +61,17 @@ class BatchTopicPlan:
         self._sender = sender
         self._ids = UniqueIds(os.urandom(8), now_ms)
         self._about: About | None = None
+
+    def check(self, batch: pa.RecordBatch, topics: Sequence[TopicRows], bad_rows: BadRows) -> None:
+        """Note rows that a broker would acknowledge in a batch, and not keep."""
+        if not self._options.auto_batch:
+            return
+        for rows in topics:
+            found = self._storage(rows.topic)
+            if found is not None and found.by_key:
+                numbers = rows.numbers()
+                missing = numbers[without_key(batch, self._columns)[numbers]]
+                bad_rows.rows(missing, encoding.no_key(rows.topic))
 
     def look(self, batch: pa.RecordBatch, plan: RoutingPlan) -> RoutingPlan:
         """The plan of ``batch`` with a share for each tag where that is right; ``properties`` are of its rows from now on."""
@@ -81,7 +95,10 @@ class BatchTopicPlan:
         return {Property.UNIQ_KEY: batch_id.tobytes().decode(), **said}
 
     def _stored_whole(self, topic: str) -> bool:
-        return self._sender.keeps_batches(topic, Deadline.after(self._options.request_timeout))
+        return (found := self._storage(topic)) is not None and found.whole
+
+    def _storage(self, topic: str) -> BatchStorage | None:
+        return self._sender.batch_storage(topic, Deadline.after(self._options.request_timeout))
 
 
 def together(plan: RoutingPlan, about: About, stored_whole: Callable[[str], bool], by_tag: str) -> RoutingPlan:
@@ -179,7 +196,7 @@ class RowSender:
         self._batch_rows = settings.features.most_one_by_one if one_by_one else None
         self._grown = Growth(settings.features.adds_bytes, options.max_message_size)
         self._encoder = tools.make_encoder(columns, options.max_message_size, ids, self._batch_bytes)
-        self._whole = BatchTopicPlan(options, columns, tools.sender, self._engine.timer.wall_ms)
+        self._storage = StoragePlan(options, columns, tools.sender, self._engine.timer.wall_ms)
         self._router = routing.Router(options, columns, self._queues, queues)
         self._first = 0
         self._candidates = routing.candidates(options)
@@ -194,6 +211,7 @@ class RowSender:
             bad_rows.raise_if_any(partition)
         for rows in topics:
             self._owner.check_topic(rows.topic)
+        self._storage.check(batch, topics, bad_rows)
         plan = self._router.plan(topics, bad_rows)
         bad_rows.raise_if_any(partition)
         return checked, plan
@@ -202,8 +220,9 @@ class RowSender:
         """The items of the rows; ids of content are left out (``identify``)."""
         return self._encoder.join(checked, plan.topics(len(batch)))
 
-    def identify(self, encoded: Encoded, checked: Checked, hashes: Hashes) -> None:
-        """Write ids of content into all items that ``join`` has made of ``checked``."""
+    def identify(self, encoded: Encoded, checked: Checked, hashes: Callable[[pa.Array, int], Hashes]) -> None:
+        """Have ids of content written into all items that ``join`` has made of ``checked`` (``Encoder.identify``)."""
+        assert isinstance(encoded, EncodedItems)
         self._encoder.identify(encoded, checked, hashes)
 
     def send(
@@ -211,7 +230,7 @@ class RowSender:
     ) -> None:
         """Hand the rows over, request by request; the owner is told of them by their numbers from ``first`` on."""
         self._first = first
-        plan = self._whole.look(batch, plan)
+        plan = self._storage.look(batch, plan)
         delayed = checked.delayed
         if plan.order is not None:
             encoded = encoded.take(plan.order)
@@ -233,7 +252,7 @@ class RowSender:
             at += chunk.rows
             now_ms, place = self._engine.timer.wall_ms(), How(share.queue)
             if len(chunk.body) <= max_bytes or not isinstance(chunk.body, memoryview):
-                topic, said = share.topic, self._whole.properties(share.topic, mine)
+                topic, said = share.topic, self._storage.properties(share.topic, mine)
                 request = encoding.batch_request(chunk.body, said, self._settings, now_ms)
             else:  # a row that does not fit into a batch or must not travel in one
                 prepared = _alone(share.topic, chunk.body)

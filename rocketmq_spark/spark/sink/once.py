@@ -208,15 +208,18 @@ class TaskOnce:
             tally.unmatched = self._rows.left
         tally.found, tally.found_of_batch = self._found, sum(self.plan.counts.values())
 
-    def hashes(self, items: pa.Array, batch: pa.RecordBatch, columns: Mapping[str, str]) -> Hashes:
-        """Of the rows of ``batch``, whose ``items`` have no ids yet."""
-        return self._hash(items, batch, columns, self._topic)
+    def hashes(self, batch: pa.RecordBatch, columns: Mapping[str, str], items: pa.Array, first: int = 0) -> Hashes:
+        """Of some rows of ``batch``, from ``first`` on, whose ``items`` have no ids yet."""
+        return self._hash(items, batch.slice(first, len(items)), columns, self._topic)
 
-    def missing(self, hashes: Hashes, columns: Mapping[str, str]) -> Flags | None:
-        """Which rows are not stored and are to be sent; None where it is all of them."""
+    def missing(self, items: Callable[[], pa.Array], batch: pa.RecordBatch, columns: Mapping[str, str]) -> Flags | None:
+        """Which rows of ``batch`` are not stored and are to be sent; None where it is all of them.
+
+        Its ``items`` are needed only where something may be stored.
+        """
         if self._rows is None:
             return None
-        missing = self._rows.missing(hashes)
+        missing = self._rows.missing(self.hashes(batch, columns, items()))
         if MESSAGE_ID in columns and self._rows.exceeded:
             raise MessageRefused(
                 f"rows of one task have the same id in column {columns[MESSAGE_ID]!r}, and some of them are stored: which of "

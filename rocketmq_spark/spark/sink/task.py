@@ -9,6 +9,7 @@ How rows become batches is in ``producer/rows/sender``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import queue as queues
@@ -136,16 +137,14 @@ class TaskWriter:
         checked, plan = self._checked(batch)
         encoded = self._rows.join(batch, checked, plan)
         if self._once is not None:
-            hashes = self._once.hashes(encoded.joined(), batch, self._names)
-            missing = self._once.missing(hashes, self._names)
-            if missing is not None:
-                batch, hashes, whole = batch.filter(pa.array(missing)), hashes[missing], batch
+            if (missing := self._once.missing(encoded.joined, batch, self._names)) is not None:
+                batch, whole = batch.filter(pa.array(missing)), batch
                 self._tally.already_stored(len(whole) - len(batch))
                 if not len(batch):
                     return
                 checked, plan = self._checked(batch)
                 encoded = self._rows.join(batch, checked, plan)
-            self._rows.identify(encoded, checked, hashes)
+            self._rows.identify(encoded, checked, functools.partial(self._once.hashes, batch, self._names))
         self._rows.send(batch, checked, plan, encoded)
 
     def _checked(self, batch: pa.RecordBatch) -> tuple[Checked, RoutingPlan]:

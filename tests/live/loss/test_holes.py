@@ -9,10 +9,12 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 
+from rocketmq_spark import Producer
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.errors import DataLossError, OptionError
+from rocketmq_spark.errors import DataLossError, MessageRefused, OptionError, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from tests.mockbroker import eventually
@@ -140,6 +142,15 @@ def test_compaction_removes_older_messages_of_a_key_and_that_is_no_loss(make_clu
     assert not Counter(made[590:]) - Counter(run.read)
     assert not Counter(run.read) - Counter(made)
     assert lost_lines() == []
+    keyless = Message("table", b"nobody keeps it")
+    with Producer(name_server=mq.name_server, group="tables", auto_batch=True) as producer:
+        with pytest.raises(MessageRefused, match="Message 1 of a batch has no key, but 'table' is a compaction topic"):
+            producer.send_batch([Message("table", b"kept", keys="k"), keyless])
+        with pytest.raises(MessageRefused, match="row 1: no key, but 'table' is a compaction topic"):
+            producer.send_arrow(pa.table({"body": [b"kept", b"not"], "keys": ["k", None]}), "table")
+        for sent in [producer.send_async(keyless) for _ in range(2)]:
+            with pytest.raises(RocketMQError, match="Required message key is missing"):
+                sent.result(20)
 
 
 @pytest.mark.parametrize("batch", [False, True])

@@ -1,0 +1,98 @@
+"""Messages without a key for compaction topics: a broker refuses one alone, and of a batch it acknowledges and drops them."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.errors import MessageRefused
+from rocketmq_spark.model import Message
+from rocketmq_spark.producer.resending import EngineResender
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.wire.messages import decode_batch
+from tests.producer.scripted import Bench, ManualTimer
+from tests.producer.test_batching import message
+from tests.producer.test_bulk import Bulk, table
+from tests.producer.test_resending import Sender, single
+from tests.queues import q, qs
+
+
+@pytest.fixture
+def bulk(bench: Bench) -> Bulk:
+    bench.sender.compaction_topics.add("T")
+    return Bulk(bench)
+
+
+def test_an_explicit_batch_has_no_message_that_a_compaction_topic_would_not_keep(bench: Bench) -> None:
+    bench.sender.compaction_topics.add("T")
+    producer = bench.producer()
+    for keys in ((), " ", [""]):
+        with pytest.raises(MessageRefused, match="Message 1 of a batch has no key, but 'T' is a compaction topic"):
+            producer.send_batch([Message("T", b"0", keys="k"), Message("T", b"1", keys=keys)])
+    assert not bench.sender.requests
+    producer.send_batch([Message("T", b"0", keys="k"), Message("T", b"1", keys=["l"])])
+    bench.sender.compaction_topics.clear()
+    producer.send_batch([Message("T", b"0"), Message("T", b"1")])
+    assert len(bench.sender.requests) == 2
+
+
+@pytest.mark.parametrize("quick", [True, False], ids=["one tuple a message", "as send does"])
+def test_a_message_without_a_key_travels_alone_to_a_compaction_topic(bench: Bench, quick: bool) -> None:
+    """Its broker refuses it there; of a batch it would keep the others, and acknowledge all."""
+    bench.sender.compaction_topics.add("T")
+    producer = bench.producer(auto_batch=True)
+    producer.send_async(message("0", keys=["k"]))
+    for body, keys in (("1", ["k"]), ("2", ["l"]), ("3", []), ("4", " ")):
+        producer.send_async(message(body, keys=keys), **({} if quick else {"queue": q("b:1")}))
+    bench.time.advance(0.01)
+    alone = [bytes(request.body) for request in bench.sender.requests if not request.batch]
+    assert alone == [b"3", b"4"]
+    together = [item.body for request in bench.sender.requests if request.batch for item in decode_batch(request.body)]
+    assert sorted(map(bytes, together)) == [b"0", b"1", b"2"]
+
+
+def test_rows_that_a_compaction_topic_would_not_keep_are_refused(bulk: Bulk) -> None:
+    no_key = "no key, but 'T' is a compaction topic, of which brokers keep messages with a key only"
+    for keys, bad in ((["k", None, ""], (1, 2)), (["k", " ", "l"], (1,)), ([["k"], [""], ["l", "m"]], (1,))):
+        with pytest.raises(MessageRefused) as e:
+            bulk.producer().send_arrow(table("a", "b", "c", keys=keys), "T")
+        assert "; ".join(f"row {row}: {no_key}" for row in bad) in str(e.value)
+    with pytest.raises(MessageRefused, match="message 0: no key, but 'T' is a compaction topic"):
+        bulk.producer().send_many([Message("T", b"a"), Message("T", b"b", keys=["k"])])
+    assert not bulk.sender.requests
+    bulk.producer().send_arrow(table("a", "b", keys=["k", "l"]), "T")
+    assert bulk.bodies == [["a", "b"]]
+
+
+def test_rows_without_a_key_are_named_among_those_of_several_topics(bulk: Bulk) -> None:
+    bulk.sender.routes["U"] = tuple(qs("a:0-1", topic="U"))
+    rows = table("a", "b", "c", "d", topic=["U", "T", "U", "T"], keys=[None, "k", None, None])
+    with pytest.raises(MessageRefused, match=r"1 rows cannot be sent, .*: row 3: no key, but 'T'"):
+        bulk.producer().send_arrow(rows)
+
+
+def test_what_a_compaction_topic_would_not_keep_goes_alone_also_while_nobody_says_what_the_topic_is(
+    bench: Bench,
+) -> None:
+    """Its broker acknowledges a batch, and keeps the messages with a key only; one alone it refuses."""
+    bench.sender = Sender(bench.time)
+    resender = EngineResender(bench.sender, ProducerSettings(group="g"), ManualTimer(bench.time))
+    kinds = (
+        (single(b"a", KEYS="k"), single(b"b", KEYS="l")),
+        (single(b"a"), single(b"b")),
+        (single(b"a", KEYS=" "),) * 2,
+    )
+
+    def joined() -> list[bool]:
+        return [resender.joins(first)(other) for first, other in kinds]
+
+    bench.sender.silent = True
+    assert joined() == [True, False, False]
+    bench.time.advance(0.01)
+    assert joined() == [True, False, False]
+    bench.sender.silent = False
+    bench.time.advance(0.01)
+    assert joined() == [True, True, True]
+    bench.sender.compaction_topics.add("T")
+    resender._engine.topics.refresh(Deadline.after(1))
+    assert joined() == [True, False, False]
