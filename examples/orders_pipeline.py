@@ -1,14 +1,14 @@
 """Orders in, totals out: a streaming job that reads one RocketMQ topic and writes another.
 
-It expects orders as JSON, {"order_id": "o-1", "region": "asia", "amount": 12.5, "ts": "2026-01-31T12:00:00Z"}, sums
+The job expects orders as JSON, {"order_id": "o-1", "region": "asia", "amount": 12.5, "ts": "2026-01-31T12:00:00Z"}, sums
 them up per window of event time and region, and sends each total once, as JSON, when its window has ended:
 
     spark-submit examples/orders_pipeline.py --name-server 127.0.0.1:9876 --input orders --output order-totals \\
         --checkpoint /tmp/orders-checkpoint
 
 Orders to try it with: rocketmq-spark produce orders --rate 100/s
-The job runs until it is stopped, and goes on where it was when it is started again with the same checkpoint. With
---available-now it reads what there is and ends.
+The job runs until it is stopped. Started again with the same checkpoint, it continues where it stopped. With
+--available-now it reads all messages that exist at its start, and ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ORDER = "order_id string, region string, amount decimal(12,2), ts timestamp"
 
 
 def read_orders(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
-    """The topic as a stream of orders, from its beginning. A body that is no order gives nulls, and counts nowhere."""
+    """The topic as a stream of orders, from its beginning. A body that is not an order gives nulls, which no total includes."""
     messages = (
         spark.readStream.format("rocketmq")
         .option("nameServer", name_server)
@@ -35,7 +35,7 @@ def read_orders(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
 
 
 def region_totals(orders: DataFrame, window: str, watermark: str) -> DataFrame:
-    """Orders and their amount per window of event time and region; a window ends when no order of it is expected."""
+    """Orders and their amount per window of event time and region; a window ends when the watermark passes it."""
     return (
         orders.withWatermark("ts", watermark)
         .groupBy(sf.window("ts", window).alias("w"), "region")
@@ -46,7 +46,7 @@ def region_totals(orders: DataFrame, window: str, watermark: str) -> DataFrame:
 
 
 def as_messages(totals: DataFrame) -> DataFrame:
-    """The columns that the sink takes: the total as JSON, its region as tags, region and window as key."""
+    """Return the columns of the sink: the total as JSON, its region as tags, region and window as key."""
     return totals.select(
         sf.to_json(sf.struct("*")).alias("body"),
         sf.col("region").alias("tags"),
@@ -55,7 +55,7 @@ def as_messages(totals: DataFrame) -> DataFrame:
 
 
 def write_totals(totals: DataFrame, name_server: str, topic: str, checkpoint: str) -> DataStreamWriter:
-    """How the stream is written; append mode, so each total is sent once, when its window has ended."""
+    """Return the writer. Append mode sends each total once, when its window has ended."""
     return (
         as_messages(totals)
         .writeStream.format("rocketmq")

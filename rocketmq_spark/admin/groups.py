@@ -1,4 +1,4 @@
-"""Consumer groups: list, describe, delete; where they go on in each queue and what brokers have there; setting their offsets."""
+"""Consumer groups: list, describe, delete; their offsets beside the bounds of queues; setting their offsets."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ Positions = dict[MessageQueue, int | None]
 
 @dataclass(frozen=True, slots=True)
 class QueuePositions:
-    """Queues as they were at one moment, and what brokers did not tell: an error of each that did not answer."""
+    """The state of queues at one moment, and the errors of brokers that did not answer."""
 
     rows: list[QueueLag]
     errors: list[RocketMQError] = field(default_factory=list)
 
 
 def of_group(tools: AdminTools, group: str, topics: Sequence[str]) -> Positions:
-    """All queues of the topics that the group has an offset of, None for those where it has none.
+    """The group's offsets in all queues of the topics in which it has any; None for queues without one.
 
-    Raises ``OffsetError`` where it has none at all.
+    Raises ``OffsetError`` if the group has no offset.
     """
     found: Positions = {}
     for topic in topics or tools.admin.consumed_topics(group):
-        queues = tools.routes.existing(topic, 0.0).kept()  # it may have more or fewer queues than a moment ago
+        queues = tools.routes.existing(topic, 0.0).kept()  # the number of queues may have changed
         found |= tools.brokers.committed(group, queues, deadline(tools))
     if all(position is None for position in found.values()):
         check_masters(tools)
@@ -55,8 +55,8 @@ def of_group(tools: AdminTools, group: str, topics: Sequence[str]) -> Positions:
 
 
 def check_masters(tools: AdminTools) -> None:
-    """Raises ``BrokerNotFound`` where a master is away: slaves of many versions have no offsets, so that a group without any is
-    not known to have none.
+    """Raises ``BrokerNotFound`` if a master is away: slaves of many versions do not have the offsets, so it is unknown whether
+    the group has any.
     """
     masters_of(tools.admin.cluster())
 
@@ -70,17 +70,17 @@ def new_group(group: str, topics: Sequence[str] = ()) -> str:
 
 
 def near_groups(tools: AdminTools, group: str) -> str:
-    """A question for who may have misspelt a group, with the nearest names; empty if brokers know it, or none that is near."""
+    """A hint with similar group names; empty if brokers know the group, or no similar one."""
     try:
         known = groups.groups(tools.calls, tools.admin)
-    except RocketMQError:  # it is a hint only
+    except RocketMQError:  # without the hint, the error is still complete
         return ""
     near = difflib.get_close_matches(group, known, n=3, cutoff=0.6) if group not in known else []
     return f"Did you mean {', '.join(near)}?" if near else ""
 
 
 def look_at(tools: AdminTools, positions: Mapping[MessageQueue, int | None]) -> QueuePositions:
-    """What brokers have in these queues, and when the next message of each was stored."""
+    """The bounds of these queues, and the store time of the next message of each."""
     bounds, errors = bounds_of(tools, positions)
     within = deadline(tools)
     rows = []
@@ -94,7 +94,7 @@ def look_at(tools: AdminTools, positions: Mapping[MessageQueue, int | None]) -> 
             try:
                 stored_ms = tools.brokers.store_time_ms(GROUP, queue, row.next_offset, within)
                 row = row._replace(next_stored_ms=stored_ms)
-            except NotReadable:  # nobody is told that time now; all the rest is known
+            except NotReadable:  # the topic is not readable now; only this time is missing
                 pass
             except RocketMQError as e:
                 errors.append(e)
@@ -106,9 +106,9 @@ def look_at(tools: AdminTools, positions: Mapping[MessageQueue, int | None]) -> 
 def bounds_of(
     tools: AdminTools, positions: Mapping[MessageQueue, int | None]
 ) -> tuple[dict[MessageQueue, QueueBounds], list[RocketMQError]]:
-    """Bounds as far as brokers tell them, and an error of each that does not, and of each topic without any broker.
+    """Bounds of queues, and the errors of brokers that do not answer and of topics without a broker.
 
-    The minimum of a compaction topic is no later than the position of the reader: nothing that it did not read is lost there.
+    The minimum of a compaction topic is at most the reader's position, because compaction is not a loss of unread messages.
     """
     errors: list[RocketMQError] = []
     routed = set()
@@ -139,9 +139,9 @@ def offset_changes(
     environment: Environment | None = None,
     named: str = "to",
 ) -> list[OffsetChange]:
-    """What setting a group's offsets would change. Without ``topics`` in all in which it has offsets, but for retries.
+    """The changes that setting a group's offsets would make. Without ``topics``, in all topics with offsets, except retry topics.
 
-    ``named`` is what errors call ``wanted``. Raises ``OffsetError`` for offsets that a queue does not have.
+    ``named`` is the name of ``wanted`` in errors. Raises ``OffsetError`` for offsets that a queue does not have.
     """
     if problem := group_problem(group):
         raise OptionError(problem)
@@ -211,10 +211,10 @@ def check_members(group: str, online: Sequence[str], would: str = "overwrite wha
 
 
 def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-    """Set them, and read them back: what a broker did not take is an error that names the queue."""
+    """Set offsets and read them back. An offset that a broker did not store is an error that names the queue."""
     failed = tools.committer.commit_each(group, offsets, deadline(tools))
     if lack := sorted({queue.broker_name for queue, error in failed.items() if isinstance(error, GroupNotFound)}):
-        tools.committer.create_group(group, lack)  # one that is to begin somewhere
+        tools.committer.create_group(group, lack)  # a new group
         failed = tools.committer.commit_each(group, offsets, deadline(tools))
     if failed:
         queue, error = next(iter(failed.items()))
@@ -243,12 +243,12 @@ def names(tools: AdminTools) -> list[str]:
 
 
 def describe(tools: AdminTools, group: str) -> GroupDescription:
-    """A group's settings, members and lag. Raises ``GroupNotFound``, with the nearest names, where brokers know nothing of it."""
+    """A group's settings, members and lag. Raises ``GroupNotFound``, with the nearest names, if no broker knows it."""
     masters = _asked(tools)
     settings, online = _settings(tools, group, masters), _online(tools, group, masters)
     topics = _consumed(tools, group, bool(settings or online))
     look = look_at(tools, of_group(tools, group, topics)) if topics else QueuePositions([])
-    # The ages of messages, for which a user needs more rights, are less than half of what there is to say.
+    # The ages of messages need more rights; without these, the rest is still described.
     half = [
         e for e in look.errors if not isinstance(e, AccessDenied) or any(row.max_offset is None for row in look.rows)
     ]
@@ -286,7 +286,7 @@ def _online(tools: AdminTools, group: str, masters: Mapping[str, str]) -> list[G
 
 
 def _consumed(tools: AdminTools, group: str, known: bool) -> list[str]:
-    """Topics in which the group has offsets. Raises ``GroupNotFound`` for one that has none and is not ``known`` otherwise."""
+    """Topics in which the group has offsets. Raises ``GroupNotFound`` if it has none and is not ``known``."""
     topics = tools.admin.consumed_topics(group)
     if not topics and not known:
         check_masters(tools)
@@ -297,17 +297,17 @@ def _consumed(tools: AdminTools, group: str, known: bool) -> list[str]:
 def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = False) -> None:
     """Delete a group and its offsets on all masters; with ``topics`` its retry and dead-letter topics, too.
 
-    Raises ``GroupNotFound`` where brokers know nothing of it, and unless ``force`` ``OffsetError`` where it has members.
+    Raises ``GroupNotFound`` if no broker knows it and, without ``force``, ``OffsetError`` if it has members.
     Mirrors ``DeleteSubscriptionGroupCommand``, which always deletes the topics, and offsets with ``-r true``.
     """
     check_deletable(tools, group, force)
-    # First, for of a group that is gone nobody can say it again.
+    # First, because after the deletion the topics cannot be found.
     for prefix in (RETRY_PREFIX, DLQ_PREFIX) if topics else ():
         try:
             tools.admin.delete_topic(prefix + group)
         except RouteNotFound:
             continue
-    # Brokers before 5.0 have the other name for the same.
+    # Brokers before 5.0 use the other name for the same field.
     row, on_wire = rpc.DELETE_SUBSCRIPTIONGROUP, tools.calls.on_wire(group)
     asked = {
         name: (address, row.request(groupName=on_wire, cleanOffset=True, removeOffset=True, bname=name))
@@ -318,7 +318,7 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
 
 
 def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
-    """The errors of ``delete``, without a change. A master that is away would keep the group: ``BrokerNotFound``."""
+    """Raise the errors of ``delete`` without a change. A master that is away would keep the group: ``BrokerNotFound``."""
     if not is_user_group(tools.calls.on_wire(group)):
         raise OptionError(f"group {group} is RocketMQ's own, which needs its offsets; nothing was deleted")
     masters = masters_of(tools.admin.cluster())
@@ -331,7 +331,7 @@ def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
 
 
 def _asked(tools: AdminTools) -> dict[str, str]:
-    """Who knows of groups: all masters; where one is away its slave, which has its groups, and whose members tell it, too."""
+    """The brokers to ask about groups: all masters, or the slave of one that is away, which has its groups and heartbeats."""
     return {
         name: at for name, data in sorted(registered(tools.admin.cluster()).items()) if (at := data.replica("hint"))
     }

@@ -1,4 +1,4 @@
-"""Questions about copies of one thing that a slow function decides: it is asked once about all that came meanwhile."""
+"""Decides about copies of a thing by a slow user function, which is called once for all copies that arrive meanwhile."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ logger = logging.getLogger(__name__)
 P = TypeVar("P")
 D = TypeVar("D")
 
-# Questions of one broker that wait for a user's function, or whose answers wait for the broker: what is more is asked again.
+# Questions of one broker that may wait for the user's function, or whose answers wait for the broker. The broker repeats others.
 MOST_WAITING = 1000
-# How often the log says so.
+# How often this is logged.
 SAID_S = 10.0
-# A broker notes decisions some seconds later (``transactionOpBatchInterval``), and may ask about a new copy until then. What it
-# asks long after a commit means that it has lost that.
+# A broker records decisions some seconds later (``transactionOpBatchInterval``), and may ask about a new copy until then. If it
+# asks long after a commit, it has lost the commit.
 CROSSING_S = 60.0
 MOST_ANSWERED = 100_000
 
 
 class _Shared:
-    """What a process knows of things that are asked about, whichever of those that may answer is asked."""
+    """State that all ``CopyQuestions`` with the same ``shared_as`` share in a process."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # what garbage collection runs may close a producer
+        self.lock = threading.RLock()  # reentrant, because garbage collection may close a producer
         self.newest: dict[str, Any] = {}  # the places of those that wait for a function
-        self.answering: dict[str, CopyQuestions[Any, Any]] = {}  # who was asked about that place
+        self.answering: dict[str, CopyQuestions[Any, Any]] = {}  # by place: the object whose broker asked
         self.whose: dict[
             str, tuple[CopyQuestions[Any, Any], Hashable]
-        ] = {}  # whose function it is, and who asked first
+        ] = {}  # the object whose function is called, and the one that was asked first
         self.done: OrderedDict[str, Deadline] = OrderedDict()
 
 
 class CopyQuestions(Generic[P, D]):
-    """Asks a user's function on a thread of its own, so that what is known without it is said at once.
+    """Calls a user's function on a separate thread, so that answers that do not need it are sent at once.
 
-    ``answer`` sends a decision about the copy at a place, and says whether it is done for certain. It may block: each ``who``
-    asks has a thread for that, so that one that hangs holds up no other. ``taken`` is the decision that may be taken once:
-    after it, copies get ``dropped``. ``unknown`` is said where the function fails.
+    ``answer`` sends a decision about the copy at a place, and returns whether it has certainly arrived. It may block: each
+    ``who`` has its own thread, so that a broker that hangs does not delay others. ``taken`` is the decision that may be made
+    only once: after it, other copies get ``dropped``. ``unknown`` is the answer if the function fails.
 
-    Those with the same ``shared_as`` are asked about the same things: what one asks its function no other does meanwhile.
+    Objects with the same ``shared_as`` share their state: only one of them calls its function for a thing at a time.
     """
 
     def __init__(
@@ -58,24 +58,24 @@ class CopyQuestions(Generic[P, D]):
         self._answer, self._who = answer, who
         self._taken, self._dropped, self._unknown = taken, dropped, unknown
         self._aside = Aside()
-        self._answers = Aside(2 * MOST_WAITING)  # half of it for what is known
-        self._left: Deadline | None = None  # what its function has not said by then, it does not say any more
+        self._answers = Aside(2 * MOST_WAITING)  # half of it for answers without the function
+        self._left: Deadline | None = None  # decisions of its function after this time are ignored
         shared = _Shared() if shared_as is None else process.once("copies", shared_as, _Shared)
         self._lock, self._newest, self._done = shared.lock, shared.newest, shared.done
         self._answering, self._whose = shared.answering, shared.whose
-        self._behind: set[str] = set()  # what waits for the turn of the function here
+        self._behind: set[str] = set()  # things that wait for a call of the function
         self._waiting: Counter[Hashable] = Counter()
         self._say_so = NowAndThen(SAID_S)
 
     def leave(self) -> None:
-        """What waits is not decided here any more. Others may be asked about it."""
+        """Stop deciding. Brokers may ask the other objects about what waits here."""
         with self._lock:
             self._left = Deadline.after(CROSSING_S)
             for what in list(self._behind):
                 self._drop(what)
 
     def ask(self, what: str, place: P, decide: Callable[[], D]) -> D | None:
-        """Has the function asked, unless it is going to be, or was: then its answer is about this copy, too."""
+        """Have the function called, unless a call for ``what`` waits or runs, whose result then also applies to this copy."""
         who = self._who(place)
         with self._lock:
             lately = self._done.get(what)
@@ -85,7 +85,7 @@ class CopyQuestions(Generic[P, D]):
                 return None
             mine, _ = self._whose.get(what, (self, who))
             hangs = mine._left is not None and mine._left.expired
-            if mine is not self and (hangs or what in mine._behind):  # its turn comes here as soon, or sooner
+            if mine is not self and (hangs or what in mine._behind):  # the function here is called as soon, or sooner
                 self._drop(what)
             waits = what in self._newest
             room = waits or self._waiting[who] < MOST_WAITING
@@ -102,7 +102,7 @@ class CopyQuestions(Generic[P, D]):
         return None
 
     def say(self, what: str, place: P, decision: D) -> None:
-        """What is known without the function."""
+        """Send a decision that does not need the function."""
 
         def answer() -> None:
             self._answered(what, place, decision)
@@ -129,11 +129,11 @@ class CopyQuestions(Generic[P, D]):
 
     def _decide(self, what: str, decide: Callable[[], D]) -> None:
         with self._lock:
-            if what not in self._behind:  # its producer has left
+            if what not in self._behind:  # the producer has closed
                 return
             self._behind.discard(what)
         made = attempt(decide)
-        if isinstance(made, Failure):  # what is noted of it must not stay
+        if isinstance(made, Failure):  # its state must be removed
             made.log(logger, "%s could not be decided", what)
         decision = self._unknown if isinstance(made, Failure) else made
         with self._lock:
@@ -145,7 +145,7 @@ class CopyQuestions(Generic[P, D]):
     def _tell(self, what: str, decision: D) -> None:
         last: P | None = None
         taken = False
-        while (copy := self._next(what, last, taken)) is not None:  # another one may come while one is decided
+        while (copy := self._next(what, last, taken)) is not None:  # a further copy may arrive while one is decided
             asked, last = copy
             taken = asked._answered(what, last, decision) and decision is self._taken
             decision = self._dropped if taken else decision
@@ -158,7 +158,7 @@ class CopyQuestions(Generic[P, D]):
         return made
 
     def _next(self, what: str, last: P | None, taken: bool) -> tuple[CopyQuestions[P, D], P] | None:
-        """The newest copy, and whom its broker asked; None, and it waits no more, if that is the ``last`` one."""
+        """The newest copy and the object that its broker asked. None if it is the ``last`` one, and then nothing waits."""
         with self._lock:
             if taken:
                 self._done[what] = Deadline.after(CROSSING_S)
@@ -173,7 +173,7 @@ class CopyQuestions(Generic[P, D]):
             return None
 
     def _mine(self, what: str) -> bool:
-        """With the lock. Whether it was not given to another one, long after this one has left."""
+        """Call with the lock. Whether ``what`` still belongs to this object: after it left, another may have taken it over."""
         whose = self._whose.get(what)
         return whose is not None and whose[0] is self
 

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 PATH = "/metrics"
 DEFAULT_HOST = "127.0.0.1"
-# So long a client may be silent, or take for its request, and so many may be served at once.
+# How long a client may be silent or take for its request, and how many clients are served at once.
 _IDLE_S, _AT_ONCE = 10.0, 16
 _LOOPBACK = {"localhost", "127.0.0.1", "[::1]", "::1"}
-_LOOK_S = 0.05  # how soon it sees that it is to end
+_LOOK_S = 0.05  # how often the server checks whether to stop
 _TOTAL = "_total"
 
 Samples = Sequence[tuple[Mapping[str, str], float]]
 
 
 class Family(NamedTuple):
-    """A figure: its name, ``gauge`` or ``counter``, what it means, and its values by labels. What is not known has no value."""
+    """A figure: its name, ``gauge`` or ``counter``, what it means, and its values by labels. Unknown values are omitted."""
 
     name: str
     kind: str
@@ -45,11 +45,11 @@ def missing() -> str | None:
 
 
 def metrics(families: Sequence[Family]) -> Iterator[Metric]:
-    """As prometheus-client has them, for the ``collect`` of a collector."""
+    """Convert to prometheus-client's metrics, for the ``collect`` of a collector."""
     from prometheus_client import Metric
 
     for family in families:
-        # It adds what the names of counters end with.
+        # prometheus-client appends ``_total`` to the names of counters.
         made = Metric(family.name.removesuffix(_TOTAL), family.help, family.kind)
         for labels, value in family.samples:
             made.add_sample(family.name, {name: _unicode(text) for name, text in labels.items()}, value)
@@ -72,19 +72,19 @@ class _Collector:
 
 
 def _unicode(value: str) -> str:
-    """Half a surrogate pair, as names from Java may have, could not be written."""
+    """Replace single surrogates, which names from Java may contain and which cannot be encoded."""
     return value.encode(errors="replace").decode()
 
 
 class _Server(ThreadingHTTPServer):
-    """One that has no more than a few threads: who is one too many is let go at once."""
+    """A server with a limited number of threads. Connections above the limit are closed at once."""
 
     daemon_threads = True
 
     def __init__(self, *args: Any) -> None:
         try:
             super().__init__(*args)
-        except OverflowError as e:  # no port has that number
+        except OverflowError as e:  # the number is no port
             raise OSError(errno.EINVAL, str(e)) from e
         self._room = threading.BoundedSemaphore(_AT_ONCE)
 
@@ -99,7 +99,7 @@ class _Server(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        # A client that sends a byte now and then is never silent.
+        # A client that sends a byte from time to time would never be silent.
         late = threading.Timer(_IDLE_S, _read_no_more, [request])
         late.daemon = True
         try:
@@ -110,7 +110,7 @@ class _Server(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who went away in the midst is no news."""
+        """Log nothing: clients may disconnect at any time."""
 
 
 def _read_no_more(connection: socket.socket) -> None:
@@ -119,7 +119,7 @@ def _read_no_more(connection: socket.socket) -> None:
 
 
 def _is_meant(served: str, host: str | None) -> bool:
-    """Whether a request means who serves: any name may be that of a machine, but not of a loopback address."""
+    """Whether the Host header is acceptable: any name for a machine's address, only loopback names for a loopback address."""
     if served not in _LOOPBACK or host is None:
         return True
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
@@ -134,10 +134,11 @@ _Shown = Callable[[Exception], str]
 def serving(
     address: tuple[str, int], figures: Callable[[], str], failures: _Failures = (), shown: _Shown = str
 ) -> Iterator[str]:
-    """Serve what ``figures`` gives inside the block; gives the URL. Port 0 is any. One question is asked at a time, and where one
-    of ``failures`` is raised the answer is a 503 with its text, on one line, which ``shown`` makes.
+    """Serve the result of ``figures`` inside the block, and yield the URL. Port 0 takes any free port. One request
+    at a time calls ``figures``. If it raises one of ``failures``, the response is a 503 with its text in one line, formatted by
+    ``shown``.
 
-    Raises ``OSError`` for an address that cannot be listened on.
+    Raises ``OSError`` if the server cannot listen on the address.
     """
     asking = threading.Lock()
 
@@ -168,7 +169,7 @@ def serving(
             self.wfile.write(data)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Scrapes are no news."""
+            """Scrapes are not logged."""
 
     server = _Server(address, Handler)
     thread = threading.Thread(target=server.serve_forever, args=(_LOOK_S,), name="metrics", daemon=True)

@@ -8,7 +8,7 @@ that created it.
 Producers and consumers close at the end of a ``with`` block, in signal handlers, and never in a forked child. A signal handler
 interrupts the main thread anywhere. If that is inside one of our calls, the call may hold locks that the close needs, or that the
 threads which receive answers need, and the close would deadlock. So the close is postponed until the call ends. ``on_signals``
-replaces the handlers of signals for as long as something is waited for.
+replaces the handlers of signals while a call waits.
 
 When a query stops, Spark closes its connection to the source runner (the Python process of a stream on the driver's
 machine). The runner then fails to read the next request, and fails again to report that. ``end_quietly`` suppresses the two
@@ -35,12 +35,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-# Objects that are made before young ones are looked through, and how often that is until older ones are.
+# Thresholds of garbage collection: new objects before the young generation is collected, and such collections before older ones.
 GC_THRESHOLDS = (50_000, 20, 20)
 
 
 class _Kept:
-    """Of one process. ``inherited`` keeps alive what would otherwise be closed in a child."""
+    """State of one process. ``inherited`` keeps the parent's state alive in a child, where it must not be closed."""
 
     def __init__(self, inherited: _Kept | None = None) -> None:
         self.lock = threading.RLock()
@@ -60,19 +60,19 @@ os.register_at_fork(after_in_child=_begin)
 
 
 def lock() -> AbstractContextManager[bool]:
-    """For steps that must not be mixed with others; a new one in each process, for a fork may find the old one held."""
+    """The lock of the registry. Each process has a new one, because a fork may inherit a held lock."""
     return _here.lock
 
 
 def kept(kind: str) -> dict[Any, Any]:
-    """What this process keeps of a kind."""
+    """The entries of a kind in this process."""
     here = _here
     with here.lock:
         return here.kinds.setdefault(kind, {})
 
 
 def once(kind: str, key: Hashable, make: Callable[[], T]) -> T:
-    """The thing of this kind and key, made by the first who asks."""
+    """The entry of this kind and key; the first call creates it."""
     with lock():
         things = kept(kind)
         if key not in things:
@@ -82,7 +82,7 @@ def once(kind: str, key: Hashable, make: Callable[[], T]) -> T:
 
 
 def forget() -> dict[str, dict[Any, Any]]:
-    """Begin anew; gives what was kept, by kind, to be closed."""
+    """Empty the registry. Returns the entries by kind, for the caller to close."""
     here = _here
     with here.lock:
         gone = {kind: dict(things) for kind, things in here.kinds.items()}
@@ -95,25 +95,25 @@ _RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
 def is_for(worker: str) -> bool:
-    """Whether Spark made this process to run its module ``worker``: as the main one, or in a fork of a daemon that has it."""
+    """Whether Spark started this process to run its module ``worker``: as main module, or in a fork of its daemon."""
     return worker in sys.modules or _main() == worker
 
 
 def settle() -> None:
-    """Here a stream lives for long. Elsewhere than in a runner: nothing.
+    """Tune garbage collection for a long stream. Does nothing outside a source runner.
 
-    What was imported stays, so the full collections that come with views of thousands of queues need not look through
-    it, which is most of what they would do. Of a view nothing is garbage until the next one replaces it: with Python's own
-    thresholds a fifth of the time to plan 100,000 queues went into looking for some.
+    Imported modules stay, so full collections, which views of thousands of queues trigger, should not traverse them; that would
+    be most of their work. No part of a view is garbage until the next view replaces it: with Python's default
+    thresholds, collections took a fifth of the time to plan 100,000 queues.
     """
     if _is_runner():
         dedicate()
 
 
 def dedicate() -> None:
-    """This process does one work until it ends, which makes tens of objects a message and leaves no cycles.
+    """Tune garbage collection for a process with one task, which creates tens of objects per message and no cycles.
 
-    Collections come seldom, and do not look through what is there now: they took a tenth of a delay node's time.
+    Collections become rare and skip the objects that exist now; they took a tenth of a delay node's time.
     """
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
@@ -145,7 +145,7 @@ class Closing:
     """Has a ``close``, which may be called twice."""
 
     def close(self) -> object:
-        """Give back what is held; nothing is done the second time."""
+        """Release all resources. A second call does nothing."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -158,7 +158,7 @@ class Closing:
 
 
 def entry(method: Callable[P, T]) -> Callable[P, T]:
-    """Decorates a method that users call. What was ``postponed`` above it is done when it ends, whatever it raises."""
+    """Decorates a method that users call. Calls that were ``postponed`` inside it run when it ends, even if it raises."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -172,8 +172,8 @@ def entry(method: Callable[P, T]) -> Callable[P, T]:
 
 
 def postponed(close: Callable[[], object]) -> bool:
-    """Whether this thread is in an ``entry``, which then calls ``close`` when it ends. It may be another object's: they share
-    connections.
+    """Whether this thread is inside an ``entry``, which then calls ``close`` when it ends. The entry may be of another object,
+    because objects share connections.
     """
     if not _is_inside():
         return False
@@ -182,7 +182,7 @@ def postponed(close: Callable[[], object]) -> bool:
 
 
 def _inside(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Marks the stack: a count would be wrong for ever where Ctrl-C comes between two steps of it."""
+    """Marks the stack. A counter would stay wrong for ever if Ctrl-C came between its steps."""
     return method(*args, **kwargs)
 
 
@@ -202,13 +202,13 @@ def _catch_up() -> None:
             close()
 
 
-# The number of this process: kept, for the system takes as long to say it as all other steps of a send.
+# The id of this process. It is cached, because the system call takes as long as all other steps of a send.
 _process = [os.getpid()]
 os.register_at_fork(after_in_child=lambda: _process.__setitem__(0, os.getpid()))
 
 
 class Owner:
-    """The process that made this, of ``what``: a producer, a consumer. Sockets, locks and threads of another one are no use."""
+    """The process that created a producer or consumer (``what``). Other processes cannot use its sockets, locks and threads."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -216,11 +216,11 @@ class Owner:
 
     @property
     def here(self) -> bool:
-        """Whether this process is it, and no fork of it."""
+        """Whether this process is the owner, and not a fork of it."""
         return _process[0] == self._pid
 
     def check(self, closed: bool) -> None:
-        """Raises ``ClosedError`` in a fork, and when it was ``closed``."""
+        """Raises ``ClosedError`` in a fork, and if ``closed``."""
         if _process[0] != self._pid:
             raise ClosedError(
                 f"this {self._what} belongs to process {self._pid}, from which this one was forked",
@@ -231,13 +231,13 @@ class Owner:
 
 
 _Handlers = dict[int, Any]
-_replaced: list[_Handlers] = []  # the handlers in whose place others are now, by signal
+_replaced: list[_Handlers] = []  # the replaced handlers by signal
 
 
 @contextlib.contextmanager
 def on_signals(handle: Callable[[], object], *numbers: signal.Signals) -> Iterator[None]:
-    """These signals call ``handle`` instead of ending the program wherever it is. Only the main thread receives them: in any
-    other this does nothing.
+    """Inside the block, these signals call ``handle`` instead of ending the program. Only the main thread receives signals: in
+    other threads this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -257,11 +257,11 @@ def on_signals(handle: Callable[[], object], *numbers: signal.Signals) -> Iterat
 
 def _put_back(before: _Handlers) -> None:
     for number, handler in before.items():
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set by Python
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
 
 
 def _put_back_all() -> None:
-    """In a child that was forked meanwhile: it has nothing to end, and who ends the child would wait for it for ever."""
+    """Restore the handlers in a forked child. With the replaced ones, a signal would not end the child."""
     while _replaced:
         _put_back(_replaced.pop())
 

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Code of others raised ``error`` instead of returning."""
+    """User code raised ``error`` instead of returning."""
 
     error: BaseException
 
@@ -46,12 +46,12 @@ class Failure:
         return f"{type(self.error).__name__}: {text_of(self.error, str)}"
 
     def log(self, logger: logging.Logger, text: str, *args: object) -> None:
-        """An error in the log, with the traceback. A handler of the user's that raises, too, costs nothing else."""
+        """Log the error with its traceback. A log handler that raises has no further effect."""
         attempt(logger.error, text, *args, exc_info=self.error, stacklevel=3)
 
 
 def attempt(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Failure:
-    """Returns what ``code`` returns, or ``Failure``. Only Ctrl-C in the main thread is raised: that is for the user."""
+    """Returns what ``code`` returns, or ``Failure``. Ctrl-C in the main thread is raised: it is for the user."""
     try:
         return code(*args, **kwargs)
     except BaseException as e:
@@ -65,7 +65,7 @@ _here = threading.local()
 
 @contextlib.contextmanager
 def never_waiting() -> Iterator[None]:
-    """This thread must not be held up now: what another one can finish is left to it."""
+    """Inside the block, ``may_wait`` is false on this thread: work that may block is left to another thread."""
     before, _here.waits = may_wait(), False
     try:
         yield
@@ -79,7 +79,7 @@ def may_wait() -> bool:
 
 
 def text_of(value: object, how: Callable[[object], str] = repr) -> str:
-    """The text of a value that is not ours, whose own method may raise."""
+    """The text of a user's value, whose own method may raise."""
     text = attempt(how, value)
     return f"<{type(value).__name__} without a text>" if isinstance(text, Failure) else text
 
@@ -89,10 +89,10 @@ def start_thread(
 ) -> threading.Thread:
     """Starts a daemon thread that runs ``loop`` until it returns, and ``ended`` whatever happens.
 
-    What ``loop`` raises is logged. With ``again`` the loop is then run anew, so it must have put aside what it failed at.
+    What ``loop`` raises is logged. With ``again`` the loop is then run again, so it must first remove the work that failed.
 
     Raises:
-        RuntimeError: There can be no more threads. The caller must not have noted the thread before.
+        RuntimeError: The system allows no more threads. Record the thread only after this call.
     """
     thread = threading.Thread(target=_root, args=(name, loop, ended, again), name=name, daemon=True)
     thread.start()
@@ -120,10 +120,10 @@ _LOOK_S = 1.0
 
 
 class Latch:
-    """What one thread waits for, and others or signal handlers set.
+    """A flag that one thread waits for, and that other threads or signal handlers set.
 
-    Not an ``Event``: Ctrl-C within the steps of its condition's lock leaves that held, and who sets it then waits for ever. So
-    does a signal handler that sets it above such a step, perhaps one of another handler.
+    It is no ``Event``, because Ctrl-C can interrupt an ``Event`` while the lock of its condition is held. The lock then stays
+    held, and every later ``set`` waits for ever. A signal handler that runs in such a moment waits for ever, too.
     """
 
     __slots__ = ("_held",)
@@ -137,18 +137,18 @@ class Latch:
             self._held.release()
 
     def is_set(self) -> bool:
-        """For the thread that waits."""
+        """Whether it is set. Call this only on the thread that waits."""
         return not self._held.locked()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Returns whether it is set, after ``seconds`` at most.
 
-        Without it the thread looks now and then: of two signals at once another thread may take both, which wakes nobody.
+        Without ``seconds`` the thread checks periodically: of two signals at once, another thread may take both and wake none.
         """
         while not self._held.acquire(timeout=_LOOK_S if seconds is None else max(0.0, seconds)):
             if seconds is not None:
                 return False
-        self.set()  # it may have been, once more
+        self.set()  # the wait cleared it
         return True
 
 
@@ -163,17 +163,17 @@ gc.callbacks.append(_collects)
 
 
 def left_by_collection(work: Callable[[], None]) -> bool:
-    """Whether this thread collects garbage, which may come while it holds any lock. Then another one does ``work``."""
+    """Whether this thread is collecting garbage, possibly while it holds a lock. If so, another thread runs ``work``."""
     if threading.get_ident() not in _collecting:
         return False
-    if not sys.is_finalizing():  # no thread begins any more, and who starts one waits for that
-        with contextlib.suppress(RuntimeError):  # there can be no more threads
+    if not sys.is_finalizing():  # new threads no longer run, and starting one would wait for it
+        with contextlib.suppress(RuntimeError):  # the system allows no more threads
             start_thread("rocketmq-collected", work, again=False)
     return True
 
 
 class Aside:
-    """Threads by key; ``limit`` is how much may wait for one of them."""
+    """One thread per key; ``limit`` is the number of calls that may wait for a thread."""
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
@@ -181,11 +181,11 @@ class Aside:
         self._work: dict[Hashable, deque[Callable[[], None]]] = {}
 
     def busy(self, key: Hashable) -> bool:
-        """Whether work of ``key`` waits or is under way: what comes now must wait behind it."""
+        """Whether work of ``key`` waits or runs, so that new work has to wait for it."""
         return key in self._work
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Have ``work`` done soon. Raises ``RuntimeError`` when there can be no more threads, or too much waits."""
+        """Run ``work`` soon. Raises ``RuntimeError`` if the system allows no more threads, or if too much work waits."""
         with self._lock:
             waiting = self._work.get(key)
             if waiting is not None:
@@ -197,7 +197,7 @@ class Aside:
             try:
                 self._work[key] = waiting
                 start_thread(f"rocketmq-aside-{key}", functools.partial(self._run, key, waiting))
-            except BaseException:  # Ctrl-C, too: there may be a thread, or none, and the work is the caller's again
+            except BaseException:  # Ctrl-C, too: whether the thread exists is unknown, so the caller keeps the work
                 waiting.clear()
                 self._work.pop(key, None)
                 raise
@@ -224,31 +224,31 @@ class Aside:
             return None
 
 
-_LEASES = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Linux has both, and the second one sleeps, too
+_LEASES = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # counts sleep of the machine, on Linux
 
 
 class Timer:
-    """Calls made later, on a thread that starts with the first of them."""
+    """Runs calls later, on one thread, which starts with the first call."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._wakes: SimpleQueue[None] = SimpleQueue()  # a condition of Python's takes several times as long
+        self._wakes: SimpleQueue[None] = SimpleQueue()  # a threading.Condition takes several times as long
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def beside(self, name: str) -> Timer:
-        """Another one with a thread of its own, for calls that may block."""
+        """Return another timer with a separate thread, for calls that may block."""
         return Timer(f"{self._name}-{name}")
 
     def now_ms(self) -> int:
-        """A clock that never goes back, for intervals."""
+        """Milliseconds of a clock that never goes back, for intervals."""
         return time.monotonic_ns() // 1_000_000
 
     def lease_ms(self) -> int:
-        """A clock that never goes back, and goes on while the machine sleeps: for what others give for a time, and count, too."""
+        """Milliseconds of a clock that never goes back and runs while the machine sleeps: for leases that servers grant."""
         return time.clock_gettime_ns(_LEASES) // 1_000_000
 
     def wall_ms(self) -> int:
@@ -256,7 +256,7 @@ class Timer:
         return time.time_ns() // 1_000_000
 
     def pause(self, seconds: float) -> None:
-        """Hold the calling thread."""
+        """Block the calling thread."""
         time.sleep(seconds)
 
     def wait(self, future: Future[Any], seconds: float) -> bool:
@@ -276,8 +276,8 @@ class Timer:
         with self._lock:
             if self._closed:
                 return
-            # Before the call is noted: where there is no thread, or Ctrl-C comes, the caller hears of it. The thread waits
-            # for the lock when it wakes; one that slept on would not be woken by later calls either.
+            # Before the call is added: if the thread cannot start, or Ctrl-C comes, the caller gets the exception. The thread
+            # waits for the lock when it wakes; if it were not woken here, later calls would not wake it either.
             self._start()
             entry = (time.monotonic() + seconds, next(self._numbers), call)
             if not self._due or entry < self._due[0]:
@@ -285,20 +285,20 @@ class Timer:
             heapq.heappush(self._due, entry)
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Call once on the thread, or here where the system gives no more threads."""
+        """Call once on the timer's thread, or on this one if the system allows no more threads."""
         try:
             self.later(0, call)
         except RuntimeError:
             call()
 
     def begin(self) -> None:
-        """Start the thread now, for who could do nothing about it later. Raises ``RuntimeError`` if there can be none."""
+        """Start the thread now, for callers that could not handle a failure later. Raises ``RuntimeError`` if it cannot start."""
         with self._lock:
             if not self._closed:
                 self._start()
 
     def every(self, seconds: float, call: Callable[[], None], first_s: float) -> None:
-        """Call again and again, ``seconds`` after each end, whatever the call raises."""
+        """Call repeatedly, ``seconds`` after the end of the previous call, even if a call raises."""
 
         def turn() -> None:
             try:
@@ -309,7 +309,7 @@ class Timer:
         self.later(first_s, turn)
 
     def drain(self, seconds: float) -> None:
-        """Wait for the calls that are due already, unless this is one of them."""
+        """Wait for the calls that are due now, unless this is one of them."""
         if self._thread is None or self._thread is threading.current_thread():
             return
         drained = Latch()
@@ -317,7 +317,7 @@ class Timer:
         drained.wait(seconds)
 
     def close(self, wait_s: float = 5.0) -> None:
-        """Forget what was not called yet and end the thread; a call under way is waited for a moment."""
+        """Discard pending calls and end the thread; wait up to ``wait_s`` for a running call."""
         with self._lock:
             self._closed = True
             self._due.clear()

@@ -1,4 +1,4 @@
-"""What commands say, as text for people or as JSON for programs. Commands call ``Output`` and never print.
+"""The output of commands, as text for people or as JSON for programs. Commands call ``Output`` and never print.
 
 Results go to standard output; notes and failures go to standard error, so that a pipe gets results only.
 """
@@ -21,13 +21,13 @@ from rocketmq_spark.errors import RocketMQError
 
 Row = Mapping[str, object]
 
-# What a terminal obeys instead of showing it, what turns the order of letters around, what begins a line in some editors, and
-# halves of letters, which no encoding has: bodies, properties and names may hold all of it.
+# Control characters, characters that change the writing direction, line separators of some editors, and single surrogates,
+# which cannot be encoded: bodies, properties and names may contain all of them.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 
 
 class Output(Protocol):
-    """One way to say things. ``machine`` is for the few who draw: they may not."""
+    """A format of output. ``machine``: the output is for programs, so commands must not draw."""
 
     machine: bool
 
@@ -38,10 +38,10 @@ class Output(Protocol):
         """Several results of a kind: one object a line, or a table with the ``columns`` (key to heading)."""
 
     def note(self, text: str) -> None:
-        """Something that only a person wants to know."""
+        """Information that is only for people."""
 
     def failure(self, error: BaseException) -> None:
-        """Why the command ends: one line."""
+        """The error that ends the command, in one line."""
 
 
 class Text:
@@ -65,7 +65,7 @@ class Text:
 
 
 class Json:
-    """For programs: each result is an object on a line of its own."""
+    """For programs: each result is an object on a separate line."""
 
     machine = True
 
@@ -85,12 +85,12 @@ class Json:
 
 
 def safe(text: str) -> str:
-    """Text as it may go to a terminal: line breaks and tabs as they are, of other control characters their codes."""
+    """Make text safe for a terminal: keep line breaks and tabs, replace other control characters by their codes."""
     return _OBEYED.sub(_code, text)
 
 
 def shown(text: str) -> str:
-    """The same of a text that must stay on its line, such as what a stranger wrote."""
+    """The same for text that must stay on one line, such as the content of messages."""
     return safe(text.replace("\r", "\\r").replace("\n", "\\n"))
 
 
@@ -105,18 +105,18 @@ def _json(value: object) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The text of an error without line breaks; a name where there is no text."""
+    """The text of an error without line breaks; its class name if it has no text."""
     text = " ".join(str(error).replace("\n  - ", "; ").split()).replace("] ; ", "] ")
     return text or type(error).__name__
 
 
 def moment(epoch_ms: int | None) -> str | None:
-    """A time as people and programs read it, UTC; None for none. Of what has expired brokers say -1."""
+    """A time as text, in UTC; None for None, and for -1, which brokers report for expired messages."""
     return utc_text(epoch_ms) if epoch_ms is not None and epoch_ms > 0 else None
 
 
 def _cell(value: object) -> str:
-    """A list stands on lines of its own."""
+    """The text of a cell; a list has one line per element."""
     if value is None:
         return "-"
     return "\n".join(shown(str(part)) for part in (value if isinstance(value, list) else [value]))
@@ -127,20 +127,20 @@ def _is_number(text: str) -> bool:
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Columns of the terminal that ``stream`` writes to; None where it is none, and lines are as long as they are."""
+    """The width of the terminal that ``stream`` writes to; None if it is no terminal, and lines are not wrapped."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def wrapped(text: str, width: int | None, indent: int = 0) -> list[str]:
-    """A line, or as many as it takes where the terminal is narrower, the others indented. A terminal itself would cut words."""
+    """Wrap a line between words to the width of the terminal, and indent the further lines."""
     if width is None or len(text) <= width:
         return [text]
     return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def tabled(columns: Mapping[str, str], rows: Sequence[Row], width: int | None) -> list[str]:
-    """A heading and a line for each of ``rows``. Where that is wider than the terminal, each topic has a line of its own above
-    its rows instead of a column.
+    """A heading and a line for each of ``rows``. If that is wider than the terminal, the topic is on a separate line above
+    its rows instead of in a column.
     """
     lines = _table(columns, rows)
     if width is None or "topic" not in columns or max(map(len, lines)) <= width:

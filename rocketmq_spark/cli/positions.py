@@ -1,4 +1,4 @@
-"""Where a consumer group, or a query by its checkpoint, goes on in each queue, and what brokers have there."""
+"""The positions of a consumer group, or of a query by its checkpoint, in each queue, and the bounds of the queues."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def own_group(target: Target, group: str) -> str:
 
 
 class Reached(NamedTuple):
-    """Where a query goes on: behind its last finished ``batch``, or where it began if none is. ``under_way`` is the batch that
-    was begun and is not done. Sources that read ``elsewhere``, in these clusters, are left out.
+    """The positions of a query: after its last finished ``batch``, or its start without one. ``under_way`` is the unfinished
+    batch. Sources that read from other clusters (``elsewhere``) are not included.
     """
 
     batch: int | None
@@ -37,9 +37,9 @@ class Reached(NamedTuple):
 
 
 def of_checkpoint(target: Target, name: str, topics: Sequence[str]) -> tuple[Client, Reached]:
-    """Where the query of a checkpoint goes on, and who can be asked about it.
+    """The positions of a checkpoint's query, and a client for its brokers.
 
-    Raises ``OffsetError`` for what is no checkpoint, and for topics that the query does not read.
+    Raises ``OffsetError`` for a folder that is no checkpoint, and for topics that the query does not read.
     """
     from rocketmq_spark.spark.checkpoints.entries import folder, last_batch, merged, under_way
 
@@ -66,7 +66,7 @@ def of_checkpoint(target: Target, name: str, topics: Sequence[str]) -> tuple[Cli
 
 
 def clusters(client: Client) -> set[str]:
-    """Those of all brokers that are known now; none where it may not be asked, or a Proxy does not say it."""
+    """The clusters of all registered brokers; empty without the right to ask, and for a Proxy, which does not report them."""
     try:
         return {data.cluster for data in client.routes.cluster().values()}
     except (AccessDenied, NotSupported):
@@ -74,18 +74,18 @@ def clusters(client: Client) -> set[str]:
 
 
 def waited_for(client: Client, read: Read) -> set[str]:
-    """Brokers that a batch reads and that do not answer, as far as they are of the client's cluster."""
+    """Brokers of the client's cluster that a batch reads and that do not answer."""
     here, _ = read.batch.within(clusters(client))
     return silent(client, {part.queue for part in read.ranges if part.queue in here.positions})
 
 
 def left_out(elsewhere: Sequence[str]) -> str:
-    """What is said of sources of other clusters."""
+    """The note about sources of other clusters."""
     return f"The query reads cluster {', '.join(elsewhere)}, too, which is not looked at: name its name server for that"
 
 
 def silent(client: Client, queues: Collection[MessageQueue]) -> set[str]:
-    """The brokers of these queues that do not answer, or that no route names."""
+    """The brokers of these queues that do not answer, or that are in no route."""
     away: set[str] = set()
 
     def note(error: RocketMQError, queue: MessageQueue) -> None:

@@ -1,6 +1,6 @@
-"""Messages of a topic for a person: in the order in which they were stored, queue by queue merged, and followed.
+"""Messages of a topic for people: the queues are merged by store time, and may be followed.
 
-Built for looking, not for volume; bulk reads go through ``source``. Messages that retention has deleted in the
+Made for inspection, not for volume; bulk reads use ``spark/source``. Messages that retention has deleted in the
 meantime are skipped and reported to ``on_loss``.
 """
 
@@ -31,25 +31,25 @@ from rocketmq_spark.wire.properties import ALL, parse_subscription
 
 logger = logging.getLogger(__name__)
 
-# How far one queue is read ahead, its messages held to be merged with the others'; further when a filter drops most.
+# Messages of one queue that are read ahead, to be merged with those of other queues; more if a filter drops most.
 _CHUNK, _FILTERED_CHUNK = 256, 8192
-# Until the size of the messages is known.
+# Before the size of messages is known.
 _FIRST_CHUNK = 32
-# How many bytes all queues hold, as they are stored; of each queue one message at a time is decompressed.
+# Limit of stored bytes held for all queues; one message per queue is decompressed at a time.
 _HELD_BYTES = 64 << 20
 _REST_S = 0.1
 _ROUTE_AGE_S = 10.0
 
-# Where to begin, given the bounds of all queues.
+# Returns the start offsets for the bounds of all queues.
 Start = Callable[[dict[MessageQueue, QueueBounds]], dict[MessageQueue, int]]
-# The next message of a queue: when it was stored, and where in its broker's log, for several are in one millisecond.
+# The next message of a queue: its store time, and its position in the commit log, which orders those of one millisecond.
 Head = tuple[int, str, int, MessageQueue]
 
 
 class TopicReader:
-    """Reads one topic from a position in each queue; ``messages`` goes on where it was left.
+    """Reads one topic from a position in each queue; ``messages`` continues where it stopped.
 
-    ``tags`` (``a || b``) are filtered on the broker and, since that compares hashes, here again.
+    ``tags`` (``a || b``) are filtered on the broker and again here, because the broker compares only hashes.
     """
 
     def __init__(self, options: Options, topic: str, on_loss: OnLoss, tags: str | None = None) -> None:
@@ -64,13 +64,13 @@ class TopicReader:
         self._next: dict[MessageQueue, int] = {}
         self._begins: Mapping[MessageQueue, int] | None = None
         self._ends: Mapping[MessageQueue, int] = {}
-        # How far each queue is read ahead: less where messages are large.
+        # Messages of each queue that are read ahead: fewer if they are large.
         self._ahead: dict[MessageQueue, int] = {}
         self._heads: dict[MessageQueue, ReceivedMessage] = {}
         self._held: dict[MessageQueue, Iterator[ReceivedMessage]] = {}
 
     def seek(self, start: Start) -> None:
-        """Positions in every queue there is now. For a topic that does not exist, the error suggests the nearest names."""
+        """Set the position of every existing queue. For a topic that does not exist, the error suggests the nearest names."""
         route = self._client.routes.existing(self._topic, 0.0)
         if route.closed and not route.readable():
             raise closed(route)
@@ -82,10 +82,10 @@ class TopicReader:
         self._ahead, self._heads, self._held = {}, {}, {}
 
     def seek_offsets(self, begins: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int] | None = None) -> None:
-        """Read only the queues of ``begins``, each from its offset, and up to that of ``ends`` if the queue is there, too.
+        """Read only the queues of ``begins``, each from its offset, and up to that of ``ends`` if it has one.
 
-        Both may be ``EARLIEST`` or ``LATEST``. What is not kept any more goes to ``on_loss``. Raises ``OffsetError`` for queues
-        that there are not, and for offsets behind a queue's end.
+        Both may be ``EARLIEST`` or ``LATEST``. Offsets that are no longer kept go to ``on_loss``. Raises ``OffsetError`` for
+        queues that do not exist, and for offsets after a queue's end.
         """
         self._begins, self._ends = begins, ends or {}
         self.seek(self._at_begins)
@@ -115,7 +115,7 @@ class TopicReader:
         return min(_offset(self._ends.get(queue, LATEST), bound), bound.max_offset)
 
     def seek_time(self, epoch_ms: int) -> None:
-        """The first messages stored at or after a moment."""
+        """Start at the first messages stored at or after a time."""
 
         def start(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
             offsets = self._client.brokers.search_offsets(
@@ -126,7 +126,7 @@ class TopicReader:
         self.seek(start)
 
     def messages(self, follow: bool = False) -> Iterator[ReceivedMessage]:
-        """Everything up to the end as it is now, or without end."""
+        """Yield all messages up to the current end; with ``follow``, without end."""
         while True:
             bounds = self._bounds()
             for queue, bound in bounds.items():
@@ -138,7 +138,7 @@ class TopicReader:
             time.sleep(_REST_S)
 
     def _follow(self, queue: MessageQueue, bound: QueueBounds) -> None:
-        """A queue that was added later, or that is another one now, is read from its begin on."""
+        """Read a queue from its start if it was added later or created again."""
         position = self._next.setdefault(queue, bound.min_offset)
         if bound.max_offset < position:
             self._on_loss(OffsetRange(queue, bound.max_offset, position), Cause.WENT_BACK)
@@ -160,7 +160,7 @@ class TopicReader:
             self._heads[queue] = following
 
     def _fill(self, queues: Sequence[MessageQueue], ends: dict[MessageQueue, int], heads: list[Head]) -> None:
-        """Read on in ``queues`` until each has something to show or has come to its end."""
+        """Read ``queues`` until each has a message or has reached its end."""
         while hungry := [q for q in queues if q not in self._heads and self._next[q] < ends[q]]:
             ahead = {q: self._ahead.get(q, min(self._chunk, _FIRST_CHUNK)) for q in hungry}
             self._read([OffsetRange(q, self._next[q], min(self._next[q] + ahead[q], ends[q])) for q in hungry])
@@ -204,7 +204,7 @@ class TopicReader:
 
 
 class HeldAnswers:
-    """Answers of one queue as they came, until there are ``room`` bytes of them: the rest is asked for again, later."""
+    """Undecoded answers of one queue, up to ``room`` bytes. The rest is requested again later."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -220,7 +220,7 @@ class HeldAnswers:
             self._bytes += piece.end - piece.begin
 
     def went(self, r: OffsetRange, max_offsets: int) -> tuple[int, int]:
-        """Where to go on, and how many offsets to read then, by what they took so far."""
+        """The next offset, and the number of offsets to read then, by the size of these answers."""
         end = r.end if self._stopped_at is None else self._stopped_at
         return end, max(1, min(max_offsets, (end - r.start) * self._room // max(1, self._bytes)))
 
@@ -234,7 +234,7 @@ def _broker_name(part: OffsetRange) -> str:
 
 
 def closed(route: TopicRoute) -> NotReadable:
-    """Why there is nothing to see of what brokers have. It is not that they have nothing."""
+    """The error for a topic that is not readable, although it may have messages."""
     return NotReadable(
         f"topic {route.topic} has no read permission on {', '.join(route.closed)}",
         topic=route.topic,
@@ -256,7 +256,7 @@ def _offset(given: int, bound: QueueBounds) -> int:
 
 
 def at_offset(offset: int) -> Start:
-    """The same offset in every queue, as far as the queue has it."""
+    """The same offset in every queue, limited to the queue's bounds."""
 
     def start(bounds: dict[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
         return {q: b.clamp(offset) for q, b in bounds.items()}

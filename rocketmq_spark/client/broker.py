@@ -1,4 +1,4 @@
-"""Typed verbs on brokers: offsets and statistics of queues, many at a time.
+"""Requests to brokers with typed results: offsets and statistics of queues, many at a time.
 
 Every request names the broker (``bname``): brokers ignore it for ordinary topics, a Proxy needs it.
 """
@@ -25,7 +25,7 @@ from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Bytes, Command
 from rocketmq_spark.wire.messages import stamp
 
-# Of GET_BROKER_RUNTIME_INFO: what ``LogState`` has.
+# Keys of GET_BROKER_RUNTIME_INFO for the fields of ``LogState``.
 _OF_LOG = (
     "commitLogMaxOffset",
     "dispatchBehindBytes",
@@ -61,8 +61,8 @@ class Brokers:
 
         A queue that its broker does not report (read queues were reduced) is missing from the result; with ``on_error``
         so are those whose question failed, and the error names one of them.
-        With ``grace_s`` a broker that keeps the others waiting is not waited for: what it said before holds until it
-        has answered, or failed. Through a Proxy, which does not know that question, the offsets are asked queue by queue.
+        With ``grace_s``, the call does not wait for a broker that is much slower than the others: its previous answer is
+        used until it answers or fails. A Proxy does not support the request, so the offsets are requested queue by queue.
         """
         wanted = sorted(dict.fromkeys(queues))
         firsts = first_of_each(wanted)
@@ -91,7 +91,7 @@ class Brokers:
         return {queue: bounds[queue] for queue in wanted if queue in bounds}
 
     def _parsed(self, question: Question, body: Bytes) -> dict[MessageQueue, QueueBounds] | BrokerNotFound:
-        """Most topics of many have nothing new since they were asked last. A broker says its name with each queue."""
+        """Reuses earlier results, because most topics have nothing new. Answers name the broker with each queue."""
         key = question.broker_name, question.topic
         known = self._stats.get(key)
         if known is None or known[0] != body:
@@ -100,7 +100,7 @@ class Brokers:
             if names and question.broker_name not in names:
                 was = f"broker {min(names)!r} answers where {question.broker_name!r} was"
                 return BrokerNotFound(was, topic=question.topic)
-            # The same objects, so that all who keep them share them.
+            # The same objects, so that all callers that keep them share them.
             same = known[1] if known is not None and list(known[1]) == list(stats) else stats
             bounds = {queue: from_0(of) for queue, of in zip(same, stats.values(), strict=True)}
             known = self._stats[key] = bytes(body), bounds
@@ -112,7 +112,7 @@ class Brokers:
         deadline: Deadline,
         on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
     ) -> dict[MessageQueue, QueueBounds]:
-        """The same by two questions about each queue, which a Proxy knows, and the answers are of this moment."""
+        """The same by two requests per queue, which a Proxy supports and whose answers are current."""
         rows = rpc.GET_MIN_OFFSET, rpc.GET_MAX_OFFSET
         questions = [self.questions.about(row, queue) for queue in queues for row in rows]
         answers = iter(self.questions.ask_each(questions, deadline))
@@ -127,7 +127,7 @@ class Brokers:
                     raise answer
                 elif queue.broker_name not in reported:
                     reported.add(queue.broker_name)
-                    # That is how a Proxy says that it could not reach a broker.
+                    # A Proxy that could not reach a broker answers so.
                     on_error(ServiceNotAvailable(*answer.args) if isinstance(answer, ServerFault) else answer, queue)
             if len(numbers) == len(rows):
                 low, high = numbers
@@ -141,7 +141,7 @@ class Brokers:
         deadline: Deadline,
         on_error: Callable[[RocketMQError, MessageQueue], None],
     ) -> dict[MessageQueue, int]:
-        """Where what a pull finds begins, of queues of compaction topics: brokers keep messages that statistics leave out."""
+        """The first offset that a pull finds in queues of compaction topics, whose statistics omit kept messages."""
         kinds = self.questions.attributes(first_of_each(queues), deadline)
         mine = [queue for queue in queues if has_attribute(kinds, queue, codes.CLEANUP_POLICY, codes.COMPACTION)]
         answers = self.questions.ask_pulls([self.questions.pull(group, queue, 0) for queue in mine], deadline)
@@ -179,9 +179,9 @@ class Brokers:
 
         Brokers before 5.1.4 take the message that is nearest to the time; all take the last batch of a batch topic where all
         are older, and the last of those that were stored in one millisecond at the end: with a ``group`` their answers are
-        corrected by looks at messages, as that group. With ``on_error`` queues whose question failed are left out of the
-        result, and each error is passed on with its queue.
-        The broker's answer may lie below the minimum after old files were deleted: callers clamp it.
+        corrected by looks at messages, as that group. With ``on_error``, queues whose request failed are missing from the
+        result, and each error is passed to it with its queue.
+        After old files were deleted, the answer may be below the minimum: callers clamp it.
         """
         questions = [
             self.questions.about(rpc.SEARCH_OFFSET_BY_TIMESTAMP, queue, timestamp=time_ms, boundaryType="LOWER")
@@ -190,7 +190,7 @@ class Brokers:
         offsets: dict[MessageQueue, int] = {}
         nearest = set[MessageQueue]()
         answers = dict(zip(times_ms, self.questions.ask_each(questions, deadline), strict=True))
-        # A broker of RocketMQ 5 fails at a queue of a batch topic that never had a message.
+        # A broker of RocketMQ 5 fails for a queue of a batch topic that never had a message.
         faults = [queue for queue, answer in answers.items() if isinstance(answer, ServerFault)]
         bounds = self.bounds_by_queue(faults, deadline, lambda error, queue: None) if faults else {}
         for queue, answer in answers.items():
@@ -218,7 +218,7 @@ class Brokers:
     ) -> dict[MessageQueue, int | None]:
         """The group's offset of each queue, None where there is none.
 
-        With ``young_at_zero`` also 0 where there is none and the queue's first message is in the broker's memory.
+        With ``young_at_zero``, 0 instead of None if the queue's first message is in the broker's memory.
         """
         zero = None if young_at_zero else False
         wire = self.calls.on_wire(group)
@@ -257,20 +257,20 @@ class Brokers:
         return outcome
 
     def sample(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> tuple[int, int]:
-        """Bytes of the messages that one pull at ``offset`` gives, and how many offsets they take.
+        """Total bytes of the messages that one pull at ``offset`` returns, and the number of their offsets.
 
-        A message that holds many counts as these, and what cannot be decoded like any other.
+        An inner batch counts as its messages, and a message that cannot be decoded like any other.
         """
         answer = self._pulled(group, queue, offset, 32, deadline)
         if answer is None or not len(answer.body):
             return 0, 0
         end, first = rpc.PULL_MESSAGE.answer(answer)["nextBeginOffset"], stamp(answer.body)
-        # An inner batch comes whole, also from its middle.
+        # An inner batch is returned whole, even from an offset in its middle.
         begin = min(offset, first.offset) if first is not None and first.inner_batch else offset
         return len(answer.body), max(1, end - begin)
 
     def _pulled(self, group: str, queue: MessageQueue, offset: int, count: int, deadline: Deadline) -> Command | None:
-        """The answer to one pull, None when the broker has nothing there."""
+        """The answer to one pull, None if the broker has no message there."""
         (answer,) = self.questions.ask_pulls([self.questions.pull(group, queue, offset, count)], deadline)
         if isinstance(answer, RocketMQError):
             raise answer
@@ -295,20 +295,20 @@ class Brokers:
         return "true" in (config.get("duplicationEnable"), config.get("enableControllerMode"))
 
     def is_proxy(self, topic: str, broker_name: str, deadline: Deadline) -> bool:
-        """Whether a Proxy answers for a broker: it does not know statistics."""
+        """Whether a Proxy answers for a broker. A Proxy does not support statistics."""
         command = rpc.GET_TOPIC_STATS_INFO.request(topic=self.calls.on_wire(topic), bname=broker_name)
         (answer,) = self.questions.ask_each([Question(broker_name, command, topic)], deadline)
         return isinstance(answer, NotSupported)
 
     def check_filter(self, broker_name: str, group: str, topic: str, sql: str, deadline: Deadline) -> None:
-        """Let a broker compile an SQL expression: sent with a pull, an invalid one is answered with every message."""
+        """Have a broker compile an SQL expression. With an invalid one in a pull, it would return every message."""
         body = bodies.client_config(self.calls.on_wire(group), self.calls.on_wire(topic), sql)
         command = rpc.CHECK_CLIENT_CONFIG.request(body, bname=broker_name)
         self.questions.ask_all([Question(broker_name, command, topic)], deadline)
 
 
 def _passing(error: RocketMQError) -> RocketMQError:
-    """A broker that has just started fails to answer (its statistics have no sample yet)."""
+    """Make the error of a broker retriable that has just started: its statistics have no sample yet."""
     return ServiceNotAvailable(*error.args) if isinstance(error, ServerFault) else error
 
 
@@ -329,7 +329,7 @@ def _corrected(
     times_ms: Mapping[MessageQueue, int],
     deadline: Deadline,
 ) -> Iterator[tuple[MessageQueue, int]]:
-    """Other offsets than were found for the times, ``nearest`` ones by brokers that do not look for the first one."""
+    """Corrections of the offsets that were found for times. ``nearest`` are queues of brokers that return the nearest message."""
     kinds = certain(brokers.questions.attributes(first_of_each(offsets), deadline))
     compacted = {q for q in offsets if has_attribute(kinds, q, codes.CLEANUP_POLICY, codes.COMPACTION)}
     for queue in compacted:
@@ -350,7 +350,7 @@ def _doubtful(
 ) -> list[MessageQueue]:
     """Queues of batch topics with an older message at the offset that was found for a time, or a younger one before it.
 
-    Where a broker does not say what kind a topic is, messages that are not told are no reason to doubt.
+    If a broker does not report the type of a topic, errors of these look-ups raise no doubt.
     """
 
     def failed(error: RocketMQError, queue: MessageQueue) -> None:
@@ -368,20 +368,20 @@ def _doubtful(
 
 
 def from_0(bounds: QueueBounds) -> QueueBounds:
-    """A store that never had a queue says -1, which is no offset."""
+    """A store that never had the queue reports -1, which is no offset; use 0."""
     return bounds if bounds.min_offset >= 0 else QueueBounds(0, max(0, bounds.max_offset), bounds.last_update_ms)
 
 
 def _stored_ms(answer: Command | None, offset: int) -> int | None:
-    """When the message at ``offset`` was stored, which may be a batch that begins before it."""
+    """Store time of the message at ``offset``, which may be a batch that begins before it."""
     first = stamp(answer.body) if answer is not None and answer.code == Response.SUCCESS else None
     return first.stored_ms if first is not None and first.offset <= offset else None
 
 
 def first_not_older(look: Callable[[int], int | None], near: int, time_ms: int) -> int:
-    """The first offset whose message was stored at or after a time, by few looks around ``near``.
+    """The first offset whose message was stored at or after a time, found with few calls of ``look`` around ``near``.
 
-    ``look`` returns when a message was stored, None where there is none: before the first one, and at the end.
+    ``look`` returns the store time of a message, None if there is none: before the first one, and at the end.
     """
     stored_ms = look(near)
     if stored_ms is None:
@@ -394,7 +394,7 @@ def first_not_older(look: Callable[[int], int | None], near: int, time_ms: int) 
     while younger - older > 1:
         middle = (older + younger) // 2
         stored_ms = look(middle)
-        # Behind the end there is nothing, and before the first message neither.
+        # There is no message after the end, nor before the first one.
         is_older = stored_ms < time_ms if stored_ms is not None else step < 0
         older, younger = (middle, younger) if is_older else (older, middle)
     return younger

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who signs the requests. Never shown."""
+    """The keys that sign requests. Never printed."""
 
     access_key: str
     secret_key: str
@@ -61,19 +61,19 @@ class Credentials:
             raise LocalProtocolError(f"request {command.code} cannot be signed: {e}") from e
 
 
-# After a fetch that failed, while the keys of before are there.
+# Pause after a failed fetch, while the previous keys are used.
 AGAIN_S = 5.0
 
 
 class RotatingCredentials:
-    """Credentials that are fetched again when they are a minute old: they may be temporary. The old ones stay in use while
-    new ones cannot be read, as when a file is being written: servers reject keys that are no longer valid.
+    """Credentials that are fetched again when they are a minute old, because they may be temporary. If the fetch fails, as while
+    a file is being written, the old ones stay in use: servers reject keys that are no longer valid.
     """
 
     def __init__(self, fetch: Callable[[], Credentials], max_age_s: float = 60.0) -> None:
         self._fetch = fetch
         self._max_age_s = max_age_s
-        self._known: tuple[float, Credentials] | None = None  # with when they are to be fetched again
+        self._known: tuple[float, Credentials] | None = None  # with the time of the next fetch
 
     def current(self) -> Credentials:
         known = self._known
@@ -91,7 +91,7 @@ class RotatingCredentials:
             return time.monotonic() + AGAIN_S, before
 
     def _fetched(self) -> Credentials:
-        found = attempt(self._fetch)  # a user's code; callers get errors of ours only
+        found = attempt(self._fetch)  # user code; callers get only RocketMQError
         if not isinstance(found, Failure):
             return found
         if isinstance(found.error, RocketMQError):
@@ -106,7 +106,7 @@ class RotatingCredentials:
 
 
 def from_provider(found: object) -> Credentials:
-    """What a user's function gave: a tuple of access key, secret key and perhaps a token, or a mapping of them by name."""
+    """Convert the result of a user's function: (access key, secret key, optional token), or a mapping with these names."""
     if isinstance(found, Mapping):
         found = (found.get("accessKey"), found.get("secretKey"), found.get("securityToken"))
     parts = tuple(found) if isinstance(found, Sequence) and not isinstance(found, str) else ()
@@ -120,7 +120,7 @@ def from_provider(found: object) -> Credentials:
 
 
 def from_file(path: Path) -> Credentials:
-    """Lines ``accessKey=…``, ``secretKey=…`` and perhaps ``securityToken=…``."""
+    """Read lines ``accessKey=…``, ``secretKey=…`` and optionally ``securityToken=…``."""
     try:
         lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
     except OSError as e:
@@ -134,7 +134,7 @@ def from_file(path: Path) -> Credentials:
 
 
 def credentials_of(options: Options) -> Credentials | RotatingCredentials | None:
-    """Keys from the options, or from a file or function that is asked again now and then."""
+    """Keys from the options, or from a file or function that is read again regularly."""
     if options.credentials_provider is not None:
         provider = resolve(options.credentials_provider, "credentialsProvider")
         return RotatingCredentials(lambda: from_provider(provider()))
@@ -147,8 +147,8 @@ def credentials_of(options: Options) -> Credentials | RotatingCredentials | None
     return Credentials(options.access_key, options.secret_key.reveal(), token.reveal() if token else None)
 
 
-# What passes, although a broker says it with the code of its own exceptions: sends before a configured time, too few slaves, a
-# disk that gives no next file, and more timers for one second than it takes.
+# Temporary conditions that a broker reports with the code of its internal exceptions: sends before a configured time, too few
+# slaves, no space for the next file, and too many timers for one second.
 _PASSING_FAULTS: Mapping[str, type[BrokerError]] = {
     "broker unable to service": ServiceNotAvailable,
     "in-sync replicas not enough": ServiceNotAvailable,
@@ -166,7 +166,7 @@ _DIALS = 64
 
 
 class _Answers:
-    """What was asked at once, and the answers as they come; None where there is none yet."""
+    """Requests that were sent together, and their answers; None for an answer that has not arrived."""
 
     def __init__(self, asked: Sequence[tuple[str, Command]]) -> None:
         self.asked = asked
@@ -184,7 +184,7 @@ class _Answers:
         self.skip(1)
 
     def skip(self, count: int) -> None:
-        """So many are not waited for any more."""
+        """Stop waiting for ``count`` of the answers."""
         with self._counting:
             self._left -= count
             if not self._left:
@@ -194,10 +194,10 @@ class _Answers:
         return None if grace_s is None else max(grace_s, (time.monotonic() - self._begun_s) / 4)
 
     def wait(self, grace_s: float | None = None, max_left: int = 0) -> None:
-        """For all; with ``grace_s`` no longer than that for the last ones, once fewer than ``max_left`` are left.
+        """Wait for all answers. With ``grace_s``, wait only that long for the last ones, once fewer than ``max_left`` are left.
 
-        Addresses that refuse at once say nothing of how soon the others can answer. Where tens of thousands of answers take
-        seconds, so much of these that a machine that is busy for a moment is not taken for brokers that hang.
+        Addresses that refuse at once do not show how soon the others can answer. If tens of thousands of answers take
+        seconds, ``grace_s`` grows with them, so that a machine that is busy for a moment does not make brokers appear to hang.
         """
         left = self._left
         while not self._all_answered.wait(self._grown(grace_s)):
@@ -214,15 +214,15 @@ class Calls:
     request_timeout_s: float = 3.0
     credentials: Credentials | RotatingCredentials | None = None
     scope: names.Scope = names.NO_SCOPE
-    # Addresses that said nothing in time, with the questions that they may still answer.
+    # Addresses that did not answer in time, with the requests that they may still answer.
     late: dict[str, _Answers] = field(default_factory=dict, compare=False, repr=False)
 
     def on_wire(self, name: str) -> str:
-        """A topic or group as brokers know it. Above this room names are always the user's."""
+        """The name of a topic or group on brokers. Rooms that use this one have only the user's names."""
         return self.scope.on_wire(name)
 
     def queue_on_wire(self, queue: MessageQueue) -> MessageQueue:
-        """A queue as brokers know it."""
+        """A queue with the topic's name on brokers."""
         return queue._replace(topic=self.on_wire(queue.topic))
 
     def ask(
@@ -232,14 +232,14 @@ class Calls:
         deadline: Deadline | None = None,
         accept: Container[int] = (Response.SUCCESS,),
     ) -> Command:
-        """The answer, when its code is in ``accept``; otherwise the error for the code."""
+        """Return the answer if its code is in ``accept``; otherwise raise the error for the code."""
         answer = self.exchange(address, command, deadline or Deadline.after(self.request_timeout_s))
         if answer.code not in accept:
             raise refused(answer, address)
         return answer
 
     def exchange(self, address: str, command: Command, deadline: Deadline) -> Command:
-        """The answer whatever its code."""
+        """Return the answer, with any code."""
         try:
             command = self._signed(command)
             connection = self.pool.get(address, deadline)
@@ -251,11 +251,11 @@ class Calls:
         return answer
 
     def ask_async(self, address: str, command: Command, deadline: Deadline, done: Done) -> None:
-        """``done`` gets the answer whatever its code, or the error; once, on any thread. Connecting may block."""
+        """Call ``done`` once with the answer (any code) or the error, on any thread. Connecting may block."""
         self._ask_each(address, [(command, done)], deadline)
 
     def exchange_each(self, asked: Sequence[tuple[str, Command]], deadline: Deadline) -> list[Command | RocketMQError]:
-        """The answers of several addresses whatever their codes, or the errors, in order; all asked at once."""
+        """Send all requests at once. Returns answers (any code) and errors, in order."""
         answers = _Answers(asked)
         self._spread(answers, range(len(asked)), deadline)
         answers.wait()
@@ -264,10 +264,10 @@ class Calls:
     def exchange_soon(
         self, asked: Sequence[tuple[str, Command]], deadline: Deadline, grace_s: float
     ) -> list[Command | RocketMQError | None]:
-        """The same, but who says nothing while ``grace_s`` pass after the others' last answer is not waited for.
+        """The same, but stop waiting for addresses that do not answer within ``grace_s`` after the last answer of the others.
 
-        Such an address has None for answers, also the next times, and gets no further question, until it has answered
-        or ``deadline`` ended it. Who asks the same after that gets these answers where the new ones are late, too.
+        The result has None for such an address. Later calls send it no request and have None, too, until it has answered
+        or ``deadline`` has passed. A later call with the same request gets the late answer if its own is late again.
         """
         answers = _Answers(asked)
         of_address: dict[str, list[int]] = {}
@@ -288,14 +288,14 @@ class Calls:
         return [before.get(i) if each is None else each for i, each in enumerate(outcomes)]
 
     def _owes(self, address: str) -> bool:
-        """Whether an address has a question still."""
+        """Whether an address has not answered an earlier request."""
         before = self.late.get(address)
         return before is not None and any(
             one is None for (a, _), one in zip(before.asked, before.outcomes, strict=True) if a == address
         )
 
     def _from_before(self, answers: _Answers, mine: Sequence[int], address: str) -> dict[int, Command | RocketMQError]:
-        """What an address that was late has answered by now, if the same is asked again."""
+        """Late answers of an address to earlier requests that are equal to these."""
         before = self.late.pop(address, None)
         if before is None:
             return {}
@@ -307,7 +307,7 @@ class Calls:
         return {i: one for i, (_, one) in zip(mine, known, strict=True) if one is not None}
 
     def _spread(self, answers: _Answers, chosen: Iterable[int], deadline: Deadline) -> None:
-        """Ask every address; of those that must be connected to first a few dozen do not wait for each other."""
+        """Send to every address. Up to a few dozen addresses without a connection are connected to in parallel."""
         of_address: dict[str, list[tuple[Command, Done]]] = {}
         for i in chosen:
             address, command = answers.asked[i]
@@ -330,7 +330,7 @@ class Calls:
         for _ in range(min(_DIALS, len(dialled))):
             try:
                 start_thread("rocketmq-dial", dial, again=False)
-            except RuntimeError:  # no more threads: then one waits for the other
+            except RuntimeError:  # no more threads: connect one after the other
                 dial()
 
     def _ask_each(self, address: str, calls: Sequence[tuple[Command, Done]], deadline: Deadline) -> None:
@@ -361,18 +361,18 @@ class Calls:
         return self.credentials.sign(command) if self.credentials else command
 
     def _noted(self, answer: Command, address: str, connection: Connection) -> None:
-        """A server that drains refuses everything on this connection, but not on a new one."""
+        """Drop the connection of a server that is shutting down: it rejects every request on it, but not on a new one."""
         if answer.code == Response.GO_AWAY:
             self.pool.retire(address, connection)
 
 
 def _question(command: Command) -> tuple[int, dict[str, str], bytes]:
-    """What is asked, whatever number it has on its connection."""
+    """The content of a request without its number, to compare requests."""
     return command.code, command.ext, bytes(command.body)
 
 
 def refused(answer: Command, address: str, topic: str | None = None, queue: str | None = None) -> RocketMQError:
-    """The error for an answer that is not success."""
+    """The error for an unsuccessful answer."""
     kind = error_for(answer.code, answer.remark or "")
     if issubclass(kind, ServerFault):
         words = answer.remark or ""

@@ -1,10 +1,10 @@
-"""One client instance, as RocketMQ's ``MQClientInstance``: who belongs to which group here, and brokers' view of it.
+"""One client instance, as RocketMQ's ``MQClientInstance``: the members of groups in this process, and their heartbeats.
 
 All producers and consumers of a process that share connections share an instance. It has the client id, reports to brokers
-all groups in one heartbeat, and hands what brokers ask to the members it concerns: each group has a thread for that while
-there is something to do, and nothing of it runs on the thread that reads answers.
+all groups in one heartbeat, and passes requests of brokers to the members concerned. Each group has a thread for its requests
+while there are any; none is handled on the thread that reads answers.
 
-It does not know what members do with a question, nor who they are.
+This module does not know what members do with a request, nor whether they are producers or consumers.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ logger = logging.getLogger(__name__)
 
 FIRST_HEARTBEAT_S = 1.0
 TIMEOUT_S = 3.0
-# More than one name server takes that hangs, and with it far less than the 120 s after which brokers forget.
+# Longer than one name server that hangs may take, and far less than the 120 s after which brokers forget a client.
 LOOK_S = 10.0
 _MOST_LINGERING = 50
-_AT_ONCE = 64  # brokers of which none waits for another one
-SAID_S = 10.0  # how often the log says that a request is refused
-_MAX_ASKED = 1000  # requests of servers that wait for one group: more are refused
+_AT_ONCE = 64  # brokers that are contacted in parallel
+SAID_S = 10.0  # how often a rejected request is logged
+_MAX_ASKED = 1000  # requests of brokers that may wait for one group; more are rejected
 
-# What a broker asks a consumer, with the field that names the group. What it asks a producer says so in the message.
+# Requests of brokers to consumers, with the field that names the group. Requests to producers name it in the message.
 _GROUP_FIELDS = {
     Request.NOTIFY_CONSUMER_IDS_CHANGED: "consumerGroup",
     Request.RESET_CONSUMER_CLIENT_OFFSET: "group",
@@ -53,18 +53,18 @@ _GROUP_FIELDS = {
     Request.CONSUME_MESSAGE_DIRECTLY: "consumerGroup",
 }
 
-_Addresses = Sequence[tuple[str, str]]  # with the names of brokers before them
-# Gets the broker's address and its request; gives the answer, or None to refuse. It may block.
+_Addresses = Sequence[tuple[str, str]]  # pairs of broker name and address
+# Takes the broker's address and its request, and returns the answer, or None to reject it. It may block.
 Asked = Callable[[str, Command], Command | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Member:
-    """A producer, or with ``membership`` a consumer, which says in every heartbeat what it subscribes to.
+    """A producer or, with ``membership``, a consumer, whose subscriptions are in every heartbeat.
 
-    ``asked`` is the group's worker. ``heartbeat_s`` 0: no heartbeat for this one's sake. One that is ``everywhere`` has
-    heartbeats sent to all brokers of the cluster: any of them may have something to ask. With ``addressed`` brokers pass
-    messages on to it by the client id.
+    ``asked`` handles requests of brokers. ``heartbeat_s`` 0: this member needs no heartbeat. For ``everywhere``,
+    heartbeats go to all brokers of the cluster, because any of them may send requests. With ``addressed``, brokers forward
+    messages to the member by the client id.
     """
 
     group: str
@@ -80,18 +80,18 @@ class Member:
 
 
 class Groups:
-    """Members by group, as brokers call it, and what brokers ask of them."""
+    """Members by group name on the wire, and the requests of brokers to them."""
 
     def __init__(self, replies: Callable[[ServerRequest], None] | None = None) -> None:
-        self._replies = replies  # what takes a reply that a broker passes on
+        self._replies = replies  # handles replies that brokers forward
         self._lock = threading.Lock()
-        self._members: dict[tuple[bool, str], tuple[Member, ...]] = {}  # none is empty, wherever Ctrl-C comes
+        self._members: dict[tuple[bool, str], tuple[Member, ...]] = {}  # never empty, even after Ctrl-C
         self._aside = Aside(_MAX_ASKED)
-        self._replying = Aside()  # there are no more replies than requests, and each is waited for
+        self._replying = Aside()  # needs no limit: each reply belongs to a waiting request
         self._say_so = NowAndThen(SAID_S)
 
     def add(self, on_wire: str, member: Member) -> None:
-        """Several producers may be of one group; a consumer would take another one's queues, for they have one id."""
+        """A group may have several producers, but only one consumer: two with one client id would read the same queues."""
         with self._lock:
             key = member.consumes, on_wire
             members = self._members.get(key, ())
@@ -103,7 +103,7 @@ class Groups:
             self._members[key] = (*members, member)
 
     def remove(self, on_wire: str, member: Member) -> bool:
-        """Whether the group has no more members here. One that is not there any more may be removed again."""
+        """Remove a member. Returns whether the group has no more members here. Removing a member twice is allowed."""
         with self._lock:
             key = member.consumes, on_wire
             if others := tuple(one for one in self._members.get(key, ()) if one is not member):
@@ -118,7 +118,7 @@ class Groups:
             return [(on_wire, members[0]) for (_, on_wire), members in sorted(self._members.items())]
 
     def heartbeat_s(self) -> float:
-        """The shortest that is wanted, 0 if none is."""
+        """The shortest interval of all members, 0 if no member needs heartbeats."""
         with self._lock:
             wanted = [member.heartbeat_s for members in self._members.values() for member in members]
         return min(filter(None, wanted), default=0.0)
@@ -129,7 +129,7 @@ class Groups:
             return any(member.everywhere for members in self._members.values() for member in members)
 
     def addressed(self) -> list[str]:
-        """One group, as brokers call it, that has a member to which they pass messages on, if any has."""
+        """The wire name of one group with a member to which brokers forward messages, or an empty list."""
         with self._lock:
             return [name for (_, name), members in self._members.items() if any(one.addressed for one in members)][:1]
 
@@ -137,7 +137,7 @@ class Groups:
         """Handles a request of a broker, on the thread that reads answers. Returns False if no member takes it."""
         code, ext = request.command.code, request.command.ext
         try:
-            if code == Request.CHECK_TRANSACTION_STATE:  # its message must be taken apart to know the group
+            if code == Request.CHECK_TRANSACTION_STATE:  # the group is in its message
                 self._aside.run(code, functools.partial(self._check, request))
                 return True
             if code == Request.PUSH_REPLY_MESSAGE_TO_CLIENT and self._replies is not None:
@@ -145,7 +145,7 @@ class Groups:
                 return True
             field = _GROUP_FIELDS.get(Request(code)) if code in _GROUP_FIELDS else None
             return field is not None and self._hand((True, ext.get(field, "")), request)
-        except RuntimeError as e:  # there can be no more threads, or too many wait
+        except RuntimeError as e:  # no more threads, or too many requests wait
             self._say_refused(request, e)
             return False
 
@@ -160,7 +160,7 @@ class Groups:
             request.refuse()
 
     def _say_refused(self, request: ServerRequest, why: RuntimeError) -> None:
-        if self._say_so.due():  # thousands of them may come
+        if self._say_so.due():  # there may be thousands of them
             logger.warning("request %s of %s is refused: %s", request.command.code, request.address, why)
 
     def _hand(self, key: tuple[bool, str], request: ServerRequest) -> bool:
@@ -168,7 +168,7 @@ class Groups:
             able = [member for member in self._members.get(key, ()) if member.asked is not None]
         if not able:
             return False
-        # A listener may take long, or hang, with a message that is consumed by order.
+        # A listener may take long, or hang, with a message that an operator sent to it (``consumeMessageDirectly``).
         apart = request.command.code == Request.CONSUME_MESSAGE_DIRECTLY
         self._aside.run((key, apart), functools.partial(_answer, able[0], request))
         return True
@@ -204,15 +204,15 @@ class Instance:
         self._make_timer = make_timer
         self._lock = threading.Lock()
         self._all: Mapping[str, BrokerData] = {}
-        self._telling = threading.Lock()  # so that no heartbeat brings back a group that has just left
-        self._lingering: dict[str, None] = {}  # groups that producers left, which brokers still have
-        self._asked: set[str] = set()  # groups of producers that brokers ask as long as they have them
-        self._forgotten = False  # brokers forgot the connection when the last group was unregistered
+        self._telling = threading.Lock()  # so that no heartbeat registers a group again that has just left
+        self._lingering: dict[str, None] = {}  # groups without producers here that are still registered on brokers
+        self._asked: set[str] = set()  # groups of producers to which brokers send requests while they are registered
+        self._forgotten = False  # brokers dropped the connection when the last group was unregistered
         self._timer: Timer | None = None
         self._due_ms = math.inf
 
     def join(self, member: Member) -> None:
-        """From now on ``member`` is in heartbeats, the first of them soon. A consumer's id must be new to its group."""
+        """Include ``member`` in heartbeats, the first one soon. A group may have only one consumer with this client id."""
         on_wire = self._calls.on_wire(member.group)
         try:
             self._groups.add(on_wire, member)
@@ -222,14 +222,14 @@ class Instance:
                 with self._lock:
                     self._timer = self._timer or self._make_timer("rocketmq-instance")
                     self._schedule(self._timer, FIRST_HEARTBEAT_S)
-        except BaseException:  # Ctrl-C, too: who joins is given no way to leave then
+        except BaseException:  # Ctrl-C, too: the caller would get no function to leave
             self._groups.remove(on_wire, member)
             self._rest(unless_wanted=True)
             raise
 
     def leave(self, member: Member, deadline: Deadline) -> None:
-        """The last member unregisters the group, if need be later. Failures of single brokers are logged. May be repeated
-        after an interruption.
+        """Remove ``member``. The last member unregisters the group, perhaps later. Failures of single brokers are logged. The
+        call may be repeated after an interruption.
         """
         on_wire = self._calls.on_wire(member.group)
         last = self._groups.remove(on_wire, member)
@@ -243,7 +243,7 @@ class Instance:
                 self._leave_producers(on_wire, deadline)
 
     def _leave_producers(self, on_wire: str, deadline: Deadline) -> None:
-        """A group that no broker asks anything lingers while replies may be under way, which an unregistration loses."""
+        """Groups to which brokers send no requests stay registered while replies may be in flight, which would be lost."""
         addressed = self._groups.addressed()
         if addressed and on_wire not in self._asked and len(self._lingering) < _MOST_LINGERING:
             self._lingering[on_wire] = None
@@ -252,23 +252,23 @@ class Instance:
         gone = [name for name in {on_wire: None, **self._lingering} if name not in others]
         self._forgotten = True
         self._anew([*gone, *addressed], deadline)
-        self._lingering.clear()  # not before: of an interrupted one heartbeats go on, or brokers would end the connection
+        self._lingering.clear()  # only now: after an interruption heartbeats must continue
         self._asked.difference_update(gone)
         self._forgotten = not addressed  # see ``connect``
 
     def heartbeat(self, deadline: Deadline) -> None:
-        """Tell brokers of all groups now: masters, and slaves too if any group consumes."""
+        """Send heartbeats of all groups now: to masters, and to slaves if any group consumes."""
         with self._telling:
             self._heartbeat(deadline)
 
     def connect(self, deadline: Deadline, knowing: Container[str] | None) -> bool:
-        """A heartbeat after which brokers know the client's connection; all but ``knowing`` whatever they should know already.
-        False if there was no time for more than a heartbeat.
+        """Make brokers note the current connection, even if they should have done so already; not those in ``knowing``.
+        Returns False if there was only time for a plain heartbeat.
 
-        To pass messages on, they note it when a group of producers is new on it. They forget it when any of the client's groups
-        is unregistered, and when an older connection ends, and other heartbeats do not bring it back (ProducerManager in 5.5.0).
+        Brokers forward messages over a connection that they noted when a group of producers was new on it. They drop it when any
+        of the client's groups is unregistered, and when an older connection ends; other heartbeats do not restore it.
         """
-        if not self._telling.acquire(timeout=deadline.remaining() / 2):  # who tells them now waits for one that hangs
+        if not self._telling.acquire(timeout=deadline.remaining() / 2):  # a broker hangs in another thread
             self._beat_of(self._groups.addressed(), [], self._addresses(False, True), deadline)
             return False
         try:
@@ -282,9 +282,9 @@ class Instance:
         return True
 
     def _anew(self, groups: Sequence[str], deadline: Deadline, knowing: Container[str] = ()) -> None:
-        """Unregister groups of producers, but not at ``knowing``, with a heartbeat of what stays if something is addressed.
+        """Unregister groups of producers, except at ``knowing``, then send a heartbeat of the others if a member is addressed.
 
-        Between the two a broker passes no replies on: so none waits for what another one answers.
+        Between the two a broker forwards no replies, so each broker gets its heartbeat without waiting for other brokers.
         """
 
         def tell(one: tuple[str, str]) -> None:
@@ -297,7 +297,7 @@ class Instance:
         for i, one in enumerate(addresses[1:]):
             try:
                 aside.run(i % _AT_ONCE, functools.partial(tell, one))
-            except RuntimeError:  # no more threads: then one waits for the other
+            except RuntimeError:  # no more threads: one after the other
                 tell(one)
         for one in addresses[:1]:
             tell(one)
@@ -339,12 +339,12 @@ class Instance:
         return replace(member.membership().on_wire(self._calls.on_wire), group=on_wire)
 
     def look_around(self, deadline: Deadline) -> None:
-        """Ask which brokers there are, if any member wants all of them to know its group."""
+        """Ask for the brokers of the cluster, if any member registers its group on all of them."""
         if not self._groups.everywhere():
             return
         try:
             self._all = self._routes.cluster(deadline)
-        except RocketMQError as e:  # a Proxy does not say
+        except RocketMQError as e:  # a Proxy does not answer this
             logger.info("cannot list the brokers of the cluster; only those of topics in use get heartbeats: %s", e)
 
     def _addresses(self, slaves: bool, everywhere: bool) -> list[tuple[str, str]]:
@@ -357,18 +357,18 @@ class Instance:
         ]
 
     def _schedule(self, timer: Timer, in_s: float) -> None:
-        """With the lock. The next heartbeat is one, however many want it."""
+        """Call with the lock. Several callers share the next heartbeat."""
         due_ms = timer.now_ms() + 1000 * in_s
         if due_ms < self._due_ms:
             timer.later(in_s, functools.partial(self._beat, timer, due_ms))
-            self._due_ms = due_ms  # not before: without a thread nothing is due
+            self._due_ms = due_ms  # only now: without a thread no call is due
 
     def _beat(self, timer: Timer, due_ms: float) -> None:
         with self._lock:
-            if due_ms != self._due_ms:  # another one is due before
+            if due_ms != self._due_ms:  # an earlier one is due
                 return
         try:
-            self.look_around(Deadline.after(LOOK_S))  # a name server that hangs takes no time from heartbeats
+            self.look_around(Deadline.after(LOOK_S))  # its own deadline: a name server may hang
             self.heartbeat(Deadline.after(TIMEOUT_S))
         except RocketMQError as e:
             logger.info("no heartbeat was sent: %s", e)
@@ -387,7 +387,7 @@ class Instance:
             timer.close()
 
     def _tell(self, requests: Sequence[tuple[str, Command]], deadline: Deadline) -> None:
-        """All of them at once, so that one that hangs takes no time from the others; failures are logged."""
+        """Send all requests at once, so that a broker that hangs does not delay others. Failures are logged."""
         answers = self._calls.exchange_each(requests, deadline.within(self._calls.request_timeout_s))
         for (address, command), answer in zip(requests, answers, strict=True):
             if isinstance(answer, Command) and answer.code == Response.SUCCESS:

@@ -1,4 +1,4 @@
-"""The ``GroupMember`` port over remoting: belonging to a group, its offsets, pulls, locks, and what is given back."""
+"""The ``GroupMember`` port over remoting: membership of a group, its offsets, pulls, locks, and messages sent back."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RemotingMember:
     ) -> Callable[[Deadline], None]:
         answers = BrokerRequests(self._calls, group, asked)
         member = Member(group, heartbeat_s, answers, lambda: heartbeat_of(group, membership()))
-        leave = functools.partial(self._instance.leave, member)  # before: nothing may fail once it is a member
+        leave = functools.partial(self._instance.leave, member)  # created first: nothing may fail once it is a member
         self._instance.join(member)
         return leave
 
@@ -76,7 +76,7 @@ class RemotingMember:
     def members(self, group: str, topic: str, deadline: Deadline) -> list[str]:
         try:
             answer = self._ask_any(topic, rpc.GET_CONSUMER_LIST_BY_GROUP, group, deadline)
-        except ServerFault as e:  # a broker that makes no groups answers heartbeats of one as it does all others
+        except ServerFault as e:  # a broker that does not create groups accepts heartbeats of unknown ones, too
             raise ServerFault(e.message, e.addr, e.broker_code, topic, remark=e.remark, remedy=UNKNOWN_GROUP) from e
         return bodies.consumer_ids(answer.body)
 
@@ -87,7 +87,7 @@ class RemotingMember:
         return {scope.plain(name): wanted for name, wanted in found.items() if scope.reaches(name)}
 
     def _ask_any(self, topic: str, row: rpc.Row, group: str, deadline: Deadline) -> Command:
-        """One broker of the topic, chosen at random: all hear the same of the group."""
+        """Ask a random broker of the topic: all receive the same heartbeats of the group."""
         brokers = [data for data in self._routes.recent(topic, deadline).brokers.values() if data.addresses]
         if not brokers:
             raise BrokerNotFound("no broker of the topic has an address", topic=topic)
@@ -174,7 +174,7 @@ class RemotingMember:
     def _ask_locks(
         self, row: rpc.Row, group: str, queues: Iterable[MessageQueue], deadline: Deadline
     ) -> list[tuple[list[MessageQueue], Command]]:
-        """One question per broker, all at once; the answers that came."""
+        """Send one request per broker, all at once. Returns the answers that arrived."""
         of_broker: dict[str, list[MessageQueue]] = {}
         for queue in sorted(queues):
             of_broker.setdefault(queue.broker_name, []).append(queue)

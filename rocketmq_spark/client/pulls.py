@@ -1,8 +1,8 @@
 """Pulls over remoting: the ``PullSource`` port for reads of offset ranges, and the long polls of group members.
 
-``RemotingPulls`` answers what a read asks besides its pulls: routes, keys, and types of topics. ``LongPolls`` sends the
+``RemotingPulls`` provides what a read needs besides its pulls: routes, keys, and types of topics. ``LongPolls`` sends the
 pulls of group members, chooses the replica for each and interprets the answer. It mirrors ``PullAPIWrapper`` and
-``MQClientAPIImpl.processPullResponse``, and never blocks the calling thread: a connection is opened on a thread of its own.
+``MQClientAPIImpl.processPullResponse``, and never blocks the calling thread: connections are opened on other threads.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rocketmq_spark.wire.properties import parse_subscription
 
 T = TypeVar("T")
 
-# A topic may be deleted and made again as another kind; the offsets of a read are those of the new one then.
+# A topic may be deleted and created again with another type; the offsets of a read are then those of the new topic.
 YOUNG_S = 1.0
 
 
@@ -113,9 +113,9 @@ class LongPolls:
             ask = functools.partial(self._ask, address, broker_id == MASTER_ID, deadline, done)
             knows = not request.filter or self._kinds.fresh(request.queue)
             if knows and self._calls.pool.live(address) and not self._aside.busy(address):
-                with never_waiting():  # for a socket that takes no bytes: the others' pulls are made on this thread
+                with never_waiting():  # a socket may accept no bytes, and this thread also sends other pulls
                     ask(request)
-            else:  # it is sent later, when a reset or the queue's next owner may have stored another offset
+            else:  # sent later, when a reset or the next owner may have stored another offset
                 self._aside.run(address, functools.partial(ask, replace(request, commit_offset=None)))
         except RocketMQError as e:
             done(e)
@@ -123,7 +123,7 @@ class LongPolls:
             done(ConnectionLost(f"no connection can be made: {e}", queue=str(request.queue)))
 
     def introduce(self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> None:
-        """Have brokers make a group, which they do at its first pull if ``autoCreateSubscriptionGroup`` says so."""
+        """Make brokers create a group: with ``autoCreateSubscriptionGroup`` they do so at its first pull."""
         asked = []
         for queue in {queue.broker_name: queue for queue in offsets}.values():
             data = self._routes.broker(queue.broker_name)
@@ -142,11 +142,11 @@ class LongPolls:
         self._calls.ask_async(address, command, deadline, functools.partial(self._told, request, address, done))
 
     def _on_broker(self, request: PullRequest, deadline: Deadline) -> PullRequest:
-        """What the broker is asked: of a batch topic it would drop whole batches, so tags are compared here alone."""
+        """The request to the broker. In a batch topic it would drop whole batches, so tags are compared only here."""
         queue, wanted = request.queue, request.filter
         try:
             kind = self._kinds.attributes(queue.topic, queue.broker_name, deadline)
-        except AccessDenied:  # who may read may yet not be allowed to know
+        except AccessDenied:  # the right to read does not include the topic's type
             kind = None
         batched = is_batched(kind)
         if wanted.kind == "TAG":
@@ -171,7 +171,7 @@ class LongPolls:
 
 
 def replica(broker: BrokerData, wanted: int) -> tuple[int, str]:
-    """Number and address of the replica to ask: the wanted one, instead of a slave that is gone the next, or else any.
+    """Id and address of the replica to ask: the wanted one, the next one if that is a slave that is gone, or else any.
 
     Mirrors ``MQClientInstance.findBrokerAddressInSubscribe``.
     """
@@ -183,7 +183,7 @@ def replica(broker: BrokerData, wanted: int) -> tuple[int, str]:
 
 
 def command_of(request: PullRequest, calls: Calls, to_master: bool) -> Command:
-    """The request on the wire. Only a master takes the offset that comes along."""
+    """The request on the wire. Only a master stores the offset in it."""
     commits = to_master and request.commit_offset is not None
     sys_flag = PullSysFlag(0)
     sys_flag |= PullSysFlag.COMMIT_OFFSET if commits else 0
@@ -208,7 +208,7 @@ def command_of(request: PullRequest, calls: Calls, to_master: bool) -> Command:
 
 
 def answer_of(request: PullRequest, answer: Command, address: str, scope: Scope) -> PullAnswer:
-    """What an answer says; raises the error for any code that is none of a pull's four outcomes."""
+    """Interpret an answer. Raises the error for a code that is none of the four outcomes of a pull."""
     status = _STATUS.get(Response(answer.code)) if answer.code in _STATUS else None
     if status is None:
         raise refused(answer, address, request.queue.topic, str(request.queue))
@@ -232,13 +232,13 @@ def answer_of(request: PullRequest, answer: Command, address: str, scope: Scope)
 
 
 def wanted_of(request: PullRequest, stored: Bytes, scope: Scope, end: int) -> Iterator[ReceivedMessage]:
-    """The messages of an answer that were asked for, in the user's names. ``end``: where the broker went on.
+    """The requested messages of an answer, with the user's names. ``end``: the next offset according to the broker.
 
-    A broker compares tags by their hashes, and gives the whole of an inner batch. What cannot be decoded is given raw,
-    so that it stops no reader.
+    A broker compares tags by their hashes, and returns whole inner batches. Messages that cannot be decoded are returned raw,
+    so that they stop no reader.
 
-    Each has an offset of its own between the one that was asked for and ``end``, in their order: what is committed, and where
-    a queue goes on, is made of these. Damage may have changed what a message says of it, or have shifted the queue.
+    Messages get different, increasing offsets from the requested one to below ``end``, because commits and the next pull depend
+    on them. The offset stored in a message may be wrong if the message is damaged or the index of the queue was shifted.
     """
     queue = request.queue
     tags = parse_subscription(request.filter.expression) if request.filter.kind == "TAG" and request.filter else None
@@ -257,12 +257,12 @@ def wanted_of(request: PullRequest, stored: Bytes, scope: Scope, end: int) -> It
 
 
 def _tagless(message: ReceivedMessage) -> bool:
-    """Whether nobody knows its tag, perhaps by the same damage, or it is a batch, of which each message has its own."""
+    """Whether its tag is unknown, perhaps because of damage, or it is a batch, in which each message has a tag."""
     return message.tags is None or bool(message.sys_flag & SysFlag.INNER_BATCH)
 
 
 def _in_place(found: Sequence[Stored], start: int, end: int) -> bool:
-    """Whether each message is one, and says an offset that can be true."""
+    """Whether each entry is a single message with a possible offset."""
     at = start - 1
     for _, _, offset, batch in found:
         if offset is None or offset <= at or batch:
@@ -274,7 +274,7 @@ def _in_place(found: Sequence[Stored], start: int, end: int) -> bool:
 def _placed(
     data: bytes, found: Sequence[Stored], start: int, end: int, how: DecodeSettings
 ) -> Iterator[ReceivedMessage]:
-    """The messages from ``start`` on. What cannot be true of where one lies is the first offset that may be."""
+    """The messages from ``start`` on. An impossible offset is replaced by the first possible one."""
     found = _joined(data, found, end - start, how)
     at, left = start, len(found)
     for one, latest in zip(found, _latest(found, at, end), strict=True):
@@ -286,7 +286,7 @@ def _placed(
             batched = batch and message.decode_error is None
             if batched and message.queue_offset < start:
                 continue
-            # With a later one a commit would pass what is not consumed.
+            # With a later one, a commit would skip messages that are not consumed.
             if not batched and not at <= message.queue_offset <= latest:
                 message = replace(message, queue_offset=at)
             at = message.queue_offset + 1
@@ -294,7 +294,7 @@ def _placed(
 
 
 def _joined(data: bytes, found: Sequence[Stored], room: int, how: DecodeSettings) -> Sequence[Stored]:
-    """No more than there are offsets: damage makes two of a message whose size it changes, and others would lose theirs."""
+    """At most as many messages as offsets: a damaged size splits a message in two, which would take the offsets of others."""
     if not 0 < room < len(found):
         return found
     joined, was_broken = list(found[:1]), _broken(data, found[0], how)
@@ -310,13 +310,13 @@ def _joined(data: bytes, found: Sequence[Stored], room: int, how: DecodeSettings
 
 
 def _broken(data: bytes, one: Stored, how: DecodeSettings) -> bool:
-    """Whether not even the parts of a message can be told apart."""
+    """Whether a message cannot even be split into its parts."""
     first = next(iter(decode_one(data, one, how._replace(queue=None))), None)
     return first is not None and first.decode_error is not None and not first.topic
 
 
 def _latest(found: Sequence[Stored], start: int, end: int) -> list[int]:
-    """The last offset that each message can have: those behind it need one each, and have theirs if that can be."""
+    """The highest possible offset of each message: every message after it needs one, its own if that is possible."""
     latest: list[int] = []
     for number in range(len(found) - 1, -1, -1):
         end -= 1

@@ -1,10 +1,10 @@
-"""What brokers are asked: about queues, many at a time, and what they know of a topic.
+"""Requests for information about queues, many at a time, and about a topic.
 
-Of questions about queues each goes to the broker of its queue, and what fails fails alone. Every request names the broker
-(``bname``): brokers ignore it for ordinary topics, a Proxy needs it.
+A request about a queue goes to the broker of the queue, and one that fails does not affect others. Every request names the
+broker (``bname``): brokers ignore it for ordinary topics, a Proxy needs it.
 
-Of a topic: its type, the longest delay of their timers, and whether any consumer reads it. Its attributes are cached for a
-while: ``queue.type`` cannot change, but a topic can be deleted and created again.
+Information about a topic: its type, the longest delay of its brokers, and whether any consumer reads it. Attributes are
+cached: ``queue.type`` cannot change, but a topic can be deleted and created again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from rocketmq_spark.wire.messages import stamp
 
 logger = logging.getLogger(__name__)
 
-# What a broker says to a pull, be it that it has nothing there.
+# Response codes of a pull that has an outcome, even if there is no message.
 PULLED = (Response.SUCCESS, Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY, Response.PULL_OFFSET_MOVED)
 _RESET = Response.PULL_OFFSET_MOVED, codes.OFFSET_RESET
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request for one broker and what to make of the answer."""
+    """A request for one broker and the function that interprets the answer."""
 
     broker_name: str
     command: Command
@@ -58,7 +58,7 @@ class BrokerQuestions:
         self._routes = routes
 
     def about(self, row: rpc.Row, queue: MessageQueue, **fields: Any) -> Question:
-        """The question that a row of the table asks about a queue."""
+        """The request of a row of ``wire/rpc`` about a queue."""
         command = row.request(
             topic=self.calls.on_wire(queue.topic), queueId=queue.queue_id, bname=queue.broker_name, **fields
         )
@@ -79,7 +79,7 @@ class BrokerQuestions:
     def ask_pulls(
         self, pulls: Sequence[Question], deadline: Deadline, read_from: str = "master"
     ) -> list[Command | RocketMQError]:
-        """As ``ask_each``. What tells of an operator's reset, as a broker does once, tells nothing else: it is asked again."""
+        """As ``ask_each``. A broker reports an operator's reset in one answer, without a result: such a pull is repeated."""
         answers = self.ask_each(pulls, deadline, PULLED, read_from)
         while told := [i for i, a in enumerate(answers) if isinstance(a, Command) and (a.code, a.remark) == _RESET]:
             again = self.ask_each([pulls[i] for i in told], deadline, PULLED, read_from)
@@ -88,7 +88,7 @@ class BrokerQuestions:
         return answers
 
     def attributes(self, keys: Iterable[tuple[str, str]], deadline: Deadline) -> TopicKinds:
-        """Of topics, as brokers have them by now, or the error. ``keys`` name broker and topic."""
+        """Current attributes of topics on brokers, or the error. ``keys`` are pairs of broker and topic."""
         asked = [
             Question(broker, rpc.GET_TOPIC_CONFIG.request(topic=self.calls.on_wire(topic), bname=broker), topic)
             for broker, topic in sorted(keys)
@@ -101,8 +101,8 @@ class BrokerQuestions:
         }
 
     def first_kept(self, group: str, queue: MessageQueue, time_ms: int, deadline: Deadline) -> int:
-        """The first offset that was stored at or after a time in what a broker keeps of a compaction topic, also where messages
-        are missing, and below the minimum of its index.
+        """The first kept offset of a compaction topic that was stored at or after a time, even if messages are missing there, or
+        below the minimum of its index.
         """
 
         def next_ms(offset: int) -> int:
@@ -116,14 +116,14 @@ class BrokerQuestions:
         return bisect.bisect_left(range(rpc.GET_MAX_OFFSET.answer(answer)["offset"]), time_ms, key=next_ms)
 
     def owing(self) -> frozenset[str]:
-        """Brokers that were not waited for any longer, and have not answered yet."""
+        """Brokers that have not answered yet, and for which calls no longer wait."""
         late = self.calls.late
         if not late:
             return frozenset()
         return frozenset(b.broker_name for b in self._routes.brokers() if late.keys() & set(b.addresses.values()))
 
     def connection(self, broker_name: str) -> tuple[str, int] | None:
-        """Where the broker's master is, and how many connections there were; None while no route says where."""
+        """Address of the broker's master and the number of connections made to it; None while no route has the broker."""
         try:
             address = self._routes.address(broker_name, "master")
         except RocketMQError:
@@ -137,7 +137,7 @@ class BrokerQuestions:
         accept: Container[int] = (Response.SUCCESS,),
         read_from: str = "master",
     ) -> list[Command]:
-        """All answers in order, asked at once; raises the first question's error, after all have ended."""
+        """Ask all at once; return answers in order. After all have ended, raises the error of the first that failed."""
         answers = []
         for answer in self.ask_each(questions, deadline, accept, read_from):
             if isinstance(answer, RocketMQError):
@@ -152,7 +152,7 @@ class BrokerQuestions:
         accept: Container[int] = (Response.SUCCESS,),
         read_from: str = "master",
     ) -> list[Command | RocketMQError]:
-        """Answers and errors in order, asked at once."""
+        """Ask all at once; return answers and errors in order."""
         answers = self.ask_soon(questions, deadline, read_from, accept=accept)
         return [answer for answer in answers if answer is not None]
 
@@ -164,7 +164,7 @@ class BrokerQuestions:
         grace_s: float | None = None,
         accept: Container[int] = (Response.SUCCESS,),
     ) -> list[Command | RocketMQError | None]:
-        """Answers and errors in order; with ``grace_s`` None for what is still to be answered after that time."""
+        """Answers and errors in order; with ``grace_s``, None for each question without an answer after that time."""
         by_name: dict[str, str | RocketMQError] = {}
         for name in {question.broker_name for question in questions}:
             try:
@@ -187,13 +187,13 @@ class BrokerQuestions:
 
 
 def has_attribute(kinds: TopicKinds, queue: MessageQueue, name: str, value: str) -> bool | None:
-    """Whether the topic of a queue has an attribute; None where its broker does not say which it has."""
+    """Whether the topic of a queue has an attribute; None if its broker does not report attributes."""
     kind = kinds[queue.broker_name, queue.topic]
     return None if isinstance(kind, RocketMQError) else kind.get(name) == value
 
 
 def certain(kinds: TopicKinds) -> TopicKinds:
-    """``kinds``; raises the error of a broker that does not say now what it may say later."""
+    """Return ``kinds``. Raises a broker's error if the broker may answer later."""
     for kind in kinds.values():
         if isinstance(kind, RocketMQError) and kind.retriable:
             raise kind
@@ -201,7 +201,7 @@ def certain(kinds: TopicKinds) -> TopicKinds:
 
 
 def is_compacted(attributes: Attributes | None) -> bool:
-    """Whether a topic is one that brokers compact, as far as its attributes are known."""
+    """Whether it is a compaction topic, according to the known attributes."""
     return (attributes or {}).get(codes.CLEANUP_POLICY) == codes.COMPACTION
 
 
@@ -233,7 +233,7 @@ class _Known(NamedTuple):
 
 
 class Kinds:
-    """Of the topics of one client."""
+    """Cached attributes of the topics of one client."""
 
     def __init__(self, calls: Calls, routes: Routes) -> None:
         self._calls = calls
@@ -244,9 +244,9 @@ class Kinds:
     def attributes(
         self, topic: str, broker_name: str, deadline: Deadline, max_age_s: float | None = None
     ) -> Attributes | None:
-        """The topic's attributes on a broker; None where it cannot be asked: a Proxy answers for it.
+        """The topic's attributes on a broker; None if a Proxy answers for it, which does not have them.
 
-        What was known before holds while the broker does not answer.
+        While the broker does not answer, the cached attributes are returned.
         """
         key = topic, broker_name
         known = self._known.get(key)
@@ -260,15 +260,15 @@ class Kinds:
     def batched(self, queue: MessageQueue, deadline: Deadline, max_age_s: float | None = None) -> bool:
         """Whether brokers compare the tags of whole batches only, as they do for a batch topic.
 
-        True also at a Proxy, which cannot answer that, so that no topic is left out.
+        True also at a Proxy, which does not report this, so that no topic is missed.
         """
         return is_batched(self.attributes(queue.topic, queue.broker_name, deadline, max_age_s)) is not False
 
     def batch_storage(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> BatchStorage | None:
-        """How batches of the topic are stored, as the first of ``brokers`` says that answers; None without an answer.
+        """Return how batches of the topic are stored, according to the first of ``brokers`` that answers; None without an answer.
 
-        Who did not answer is left out for a while, so that a broker that hangs does not hold up every task. Each has a share of
-        the time: one that hangs leaves some to those behind it.
+        A broker that did not answer is skipped for a while, so that it does not delay every task. Each gets a share of the
+        time, so that one that hangs leaves some for the others.
         """
         silent = {name for (of, name), until in list(self._silent.items()) if of == topic and not until.expired}
         asked = [name for name in brokers if name not in silent]
@@ -284,7 +284,7 @@ class Kinds:
         return None
 
     def fresh(self, queue: MessageQueue) -> bool:
-        """Whether ``attributes`` would answer without a question."""
+        """Whether ``attributes`` would answer from the cache."""
         known = self._known.get((queue.topic, queue.broker_name))
         return known is not None and known.younger(AGE_S)
 
@@ -318,7 +318,7 @@ class Kinds:
 
 
 def is_batched(attributes: Attributes | None) -> bool | None:
-    """Whether a topic with these attributes stores batches whole; None where they are not known."""
+    """Whether a topic with these attributes stores batches whole; None if they are unknown."""
     return None if attributes is None else attributes.get(codes.QUEUE_TYPE) == codes.BATCH_QUEUE
 
 
@@ -344,7 +344,7 @@ def longest_timers(calls: Calls, topic: str, masters: Mapping[str, str], deadlin
 def consumed(calls: Calls, topic: str, masters: Sequence[str], deadline: Deadline) -> bool:
     """Whether a member of any group that is online at one of ``masters``, addresses, has subscribed to the topic.
 
-    Raises the error of a broker that does not say, where no other one knows of a member.
+    Raises the error of a broker that does not answer, if no other broker has a member.
     """
     wire = calls.on_wire(topic)
     by_broker = calls.exchange_each(
@@ -370,12 +370,12 @@ def consumed(calls: Calls, topic: str, masters: Sequence[str], deadline: Deadlin
 
 
 def _of_two(deadline: Deadline) -> Deadline:
-    """Of the first of two questions: who is silent leaves the others time for the second one."""
+    """The deadline of the first of two questions: a broker that hangs leaves time for the second one."""
     return deadline.within(deadline.remaining() / 2)
 
 
 def _longest_timer(config: Command) -> int:
-    """In ms, 0 with timers switched off; RocketMQ's default where the broker may not tell its configuration."""
+    """In ms, 0 with disabled timers; RocketMQ's default if the broker does not report its configuration."""
     answer = bodies.read_config(config.body) if config.code == Response.SUCCESS else {}
     if answer.get("timerWheelEnable", "true") != "true":
         return 0

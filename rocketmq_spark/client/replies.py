@@ -1,9 +1,9 @@
-"""Request and reply over remoting: who waits for which reply, and the way of a reply to its requester.
+"""Request and reply over remoting: the requests that wait for replies, and sending a reply to its requester.
 
 A request is an ordinary message with an id for its reply and the client id of its sender. The reply is sent to a broker, which
-passes it on over the connection on which the requester's heartbeats come. Mirrors ``RequestFutureHolder``,
-``ClientRemotingProcessor.receiveReplyMessage`` and ``MessageUtil.createReplyMessage``. What differs is meant: a reply
-goes to the broker of the request first, and to the others of its topic if that one cannot pass it on; Java's goes to any one.
+forwards it over the connection of the requester's heartbeats. Mirrors ``RequestFutureHolder``,
+``ClientRemotingProcessor.receiveReplyMessage`` and ``MessageUtil.createReplyMessage``. One deliberate difference: a reply
+goes to the broker of the request first, and to others of its topic if that one cannot forward it; Java chooses any broker.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ Done = Callable[[Reply | RocketMQError], object]
 
 
 class AwaitedReplies:
-    """Who waits for which reply in this process, by the reply's id."""
+    """The requests of this process that wait for replies, by the reply's id."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[str, tuple[Done, int]] = {}  # with how many had come before
+        self._waiting: dict[str, tuple[Done, int]] = {}  # with the number of replies that had arrived before
         self._count = 0
-        self._heard: dict[str, int] = {}  # which brokers passed replies on, and how many had come with the last one
+        self._heard: dict[str, int] = {}  # brokers that forwarded replies, and the number of replies at the last one
         self._passing: frozenset[str] | None = None
 
     def expect(self, correlation_id: str, done: Done) -> Callable[[], None]:
@@ -63,13 +63,13 @@ class AwaitedReplies:
         return lambda: self._taken(correlation_id)
 
     def passing(self) -> frozenset[str] | None:
-        """The brokers that passed replies on while, or since, any was waited for in vain; None if none was. Said once."""
+        """Brokers that forwarded replies during or after a wait that timed out; None without such a wait. Resets itself."""
         with self._lock:
             passing, self._passing = self._passing, None
             return passing
 
     def in_vain(self, passing: frozenset[str]) -> None:
-        """One was waited for in vain, and meanwhile these brokers passed others on."""
+        """A wait timed out, while these brokers forwarded other replies."""
         with self._lock:
             self._passing = passing if self._passing is None else self._passing & passing
 
@@ -81,7 +81,7 @@ class AwaitedReplies:
             self.in_vain(frozenset(address for address, last in heard if last > waited[1]))
 
     def arrived(self, request: ServerRequest) -> None:
-        """A broker passes a reply on. It hears that the reply has come also if no one waits for it any more, as in Java."""
+        """Handle a forwarded reply. The broker gets a success even if no request waits for the reply any more, as in Java."""
         try:
             correlation_id, reply = _read(request.command)
         except (RocketMQError, ValueError) as e:
@@ -140,7 +140,7 @@ class RemotingReplies:
         self._instance.look_around(deadline)
         passing = self._awaited.passing()
         if not self._instance.connect(deadline, passing) and passing is not None:
-            self._awaited.in_vain(passing)  # told the next time
+            self._awaited.in_vain(passing)  # reported at the next call
 
     def expect(self, correlation_id: str, done: Done) -> Callable[[], None]:
         return self._awaited.expect(correlation_id, done)
@@ -162,7 +162,7 @@ class RemotingReplies:
         raise last
 
     def _addresses(self, to: ReceivedMessage, deadline: Deadline) -> list[tuple[str, str]]:
-        """The request's broker first: its sender spoke with it."""
+        """The request's broker first, because the sender has a connection to it."""
         brokers = self._routes.recent(to.topic, deadline).brokers.values()
         masters = [(data.broker_name, data.master) for data in brokers if data.master]
         if not masters:

@@ -1,12 +1,12 @@
-"""Automatic batching: messages of one destination wait a moment for company and leave as one batch.
+"""Automatic batching: messages for one destination wait a moment and are sent as one batch.
 
-Mirrors ``ProduceAccumulator``. Pure: the clock is an argument, locks and sending are the caller's. Messages with equal
-keys are batched together: topic, queue if the caller chose one, whether the store is waited for, tag, and whether the
-sender waits (two maps in Java). A batch is due when its bodies exceed ``max_bytes`` (strictly, as in Java; the proposal
-says "or equal") or when it is ``max_delay_ms`` old. Where Java's code has holes:
+Mirrors ``ProduceAccumulator``. Pure: the clock is an argument; the caller locks and sends. Messages with equal
+keys are batched together: topic, queue if the caller chose one, the wait flag (``waitStoreMsgOK``), tag, and whether the
+sender waits (two maps in Java). A batch is due when its bodies exceed ``max_bytes`` (strictly, as in Java; its proposal
+says "or equal") or when it is ``max_delay_ms`` old. Differences from gaps in Java's code:
 
 * A batch leaves the map when it is taken, so nothing of it stays behind; the number of open batches is bounded.
-* Bytes are held until the batch has its answer, and given back exactly once; what is turned away is never counted.
+* Bytes count until the batch has its answer, and are released exactly once; rejected messages are never counted.
 * The encoded size and the size of the joined KEYS are bounded too: many tiny bodies with large properties would
   otherwise make a batch that the broker refuses as a whole.
 """

@@ -1,27 +1,27 @@
-"""What an attempt's outcome means: for its send, whether it is tried again, and for its broker, whether a producer avoids it.
+"""The meaning of an attempt's outcome: whether the send is retried, and whether producers avoid the broker.
 
 ``Attempts`` is the loop of ``DefaultMQProducerImpl.sendDefaultImpl`` as decisions. Pure. Synchronous, asynchronous and batched
 sends share it, so that all of them retry alike; in Java an asynchronous send is not retried after a broker's error answer, and
-its retry keeps the queue id although another broker may have fewer queues. Differences that are meant:
+its retry keeps the queue id although another broker may have fewer queues. Deliberate differences:
 
 * A pause precedes an attempt at a broker that already failed in this call; other brokers are tried at once, as in Java.
-* A refused access is not tried again on the same queue.
+* After an access denial, the same queue is not tried again.
 * When time runs out, the error names the real cause, which Java's "call timeout" hides, and the first one beside it.
-* A name server that does not answer costs no retry: nothing was tried, and it is waited for until the deadline.
+* A name server that does not answer costs no retry: nothing was tried, and the send waits for it until the deadline.
 
 ``FaultTable`` is latency fault tolerance: it mirrors ``MQFaultStrategy`` and ``LatencyFaultToleranceImpl`` of Java today; the
 longer durations of releases before 5.1.4 are the preset ``4.x``. The clock is an argument. Several producers and tasks may
-share a table, so it has a lock of its own, for what changes or walks it; to look a broker up needs none. Where Java's code has
-flaws:
+share a table, so it has a lock for changes and iterations; looking up a broker needs none. Differences from flaws in Java's
+code:
 
-* Reachability is kept up by the detector alone, yet Java also clears the flag on a broker's error answer while no
+* Only the detector restores the reachable flag, yet Java also clears it on a broker's error answer while no
   detector runs; a broker that merely answered an error then ranks below one that is down. Here the flag counts only
   while a detector runs (``detecting``).
 * Items of brokers that left the cluster are deleted by Java's detector only; here ``retain`` follows the routes.
 * The fallback of old releases relabels a queue of the published list. Nothing here changes the list.
 
-Kept as it is: the first choice tests the time alone, so that a broker whose isolation is over gets a message although
-no probe has reached it yet. A probe may fail for reasons of its own, and the price is one attempt.
+As in Java, the first choice checks only the isolation time, so a broker whose isolation is over gets a message although
+no probe has reached it yet. A probe may fail for other reasons than sends, and the cost is one attempt.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ RETRY_CODES = frozenset(
         Response.GO_AWAY,
     )
 )
-# What is often permanent is tried this often even when retries are bounded by time alone.
+# Retries after errors that are often permanent, even if retries are limited only by time.
 DOUBTFUL_RETRIES = 2
 
-# Nothing was sent, and nothing would be different next time.
+# Nothing was sent, and a retry would fail in the same way.
 _OURS = (LocalProtocolError, MessageRefused, OptionError, ClosedError)
-# What may be stored is not sent again.
+# Errors that are not retried; after UnprovedError, the message may be stored.
 _FINAL = (*_OURS, UnprovedError)
 
 

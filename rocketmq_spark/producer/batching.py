@@ -1,11 +1,11 @@
-"""Automatic batching at work: one accumulator per name, its timer, and the results handed back one by one.
+"""The driver of automatic batching: one accumulator per name, its timer, and one result per message.
 
-Mirrors ``ProduceAccumulator`` and the sharing in ``MQClientManager``, where the name is the client id. A driver: it owns
-the lock round the accumulator.
-Java polls with two guard threads; here the timer calls when the oldest batch is due, and a synchronous
-sender that waits longer than the batch may take sends it itself, so that no sender depends on the timer's thread. Java's
-accumulator dies with the first of the producers that share it; this one lives until the last has left, and all that
-waits is sent when one leaves.
+Mirrors ``ProduceAccumulator`` and the sharing in ``MQClientManager``, where the name is the client id. It owns
+the lock of the accumulator.
+Java polls with two guard threads. Here the timer calls when the oldest batch is due, and a synchronous
+sender whose batch is overdue sends it itself, so that no sender depends on the timer's thread. Java's
+accumulator ends with the first producer that leaves; this one lives until the last has left, and sends everything that
+waits when one leaves.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from rocketmq_spark.producer.topics import Topics
 
 logger = logging.getLogger(__name__)
 
-# A synchronous sender of a batch waits this much longer than the batch may take: its error says more than ours.
+# A synchronous sender waits this much longer than its batch may take, because the error of the batch is more specific.
 _SLACK_S = 1.0
-# Topics to which plain messages may go in batches: ordinary ones, and those that no broker has said anything of.
+# Storage of topics whose messages may be plain: ordinary topics, and topics of which it is unknown.
 _PLAIN_STORAGE = (BatchStorage(), None)
 _NOT_ASKED = BatchStorage(whole=True)
-# Of different tags and topics.
+# Combinations of topic and tag that are cached.
 _MAX_KINDS = 1024
 
 
 class BatchOwner(Protocol):
-    """A producer as its batches see it."""
+    """The methods of a producer that its batches call."""
 
     def enqueue_batch(self, batch: MessageBatch, done: Callable[[Outcome], None]) -> bool:
-        """Fix the place of ``batch`` in its queue's order; quick. False when closed, else ``done`` is called once."""
+        """Fix the place of ``batch`` in its queue's order, without blocking. False when closed, else ``done`` is called once."""
 
     def pump(self, soon: bool = False) -> None:
-        """Send what is enqueued; ``soon``: not on this thread, which may be the one that reads answers."""
+        """Send enqueued batches; with ``soon`` on another thread, because this one may be the thread that reads answers."""
 
 
 class Batcher:
@@ -59,21 +59,21 @@ class Batcher:
     def __init__(self, timer: Timer) -> None:
         self.accumulator = Accumulator()
         self.members = 0
-        self._call_ms: int | None = None  # when the timer calls
+        self._call_ms: int | None = None  # time of the timer's next call
         self._closed = False
         self._timer = timer
         self._lock = threading.Lock()
 
     def join(self, settings: ProducerSettings) -> None:
-        """Another producer shares this one; limits that it sets hold for all."""
+        """Add a producer. Limits that it sets apply to all producers."""
         with self._lock:
             self.members += 1
             self.accumulator.limits = settings.batch_limits(self.accumulator.limits)
 
     def add(self, key: Key, entry: BatchEntry, owner: BatchOwner) -> MessageBatch | None:
-        """The batch that took the message, which may be on its way already; None when it is to be sent directly.
+        """Return the batch that took the message, which may already be in flight; None if it must be sent directly.
 
-        What is raised instead does not take it back; the promise of what was not taken is.
+        If this raises, a message that was taken stays in its batch, and the promise of one that was not is withdrawn.
         """
         now_ms = self._timer.now_ms()
         batch = None
@@ -93,7 +93,7 @@ class Batcher:
         return batch
 
     def add_plain(self, key: Key, entry: PlainEntry, body_bytes: int, size: int, owner: BatchOwner) -> bool:
-        """Whether a batch took the message; otherwise it is to be sent directly. What is raised is as in ``add``."""
+        """Whether a batch took the message; otherwise it must be sent directly. Errors as in ``add``."""
         now_ms = self._timer.now_ms()
         batch = call_s = None
         ready = False
@@ -123,7 +123,7 @@ class Batcher:
             owner.pump()
 
     def _enqueue(self) -> Iterable[BatchOwner]:
-        """Fix the places of the batches that are due. Returns who is to send them."""
+        """Fix the places of due batches. Returns the producers that must send them."""
         owners: dict[int, BatchOwner] = {}
         refused = []
         now_ms = self._timer.now_ms()
@@ -139,22 +139,22 @@ class Batcher:
         return owners.values()
 
     def wait(self, batch: MessageBatch, result: Future[SendResult], seconds: float) -> bool:
-        """Whether ``result`` is there within ``seconds`` after its batch was due.
+        """Wait up to ``seconds`` after the batch is due. Returns whether ``result`` is there.
 
-        A synchronous sender sends the batch itself then, if no other thread has.
+        When the batch is due, the calling thread sends it, if no other thread has.
         """
         if not self._timer.wait(result, max(0, batch.due_ms - self._timer.now_ms()) / 1000):
             self.flush()
         return self._timer.wait(result, seconds)
 
     def send_all(self) -> None:
-        """Send everything that waits for company."""
+        """Send all waiting batches."""
         with self._lock:
             self.accumulator.close_all()
         self.flush()
 
     def leave(self) -> None:
-        """A producer goes: nothing that it started or added waits any longer."""
+        """A producer leaves: send all waiting batches."""
         try:
             self.send_all()
         finally:  # also when it is interrupted
@@ -162,14 +162,14 @@ class Batcher:
                 self.members -= 1
 
     def close(self) -> None:
-        """Take nothing more; what slipped in after the last producer left is refused."""
+        """Accept no more messages, and fail those added after the last producer left."""
         with self._lock:
             self._closed = True
         self.send_all()
         self._timer.close()
 
     def _due(self) -> None:
-        """The timer calls."""
+        """Called by the timer."""
         with self._lock:
             self._call_ms = None
         try:
@@ -183,13 +183,13 @@ class Batcher:
     def _call_later(self, seconds: float) -> None:
         try:
             self._timer.later(seconds, self._due)
-        except BaseException:  # there are no more threads now, or this one is interrupted: the next message tries again
+        except BaseException:  # no more threads, or interrupted: the next message tries again
             with self._lock:
                 self._call_ms = None
             raise
 
     def _next_call(self, now_ms: int) -> float | None:
-        """In how many seconds the timer is to call, unless it will in time. To be asked with the lock, and done."""
+        """Seconds until the timer must call; None if its next call is in time. Call with the lock, and act on the result."""
         due_ms, call_ms = self.accumulator.due_ms, self._call_ms
         if due_ms is None or (call_ms is not None and call_ms <= due_ms):
             return None
@@ -208,14 +208,14 @@ class Batcher:
             outcomes, promises = _shares(outcome, batch.entries), [entry.promise for entry in batch.entries]
             for pending, kept in _by_pending(promises, outcomes).items():
                 handed = attempt(pending.keep, *kept)
-                if isinstance(handed, Failure):  # one sender's trouble must not keep the others from their results
+                if isinstance(handed, Failure):  # an error at one sender must not affect the results of others
                     handed.log(logger, "results could not be handed over")
 
         return done
 
 
 class AccumulatorMember:
-    """What one producer adds to an accumulator. ``owner`` sends the batches that it starts, also when others add to them."""
+    """The messages of one producer in an accumulator. ``owner`` sends the batches that it starts, even if others add to them."""
 
     def __init__(
         self,
@@ -232,15 +232,15 @@ class AccumulatorMember:
         self._pending = pending
         self._encoder = encoder
         self._send_timeout_s = settings.send_timeout_s
-        # Then each message goes with its own tag, and one of another tag must not be overtaken by its group.
+        # Then each message has its own tag, and messages of a group with different tags must stay in order.
         self._mixed = settings.features.chooses_queues is not None
         self._max_body_bytes = settings.max_message_size
         self._kinds: dict[tuple[str, str | None, bool], PlainKind] = {}
 
     def takes(self, prepared: Prepared, how: How) -> bool:
-        """Whether the message may wait for company (the gate of ``DefaultMQProducer.canBatch``). One with a priority would be a
-        request of its own there, too, and without its own time. One without a key travels alone to a compaction topic, whose
-        broker refuses it then: it would acknowledge a batch, and keep the others only.
+        """Whether the message may join a batch (``DefaultMQProducer.canBatch``). One with a priority is always a separate
+        request. So is one without a key for a compaction topic: its broker refuses the message, but would acknowledge a batch
+        and drop the message.
         """
         message = prepared.message
         alone = prepared.delayed or message.priority is not None or message.topic.startswith(codes.RETRY_PREFIX)
@@ -251,15 +251,15 @@ class AccumulatorMember:
         return bool(key_words(message.keys)) or not self._topics.stored_by_key(message.topic)
 
     def quick(self, message: Message, callback: Callback | None) -> Promise | None:
-        """The future of a plain message that a batch took: it is encoded with all others of the batch when that leaves. None
-        where it goes the long way, which also says what is wrong with it.
+        """Return the future of a plain message that a batch took; it is encoded with the others when the batch is sent. None if
+        ``add`` must handle the message, which also reports what is wrong with it.
         """
         body, topic, tag, waits = message.body, message.topic, message.tags, message.wait_store_ok
         if self._topics.storage.get(topic, _NOT_ASKED) not in _PLAIN_STORAGE or self._mixed:
             return None
         try:
             kind = self._kinds.get((topic, tag, waits)) or self._kind(topic, tag, waits)
-        except TypeError:  # a tag that is no text
+        except TypeError:  # a tag that is no str
             return None
         if kind is None or type(body) is not bytes or not 0 < len(body) <= self._max_body_bytes:
             return None
@@ -284,7 +284,7 @@ class AccumulatorMember:
     def add(
         self, prepared: Prepared, queue: MessageQueue | None, waits: bool, callback: Callback | None = None
     ) -> tuple[Promise, MessageBatch | None]:
-        """The future result and the batch that took the message; no batch when it must be sent directly."""
+        """Return the future and the batch that took the message; no batch if it must be sent directly."""
         message = prepared.message
         alike = (True, None) if self._mixed else (message.wait_store_ok, message.tags or None)
         key = Key(message.topic, queue, *alike, waits)
@@ -304,7 +304,7 @@ _Both = tuple[list[Promise], list[Outcome]]
 
 
 def _by_pending(promises: list[Promise], outcomes: list[Outcome]) -> dict[Pending, _Both]:
-    """Those of each producer."""
+    """Group promises and outcomes by producer."""
     if len(senders := {promise.pending for promise in promises}) == 1:
         return dict.fromkeys(senders, (promises, outcomes))
     found: dict[Pending, _Both] = {pending: ([], []) for pending in senders}
@@ -316,16 +316,16 @@ def _by_pending(promises: list[Promise], outcomes: list[Outcome]) -> dict[Pendin
 
 
 def _one_of_several(outcome: Outcome, batch: MessageBatch) -> bool:
-    """Whether a message is refused for good, and others with it that may go by themselves: nothing of the batch is stored then.
-    Where a queue was chosen its order would be lost.
+    """Whether the batch was rejected because of a message, and nothing is stored, so that others may succeed without it. Not if
+    a queue was chosen, because its order would be lost.
     """
     refused = isinstance(outcome, MessageIllegal) and not outcome.stored
     return refused and len(batch.entries) > 1 and batch.key.queue is None
 
 
 def _shares(outcome: Outcome, entries: Sequence[BatchEntry | PlainEntry]) -> list[Outcome]:
-    """Each message's own outcome; an error becomes a copy for each that it does not say to be stored, so that tracebacks do
-    not mix.
+    """The outcome of each message. Each message that the error does not report as stored gets its own copy of it, so that
+    tracebacks do not mix.
     """
     if isinstance(outcome, SendResult):
         try:
@@ -352,7 +352,7 @@ _ACCUMULATORS = "accumulators"
 
 
 def share(name: str, settings: ProducerSettings, make: Callable[[], Timer]) -> Batcher:
-    """The accumulator of ``name`` in this process, made by the first producer that asks."""
+    """The accumulator of ``name`` in this process; the first call creates it."""
     with process.lock():
         batcher = process.once(_ACCUMULATORS, name, lambda: Batcher(make()))
         batcher.join(settings)

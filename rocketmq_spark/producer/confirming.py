@@ -1,6 +1,6 @@
-"""How a send ended, as a table: stored, refused before the store, or unknown. What is unknown is looked up.
+"""A table of how sends end: stored, rejected before the store, or unknown. Unknown ends are looked up.
 
-A driver in so far as looks run on a thread for each broker: one look serves all that became uncertain there meanwhile.
+Look-ups run on one thread per broker; one look-up serves all sends that became unknown there meanwhile.
 """
 
 from __future__ import annotations
@@ -36,36 +36,36 @@ logger = logging.getLogger(__name__)
 
 
 class StoredIds(Protocol):
-    """Finds out which messages are stored, for a producer that does not repeat what may be stored."""
+    """Finds stored messages, for a producer that does not repeat messages that may be stored."""
 
     def end(self, queue: MessageQueue) -> QueueEnd:
-        """Where a queue ended at some time before now. Raises ``RocketMQError`` where that is not known, or cannot be asked."""
+        """The end of a queue at some earlier time. Raises ``RocketMQError`` if it is unknown and cannot be fetched."""
 
     def among(
         self, since: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline
     ) -> set[str]:
-        """Which of ``ids`` are stored behind offsets of queues of one broker, when what is not there will not come any more.
+        """The ``ids`` that are stored after offsets of queues of one broker, once no others can arrive any more.
 
-        Raises ``RocketMQError`` where that cannot be proved in time, or ``master`` is not the broker's master any more.
+        Raises ``RocketMQError`` if that cannot be proved in time, or if ``master`` is no longer the broker's master.
         """
 
     def stop(self) -> None:
-        """Have ``among`` end soon, from another thread."""
+        """Make ``among`` end soon, from another thread."""
 
 
 class EndKind(enum.Enum):
-    """What is known of a request that ended."""
+    """The possible ends of a request."""
 
     STORED = "stored"
     REFUSED = "refused before the store"
     AMBIGUOUS = "may be stored"
 
 
-# With one of these a message lies elsewhere until it is due.
+# Messages with one of these properties are stored in another topic until they are due.
 _DELAYS = frozenset((Property.DELAY, Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS))
-# Nothing left this process.
+# Errors before anything was sent.
 _OURS = (LocalProtocolError, MessageRefused, OptionError, ClosedError, OutOfTime, RouteNotFound, BrokerNotFound)
-# Codes that a broker gives before it stores anything, whatever it says with them.
+# Codes that a broker returns only before it stores anything, with any text.
 _BEFORE = frozenset(
     {
         Response.REQUEST_CODE_NOT_SUPPORTED,
@@ -78,7 +78,7 @@ _BEFORE = frozenset(
         Response.GO_AWAY,
     }
 )
-# Codes that are given on several paths: the words of those that lie before the store. "[PC_SYNCHRONIZED]" and "in-sync replicas
+# Codes that are also returned after the store, with the texts of the cases before it. "[PC_SYNCHRONIZED]" and "in-sync replicas
 # not enough" are not among them: a broker with a DLedger log says so, too, when followers did not confirm in time what it stored.
 _WORDS: Mapping[int, tuple[str, ...]] = {
     Response.SYSTEM_BUSY: (
@@ -95,7 +95,7 @@ _WORDS: Mapping[int, tuple[str, ...]] = {
 
 
 def end_of(outcome: SendResult | RocketMQError, chosen: bool = True) -> EndKind:
-    """What is known after one attempt; ``chosen`` is whether it had a queue, without which nothing was sent."""
+    """The end of one attempt; ``chosen``: whether it had a queue, without which nothing was sent."""
     if isinstance(outcome, SendResult):
         return EndKind.STORED
     if not chosen or outcome.unsent or isinstance(outcome, _OURS):
@@ -106,19 +106,19 @@ def end_of(outcome: SendResult | RocketMQError, chosen: bool = True) -> EndKind:
     return EndKind.AMBIGUOUS
 
 
-# Which ids are stored, or why that cannot be found out.
+# The stored ids, or the error of the look-up.
 Found = set[str] | RocketMQError
 
 
 class Confirmed(NamedTuple):
-    """What a look found of a request: how many of its messages are stored, and a request of the others, if there are any."""
+    """The result of a look-up: the number of stored messages of a request, and a request with the others, if any."""
 
     stored: int
     rest: SendRequest | None
 
 
 class Doubt(NamedTuple):
-    """A request that may be stored in ``queue``, behind the offset ``since``."""
+    """A request that may be stored in ``queue``, after the offset ``since``."""
 
     request: SendRequest
     queue: MessageQueue
@@ -128,20 +128,20 @@ class Doubt(NamedTuple):
 
 
 class Confirming:
-    """The looks of an engine, and from where on they must look."""
+    """The look-ups of an engine, and the offsets at which they begin."""
 
     def __init__(self, stored: StoredIds, timer: Timer) -> None:
         self._stored = stored
         self._timer = timer
         self._threads: dict[str, Timer] = {}
         self._lock = threading.Lock()
-        # Of each queue an end that was noted, and one that was seen since.
+        # By queue: an end that was noted, and a later one that an acknowledgement showed.
         self._ends: dict[tuple[MessageQueue, str], tuple[int, int]] = {}
         self._waiting: dict[str, deque[Doubt]] = {}
         self._closed = False
 
     def begin(self, outgoing: Outgoing, queue: MessageQueue) -> None:
-        """An attempt begins: note an offset before all that it sends. Raises ``RocketMQError`` where none is known."""
+        """Before an attempt: note an offset before all that it stores. Raises ``RocketMQError`` if none is known."""
         try:
             end = self._stored.end(queue)
         except RocketMQError as e:
@@ -150,7 +150,7 @@ class Confirming:
         key = queue, end.master
         with self._lock:
             noted, seen = self._ends.get(key, (-1, -1))
-            if noted != end.offset:  # asked anew: what was seen before may be of a topic that was made again
+            if noted != end.offset:  # fetched again: the later end may be of a topic that was created again
                 self._ends[key] = end.offset, (seen := end.offset)
         outgoing.since = QueueEnd(max(end.offset, seen), end.master)
 
@@ -161,7 +161,7 @@ class Confirming:
         outcome: Outcome,
         again: Callable[[MessageQueue | None, Outcome], None],
     ) -> bool:
-        """Whether the end of an attempt is known. If not it is looked up, and ``again`` gets it, once, on any thread."""
+        """Whether the end of an attempt is known. If not, it is looked up, and ``again`` gets it once, on any thread."""
         if isinstance(outcome, SendResult):
             self._landed(outgoing, outcome)
             return True
@@ -176,7 +176,7 @@ class Confirming:
         return not self._later(Doubt(outgoing.remaining, queue, outgoing.since, outgoing.until, done))
 
     def known(self, outgoing: Outgoing, queue: MessageQueue | None, outcome: Outcome) -> Outcome:
-        """The end of an attempt on the calling thread, which looks it up where it is not known."""
+        """The end of an attempt. An unknown one is looked up on the calling thread."""
         if isinstance(outcome, SendResult):
             self._landed(outgoing, outcome)
             return outcome
@@ -188,7 +188,7 @@ class Confirming:
         return _settled(outgoing, queue, outcome, self._found({queue: offset}, master, ids, outgoing.until))
 
     def _landed(self, outgoing: Outgoing, result: SendResult) -> None:
-        """What is sent later lies behind it. One before the offset that was noted for it is in a queue that was made again."""
+        """Later sends are stored after this result. One before its noted offset is in a queue that was created again."""
         if outgoing.since is None or result.queue is None or result.queue_offset is None:
             return
         key = result.queue, outgoing.since.master
@@ -198,7 +198,7 @@ class Confirming:
                 self._ends[key] = noted, result.queue_offset
 
     def _later(self, doubt: Doubt) -> bool:
-        """Whether there will be a look. None after ``close``: the request has its outcome, and the look's thread would stay."""
+        """Start a look-up. Returns False after ``close``, when requests have their outcomes."""
         name = doubt.queue.broker_name
         with self._lock:
             if self._closed:
@@ -210,12 +210,12 @@ class Confirming:
         logger.info("checking on %s which of %d messages are stored", name, len(_items(doubt.request)))
         try:
             thread.later(0, lambda: self._look(name))
-        except RuntimeError as e:  # there can be no more threads
+        except RuntimeError as e:  # no more threads
             self._in_vain(doubt, SendFailed(f"there is no thread for a look: {e}"))
         return True
 
     def _in_vain(self, doubt: Doubt, error: RocketMQError) -> None:
-        """No look will take it, unless one of an earlier doubt has done so."""
+        """End the request with an error, unless an earlier look-up has included it."""
         with self._lock:
             waiting = self._waiting[doubt.queue.broker_name]
             left = [each for each in waiting if each is not doubt]
@@ -235,7 +235,7 @@ class Confirming:
         with self._lock:
             doubts = list(self._waiting.get(name, ()))
             self._waiting[name] = deque()
-        if not doubts:  # an earlier look took them
+        if not doubts:  # an earlier look-up included them
             return
         for master in {doubt.since.master for doubt in doubts}:
             self._look_at(master, [doubt for doubt in doubts if doubt.since.master == master])
@@ -267,7 +267,7 @@ def _is_definite(outcome: Outcome) -> bool:
 
 
 def _settled(outgoing: Outgoing, queue: MessageQueue, outcome: RocketMQError, found: Found) -> Outcome:
-    """What a look makes of the outcome of an attempt, and what is left to send of its request."""
+    """The outcome of an attempt after a look-up, which also sets the rest of the request."""
     if isinstance(found, RocketMQError):
         return unproved(outcome, found)
     request = outgoing.remaining
@@ -281,7 +281,7 @@ def _settled(outgoing: Outgoing, queue: MessageQueue, outcome: RocketMQError, fo
 
 
 def unproved(error: RocketMQError, cause: RocketMQError) -> UnprovedError:
-    """The error of a send whose end could not be found out: ``cause`` is why."""
+    """The error of a send whose end could not be determined, because of ``cause``."""
     failed = UnprovedError(
         f"the message may be stored, and its broker did not confirm whether it is: {error.message}; {cause.message}",
         error.addr,

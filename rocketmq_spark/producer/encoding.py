@@ -315,17 +315,20 @@ def explicit_batch(
 
 
 def no_key(topic: str) -> str:
-    """What a message has that a compaction topic does not keep."""
+    """Describe a message that a compaction topic drops."""
     return f"no key, but {topic!r} is a compaction topic, of which brokers keep messages with a key only"
 
 
 def for_storage(
     request: SendRequest, prepared: Sequence[Prepared], batch_id: str, storage: BatchStorage
 ) -> SendRequest:
-    """The batch as the topic's storage needs it.
+    """Return the batch as the storage of its topic requires it.
 
-    One that is stored as one message says of its messages: an id, the tag of all, and their keys. Java's explicit batches say
-    neither, so that no filter lets them through. Raises ``MessageRefused`` for a message that a compaction topic would not keep.
+    A batch that is stored as one message gets an id, the common tag, and the keys of all messages. Java's explicit batches have
+    none of these, so no filter matches them.
+
+    Raises:
+        MessageRefused: A message without a key, which a compaction topic would drop.
     """
     messages = [each.message for each in prepared]
     if storage.by_key and (keyless := [number for number, each in enumerate(messages) if not key_words(each.keys)]):

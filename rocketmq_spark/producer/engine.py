@@ -1,10 +1,10 @@
 """The one way to send: every request of a producer, of its batches and of a sink's task goes through an engine.
 
 Mirrors ``DefaultMQProducerImpl.sendDefaultImpl`` and ``MQClientAPIImpl.sendMessageAsync``. The engine owns what sending
-needs (topics, faults, hooks, the timer) and bounds what is under way. A driver: decisions are in ``attempts``,
+needs (topics, faults, hooks, the timer) and limits the requests in flight. A driver: decisions are in ``attempts``,
 ``destination`` and ``in_flight``, which has the lock; the engine sends and waits. Every request begins in ``_start``,
 every attempt with an answer ends in ``_judge``, and every request that has an outcome ends in ``_end``, whatever the mode:
-attach transactions or metrics there. A spool takes what ``_judge`` gave up, before ``_end``.
+attach transactions or metrics there. A spool takes requests that ``_judge`` gave up, before ``_end``.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Unsent(NamedTuple):
 
 
 class Engine:
-    """Sends what it is handed, and knows what is under way. ``close`` ends its timer too.
+    """Sends requests, and tracks those without an outcome. ``close`` also ends its timer.
 
-    Without ``faults`` it has a fault table of its own. ``in_flight`` counts what was submitted and has no outcome yet;
-    ``behind_others`` says whether some of that waits for what somebody else has submitted.
-    What fails for passing reasons, and what is left at the close, goes to the ``spool`` if there is one, and counts as sent.
-    What one ``pump`` sends, it sends in the context ``together``. With ``confirming``, which who owns the engine may set, nothing
-    that was submitted is sent again while it may be stored: that is looked up first.
+    Without ``faults`` it has its own fault table. ``in_flight`` counts submitted requests without an outcome;
+    ``behind_others`` says whether some of them wait for requests of other callers.
+    Requests that fail for temporary reasons, and those left at the close, go to the ``spool`` if there is one, and count as sent.
+    Each ``pump`` sends inside the context ``together``. The owner of the engine may set ``confirming``: a submitted request that
+    may be stored is then looked up before it is sent again.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class Engine:
     def submit(self, outgoing: Outgoing) -> None:
         """Send without waiting for the answer, which ``done`` receives; a closed engine is an error.
 
-        Waits while there is no room, and raises ``SendFailed`` when there is none in time, or no thread for what comes
-        after the answer. What interrupts that is raised, and ``done`` is called.
+        Waits while the limits are reached. Raises ``SendFailed`` if they still are at the deadline, or if the thread for
+        retries cannot start. An interruption (Ctrl-C) is raised after ``done`` was called.
         """
         try:
             self._under_way.wait_for_room(outgoing)
@@ -111,13 +111,13 @@ class Engine:
             outgoing.done(Ended(outgoing, closed()))
 
     def has_room(self, size: int, ordered: bool = False) -> bool:
-        """Whether ``submit`` of a request of ``size`` bytes would not wait; for callers who have something to do meanwhile."""
+        """Whether ``submit`` of a request of ``size`` bytes would not wait; for callers with other work."""
         return self._under_way.has_room(size, ordered)
 
     def enqueue(self, outgoing: Outgoing) -> bool:
-        """Fix the place of ``outgoing`` in the order of its queue, whatever the bounds; False when closed.
+        """Fix the place of ``outgoing`` in the order of its queue, regardless of the limits; False when closed.
 
-        ``pump`` sends what may go out now.
+        ``pump`` then sends it.
         """
         self._start(outgoing)
         brokers = len(self.topics.brokers()) if self.in_flight.counts_brokers else 1
@@ -130,22 +130,22 @@ class Engine:
         return True
 
     def pump(self) -> None:
-        """Send what may go out now. Asking for the route of a new topic may block, and may be interrupted."""
+        """Send the requests that may be sent now. Fetching the route of a new topic may block, and may be interrupted."""
         with self._together():
             taken = deque(self._under_way.take())
             try:
                 while taken:
                     outgoing = taken.popleft()
-                    if outgoing.refresh:  # a name server that hangs must not hold up the others
+                    if outgoing.refresh:  # on another thread, because a name server may hang
                         self._aside.soon(functools.partial(self._launch, outgoing))
                     else:
                         self._launch(outgoing)
             finally:
-                for outgoing in taken:  # what interrupts one must not cost the others their turn
+                for outgoing in taken:  # after an interruption, put the others back
                     self._over(outgoing, RetryAttempt(0.0, outgoing.refresh))
 
     def oneway(self, outgoing: Outgoing) -> None:
-        """One attempt without an answer; only what fails before the socket is raised."""
+        """One attempt without an answer. Raises only errors that occur before the bytes reach the socket."""
         self._start(outgoing)
         queue = self._choose(outgoing)
         context = self._context(outgoing, queue, "oneway")
@@ -154,14 +154,14 @@ class Engine:
             self.hooks.after(context, None, 0)
 
     def idle(self, deadline: Deadline) -> bool:
-        """Whether everything under way has its answer by then."""
+        """Wait for all answers. Returns whether all are there at the deadline."""
         return self._under_way.idle(deadline)
 
     def close(self, deadline: Deadline, wait_s: float = 5.0, keep: bool = True) -> list[Unsent]:
-        """Wait until everything under way has its answer; what has none by then is failed and returned.
+        """Wait for all answers until the deadline. Requests without an answer then fail and are returned.
 
-        With a spool that is where it goes, unless it is not to be kept because the caller sends it again anyway. A call of
-        the timer is waited for ``wait_s`` seconds.
+        With a spool and ``keep`` they go to the spool instead; without ``keep``, because the caller sends them again anyway,
+        they fail. A running call of the timer is waited for up to ``wait_s`` seconds.
         """
         self.idle(deadline)
         if self._spooling is not None:
@@ -197,7 +197,7 @@ class Engine:
 
     def _attempt_all(self, outgoing: Outgoing) -> Outcome:
         spooling = _spool_of(self._spooling, outgoing)
-        # What is sent once is not looked up either: a half message does not lie in its topic.
+        # Requests that are sent ``once`` are not looked up either: a half message is not stored in its topic.
         confirming = None if outgoing.once else self.confirming
         if spooling is not None and spooling.overtakes(outgoing):
             return spooling.keep([(outgoing, None)])[0]
@@ -220,7 +220,7 @@ class Engine:
                 self.timer.pause(verdict.pause_s)
 
     def _launch(self, outgoing: Outgoing) -> None:
-        """An attempt whose answer comes later."""
+        """Start an attempt whose answer arrives later."""
         number = outgoing.attempts.count
         if not number:
             outgoing.until = outgoing.deadline
@@ -231,14 +231,14 @@ class Engine:
         queue: MessageQueue | None = None
         try:
             queue = chosen = self._choose(outgoing)
-            if outgoing.finished:  # closed while a route was asked for
+            if outgoing.finished:  # closed while the route was fetched
                 return
             context, start_ms = self._context(outgoing, chosen, "async"), self.timer.now_ms()
 
             def done(outcome: Outcome) -> None:
                 try:
                     self._report(chosen, context, outcome, start_ms)
-                except Exception:  # the request must not be stranded because the caller could not be notified
+                except Exception:  # a failing callback must not leave the request without an end
                     logger.exception("the outcome of an attempt could not be reported")
                 self._landed(outgoing, number, chosen, outcome)
 
@@ -254,7 +254,7 @@ class Engine:
         except Exception as e:  # whatever it is, it must become an outcome
             logger.exception("sending to %s failed", outgoing.topic)
             self._landed(outgoing, number, queue, _unexpected(e, outgoing))
-        except BaseException:  # Ctrl-C is for the user, and the request has an outcome all the same
+        except BaseException:  # Ctrl-C is raised to the user, but the request still gets an outcome
             self._landed(outgoing, number, queue, _interrupted(outgoing))
             raise
 
@@ -279,11 +279,11 @@ class Engine:
         self._over(outgoing, verdict)
 
     def _over(self, outgoing: Outgoing, verdict: Outcome | RetryAttempt) -> None:
-        """An attempt is over, and so is its request unless there is another one."""
+        """An attempt has ended: end its request, or start the next attempt."""
         landing = self._under_way.landed(outgoing, verdict)
         if landing is None:
             return
-        if landing.more:  # not from here: this may be the thread that reads answers
+        if landing.more:  # on another thread: this may be the one that reads answers
             self.timer.later(0, self.pump)
         if isinstance(verdict, RetryAttempt):
             self.timer.later(verdict.pause_s, self.pump)
@@ -297,14 +297,14 @@ class Engine:
         return self._choice.queue(outgoing, outgoing.attempts, outgoing.until, outgoing.refresh)
 
     def _share(self, outgoing: Outgoing) -> Deadline:
-        """The deadline of one attempt: the whole one for the last, unless a look follows it."""
+        """The deadline of one attempt. The last one may use all of the time, unless a look-up follows."""
         max_s = self._settings.attempt_timeout_s
         if max_s is not None and (outgoing.attempts.more_possible or self.confirming is not None):
             return outgoing.until.within(max_s)
         return outgoing.until
 
     def _context(self, outgoing: Outgoing, queue: MessageQueue, mode: str) -> SendContext | None:
-        """An attempt begins: what the hooks have seen before it; None if there are none."""
+        """Call the hooks before an attempt. Returns their context; None without hooks."""
         if not self.hooks:
             return None
         group, number = self._settings.group, outgoing.attempts.count + 1
@@ -313,7 +313,7 @@ class Engine:
         return context
 
     def _report(self, queue: MessageQueue, context: SendContext | None, outcome: Outcome, start_ms: int) -> None:
-        """Tell the fault table and the hooks the outcome of an attempt."""
+        """Report the outcome of an attempt to the fault table and the hooks."""
         now_ms = self.timer.now_ms()
         latency_ms = now_ms - start_ms
         report = report_of(outcome)
@@ -324,11 +324,11 @@ class Engine:
 
     def _judge(self, outgoing: Outgoing, queue: MessageQueue | None, outcome: Outcome) -> Outcome | RetryAttempt:
         """Every attempt ends here: the final outcome, or another attempt."""
-        if outgoing.confirmed and isinstance(outcome, SendResult):  # of a part of it: where the other is, is not known
+        if outgoing.confirmed and isinstance(outcome, SendResult):  # it covers a part; where the rest is, is unknown
             anywhere = outgoing.queue is None and outgoing.attempts.count > 0
             outcome = outcome._replace(queue=None if anywhere else outcome.queue, queue_offset=None, offset_msg_id=None)
         brokers: Collection[str] = ()
-        if outgoing.once and end_of(outcome, queue is not None) is not EndKind.REFUSED:  # stored badly is stored, too
+        if outgoing.once and end_of(outcome, queue is not None) is not EndKind.REFUSED:  # stored, even if badly
             outgoing.attempts.judge(queue, outcome, brokers, 0.0)
             return outcome
         anywhere = outgoing.queue is None and outgoing.candidates is None
@@ -337,13 +337,13 @@ class Engine:
         verdict = outgoing.attempts.judge(queue, outcome, brokers, outgoing.until.remaining())
         if outgoing.confirmed and isinstance(
             verdict, RocketMQError
-        ):  # who sends all of it again stores that part twice
+        ):  # sending all of it again would store that part twice
             return unproved(verdict, SendFailed(f"{outgoing.confirmed} of its messages are stored"))
         return verdict
 
 
 def _spool_of(spooling: Spooling | None, outgoing: Outgoing) -> Spooling | None:
-    """What keeps it if it fails."""
+    """The spool for a request that fails; None if it may not be spooled."""
     return spooling if outgoing.spoolable else None
 
 

@@ -1,14 +1,14 @@
-"""Requests without an outcome: how many may be under way, in which order they go out, and who waits for their results.
+"""Requests without an outcome: the limits of their number, the order in which they are sent, and their futures.
 
 ``InFlight`` bounds requests, their bytes, and the requests at each broker. Pure. The bound per broker adapts unless the user
 set one: every batch that waits in a broker adds to the latency by which slow brokers are recognised. So the bound grows
-while little is under way, and halves when a broker has to be asked again.
+while few requests are in flight, and halves when a request is retried.
 
 ``Pending`` has the futures and callbacks of asynchronous sends, counted so that a close can wait. It owns a lock and the
 thread that runs callbacks.
 
-``UnderWay`` is a driver with the one lock of an engine: what it decides under the lock with ``OrderedQueues`` and
-``InFlight``, the engine carries out after releasing it.
+``UnderWay`` is a driver with the only lock of an engine: under the lock it decides with ``OrderedQueues`` and ``InFlight``,
+and the engine acts after the lock is released.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ AIM_BYTES = 8 << 20
 
 
 class InFlight:
-    """What has no outcome yet, and whether there is room for more. ``brokers`` are as many as topics are published to."""
+    """Counts requests without an outcome, and limits them. ``brokers`` is the number of brokers that are published to."""
 
     def __init__(self, settings: ProducerSettings) -> None:
         self.requests = self.bytes = 0
@@ -51,7 +51,7 @@ class InFlight:
 
     @property
     def counts_brokers(self) -> bool:
-        """Whether the bound is one per broker."""
+        """Whether the limit is per broker."""
         return self._total is None
 
     @property
@@ -62,8 +62,8 @@ class InFlight:
     def has_room(self, size: int, ordered: bool) -> bool:
         """Whether a request of ``size`` bytes is within the bounds; a single one always is.
 
-        With a bound per broker, requests that may go anywhere wait with their caller, where they cost nothing; those
-        that are ordered wait for their queue, so that a queue that is slow or muted does not hold up the others.
+        With a limit per broker, requests that may go to any queue wait in the caller, where they cost nothing. Ordered
+        requests wait inside for their queue, so that a slow or muted queue does not delay the others.
         """
         if not self.requests:
             return True
@@ -85,7 +85,7 @@ class InFlight:
         self.requests = self.bytes = 0
 
     def answered(self, size: int, clean: bool) -> None:
-        """A request of ``size`` bytes is acknowledged; ``clean`` when its first attempt was."""
+        """A request of ``size`` bytes is acknowledged; ``clean`` if at the first attempt."""
         if not self._adapts:
             return
         if not clean:
@@ -95,19 +95,19 @@ class InFlight:
 
 
 _LAST_CALLBACKS_S = 5.0
-# What Python's futures have for those who wait for them.
+# Attributes of Python's futures that only waiting needs.
 _WAITING = frozenset(("_condition", "_waiters", "_done_callbacks"))
 
 
 class Promise(Future[SendResult]):
     """The future result of one message.
 
-    A condition takes several times as long to make as all the rest, and most results are there when they are asked for: so it
-    is made with the first who waits, under the lock under which outcomes are handed over. It is each future's own, for Python
-    locks the futures of one ``wait`` in the order of their addresses: a shared one would be locked in any order.
+    Creating a condition takes several times as long as everything else, and most results exist before they are requested. So
+    the first waiter creates it, under the lock under which outcomes are set. Futures do not share it, because Python
+    locks the futures of one ``wait`` in the order of their addresses, and a shared one would be locked in any order.
     """
 
-    _state: str = RUNNING  # what is on its way cannot be called back
+    _state: str = RUNNING  # a send cannot be cancelled
     _result: SendResult | None = None
     _exception: BaseException | None = None
     _awaited = False
@@ -115,7 +115,7 @@ class Promise(Future[SendResult]):
 
     callback: Callback | None = None
     msg_id = ""
-    # Of a plain message, which its promise carries (``accumulator.PlainEntry``).
+    # The fields of ``accumulator.PlainEntry``: the promise of a plain message also carries the message.
     body, text, flag = b"", "", 0
     keys: Sequence[str] = ()
 
@@ -159,7 +159,7 @@ Kept = tuple[Promise, Outcome]
 
 
 def _settled(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> list[Kept]:
-    """The promises take their outcomes, with the lock. Returns those whose waiters must be notified."""
+    """Set the outcomes of promises; call with the lock. Returns the promises whose waiters must be notified."""
     awaited = []
     for promise, outcome in zip(promises, outcomes, strict=True):
         if promise._awaited:
@@ -174,24 +174,24 @@ def _settled(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> list[K
 
 
 class Pending:
-    """Outcomes that were promised and are not there yet."""
+    """The promises without an outcome."""
 
     def __init__(self, callbacks: Timer) -> None:
         self.lock = threading.RLock()
         self._callbacks = callbacks
-        self._calls = False  # whether the thread of callbacks is there
+        self._calls = False  # whether the callback thread has started
         self._none_left = threading.Condition(self.lock)
         self._count = 0
         self._lost: dict[str, RocketMQError] | None = None
 
     def watch(self) -> dict[str, RocketMQError]:
-        """Fills with what fails from now on."""
+        """Return a dict that collects failures from now on, by message id."""
         lost: dict[str, RocketMQError] = {}
         self._lost = lost
         return lost
 
     def expect(self, callback: Callback | None = None, msg_id: str = "") -> Promise:
-        """A future that ``keep`` completes, once; then ``callback`` is called, too, on a thread that is there from now on."""
+        """Return a future that ``keep`` completes once. ``callback`` is then called on the callback thread, which starts now."""
         if callback is not None and not self._calls and not isinstance(callback, PromptCallback):
             self._callbacks.begin()
             self._calls = True
@@ -201,7 +201,7 @@ class Pending:
         return promise
 
     def keep(self, promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> None:
-        """The outcomes are there: together, for those of a batch come together."""
+        """Set the outcomes of promises. Those of a batch are set together."""
         try:
             if self._lost is not None:
                 both = zip(promises, outcomes, strict=True)
@@ -210,7 +210,7 @@ class Pending:
                 awaited = _settled(promises, outcomes)
             for promise, outcome in awaited:
                 failed = attempt(promise.tell, outcome)
-                if isinstance(failed, Failure):  # Python's futures let through what is no Exception
+                if isinstance(failed, Failure):  # Python's futures do not catch BaseException of callbacks
                     failed.log(logger, "a callback of a future failed")
             callbacks = [promise.callback for promise in promises]
             if callbacks.count(None) < len(callbacks):
@@ -223,21 +223,21 @@ class Pending:
             self.forget(len(promises))
 
     def forget(self, count: int = 1) -> None:
-        """So many promises less: kept, or taken back."""
+        """Count promises as done: kept, or withdrawn."""
         with self.lock:
             self._count -= count
             if not self._count:
                 self._none_left.notify_all()
 
     def none_left(self, deadline: Deadline) -> bool:
-        """Whether all promises are kept by then."""
+        """Wait for all promises. Returns whether all are kept at the deadline."""
         with self.lock:
             while self._count and not deadline.expired:
                 self._callbacks.hold(self._none_left, deadline.remaining())
             return not self._count
 
     def close(self) -> None:
-        """Let the last callbacks run, and end their thread."""
+        """Run the last callbacks, and end their thread."""
         self._callbacks.drain(_LAST_CALLBACKS_S)
         self._callbacks.close()
 
@@ -246,7 +246,7 @@ def _call_each(called: Sequence[tuple[Callback, Outcome]]) -> None:
     each = iter(called)
     while isinstance(
         failed := attempt(_call_rest, each), Failure
-    ):  # a user's code: it must not cost the others their outcomes
+    ):  # user code: an error must not stop the other callbacks
         failed.log(logger, "a callback failed")
 
 
@@ -256,14 +256,14 @@ def _call_rest(called: Iterator[tuple[Callback, Outcome]]) -> None:
 
 
 class Landing(NamedTuple):
-    """What follows an outcome: the requests that fail ``behind`` it; ``more`` when something could go out at once."""
+    """The consequences of an outcome: requests ``behind`` it that fail, and whether ``more`` requests can be sent now."""
 
     behind: list[Outgoing]
     more: bool
 
 
 class UnderWay:
-    """Knows what is under way, and what may go out next."""
+    """The requests of an engine without an outcome, and those that may be sent next."""
 
     def __init__(self, settings: ProducerSettings, timer: Timer) -> None:
         self.in_flight = InFlight(settings)
@@ -272,19 +272,19 @@ class UnderWay:
         self._timer = timer
         self._queues: OrderedQueues[Outgoing] = OrderedQueues(self.in_flight.max_out)
         self._shut: dict[Hashable, RocketMQError] = {}
-        self._lock = threading.RLock()  # to enter and leave it costs less than its condition
+        self._lock = threading.RLock()  # entering it costs less than entering its condition
         self._changed = threading.Condition(self._lock)
         self._blocking: set[Outgoing] = set()
         self._closed = False
 
     def has_room(self, size: int, ordered: bool) -> bool:
-        """Whether a request is within the bounds; when closed there is nothing to wait for."""
+        """Whether a request is within the limits. True after ``close``, so that no caller waits."""
         with self._lock:
             return self._closed or self.in_flight.has_room(size, ordered)
 
     def wait_for_room(self, outgoing: Outgoing) -> None:
-        """Until it is within the bounds; ``SendFailed`` in the end, or where no thread can be had that repeats attempts: who
-        reads an answer could do nothing about that.
+        """Wait until the request is within the limits. Raises ``SendFailed`` at its deadline, and if the thread for retries
+        cannot start: later, the thread that reads the answer could not handle this.
         """
         try:
             self._timer.begin()
@@ -292,7 +292,7 @@ class UnderWay:
             raise SendFailed(f"nothing was sent: {e}", remedy="Raise the limits of threads and processes") from e
         deadline = outgoing.deadline
         with self._lock:
-            # Who may not wait has looked before, for the body alone: it is a few properties too much at most.
+            # A caller that may not wait has called ``has_room`` for the body, so only properties may exceed the limit.
             while may_wait() and not self.has_room(outgoing.size, outgoing.ordered_queue is not None):
                 if deadline.expired:
                     raise SendFailed(
@@ -303,7 +303,7 @@ class UnderWay:
                 self._timer.hold(self._changed, deadline.remaining())
 
     def put(self, outgoing: Outgoing, brokers: int) -> RocketMQError | None:
-        """Add it at the end of its queue's order, or say why what was before it failed. ``ClosedError`` when closed."""
+        """Add it at the end of its ordered queue, or return the error of a failed request before it. Raises ``ClosedError``."""
         queue = outgoing.ordered_queue
         with self._lock:
             if self._closed:
@@ -321,12 +321,12 @@ class UnderWay:
             return self._queues.behind_others(mine)
 
     def take(self) -> list[Outgoing]:
-        """What may go out now."""
+        """The requests that may be sent now."""
         with self._lock:
             return self._queues.take(self._timer.now_ms())
 
     def landed(self, outgoing: Outgoing, verdict: Outcome | RetryAttempt) -> Landing | None:
-        """It ended, or is to be sent again; None when it was given up before that."""
+        """Record an outcome or a retry. Returns None if the request was given up before."""
         with self._lock:
             if outgoing.finished:
                 return None
@@ -339,25 +339,25 @@ class UnderWay:
             return Landing(behind, self._queues.blocked)
 
     def block(self, outgoing: Outgoing) -> None:
-        """A thread sends it by itself from now on."""
+        """Note that a caller's thread sends the request itself."""
         with self._lock:
             self._blocking.add(outgoing)
 
     def unblock(self, outgoing: Outgoing) -> None:
-        """The thread has its outcome."""
+        """Note that the caller's thread has the outcome."""
         with self._lock:
             self._blocking.discard(outgoing)
             self._changed.notify_all()
 
     def idle(self, deadline: Deadline) -> bool:
-        """Whether everything has its outcome by then."""
+        """Wait for all outcomes. Returns whether all are there at the deadline."""
         with self._lock:
             while (self.in_flight.requests or self._blocking) and not deadline.expired:
                 self._timer.hold(self._changed, deadline.remaining())
             return not self.in_flight.requests and not self._blocking
 
     def close(self) -> tuple[list[Outgoing], list[Outgoing]]:
-        """Give up everything and take nothing more; what is given up, and what threads still wait for."""
+        """Give up all requests and accept no more. Returns those given up, and those that callers' threads still send."""
         with self._lock:
             self._closed = True
             left = self._queues.drop()
@@ -368,16 +368,16 @@ class UnderWay:
             return left, list(self._blocking)
 
     def _stays_shut(self, outgoing: Outgoing) -> dict[Hashable, RocketMQError]:
-        """What its caller may not follow; nothing that is kept where a failure concerns only what waits behind it."""
+        """Failed queues of its call or task, with the errors. A failure that concerns only waiting requests is not kept."""
         if outgoing.shut is not None:
             return outgoing.shut
         return self._shut if self._stay_shut else {}
 
     def _finish(self, outgoing: Outgoing, outcome: Outcome) -> list[Outgoing]:
-        """What fails with it: the requests that wait for the same queue, since none may overtake another."""
+        """The requests that fail with it: those that wait for the same queue, because they must not overtake it."""
         behind: list[Outgoing] = []
         queue = outgoing.ordered_queue
-        # Of a lane with many groups: one message is refused, and what waits behind it is of others.
+        # A lane has many message groups: if one message is rejected, those behind it belong to others.
         one = self._lanes and isinstance(outcome, MessageIllegal) and outgoing.line is None
         if queue is not None and isinstance(outcome, RocketMQError) and not one:
             behind = self._queues.shut(outgoing)

@@ -1,4 +1,4 @@
-"""What a caller hands to the engine (``Outgoing``), what it gets back (``Ended``), and each message's own result of a batch.
+"""Requests to the engine (``Outgoing``), their results (``Ended``), and the result of each message of a batch.
 
 These are tuples because there is one for every message that is sent alone: creating a frozen dataclass takes eight times as
 long. ``split`` makes one result per message of a broker's answer to a batch (``ProduceAccumulator.splitSendResults``).
@@ -24,7 +24,7 @@ _SEPARATOR = ","
 
 
 def with_ids(result: SendResult, ids: Sequence[str], batch_id: str | None = None) -> SendResult:
-    """``result`` with the client's ids: all of a batch, joined, or ``batch_id`` where the batch is stored as one.
+    """``result`` with the client's ids: those of a batch joined, or ``batch_id`` if the batch is stored as one message.
 
     A topic of the kind BatchCQ stores a batch as one message and answers with one offset id.
     """
@@ -38,9 +38,9 @@ def with_ids(result: SendResult, ids: Sequence[str], batch_id: str | None = None
 def split(result: SendResult, count: int) -> list[SendResult]:
     """The result of each of ``count`` messages; the same one for all of a batch that is stored as one.
 
-    A Proxy reports neither offset ids nor queues; of what was found stored without an answer no places are known.
+    A Proxy reports neither offset ids nor queues. Messages that a look-up found stored have no known places.
 
-    Raises ``SendFailed`` when the ids do not fit: the batch is stored, but which message is where is unknown.
+    Raises ``SendFailed`` if the number of ids differs: the batch is stored, but the places of its messages are unknown.
     """
     if _SEPARATOR not in result.msg_id:
         return [result] * count
@@ -87,7 +87,7 @@ Queues = Sequence[MessageQueue]
 
 
 class PromptCallback:
-    """A callback of ours that does not wait: it is called where the outcome is noted, and not on the thread of callbacks."""
+    """An internal callback that never blocks: it is called where the outcome is noted, not on the callback thread."""
 
     __slots__ = ("call",)
 
@@ -99,9 +99,9 @@ class PromptCallback:
 
 
 class Ended(NamedTuple):
-    """How one request ended: the result or the error, after so many attempts, and the brokers that were tried in turn.
+    """The end of a request: the result or error, the number of attempts, and the brokers in the order in which they were tried.
 
-    An attempt that found no queue counts, and has no broker. ``confirmed`` messages had no acknowledgement, and were found.
+    An attempt without a queue counts, and has no broker. ``confirmed`` messages were not acknowledged, and found stored.
     """
 
     outgoing: Outgoing
@@ -133,20 +133,20 @@ class _Handed(NamedTuple):
 
 
 class Outgoing(_Handed):
-    """One request on its way: a message or a batch. Nobody changes what it is made with; the engine notes the rest.
+    """One request: a message or a batch. The arguments do not change; the engine notes its state in the other fields.
 
-    ``queue`` is the one that the caller or a selector chose; without it each attempt chooses, at random among the
-    ``candidates`` of the topic's queues if that is given. Those that are ``ordered`` go one after the other to their
-    queue, or those of a ``line``. ``selection``, a selector's name and argument, is what a spool keeps of a choice that could
-    not be made yet; what is not ``spoolable`` is of use now or never, and what is sent ``once`` is not sent again while it may
-    be stored. ``shut`` is of the sends of one call: the ordered queues of which one has failed, with its error; the others of the
-    call do not follow it there. ``timeout`` is a deadline, or seconds from the first attempt on, so that the time in which
-    earlier ones of its queue are sent does not count. ``done`` is called once, on any thread, and must not block. Hooks are shown
+    ``queue`` is chosen by the caller or a selector; without it each attempt chooses one, at random among the
+    ``candidates`` of the topic's queues if given. ``ordered`` requests to one queue, or of one ``line``, are sent one after the
+    other. ``selection``, a selector's name and argument, is for a spool, if no queue could be chosen yet. A request that is not
+    ``spoolable`` is useless later. A request with ``once`` is not sent again while it may
+    be stored. The requests of one call share ``shut``: the ordered queues to which one of them failed, with its error; the others
+    are not sent there. ``timeout`` is a deadline, or seconds from the first attempt, so that waiting for
+    earlier requests of the queue does not count. ``done`` is called once, on any thread, and must not block. Hooks get
     ``message`` and ``msg_ids``.
 
-    Its ``attempts`` are over ``until`` then. ``refresh`` when the route is to be asked for before the next one. ``rest`` is what
-    is left to send after ``confirmed`` messages of it were found stored; an attempt stores behind ``since``, which is noted
-    where its end may be looked up, and ``looked`` is the number of the last one whose end was looked up.
+    ``attempts`` end at ``until``. With ``refresh`` the route is fetched before the next attempt. ``rest`` is the request without
+    the ``confirmed`` messages, which were found stored. If its end may be looked up, ``since`` is an offset before all that an
+    attempt stores, and ``looked`` is the number of the last attempt whose end was looked up.
     """
 
     until: Deadline
@@ -158,22 +158,22 @@ class Outgoing(_Handed):
     since: QueueEnd | None = None
     looked = -1
 
-    __eq__ = object.__eq__  # two of the same message are two
+    __eq__ = object.__eq__  # compared by identity: equal messages are different requests
     __hash__ = object.__hash__
 
     def begin(self, policy: RetryPolicy, rng: random.Random | None = None) -> None:
-        """Its attempts are made from now on, none so far."""
+        """Reset the attempts; the first one follows."""
         self.until = self.deadline
         self.attempts = Attempts(policy, self.queue is not None, rng)
 
     @property
     def deadline(self) -> Deadline:
-        """When all attempts must be over if the first one is made now."""
+        """The deadline of all attempts if the first one starts now."""
         return self.timeout if isinstance(self.timeout, Deadline) else Deadline.after(self.timeout)
 
     @property
     def ordered_queue(self) -> Hashable:
-        """The queue, or line, whose order it must keep."""
+        """The queue or line whose order the request keeps."""
         return (self.line or self.queue) if self.ordered else None
 
     @property
@@ -183,7 +183,7 @@ class Outgoing(_Handed):
 
     @property
     def remaining(self) -> SendRequest:
-        """What of it an attempt sends."""
+        """The request that the next attempt sends."""
         return self.rest or self.request
 
 
@@ -208,8 +208,8 @@ def at_rest(request: SendRequest) -> SendRequest:
 
 
 def in_turn(outgoing: Outgoing, by_queue: bool) -> Outgoing:
-    """One of a message group waits for those of its group that are under way; ``by_queue``: for all of its queue, where batches
-    go in which the others are.
+    """Order a request of a message group behind those of its group in flight; with ``by_queue`` behind all of its queue, because
+    others of the group may be in batches for that queue.
     """
     group = decode_properties(outgoing.request.properties).get(Property.SHARDING_KEY)
     if group is None:

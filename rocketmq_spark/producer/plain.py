@@ -1,7 +1,7 @@
-"""Plain messages of automatic batches: one tuple each, which is encoded with all others of its batch when that leaves. Pure.
+"""Plain messages of automatic batches: one tuple each. They are encoded together when their batch is sent. Pure.
 
-Plain is a message to any queue, without delay and priority, of a topic whose batches are not stored whole. What is checked here
-is what ``encoding.prepare`` checks; a message that is not plain, or that nobody would take, goes there and is told why.
+A plain message is for any queue, without delay and priority, of a topic whose batches are not stored whole. The checks are those
+of ``encoding.prepare``. A message that is not plain, or that every broker would reject, goes there, which reports the error.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rocketmq_spark.wire.properties import encode_properties
 
 
 class PlainKind(NamedTuple):
-    """What the plain messages of a topic and a tag have in common: the text of their properties, and what one adds to a batch
-    beside its body. ``room`` is what more properties may take.
+    """The common part of the plain messages of a topic and tag: the text of their properties, and the bytes that one adds to a
+    batch besides its body. ``room`` is the number of bytes left for more properties.
     """
 
     key: Key
@@ -36,7 +36,7 @@ _RESERVED, _TRANSIENT = codes.RESERVED_PROPERTIES, codes.TRANSIENT_PROPERTY_PREF
 
 
 def plain_kind(topic: str, tag: str | None, waits: bool, encoder: MessageEncoder) -> PlainKind | None:
-    """None for messages that travel alone, or that no broker would take."""
+    """None for messages that are sent separately, or that every broker would reject."""
     if topic.startswith(codes.RETRY_PREFIX) or not (tag is None or isinstance(tag, str)):
         return None
     try:
@@ -51,7 +51,7 @@ def plain_kind(topic: str, tag: str | None, waits: bool, encoder: MessageEncoder
 
 
 def plain_text(message: Message, kind: PlainKind) -> tuple[str, int] | None:
-    """The text of all properties but the id, and by how much it is longer than that of its kind. None for what is not plain."""
+    """The text of all properties but the id, and the bytes that it adds to that of its kind. None if the message is not plain."""
     flag, keys, own = message.flag, message.keys, message.properties
     if message.priority is not None or type(flag) is not int or not -(2**31) <= flag < 2**31:
         return None
@@ -76,7 +76,7 @@ def plain_text(message: Message, kind: PlainKind) -> tuple[str, int] | None:
 
 
 def seal(batch: MessageBatch, take: Callable[[int], Sequence[str]], encoder: MessageEncoder, now_ms: int) -> None:
-    """Give the plain messages of a batch that leaves their ids, and encode them."""
+    """Create the ids of the plain messages of a batch, and encode them, when the batch is sent."""
     if not batch.plain:
         return
     topic, item = batch.key.topic, encoder.item
@@ -87,5 +87,5 @@ def seal(batch: MessageBatch, take: Callable[[int], Sequence[str]], encoder: Mes
             continue
         entry.msg_id = msg_id
         sealed.append(item(topic, entry.body, f"{entry.text}{_ID}{msg_id}\x02", entry.flag, now_ms))
-        entry.body, entry.text = b"", ""  # who keeps the future need not keep them
+        entry.body, entry.text = b"", ""  # a kept future must not keep them
     batch.sealed, batch.plain = sealed, False

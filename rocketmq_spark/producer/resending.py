@@ -112,8 +112,8 @@ class EngineResender:
         return _Run(first, min(_RUN_BYTES, self._max_message_size), most, self._keeps_keyless(first.topic)).takes
 
     def _keeps_keyless(self, topic: str) -> bool:
-        """Whether a batch of the topic may have messages without a key: of compaction topics brokers would not keep them, and a
-        topic may be one as long as no broker says what it is.
+        """Whether a batch for the topic may contain messages without a key. Brokers drop them if it is a compaction topic, which
+        it may be until a broker has answered.
         """
         found = self._engine.topics.storage.get(topic)
         if found is None and topic not in self._asked:  # the spool must not wait for an answer

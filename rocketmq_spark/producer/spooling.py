@@ -1,7 +1,7 @@
-"""What an engine asks of its spool: which failures may pass, and what becomes of a send then.
+"""The spool of an engine: which failures are temporary, and the outcome of a send that is spooled.
 
-A driver in so far as asynchronous sends are kept on a thread of their own: an outcome may come on the thread that reads
-answers, which must not wait for a disk. All that wait there are kept by one call.
+Asynchronous sends are written to the spool on a separate thread, because their outcomes may arrive on the thread that reads
+answers, which must not wait for a disk. One call writes all waiting sends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 _PASSING = (CallTimeout, ConnectionLost, BrokerBusy, ServiceNotAvailable, GoAway, BrokerNotFound)
 _DRAIN_S = 60.0
 _RELATIVE = (Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SEC)
-# For one question about a topic that seems to be missing.
+# Seconds for one request about a topic that seems to be missing.
 ASK_S = 3.0
 # A lane is named by topic, selector and argument, in at most 65,535 bytes.
 _MAX_CHOICE = 60_000
@@ -52,7 +52,7 @@ _MAX_CHOICE = 60_000
 def passing(error: RocketMQError, sender: Sender) -> bool:
     """Whether the same send may succeed later: time-out, lost connection, busy, no name server, no master.
 
-    A topic without a route is missing while masters live. That is asked, and unknown without an answer.
+    A topic without a route is missing if there is a master. This sends a request; without an answer it is unknown.
     """
     error = cause_of(error)
     if not isinstance(error, RouteNotFound):
@@ -62,7 +62,7 @@ def passing(error: RocketMQError, sender: Sender) -> bool:
     try:
         if not sender.any_master():
             return True
-        sender.publish_queues(error.topic or "", Deadline.after(ASK_S), refresh=True)  # it may have come in between
+        sender.publish_queues(error.topic or "", Deadline.after(ASK_S), refresh=True)  # it may have appeared meanwhile
     except RouteNotFound:
         return False
     except RocketMQError:
@@ -71,14 +71,14 @@ def passing(error: RocketMQError, sender: Sender) -> bool:
 
 
 def cause_of(error: RocketMQError) -> RocketMQError:
-    """What the last attempt of a send said."""
+    """The error of a send's last attempt."""
     while isinstance(error, SendFailed) and isinstance(error.__cause__, RocketMQError):
         error = error.__cause__
     return error
 
 
 def storable(selector: str | Select | None, arg: object) -> bool:
-    """Whether a choice can be made from what a spool keeps: a built-in selector, and an argument that JSON knows."""
+    """Whether a spool can store the choice: a built-in selector with an argument that JSON can represent."""
     try:
         text = json.dumps(arg, sort_keys=True)
         known = isinstance(selector, str) and is_built_in(selector) and bool(json.loads(text) == arg)
@@ -88,7 +88,7 @@ def storable(selector: str | Select | None, arg: object) -> bool:
 
 
 def chooser(topic: str, selector: str, arg: Any) -> Callable[[Queues], Queues]:
-    """The one queue that a selector gives, when there are queues."""
+    """Return a function that applies a selector when there are queues."""
     message = Message(topic, b"")
     return lambda queues: (select(selector, queues, message, arg),)
 
@@ -104,13 +104,13 @@ class Spooling:
         self._waiting: deque[tuple[Outgoing, RocketMQError | None, Callable[[Outcome], None]]] = deque()
 
     def overtakes(self, outgoing: Outgoing) -> bool:
-        """Whether something waits for its queue that it must not overtake."""
+        """Whether the spool holds records of its queue that it must not overtake."""
         if outgoing.queue is None and outgoing.selection is None:
             return False
         return self._spool.holds(_choice(outgoing))
 
     def settled(self, outgoing: Outgoing, outcome: Outcome) -> Outcome:
-        """What the outcome of the last attempt is to the caller; waits for the disk."""
+        """The caller's outcome after the last attempt; waits for the disk."""
         if isinstance(outcome, SendResult):
             if self._spool.listens:
                 self.answered(outcome)
@@ -118,30 +118,30 @@ class Spooling:
         return self.keep([(outgoing, outcome)])[0]
 
     def answered(self, result: SendResult) -> None:
-        """A broker took something."""
+        """Tell the spool that a broker accepted a message."""
         if self._spool.listens and result.queue is not None:
             self._spool.answered(result.queue)
 
     def keep(self, failed: Sequence[tuple[Outgoing, RocketMQError | None]]) -> list[Outcome]:
-        """The outcome of each, with its error or without an attempt: spooled if that may pass and the spool takes it."""
+        """The outcome of each failed or unsent request: spooled if the failure is temporary and the spool accepts it."""
         outcomes: list[Outcome | None] = [
             error if error is not None and not passing(error, self._sender) else None for _, error in failed
         ]
         wanted = [i for i, outcome in enumerate(outcomes) if outcome is None]
         together = self._kept(failed, wanted)
-        for i in wanted:  # if not all of them fit, perhaps some do
+        for i in wanted:  # if not all fit, some may
             why = together if together is None or len(wanted) == 1 else self._kept(failed, [i])
             outcomes[i] = _outcome(*failed[i], why)
         return [outcome for outcome in outcomes if outcome is not None]
 
     def later(self, outgoing: Outgoing, error: RocketMQError | None, done: Callable[[Outcome], None]) -> None:
-        """The same without waiting."""
+        """The same, without blocking."""
         with self._lock:
             self._waiting.append((outgoing, error, done))
         self._timer.soon(self._keep_all)
 
     def drain(self) -> None:
-        """Until all that was handed over is kept."""
+        """Wait until all sends passed to ``later`` are written."""
         self._timer.drain(_DRAIN_S)
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ class Spooling:
     def _kept(
         self, failed: Sequence[tuple[Outgoing, RocketMQError | None]], which: Sequence[int]
     ) -> RocketMQError | None:
-        """Why these are not kept."""
+        """Write these sends. Returns the error if that fails."""
         try:
             if which:
                 self._spool.keep([_send(failed[i][0]) for i in which])
@@ -175,22 +175,22 @@ def _send(outgoing: Outgoing) -> SpooledSend:
 
 
 def _choice(outgoing: Outgoing) -> SpooledSend:
-    """The send as far as its lane is concerned: its body may be one that no spool reads."""
+    """The parts of the send that determine its lane, without the body, which may not be encoded for a spool."""
     selector, arg = outgoing.selection or (None, None)
     return SpooledSend(outgoing.topic, outgoing.request, outgoing.queue, outgoing.msg_ids, selector, arg)
 
 
 def _dated(request: SendRequest) -> SendRequest:
-    """Its delay counts from this send on, and not from the one that a broker takes some day."""
+    """Set the due time now, so that the delay does not start only when a broker accepts the message."""
     if not any(name in request.properties for name in _RELATIVE):
         return request
     found = decode_properties(request.properties)
     due_ms = timer_due_ms(found, request.born_timestamp_ms)
-    if due_ms is None:  # a text of the user's
+    if due_ms is None:  # a text that the user set
         return request
     for name in _RELATIVE:
         found.pop(name, None)
-    with contextlib.suppress(MessageRefused):  # as it is, where a few bytes more do not fit
+    with contextlib.suppress(MessageRefused):  # unchanged if the additional bytes do not fit
         return request._replace(properties=encode_properties({**found, Property.TIMER_DELIVER_MS: str(due_ms)}))
     return request
 

@@ -1,8 +1,8 @@
-"""What a producer keeps up besides sending: the queues it publishes to, by topic, what is known of brokers, and its own end.
+"""The state of a producer besides sends: the queues of each topic, housekeeping of brokers, and closing at exit.
 
 ``Topics`` mirrors ``tryToFindTopicPublishInfo``: a topic without a route is published through the route of the template topic,
-and the broker creates it with the first message. Routes come from the sender and are kept until they are refreshed. Driver:
-several threads use one, without a lock, because each step replaces one whole entry.
+and the broker creates it with the first message. Routes come from the sender and are kept until they are refreshed. Several
+threads share an object without a lock, because each step replaces one whole entry.
 
 ``Housekeeping`` mirrors the scheduled task of ``MQClientInstance`` that refreshes routes, and the detector of
 ``LatencyFaultToleranceImpl``. A driver, on a timer of its own: these calls may block, and sends must not wait for them.
@@ -34,23 +34,23 @@ from rocketmq_spark.wire.envelope import INNER_TOPIC
 logger = logging.getLogger(__name__)
 
 REST_S = 0.5
-# Of the send timeout, for the question what kind a topic is.
+# Share of the send timeout for the request for a topic's type.
 _ASKING = 1 / 3
 
 _OWNED = "queues of environments"
 
 
 def owned(sender: Sender, environment: Environment) -> dict[str, tuple[MessageQueue, ...]]:
-    """The queues of an environment that counts positions, by topic: whatever sends to this cluster in this process has the
-    same, and has them whatever a route says later, for when a broker leaves it, others have their places.
+    """The queues, by topic, of an environment by position. All senders to this cluster in this process share them, even if a
+    later route differs: when a broker leaves, other queues take the positions of its queues.
     """
     found: dict[str, tuple[MessageQueue, ...]] = process.once(_OWNED, (sender, environment), dict)
     return found
 
 
 def note_positions(sender: Sender, environment: Environment, positions: Mapping[str, tuple[MessageQueue, ...]]) -> None:
-    """What another process counted for this one holds here, too. Raises ``SpoolError`` where this one has other queues already,
-    from a spool whose records are for them.
+    """Use the queues that the driver counted. Raises ``SpoolError`` if this process already uses others, from a spool whose
+    records are for them.
     """
     known = owned(sender, environment)
     for topic, queues in positions.items():
@@ -71,16 +71,16 @@ class Topics:
         self._sender = sender
         self._settings = settings
         self._known: dict[str, tuple[Sequence[MessageQueue], Sequence[MessageQueue]]] = {}
-        self._unmade: set[str] = set()  # published through the template so far
-        self.storage: dict[str, BatchStorage | None] = {}  # how batches are stored, where that was asked
-        self.pinned: Mapping[str, tuple[MessageQueue, ...]] = {}  # of topics: these, whatever else the environment has
+        self._unmade: set[str] = set()  # topics that so far are published through the template
+        self.storage: dict[str, BatchStorage | None] = {}  # how batches are stored, for topics that were asked about
+        self.pinned: Mapping[str, tuple[MessageQueue, ...]] = {}  # these override the environment's
         self._rest = Deadline(0.0)
 
     def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         """The queues to publish to, those of the producer's environment if it has one; raises ``RouteNotFound``.
 
-        With ``refresh`` the route is asked again; when that fails the known one is used, and for a moment there is no question
-        again: many requests want to know at once.
+        With ``refresh`` the route is fetched again. If that fails, the known one is used, and for a moment it is not fetched
+        again, because many requests may ask at once.
         """
         known = self._known.get(topic)
         if known is not None and (not refresh or not self._rest.expired):
@@ -96,8 +96,8 @@ class Topics:
             return known[1]
 
     def awaited(self, topic: str, deadline: Deadline, pause: Callable[[float], None]) -> Sequence[MessageQueue]:
-        """As ``queues``, but a name server that does not answer, or a broker that is away, is waited for; the error is the
-        first one.
+        """As ``queues``, but waits for a name server that does not answer or a broker that is away. Raises the first
+        error.
         """
         pauses, first = backoff(0.05, 1.0), None
         while True:
@@ -112,8 +112,8 @@ class Topics:
             pause(min(next(pauses), deadline.remaining()))
 
     def refresh(self, deadline: Deadline) -> None:
-        """Ask for all known topics again. One that has no route keeps its queues, as in Java: a name server that
-        restarts knows none at first, and a broker says itself when a topic is gone.
+        """Ask for all known topics again. A topic without a route keeps its queues, as in Java: a name server that
+        restarts has no routes at first, and a broker reports a deleted topic itself.
         """
         self._sender.refresh_routes(deadline)
         for topic in list(self._known):
@@ -129,22 +129,22 @@ class Topics:
         return {queue.broker_name for queues, _ in list(self._known.values()) for queue in queues}
 
     def brokers_of(self, topic: str) -> set[str]:
-        """The brokers of one topic, as far as they are known; never asks."""
+        """The known brokers of one topic, without a request."""
         known = self._known.get(topic)
         return {queue.broker_name for queue in known[1]} if known is not None else set()
 
     def ask_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
-        """How batches of the topic are stored. None without an answer, which is waited for during a part of a send's time."""
+        """Return how batches of the topic are stored. None without an answer within a share of the send timeout."""
         soon = deadline.within(self._settings.send_timeout_s * _ASKING)
         found = self.storage[topic] = self._sender.batch_storage(topic, soon) or self.storage.get(topic)
         return found
 
     def stored_whole(self, topic: str) -> bool:
-        """Whether they are stored as one message, as far as it was said last; asked again with each refresh of the routes."""
+        """Whether batches are stored as one message, according to the last answer, which is renewed with each refresh of routes."""
         return (found := self.storage.get(topic)) is not None and found.whole
 
     def stored_by_key(self, topic: str) -> bool:
-        """Whether it is a compaction topic, as far as it was said last."""
+        """Whether the topic is a compaction topic, according to the last answer."""
         return (found := self.storage.get(topic)) is not None and found.by_key
 
     def any_topic(self) -> str | None:
@@ -155,16 +155,16 @@ class Topics:
             queues = self._sender.publish_queues(topic, deadline, refresh)
         except (RouteNotFound, BrokerNotFound) as e:
             if e.broker_code != codes.Response.TOPIC_NOT_EXIST:
-                # It exists but takes no writes, at least by the route that the sender has kept. Brokers do not check
-                # the permission, so that the template must not be used; Java asks again for each send.
+                # The topic exists without write permission, at least in the sender's cached route. Brokers do not check
+                # the permission, so the template must not be used; Java asks again for each send.
                 if refresh:
                     raise
                 return self._sender.publish_queues(topic, deadline, True)
             known = self._known.get(topic)
             if not self._settings.auto_create_topics or (known is not None and topic not in self._unmade):
-                raise  # one that had a route must not be made a second time on other brokers
+                raise  # a topic that had a route must not be created again on other brokers
             if self._counts(topic):
-                raise  # the template's queues are others, and so is the one at a position among them
+                raise  # the positions would be counted among other queues
             created = self._template(topic, deadline)
             if not created:
                 raise
@@ -195,7 +195,7 @@ class Topics:
         return mine
 
     def _owned(self, topic: str, queues: Sequence[MessageQueue], deadline: Deadline) -> Sequence[MessageQueue]:
-        """Those of the environment. What it owns by position is decided once, when the topic is there."""
+        """The environment's queues. Queues by position are determined once, when the topic exists."""
         environment = self._settings.environment
         if environment is None or topic == INNER_TOPIC:  # the delay service knows no environments
             return queues
@@ -204,28 +204,28 @@ class Topics:
         kept = owned(self._sender, environment) if environment.by_position else {}
         if topic in kept:
             return kept[topic]
-        # What its readers choose from; a topic that is yet to be made will have the template's queues.
+        # The queues that readers count; a topic that is not created yet will have those of the template.
         readable = queues if topic in self._unmade else self._sender.all_queues(topic, deadline)
         mine = tuple(environment.publish(readable, queues))
         return kept.setdefault(topic, mine)
 
 
 class Open(Protocol):
-    """A producer as it is seen here."""
+    """The method of a producer that is called at exit."""
 
     settings: ProducerSettings
 
     def at_exit(self) -> Mapping[str, RocketMQError]:
-        """Send what waits for company. What fails from now on, by message id; nothing for one that was closed."""
+        """Send waiting batches. Returns failures from now on, by message id; empty for a closed producer."""
 
 
-# What they hold keeps them alive.
+# Strong references, which keep these producers alive.
 _open: weakref.WeakSet[Open] = weakref.WeakSet()
 _last: weakref.WeakSet[Open] = weakref.WeakSet()
 
 
 def watch(producer: Open, last: bool = False) -> None:
-    """From now on until it is gone; ``last``: it sends what comes of the others' last sends."""
+    """Register a producer for the exit. ``last``: after the others, because it sends messages that their last sends create."""
     _open.add(producer)
     if last:
         _last.add(producer)
@@ -249,7 +249,7 @@ TIMEOUT_S = 3.0
 
 
 class Housekeeping:
-    """What one producer does again and again, on a timer."""
+    """The periodic work of one producer, on a timer."""
 
     def __init__(self, sender: Sender, topics: Topics, faults: FaultTable, settings: ProducerSettings) -> None:
         self._sender = sender
@@ -258,7 +258,7 @@ class Housekeeping:
         self._settings = settings
 
     def start(self, timer: Timer) -> None:
-        """Begin: routes every 30 s, the detector every 3 s while it is on."""
+        """Refresh routes every 30 s, and run the detector every 3 s while it is on."""
         settings = self._settings
         if settings.route_refresh_s:
             timer.every(settings.route_refresh_s, self.routes, FIRST_ROUTES_S)
@@ -266,7 +266,7 @@ class Housekeeping:
             timer.every(DETECTOR_S, lambda: self.detect(timer.now_ms()), DETECTOR_S)
 
     def routes(self) -> None:
-        """Refresh the routes and forget what is known of brokers that left."""
+        """Refresh the routes, and forget faults of brokers that left."""
         try:
             self._topics.refresh(Deadline.after(TIMEOUT_S))
         except RocketMQError as e:
@@ -275,7 +275,7 @@ class Housekeeping:
         self._faults.retain(self._topics.brokers())
 
     def detect(self, now_ms: int) -> None:
-        """Ask brokers that were reported whether they answer; needs a topic that was published to."""
+        """Probe brokers with reported faults; needs a topic that was published to."""
         topic = self._topics.any_topic()
         if topic is None or not self._faults.detecting:
             return

@@ -1,13 +1,13 @@
 """Transactional messages: stored as half messages, which no consumer reads before they are committed.
 
 Mirrors ``TransactionMQProducer``: a broker asks a producer of the group about a half message without a decision, every 30 s, 15
-times at most (``checkTransactionState``). What differs is meant:
+times at most (``checkTransactionState``). Deliberate differences:
 
-* A decision is a request with an answer, so that its caller learns whether it has arrived; Java's is sent blindly.
-* A half message that may be stored is not sent again: the second one would be decided by the check alone.
+* A decision is a request with an answer, so that its caller learns whether it has arrived; Java's is one-way.
+* A half message that may be stored is not sent again: only the check could decide the second one.
 * A broker writes a half message again before it asks, and a decision about the first copy leaves the second one open. So while
-  this process has not decided, it answers unknown and remembers where the copy is. A question that crosses a commit is
-  about such a copy: it is rolled back, since the first one is delivered. The user's function is asked about all others.
+  this process has not decided, it answers ``UNKNOWN`` and keeps the place of the copy. A check that arrives during a commit
+  concerns such a copy: it is rolled back, because the first one is delivered. The user's function decides about all others.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 
 logger = logging.getLogger(__name__)
 
-# What a user's function answers: a state, or its name. Over gRPC it gets a message as a Proxy shows it.
+# A user's function returns a state or its name. Over gRPC it gets the message as a Proxy returns it.
 TransactionCheck = (
     Callable[[ReceivedMessage], TransactionState | str] | Callable[[PoppedMessage], TransactionState | str]
 )
@@ -55,14 +55,14 @@ _Shown = ReceivedMessage | PoppedMessage
 
 # Brokers ask for seven and a half minutes with the default settings; decisions are remembered for longer.
 REMEMBERED_S, MOST_REMEMBERED = 900.0, 100_000
-# A question that comes while a decision is on its way waits for its end, no longer than this.
+# A check that arrives while a decision is being sent waits for its end, at most this long.
 DECIDING_S = 5.0
-# What holds a half message may be garbage, such as the traceback of a try that failed, with the frame of its caller: then its
-# function must be asked, and an idle process collects nothing by itself. Looked for when brokers ask, no more often than this.
+# A half message may be referenced only by garbage, such as the traceback of a failed attempt. Then the user's function must
+# decide, but an idle process does not collect garbage. So it is collected when brokers ask, at most at this interval.
 SWEPT_S = 20.0
 
 
-# All moves that there are: from a state, by a decision.
+# All transitions: from a state, by a decision.
 _MOVES = {
     (HalfState.PREPARED, TransactionState.COMMIT): HalfState.COMMITTED,
     (HalfState.PREPARED, TransactionState.ROLLBACK): HalfState.ROLLED_BACK,
@@ -70,9 +70,9 @@ _MOVES = {
 
 
 class _Fate:
-    """What a process knows of a half message, without the message: many are remembered.
+    """The state of a half message in this process, without the message, because many are kept.
 
-    Who holds the message may decide it still: ``held`` is a weak reference to it, and dead when no one can any more.
+    While the program references the message, it may decide: ``held`` is a weak reference to it.
     """
 
     __slots__ = ("_delivered", "_end", "_lock", "_place", "held", "said", "state")
@@ -83,20 +83,20 @@ class _Fate:
         self._lock = threading.Lock()
         self._delivered: Deadline | None = None
         self.state = state
-        self.said: TransactionState | None = None  # what was to be sent last, which may not have been
-        self.held: Callable[[], object] = lambda: True  # it is being sent
+        self.said: TransactionState | None = None  # the last decision, even if it could not be sent
+        self.held: Callable[[], object] = lambda: True  # while it is being sent
 
     @property
     def deciding(self) -> bool:
-        """Whether a decision is on its way: what becomes of a copy is known in a moment."""
+        """Whether a decision is being sent, so that the answer about a copy follows soon."""
         return self._lock.locked()
 
     def asked(self, place: HalfPlace, patience_s: float = 0.0) -> TransactionState | None:
-        """What becomes of a copy that its broker has written to ``place``; None if the user's function must say it."""
+        """The decision about a copy that its broker has written to ``place``; None if the user's function must decide."""
         if not self._lock.acquire(timeout=patience_s):
             return TransactionState.UNKNOWN
         try:
-            if self.state is HalfState.PREPARED:  # brokers before 5.1 do not say who asks
+            if self.state is HalfState.PREPARED:  # brokers before 5.1 do not send their name
                 self._place = place._replace(broker_name=place.broker_name or self._place.broker_name)
                 return None if self.held() is None else TransactionState.UNKNOWN
             if self.state is HalfState.COMMITTED:
@@ -107,14 +107,14 @@ class _Fate:
             self._lock.release()
 
     def stored(self, place: HalfPlace) -> None:
-        """It is there, unless its broker has asked already: about a copy that is somewhere else."""
+        """Note its place, unless its broker has already asked about a copy at another place."""
         with self._lock:
             at = self._place
             asked = at.broker_name or at.half_offset is not None
             self._place = at._replace(broker_name=at.broker_name or place.broker_name) if asked else place
 
     def decide(self, decision: TransactionState, timeout_s: float) -> bool:
-        """Whether it could be decided still; raises what sending the decision raises."""
+        """Send a decision. Returns whether it was still possible; raises errors of the request."""
         timeout = Deadline.after(timeout_s)
         with self._alone(timeout):
             after = _MOVES.get((self.state, decision))
@@ -122,7 +122,7 @@ class _Fate:
                 return False
             assert self._end is not None
             self.said = decision
-            self.state = HalfState.UNKNOWN  # whatever interrupts us
+            self.state = HalfState.UNKNOWN  # in case this is interrupted
             try:
                 proved = self._end(self._place, decision, timeout)
             except RocketMQError as e:
@@ -137,18 +137,18 @@ class _Fate:
             return True
 
     def leave(self) -> None:
-        """It will not be decided here any more: if it is not decided, the user's function is asked."""
+        """The program can no longer decide: an undecided message is left to the user's function."""
         with contextlib.suppress(CallTimeout), self._alone(Deadline.after(DECIDING_S)):
             if self.state is HalfState.PREPARED:
                 self.over(HalfState.UNKNOWN)
 
     def over(self, state: HalfState) -> None:
-        """No decision comes any more. What would send a decision holds a producer with all that it has."""
+        """No decision follows. Drops the function that sends decisions, which references the producer."""
         self.state, self._end = state, None
 
     @contextlib.contextmanager
     def _alone(self, deadline: Deadline) -> Iterator[None]:
-        """No other thread decides meanwhile. One that does may have been left in the process that was forked, and never end."""
+        """Hold the lock of decisions. In a fork, its owner may be a thread of the parent, which never releases it."""
         if not self._lock.acquire(timeout=min(deadline.remaining(), threading.TIMEOUT_MAX)):
             late = CallTimeout("another decision on the half message is on its way", topic=self._place.topic)
             late.unsent = True
@@ -210,22 +210,22 @@ class HalfMessage:
                 topic=self.message.topic,
                 remedy="Decide each half message once",
             )
-        _halves.add(self.result.msg_id, self._fate, self)  # questions may come from now on, however long it took
+        _halves.add(self.result.msg_id, self._fate, self)  # brokers may ask from now on, however long it took
 
 
 _End = Callable[[HalfPlace, TransactionState, Deadline], bool]
 
 
 class _Halves:
-    """The half messages of this process by id, for as long as the program holds them or brokers may ask about them. A forked
-    one begins with none: what its parent holds is not decided here.
+    """The half messages of this process by id, while the program references them or brokers may ask about them. A forked
+    process begins without any: only the parent decides about its messages.
     """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        self._lock = threading.RLock()  # garbage collection may come here, and end a block or what a user holds
+        self._lock = threading.RLock()  # reentrant: garbage collection may end a block or a half message here
         self._known: OrderedDict[str, tuple[Deadline, _Fate]] = OrderedDict()
         self._held: weakref.WeakValueDictionary[str, HalfMessage] = weakref.WeakValueDictionary()
 
@@ -235,7 +235,7 @@ class _Halves:
                 self._held[msg_id] = half
             self._known[msg_id] = Deadline.after(REMEMBERED_S), fate
             self._known.move_to_end(msg_id)
-            with contextlib.suppress(RuntimeError):  # so it would change what is looked through
+            with contextlib.suppress(RuntimeError):  # garbage collection may change the dict meanwhile
                 while len(self._known) > MOST_REMEMBERED or next(iter(self._known.values()))[0].expired:
                     self._known.popitem(last=False)
 
@@ -247,7 +247,7 @@ class _Halves:
         return None if half is None else half._fate
 
 
-# One of a process: a broker may ask any producer of the group. Ids are unique.
+# One per process, because a broker may ask any producer of the group. Ids are unique.
 _halves = _Halves()
 os.register_at_fork(after_in_child=_halves.forget)
 _swept = Deadline.after(0)
@@ -263,7 +263,7 @@ def _sweep() -> None:
 def answer(
     check: Callable[[Any], Any], message: _Shown, place: HalfPlace
 ) -> TransactionState | Callable[[], TransactionState]:
-    """What becomes of a half message that a broker asks about, or what asks the user's function."""
+    """The decision about a half message that a broker asks about, or a call that asks the user's function."""
     fate = _halves.get(message.msg_id)
     if fate is not None and fate.deciding:
         return functools.partial(_ask_later, fate, check, message, place)
@@ -295,13 +295,13 @@ def _ask(check: Callable[[Any], Any], message: _Shown) -> TransactionState:
 
 
 class TransactionProducer(BaseProducer):
-    """A producer that can send transactional messages, if ``check`` says what became of those without a decision."""
+    """A producer that can send transactional messages if it has a ``check``, which decides about undecided ones."""
 
     def __init__(
         self, sender: Sender, settings: ProducerSettings, check: TransactionCheck | None = None, **wiring: Any
     ) -> None:
         if check is not None:
-            # Environments that share a topic share no decisions, as their consumers share no group.
+            # Environments that share a topic have different groups, so they do not decide about each other's messages.
             group = settings.group if settings.environment is None else settings.environment.group(settings.group)
             settings = replace(settings, group=group, transaction_check=functools.partial(answer, check))
         super().__init__(sender, settings, **wiring)
@@ -330,7 +330,7 @@ class TransactionProducer(BaseProducer):
         prepared = encoding.as_half(prepared)
         msg_id = prepared.msg_id
         fate = _Fate(HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id), self._ended)
-        _halves.add(msg_id, fate)  # its broker may ask before it answers
+        _halves.add(msg_id, fate)  # its broker may ask before it acknowledges
         try:
             result = self._engine.send(self._outgoing(prepared, place, deadline)._replace(spoolable=False, once=True))
             assert result.queue is not None
@@ -340,7 +340,7 @@ class TransactionProducer(BaseProducer):
             _halves.add(msg_id, fate, half)
             if result.status is not SendStatus.SEND_OK:
                 self._badly_stored(half, result)
-        except BaseException as e:  # a second try is another message
+        except BaseException as e:  # another attempt is another message
             fate.over(HalfState.UNKNOWN if getattr(e, "unsent", False) else HalfState.ROLLED_BACK)
             raise
         return half
@@ -375,7 +375,7 @@ class TransactionProducer(BaseProducer):
         self._left(half, TransactionState.COMMIT)
 
     def _left(self, half: HalfMessage, decision: TransactionState) -> None:
-        """``decision`` is meant by the end of its block, if its user has said nothing."""
+        """Apply the ``decision`` of the end of a block, unless the user has decided in it."""
         if half.state is not HalfState.PREPARED or left_by_collection(functools.partial(self._left, half, decision)):
             return
         said = half._fate.said

@@ -1,12 +1,12 @@
-"""Answers to pulls: what one means for a reader that owns its offsets, and fetched bytes, the interface to decoders.
+"""Answers to pulls: their meaning for a reader that owns its offsets, and fetched bytes, the interface to decoders.
 
-``judge`` decides, and nothing here waits. RocketMQ's own clients follow ``nextBeginOffset`` wherever it leads. A reader with
-offsets of its own must not: the same code 21 stands for data that expired, for an index that lags behind an acknowledged send,
-for a topic that was made again and for an operator's reset. Rules: docs/guarantees.md.
+``judge`` decides; nothing here waits. RocketMQ's own clients always continue at ``nextBeginOffset``. A reader that owns its
+offsets must not: code 21 can mean expired data, an index that lags behind an acknowledged send,
+a topic that was created again, or an operator's reset. Rules: docs/guarantees.md.
 
-``Collected`` holds the answers that were received and not read yet: which may be handed out, and which part of the buffer is
-still needed. ``spans`` says which offsets a stored message has in its broker's index: an inner batch says it once more, in
-properties of its broker's.
+``Collected`` holds answers that were received and not decoded yet, and knows which may be decoded and which part of the buffer
+is still needed. ``spans`` finds the offsets of a stored message in the broker's index; an inner batch also has them in
+properties that the broker sets.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _BATCH, _UNWRAP = int(codes.SysFlag.INNER_BATCH), int(codes.SysFlag.NEED_UNWRAP)
-# With what stands before the value.
+# With the separators before the value.
 _NUM, _BASE = (f"{name}\x01".encode() for name in (codes.Property.INNER_NUM, codes.Property.INNER_BASE))
 
 
 def spans(entries: Iterable[tuple[int, int, bytes]], start: int, end: int) -> list[tuple[int, int]] | None:
     """The offsets of each message of an answer that has those from ``start`` to ``end``, by its own offset, flags and
-    properties. None where that cannot be so, or a batch does not say it.
+    properties. None if they are impossible, or a batch has no such properties.
     """
     found: list[tuple[int, int]] = []
     at = start
@@ -55,7 +55,7 @@ def spans(entries: Iterable[tuple[int, int, bytes]], start: int, end: int) -> li
 
 
 def base_of(text: bytes) -> int | None:
-    """The first offset of an inner batch with these properties; None where it is not there."""
+    """The first offset of an inner batch from its properties; None if it is missing."""
     return _written(text, _BASE)
 
 
@@ -82,26 +82,26 @@ OnLoss = Callable[[OffsetRange, Cause], None]
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """Nothing to read before ``at``: ask there now."""
+    """There is no message before ``at``: pull there now."""
 
     at: int
 
 
 @dataclass(frozen=True, slots=True)
 class RepeatPull:
-    """Ask the same once more after a pause; ``reroute`` when the address may have changed."""
+    """Repeat the pull after a pause; ``reroute`` if the address may have changed."""
 
     reroute: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Reconnect:
-    """Ask the same on a new connection."""
+    """Repeat the pull on a new connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What is missing before ``until`` is gone for good."""
+    """Messages before ``until`` are lost."""
 
     until: int
     cause: Cause
@@ -109,7 +109,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """It looks like loss but may be lag: ask again for a while, then it is loss up to ``until``, or of all the rest."""
+    """A possible loss, or lag: repeat the pull for a while; then messages before ``until``, or all remaining ones, are lost."""
 
     cause: Cause
     until: int | None = None
@@ -117,14 +117,14 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """An operator moved the group to ``at``, which its broker says to one pull only: who owns its offsets asks the same again."""
+    """An operator reset the group to ``at``, which the broker reports to one pull only. A reader with own offsets repeats it."""
 
     at: int
 
 
 Decision = Continue | RepeatPull | Reconnect | Lost | Suspect | Reset
 
-# Answers that say "not now": the broker is busy, starting, or not the right one any more.
+# Temporary errors: the broker is busy, starting, or no longer the right one.
 _PASSING = frozenset(
     {
         Response.SYSTEM_BUSY,
@@ -135,14 +135,14 @@ _PASSING = frozenset(
         Response.FILTER_DATA_NOT_LATEST,
     }
 )
-# A slave says these with the code for "nothing matched": only its master knows.
+# Remarks that a slave sends with the code for "nothing matched", because only its master knows the answer.
 _BOUNDS_REMARKS = frozenset(
     {"OFFSET_TOO_SMALL", "OFFSET_OVERFLOW_BADLY", "NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE", OFFSET_RESET}
 )
 
 
 def judge(start: int, answer: Answer) -> Decision | BrokerError:
-    """What to do about ``answer`` to a pull at ``start``, which the broker was known to have when the read began."""
+    """The reaction to ``answer`` to a pull at ``start``, an offset that the broker had when the read began."""
     code = answer.code
     if code == Response.PULL_NOT_FOUND:
         return _not_found(start, answer)
@@ -167,10 +167,10 @@ def judge(start: int, answer: Answer) -> Decision | BrokerError:
 def _not_found(start: int, answer: Answer) -> Decision:
     beyond = answer.next_offset
     if beyond is not None and beyond > start:
-        if answer.remark == "OFFSET_FOUND_NULL":  # a file of the index is missing, all of it, or not open yet
+        if answer.remark == "OFFSET_FOUND_NULL":  # the index, or a file of it, is missing or not open yet
             return Suspect(Cause.TRUNCATED, beyond)
         return Continue(beyond)
-    return Suspect(Cause.WENT_BACK)  # the end of the queue, before the end that the plan saw
+    return Suspect(Cause.WENT_BACK)  # the queue now ends before the end that the plan saw
 
 
 def _nothing_matched(start: int, answer: Answer) -> Decision:
@@ -180,7 +180,7 @@ def _nothing_matched(start: int, answer: Answer) -> Decision:
     if answer.remark == "MESSAGE_WAS_REMOVING":
         return Lost(beyond, Cause.TRUNCATED)
     if answer.min_offset is not None and answer.min_offset > start:
-        return Lost(answer.min_offset, Cause.TRUNCATED)  # nothing that the filter wants, or nothing that is left
+        return Lost(answer.min_offset, Cause.TRUNCATED)  # no message matches the filter, or none is left
     return Continue(beyond)
 
 
@@ -211,7 +211,7 @@ def _refusal(answer: Answer) -> BrokerError:
     return kind("the broker refused a pull", None, answer.code, None, None, answer.remark, remedy)
 
 
-# Where a stored message has its offset and its flags.
+# Positions of the offset and the flags in a stored message.
 _OFFSET_AT, _FLAGS_AT = 20, 36
 _OFFSET = struct.Struct(">q")
 _FLAGS = struct.Struct(">i")
@@ -219,7 +219,7 @@ _INNER = int(SysFlag.INNER_BATCH)
 
 
 class Piece(NamedTuple):
-    """Messages of one answer: range number, offset asked, end of what was asked, where the broker went on, bytes."""
+    """Messages of one answer: number of the range, requested offset, requested end, next offset of the broker, bytes."""
 
     number: int
     start: int
@@ -230,30 +230,30 @@ class Piece(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """Answers in one buffer, in the order of ranges and offsets. Valid until more is asked for."""
+    """Answers in one buffer, in the order of ranges and offsets. Valid until the next ones are fetched."""
 
     buffer: npt.NDArray[np.uint8]
     pieces: list[Piece]
 
 
 def covered(pieces: Iterable[Piece]) -> int:
-    """How many offsets the pieces answer."""
+    """The number of offsets that the pieces cover."""
     return sum(min(piece.next_offset, piece.limit) - piece.start for piece in pieces)
 
 
 def first_offset(buffer: npt.NDArray[np.uint8], begin: int) -> int:
-    """The offset that the message at ``begin`` itself has."""
+    """The offset stored in the message at ``begin``."""
     offset: int = _OFFSET.unpack_from(buffer.data, begin + _OFFSET_AT)[0]
     return offset
 
 
 def is_inner_batch(buffer: npt.NDArray[np.uint8], begin: int) -> bool:
-    """Whether the message at ``begin`` is one that holds many, which come together whichever of them is asked for."""
+    """Whether the message at ``begin`` is an inner batch, which is returned whole for each of its offsets."""
     return bool(_FLAGS.unpack_from(buffer.data, begin + _FLAGS_AT)[0] & _INNER)
 
 
 class Hole(NamedTuple):
-    """Offsets ``[start, end)`` that the answer at index ``piece`` should have had messages for."""
+    """Offsets ``[start, end)`` for which the answer at index ``piece`` has no messages."""
 
     piece: int
     start: int
@@ -261,31 +261,31 @@ class Hole(NamedTuple):
 
 
 class Collected:
-    """``pieces`` in any order and ``rows``, the offsets that they answer: the reader adds to both."""
+    """``pieces`` in any order, and ``rows``, the number of offsets that they cover; the reader adds to both."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
         self.rows = 0
-        self.lent: list[Piece] = []  # what is handed out
-        self._returned: list[Piece] = []  # what came back of it
-        self._begin = 0  # where in the buffer what is handed out begins
+        self.lent: list[Piece] = []  # pieces that are being decoded
+        self._returned: list[Piece] = []  # pieces given back undecoded
+        self._begin = 0  # where these pieces begin in the buffer
 
     def add(self, piece: Piece, rows: int) -> None:
         self.pieces.append(piece)
         self.rows += rows
 
     def before(self, frontier: tuple[int, int]) -> tuple[list[Piece], list[Piece]]:
-        """What lies before the first offset that is missing, in order, and the rest."""
+        """The pieces before the first missing offset, in order, and the others."""
         self.pieces.sort()
         split = bisect_left(self.pieces, frontier)
         return self.pieces[:split], self.pieces[split:]
 
     def give_back(self, pieces: Sequence[Piece]) -> None:
-        """Of what is handed out: they come again."""
+        """Return lent pieces, which are delivered again."""
         self._returned = list(pieces)
 
     def keep(self, rest: list[Piece], rows: int, stream: BulkStream) -> None:
-        """``rest`` and what was given back are all that is left; the buffer turns where as much might not fit again."""
+        """Keep only ``rest`` and the pieces given back. The buffer is compacted if an equal amount might not fit."""
         if self._returned:
             rest, self._returned = self._returned + rest, []
             rows = covered(rest)
@@ -299,6 +299,6 @@ class Collected:
         self._begin = stream.filled
 
     def drop(self) -> list[Piece]:
-        """Bodies lived in the buffer of a stream that is gone: what they answer is to be asked for again."""
+        """Drop all pieces, whose stream and buffer are gone. Returns them, to be requested again."""
         lost, self.pieces, self.rows, self._begin = self.pieces, [], 0, 0
         return lost

@@ -32,14 +32,14 @@ from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.requests import DEPTH
 
-# How often a read that goes on is looked after: what retention removes in between looks as if it had been missed.
+# Interval of checks during a read: messages that retention removes between two checks count as possibly skipped.
 _EVERY_S = 1.0
 
 
 class Heads:
     """Reads single messages of one broker's queues, with the patience of every read.
 
-    ``sparse`` queues are those of compaction topics, where the next message stands for one that is not there.
+    ``sparse`` queues are those of compaction topics, where a missing message is replaced by the next one.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Heads:
         self._sparse = sparse
 
     def __call__(self, places: Sequence[tuple[MessageQueue, int]]) -> list[int | None]:
-        """The offset that each place's message itself has; None for one that is gone."""
+        """The offset stored in the message at each place; None if it is gone."""
         ranges = [OffsetRange(queue, at, at + 1) for queue, at in places]
         gone: set[OffsetRange] = set()
         firsts: dict[int, int] = {}
@@ -60,7 +60,7 @@ class Heads:
                 Hole(i, piece.start, piece.limit)
                 for i, (piece, offset) in enumerate(zip(fetched.pieces, offsets, strict=True))
                 if piece.next_offset > piece.limit
-                and offset > piece.start  # an inner batch begins below what was asked for
+                and offset > piece.start  # an inner batch may begin before the requested offset
                 and not self._sparse(ranges[piece.number].queue)
             ]
             usable = reader.doubt(holes) if holes else len(offsets)
@@ -89,7 +89,7 @@ def _bounded(piece: Piece, cut: int | None) -> Piece:
 
 
 class Edge:
-    """Whether what a filtered read looked through was still there, asked now and then and at its end."""
+    """Checks during a filtered read, and at its end, that the searched offsets still existed."""
 
     def __init__(
         self, ranges: Sequence[OffsetRange], heads: Heads, on_loss: OnLoss, clock: Clock | None = None
@@ -99,15 +99,15 @@ class Edge:
         self._on_loss = on_loss
         self._clock = clock or Clock()
         self._asked_at = self._clock.now()
-        self._sure = [r.start for r in ranges]  # what lies below was there, or is lost and reported
-        self._first: dict[int, int] = {}  # the first message from there on
+        self._sure = [r.start for r in ranges]  # offsets below existed, or are reported as lost
+        self._first: dict[int, int] = {}  # the first message from this offset on
 
     def lost(self, part: OffsetRange, cause: Cause) -> None:
         """The read itself reports a loss, so it is not reported again."""
         for i, r in enumerate(self._ranges):
             if r.queue != part.queue or not r.start <= part.start < r.end:
                 continue
-            if cause is not Cause.TRUNCATED:  # what was there before cannot be asked for any more
+            if cause is not Cause.TRUNCATED:  # earlier messages cannot be requested any more
                 self._sure[i] = r.end
             elif part.start <= self._sure[i]:
                 self._sure[i] = max(self._sure[i], part.end)
@@ -116,7 +116,7 @@ class Edge:
         self._on_loss(part, cause)
 
     def read(self, fetched: Fetched) -> None:
-        """Answers came: everything before the last of them was looked through."""
+        """Answers arrived: the broker has searched everything before the last of them."""
         for piece in fetched.pieces:
             offset = first_offset(fetched.buffer, piece.begin)
             if offset >= self._sure[piece.number]:
@@ -129,13 +129,13 @@ class Edge:
         self._ask([r.end for r in self._ranges])
 
     def _ask(self, passed: Sequence[int]) -> None:
-        """``passed``: how far each range was looked through."""
+        """``passed``: how far each range was searched."""
         open_ends = [i for i, end in enumerate(passed) if self._sure[i] < end]
         there = self._heads([(self._ranges[i].queue, self._sure[i]) for i in open_ends]) if open_ends else []
         for i, offset in zip(open_ends, there, strict=True):
             start, self._sure[i] = self._sure[i], passed[i]
             first = self._first.pop(i, passed[i])
-            # What was found was there, and so was everything behind it.
+            # A found message existed, and so did everything after it.
             if offset is None and start < first:
                 self._on_loss(OffsetRange(self._ranges[i].queue, start, min(first, passed[i])), Cause.TRUNCATED)
         self._asked_at = self._clock.now()
@@ -148,7 +148,7 @@ def read(
     filtered: Filter = NO_FILTER,
     known: str | None = None,
 ) -> RangesReading:
-    """A read of ``ranges``, all of one broker and in their order; ``known`` is the address that the plan knew.
+    """A read of ``ranges``, all of one broker and in their order; ``known`` is the broker's address when the read was planned.
 
     ``on_loss`` receives offsets that cannot be read any more; it may raise. ``filtered`` is what brokers filter by, for all
     queues alike: ``Puller.at_brokers``. Of batch topics they filter no single messages, only batches by the batch's own tags.
@@ -183,7 +183,7 @@ class RangesReading:
             self._edge.end()
 
     def stop(self) -> None:
-        """Have ``fetch`` end soon, from another thread; what was not given out by then is not."""
+        """Make ``fetch`` end soon, from another thread, without further messages."""
         self._reader.stop()
 
     @property
@@ -193,13 +193,13 @@ class RangesReading:
 
     @property
     def on_holes(self) -> Callable[[Sequence[Piece], Sequence[Hole]], int] | None:
-        """``usable``, where holes mean anything."""
+        """``usable`` if holes matter for this read, else None."""
         return self.usable if self._heads is None else None
 
     def usable(self, pieces: Sequence[Piece], holes: Sequence[Hole]) -> int:
-        """How many of the answers at hand may be used, where some jump over offsets: the others come again.
+        """The number of answers that may be used if some skip offsets; the others are requested again.
 
-        A filter makes holes, and so does compaction; otherwise they are doubted, and lost in the end.
+        Filters and compaction cause holes. Other holes are requested again for a while, and then count as lost.
         """
         if self._heads is not None:
             return len(pieces)
@@ -209,7 +209,7 @@ class RangesReading:
     def bounded(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
         """Answers that went beyond their ends, with ends that are true of the offsets inside of their messages.
 
-        Only a filter hides that; without one the ends are true.
+        Only a filter hides wrong ends; without one the ends are right.
         """
         return pieces if self._heads is None else bounded(pieces, self.queues, self._heads)
 
@@ -229,9 +229,9 @@ class PlainAnswers(NamedTuple):
 
 
 class PlainRun:
-    """A read of ``ranges``, all of one broker and in their order, a queue's ranges one behind the other.
+    """A read of ``ranges``, all of one broker and in their order, with the ranges of a queue in a row.
 
-    ``offsets`` and ``size`` (bytes) bound what is under way, and what comes at once.
+    ``offsets`` and ``size`` (bytes) limit the pulls in flight, and the size of one result.
     """
 
     def __init__(self, puller: Puller, ranges: Sequence[OffsetRange], offsets: int, size: int) -> None:
@@ -251,7 +251,7 @@ class PlainRun:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing ended it before its end but who reads."""
+        """Whether the read ended at its end, or because its reader stopped."""
         return not self._odd and not self.resets
 
     @property
@@ -260,9 +260,9 @@ class PlainRun:
         return self._reading.resets
 
     def fetch(self) -> Generator[list[PlainAnswers], None, None]:
-        """What comes, until all is read, ``stop`` was called, or something is odd: then ``whole`` is False.
+        """Yield answers until all is read, ``stop`` is called, or an answer is not plain: then ``whole`` is False.
 
-        Raises what a broker refuses for good, and what lasted.
+        Raises permanent errors of a broker, and temporary ones that lasted too long.
         """
         with closing(self._reading.fetch()) as fetching:
             for fetched in fetching:
@@ -275,7 +275,7 @@ class PlainRun:
         self._reading.stop()
 
     def _copies(self, fetched: Fetched) -> list[PlainAnswers]:
-        """The answers up to the first odd one, on bytes that outlive the buffer."""
+        """Copies of the answers before the first that is not plain."""
         found = []
         view = fetched.buffer.data
         for number, of_range in groupby(fetched.pieces, key=_NUMBER):

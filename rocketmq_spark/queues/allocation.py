@@ -335,8 +335,8 @@ def _room(room: Callable[[str], str], name: str, what: str) -> str:
 def _environment(queues: Queues, consumers: list[str], config: Config) -> Share:
     """The queues of one environment, shared by its consumers; ``queues.environment`` describes the layouts.
 
-    The article's strategy gives the one queue to every consumer of the environment, which then read everything twice;
-    here ``inner`` (averagely) shares them. When ``consumers`` holds those of all environments, ``environmentOf`` returns
+    If every consumer of the environment had all of its queues, each message would be read twice. So the strategy ``inner``
+    (averagely by default) shares them. When ``consumers`` holds those of all environments, ``environmentOf`` returns
     each one's. Retry topics have no environments: their queues are shared by all, as nothing else would read them.
     """
     inner = config.get("inner", "averagely")

@@ -2,13 +2,13 @@
 
 One rule serves both directions, so that what an environment sends it also reads, and nothing else. Three layouts:
 
-* a number alone: environment n owns the n-th queue of the sorted list, the rule of the article that described this;
+* a number alone: environment n owns the n-th queue of the sorted list;
 * a number of a known count: environment n of c owns the queues whose id modulo c is n - 1, on every broker;
 * names: each owns the queue ids listed for it, on every broker or broker by broker.
 
-The first depends on a position in the list, which shifts when a broker comes or goes, so who had queues by it keeps
-them; the others do not. A wrong number is an error that says what was expected, never an index error and never another
-environment's queue.
+The first depends on the position in the list, which shifts when a broker joins or leaves; so a process keeps the queues that
+it had by position. The other layouts do not need this. A wrong number is an ``OptionError`` that says what was expected, never
+an index error and never another environment's queue.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def sorted_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """One environment of a layout; made by ``of``, which checks both options."""
+    """One environment of a layout. Create it with ``of``, which checks both options."""
 
     name: str
     number: int = 0
@@ -60,9 +60,9 @@ class Environment:
 
     @classmethod
     def of(cls, environment: object, environments: object = None, source: str = "option 'environment'") -> Environment:
-        """From the values of the options ``environment`` and ``environments``, as given in text or in Python.
+        """Parse the options ``environment`` and ``environments``, given as text or as Python values.
 
-        ``source`` is what says the former.
+        ``source`` is the origin of ``environment``, for errors.
         """
         layout = _layout(environments)
         if isinstance(layout, Mapping):
@@ -79,14 +79,14 @@ class Environment:
     def group(self, group: str) -> str:
         """The consumer group of this environment's members of ``group``.
 
-        Each environment has one of its own, and with it a retry topic and dead letters: those of a group are shared by all
-        its members, whatever queues they own.
+        Each environment has its own group, and so its own retry topic and dead letters: all members of a group share these,
+        whatever queues they own.
         """
         return f"{group}{_OF_GROUP}{self.name}"
 
     @property
     def by_position(self) -> bool:
-        """Whether the queues depend on which others there are: a number alone."""
+        """Whether the queues depend on the position in the list: a number alone."""
         return self.listed is None and self.count is None
 
     def owned(
@@ -95,11 +95,11 @@ class Environment:
         kept: Collection[MessageQueue] = (),
         may_lack: Container[str] = (),
     ) -> list[MessageQueue]:
-        """The environment's queues of each topic in ``queues``, sorted; an error for a topic where it has none. All of a retry
-        or dead-letter topic, for the group that it belongs to is an environment's own.
+        """The environment's queues of each topic in ``queues``, sorted; an error for a topic without any. Retry and dead-letter
+        topics are returned whole, because their group belongs to one environment.
 
-        ``kept`` are the queues that it had before: by position it keeps them whatever a route says now, for when a broker
-        is away, others have their places. Topics in ``may_lack`` may be without any at the moment.
+        ``kept`` are the queues that it had before. By position it keeps them even if the route has changed, because other queues
+        take the positions of a broker that is away. Topics in ``may_lack`` may currently have none.
         """
         before = {queue.topic for queue in kept} if self.by_position else set()
         queues_owned: list[MessageQueue] = []
@@ -115,11 +115,11 @@ class Environment:
         return queues_owned
 
     def publish(self, readable: Iterable[MessageQueue], writable: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """The environment's queues that take messages now.
+        """The environment's queues that accept messages now.
 
-        Positions are those among all queues that are read, as its readers count them, so that a broker without a master,
-        which is missing from ``writable``, does not shift the environment onto queues of another; such a topic is an error
-        instead: ``BrokerNotFound`` where a broker of its own is away, which may come back, else ``OptionError``.
+        Positions are counted among all readable queues, as readers do. So a broker without a master, which is missing from
+        ``writable``, does not shift the environment onto queues of another. If no queue is writable, this raises
+        ``BrokerNotFound`` if a broker of the environment is away, which may return, else ``OptionError``.
         """
         open_now, there = set(writable), set(readable)
         try:
@@ -173,21 +173,21 @@ class Environment:
 
 
 def environment_of_group(group: str) -> str | None:
-    """The environment whose members a group has, by its name."""
+    """The environment in the name of a group; None if it has none."""
     _, found, name = group.rpartition(_OF_GROUP)
     return name if found else None
 
 
 def owners(queues: Iterable[MessageQueue], environments: object = None) -> dict[MessageQueue, str]:
-    """The name of the environment that each queue of a topic belongs to; what belongs to none is missing."""
+    """The environment's name by queue of a topic. Queues of no environment are missing."""
     ordered, layout = sorted(queues, key=queue_order), _layout(environments)
     names = layout if isinstance(layout, Mapping) else map(str, range(1, (layout or len(ordered)) + 1))
     return {queue: name for name in names for queue in Environment.of(name, environments)._of_topic(ordered)}
 
 
 class Own:
-    """The queues of topics that members of one environment use: all where there is none. By position, queues that were owned
-    once stay."""
+    """Selects the queues of topics that belong to an environment; all without an environment. By position, queues that were
+    owned once stay."""
 
     def __init__(self, environment: Environment | None) -> None:
         self._environment = environment
@@ -195,7 +195,7 @@ class Own:
         self._missing: set[str] = set()
 
     def __call__(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
-        """Those of ``queues``, all of one topic. Raises ``OptionError`` where the environment has none of it."""
+        """The environment's queues among ``queues``, all of one topic. Raises ``OptionError`` if there are none."""
         if self._environment is None or not queues:
             return queues
         owned = self._environment.owned(queues, self._kept)
@@ -219,7 +219,7 @@ def _waits(what: str, brokers: Iterable[str]) -> BrokerNotFound:
 
 
 class EnvironmentChoice(Protocol):
-    """What options say of environments."""
+    """The options about environments."""
 
     @property
     def environment(self) -> str | None: ...
@@ -232,12 +232,12 @@ class EnvironmentChoice(Protocol):
 
 
 def by_position(choice: EnvironmentChoice) -> bool:
-    """Whether these options name an environment by a number alone, whose queues depend on which others there are."""
+    """Whether these options name an environment by a number alone, whose queues depend on the position in the list."""
     return choice.environment is not None and choice.environments is None and choice.environment_mode == "queues"
 
 
 def position_problem(choice: EnvironmentChoice, why: str) -> str:
-    """What is wrong with a number alone where, as ``why`` says, no state remembers what it counted."""
+    """The problem of a number alone if no state can keep its positions; ``why`` is the reason."""
     sample = json.dumps({choice.environment: {"broker-a": [0]}})
     return (
         f"{choice.environment_source} is {choice.environment!r} without option 'environments', so it counts the queues that a "
@@ -247,8 +247,8 @@ def position_problem(choice: EnvironmentChoice, why: str) -> str:
 
 
 def environment_of(choice: EnvironmentChoice) -> Environment | None:
-    """The environment whose queues alone are used, if these options name one. One that has topics of its own, by a suffix,
-    uses all of their queues."""
+    """The environment of these options whose queues are used; None without one, and for ``environmentMode=suffix``, where an
+    environment uses all queues of its own topics."""
     if suffix_of(choice):
         return None
     if choice.environment is None:
@@ -262,7 +262,7 @@ def environment_of(choice: EnvironmentChoice) -> Environment | None:
 
 
 def check_chosen(choice: EnvironmentChoice, option: str) -> None:
-    """That ``option`` may be ``environment``. Raises ``OptionError``."""
+    """Raises ``OptionError`` if ``option`` may not be ``environment``."""
     if choice.environment is None:
         raise OptionError(
             f"option {option!r} is 'environment', which needs option 'environment': the environment to use"
@@ -275,7 +275,7 @@ def check_chosen(choice: EnvironmentChoice, option: str) -> None:
 
 
 def suffix_of(choice: EnvironmentChoice) -> str:
-    """What the names of topics and groups end with in the environment of these options, without the ``_``; empty for nothing."""
+    """The suffix of topics and groups in the environment of these options, without the ``_``; empty if there is none."""
     if choice.environment_mode != "suffix":
         return ""
     if choice.environment is None:
@@ -285,7 +285,7 @@ def suffix_of(choice: EnvironmentChoice) -> str:
             "option 'environments' shares out the queues of a topic; with 'environmentMode' suffix each environment has "
             "topics of its own: omit it"
         )
-    # With '_', which stands before it, 'orders' of 'eu_dev' and 'orders_eu' of 'dev' would be one topic.
+    # If a suffix contained '_', 'orders' of 'eu_dev' and 'orders_eu' of 'dev' would be the same topic.
     if not re.fullmatch("[a-zA-Z0-9-]+", choice.environment):
         raise OptionError(
             f"{choice.environment_source} is {choice.environment!r}; expected letters, digits and '-', for names of topics end "
@@ -297,7 +297,7 @@ def suffix_of(choice: EnvironmentChoice) -> str:
 
 
 def scope_of(options: Options) -> Scope:
-    """How names stand on the wire: what lies outside a namespace, or an environment with topics of its own, is not seen."""
+    """The mapping of names to the wire. Topics outside the namespace, or outside the environment's suffix, are not visible."""
     return Scope(options.namespace or "", suffix_of(options))
 
 
@@ -311,7 +311,7 @@ def _warn_of_position(name: str) -> None:
 
 
 def layout_text(environments: str) -> str:
-    """The option ``environments`` in one spelling, however its JSON was written."""
+    """The option ``environments`` in canonical form."""
     try:
         return json.dumps(json.loads(environments), sort_keys=True)
     except ValueError:

@@ -2,8 +2,8 @@
 
 Callers of any thread share a connection; answers are handed over outside the mutex. The socket does not block: reader
 and writers wait with ``poll`` and hold the lock only while bytes move, so that TLS, which allows one user at a time,
-works the same way. A writer waits no longer than its own deadline; what it leaves behind, in the middle of a frame or
-not, the reader sends. A writer that Ctrl-C interrupts ends the connection. Nothing above this file sees an ``OSError``.
+works the same way. A writer waits no longer than its own deadline; the reader sends the bytes that it could not write, even
+from the middle of a frame. A writer that Ctrl-C interrupts ends the connection. No module above this one sees an ``OSError``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 MAX_FRAME = 256 << 20
 RECEIVE_BYTES = 256 << 10
-# A server that takes no byte for so long, or says nothing while requests time out, is gone: others get a new chance.
+# A server that accepts no byte for so long, or sends nothing while requests time out, is gone: the connection is closed.
 STALL_S = 15.0
 SILENCE_S = 10.0
 CLOSING_S = 1.0
@@ -48,7 +48,7 @@ _NO_WAIT = Deadline(0.0)
 
 
 class _Together(threading.local):
-    """Connections whose writes this thread puts off, each with its last deadline; None while it puts nothing off."""
+    """Connections whose writes this thread delays, each with its last deadline; None outside ``together``."""
 
     connections: dict[Connection, Deadline] | None = None
 
@@ -58,7 +58,7 @@ _together = _Together()
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """What this thread sends in the block and does not wait for goes in as few writes as there can be, at its end."""
+    """Delay the asynchronous requests of this thread to the end of the block, to send them in as few writes as possible."""
     if _together.connections is not None:
         yield
         return
@@ -73,7 +73,7 @@ def together() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
-    """What a server asks, and the way back to it, on any thread. Nothing is sent for a one-way request."""
+    """A request of a server. It may be answered on any thread; nothing is sent for a one-way request."""
 
     address: str
     command: Command
@@ -90,12 +90,12 @@ class ServerRequest:
             self.send(self.refusal)
 
 
-# Whether the request was taken: then who took it answers, now or later. It is called on the reader's thread.
+# Returns whether a handler took the request and will answer it, now or later. Called on the reader's thread.
 OnRequest = Callable[[ServerRequest], bool]
 
 
 class _Waiter:
-    """Who waits for an answer, and until when."""
+    """A caller that waits for an answer, with its deadline."""
 
     __slots__ = ("deadline", "done", "opaque")
 
@@ -106,16 +106,16 @@ class _Waiter:
 
     def tell(self, result: Command | RocketMQError) -> None:
         outcome = attempt(self.done, result)
-        if isinstance(outcome, Failure):  # a user's code: it must not cost the other waiters their answers
+        if isinstance(outcome, Failure):  # user code: an error must not affect the answers of other waiters
             outcome.log(logger, "the receiver of an answer failed")
 
 
 class _Reader(threading.Thread):
-    """The thread of a connection. It never waits for a socket to take bytes: servers that wait for it would too."""
+    """The thread of a connection. It never waits for the socket to accept bytes: the server may be waiting for it to read."""
 
 
 class Connection:
-    """A connected conversation. Thread-safe; ``close`` fails what still waits."""
+    """A connected conversation. Thread-safe; ``close`` fails all waiting requests."""
 
     def __init__(
         self,
@@ -129,10 +129,10 @@ class Connection:
         self.address = address
         self._channel = SocketChannel(connect(address, deadline, tls, undelivered))
         self._drops = undelivered.drops is not Drops.NEVER
-        self._in_doubt = False  # whether a request was given up that may not be sent yet
+        self._in_doubt = False  # whether a request timed out that may not be sent yet
         self._on_request = on_request
         self._lock = threading.Lock()
-        self._write_lock = threading.RLock()  # which knows its owner
+        self._write_lock = threading.RLock()  # reentrant: its owner can be checked
         self._conversation: Conversation[_Waiter] = Conversation(max_frame)
         self._error: RocketMQError | None = None
         self._answered = False
@@ -141,7 +141,7 @@ class Connection:
         self._reader = _Reader(target=self._read, name=f"rocketmq-{address}", daemon=True)
         try:
             self._reader.start()
-        except BaseException:  # there can be no more threads
+        except BaseException:  # no more threads
             self._channel.close()
             raise
 
@@ -151,11 +151,11 @@ class Connection:
 
     @property
     def waiting(self) -> int:
-        """Requests without an answer so far."""
+        """The number of requests without an answer."""
         return self._conversation.waiting
 
     def call(self, command: Command, deadline: Deadline) -> Command:
-        """Send and wait for the answer, whatever its code. Raises ``ConnectionLost`` or ``CallTimeout``."""
+        """Send and wait for the answer, of any code. Raises ``ConnectionLost`` or ``CallTimeout``."""
         arrived = threading.Lock()
         arrived.acquire()
         result: list[Command | RocketMQError] = []
@@ -174,13 +174,13 @@ class Connection:
             if mine is not None:
                 self._check_silence()
                 raise CallTimeout(f"no answer to request {command.code} in time", self.address)
-            arrived.acquire()  # the answer came in the same moment: its hand-over is under way
+            arrived.acquire()  # the answer arrived at the same moment and is being delivered
         if isinstance(result[0], RocketMQError):
             raise result[0]
         return result[0]
 
     def call_each(self, calls: Sequence[tuple[Command, Done]], deadline: Deadline) -> None:
-        """Send all, in as few writes as there can be. Never raises.
+        """Send all, in as few writes as possible. Never raises.
 
         Each ``done`` gets the answer or the error, once: on the reader's thread, or before this returns if nothing was sent.
         """
@@ -199,20 +199,20 @@ class Connection:
             done(error)
 
     def send_oneway(self, command: Command, deadline: Deadline) -> None:
-        """Hand a request to the socket; nothing is awaited."""
+        """Write a request to the socket without waiting for an answer."""
         with self._lock:
             self._check_open()
             self._conversation.send_oneway(command)
         self._flush(deadline)
 
     def close(self) -> None:
-        """End the connection; when this returns the socket is closed, unless a receiver of answers hangs."""
+        """Close the connection. When this returns, the socket is closed, unless a callback for an answer hangs."""
         self._fail(ConnectionLost("the connection was closed on our side", self.address))
         if threading.current_thread() is not self._reader:
             self._reader.join(CLOSING_S)
 
     def _queue(self, command: Command, deadline: Deadline, done: Done) -> _Waiter:
-        """To be called with the lock, and ``_flush`` after that."""
+        """Call with the lock, and call ``_flush`` afterwards."""
         waiter = _Waiter(done, deadline)
         self._check_open()
         waiter.opaque = self._conversation.send(command, waiter)
@@ -227,14 +227,14 @@ class Connection:
     # --- writing
 
     def _flush(self, deadline: Deadline) -> None:
-        """Write what is queued, one writer at a time, as far as it goes until ``deadline``."""
+        """Write queued bytes until ``deadline``, one writer at a time."""
         if isinstance(threading.current_thread(), _Reader) or not may_wait():
             deadline = _NO_WAIT  # the reader writes the rest
         if self._write_lock._is_owned():  # type: ignore[attr-defined]
-            return  # a signal handler above a write, which takes ours along
+            return  # called by a signal handler during a write, which includes these bytes
         writing = False
         try:
-            # If not, who writes now takes ours along, or else the reader does.
+            # If not, the current writer, or else the reader, writes these bytes.
             if self._write_lock.acquire(timeout=deadline.remaining()):
                 writing = True
                 while self._error is None and self._load() and self._channel.write(deadline):
@@ -242,12 +242,12 @@ class Connection:
         except OSError as e:
             self._fail(mapped(e, self.address, "the connection broke while writing", not self._answered), e)
         except BaseException as e:
-            # Ctrl-C: it is not known how much of a frame went, and what is written next would be taken for the rest of it.
+            # Ctrl-C: it is unknown how much of a frame was sent, and the next bytes would be read as its rest.
             if writing:
                 self._fail(ConnectionLost("a write was interrupted", self.address), e)
             raise
         finally:
-            # Not by what ``acquire`` gave: Ctrl-C may have come in its place.
+            # Not by the result of ``acquire``: Ctrl-C may have replaced it.
             if self._write_lock._is_owned():  # type: ignore[attr-defined]
                 self._write_lock.release()
 
@@ -305,7 +305,7 @@ class Connection:
                 request.refuse()
 
         outcome = attempt(hand_on)
-        if isinstance(outcome, Failure):  # a user's code, see ``_Waiter.tell``
+        if isinstance(outcome, Failure):  # user code, see ``_Waiter.tell``
             text = "the request %s of %s could not be handled"
             outcome.log(logger, text, asked.command.code, self.address)
 
@@ -317,14 +317,14 @@ class Connection:
         self._flush(_NO_WAIT)
 
     def _tick(self) -> None:
-        """What must happen now and then, but not at every answer."""
+        """Work that is done from time to time, and not at every answer."""
         now = time.monotonic()
         if now < self._next_tick:
             return
         self._next_tick = now + TICK_S
         if self.waiting:
             self._expire()
-        if self._conversation.has_outgoing:  # its writer's time was over before its turn came
+        if self._conversation.has_outgoing:  # its writer timed out before its turn
             self._flush(_NO_WAIT)
         blocked_since = self._channel.blocked_since
         if blocked_since is not None and now - blocked_since > STALL_S:
@@ -340,13 +340,13 @@ class Connection:
             self._check_silence()
 
     def _check_silence(self) -> None:
-        """Called when a request timed out: is it the request, or is the server gone?"""
+        """Called when a request timed out: decide whether the server is gone."""
         silent_since = self._silent_since
         if silent_since is not None and time.monotonic() - silent_since > SILENCE_S:
             self._fail(ConnectionLost(f"the server sent nothing for {SILENCE_S:g} s", self.address))
 
     def _fail(self, error: RocketMQError, cause: BaseException | None = None) -> None:
-        """Close for good: every waiter hears of it now, later callers when they come."""
+        """Close the connection. All waiters get the error now, later callers when they call."""
         if cause is not None:
             error.__cause__ = cause
         with self._lock:

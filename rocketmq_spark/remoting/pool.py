@@ -1,8 +1,8 @@
 """Connections by address: made on first use, shared, replaced when they break, closed when idle.
 
 Decisions are taken under the lock, connecting and closing happen outside it. After a failed attempt an address rests
-for a moment that doubles, so that a broker that is down is not dialled by every caller at once: who waited for an
-attempt that failed gets its error.
+for a moment that doubles, so that not every caller connects to a broker that is down. Callers that waited for a failed attempt
+get its error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rocketmq_spark.remoting.connection import Connection, OnRequest, ServerRequ
 from rocketmq_spark.remoting.endpoint import UNDELIVERED, TlsSettings, Undelivered
 from rocketmq_spark.remoting.protocol import copy_of
 
-# Servers drop a connection after 120 s without traffic; ours go before, so that no request meets that moment.
+# Servers drop a connection after 120 s without traffic; the pool closes them earlier, so that no request is lost to this.
 IDLE_S = 100.0
 FIRST_REST_S = 0.05
 LONGEST_REST_S = 2.0
@@ -88,7 +88,7 @@ class Pool:
         if connection is not None:
             return connection
         if not patient:
-            slot.refuse_while_resting()  # else it waits for a patient one, which rests with the gate held
+            slot.refuse_while_resting()  # otherwise it would wait for a patient caller, which holds the gate while it rests
         if not slot.gate.acquire(timeout=deadline.remaining()):
             raise CallTimeout("the connection was not established in time", address)
         try:
@@ -103,13 +103,13 @@ class Pool:
             slot.gate.release()
 
     def live(self, address: str) -> bool:
-        """Whether ``get`` has a connection at hand, so that it does not block."""
+        """Whether ``get`` would return at once with a live connection."""
         with self._lock:
             slot = self._slots.get(address)
             return slot is not None and slot.live is not None
 
     def attempts(self, address: str) -> int:
-        """How often a connection to the address was made, or could not be made, so far: another number, another connection."""
+        """The number of attempts to connect to the address so far. If it has changed, so has the connection."""
         with self._lock:
             slot = self._slots.get(address)
             return slot.attempts if slot is not None else 0
@@ -146,7 +146,7 @@ class Pool:
         raise _closed(address)
 
     def _rest(self, slot: _Slot, deadline: Deadline, patient: bool) -> None:
-        """Wait out the rest; when there is no time for that, what was wrong before is the answer."""
+        """Wait until the rest is over. If there is not enough time, raise the error of the last attempt."""
         rest = slot.rest_until - time.monotonic()
         if rest <= 0:
             return
@@ -169,7 +169,7 @@ class Pool:
             raise _closed(address)
 
     def hang_up(self) -> None:
-        """End the connections that there are; who calls again gets new ones."""
+        """Close all current connections. Later calls create new ones."""
         with self._lock:
             open_ones = self._retired + [slot.connection for slot in self._slots.values() if slot.connection]
             self._retired = []

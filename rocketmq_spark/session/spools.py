@@ -43,7 +43,7 @@ _OF_SPOOL = ("spool_dir", "spool_sync", "spool_max_bytes")
 
 @dataclass(frozen=True, slots=True)
 class SpoolSettings:
-    """Where a spool is, how safe ``add`` is when it returns, and how many bytes it may hold."""
+    """The folder of a spool, the durability of ``add``, and the limit of bytes."""
 
     folder: Path
     sync: str
@@ -51,7 +51,7 @@ class SpoolSettings:
 
     @classmethod
     def of(cls, options: Options) -> SpoolSettings | None:
-        """None where sends may fail. One ``OptionError`` lists what is wrong."""
+        """None without a spool. One ``OptionError`` lists all problems."""
         found = problems(options)
         if found:
             raise OptionError.of(found)
@@ -62,7 +62,7 @@ class SpoolSettings:
 
 
 def problems(options: Options) -> list[str]:
-    """What is wrong with them, each a sentence without its full stop."""
+    """The problems of these options, as sentences without full stops."""
     if options.on_send_failure != "spool":
         return [
             f"option {option_name(field)!r} has no effect without 'onSendFailure' spool"
@@ -79,7 +79,7 @@ def problems(options: Options) -> list[str]:
 
 
 def owner_of(options: Options, purpose: str = "") -> SpoolOwner:
-    """Whose records a spool holds that is opened with these options."""
+    """The owner of the records in a spool that is opened with these options."""
     environment = f"environment {options.environment!r} ({options.environment_mode})" if options.environment else ""
     if environment and options.environments is not None:
         environment += f", of {layout_text(options.environments)}"
@@ -100,26 +100,26 @@ def spools(folder: Path) -> list[Path]:
 
 
 def claim(folder: Path, make: Callable[[Path], Store]) -> Store:
-    """A store of this process's own: that of a dead process, or a new one."""
+    """Open a store for this process: that of a dead process, or a new one."""
     for path in spools(folder):
         if in_use(path):
             continue
         try:
             return make(path)
-        except SpoolError as e:  # another process was quicker, or the folder is in trouble
+        except SpoolError as e:  # another process was faster, or the folder is damaged
             logger.warning("skipping the spool in %s: %s", path, e)
     return make(folder / f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}")
 
 
 def adopt(folder: Path, into: Store, make: Callable[[Path], Store], now_ms: int) -> int:
-    """Move what other dead processes left into a store of this one; how many records.
+    """Move the records of dead processes into a store of this one. Returns the number of records.
 
-    A portion is added to the one before it leaves the other, so that a kill may double some and loses none. The dead
-    letters stay, with their folder, and so does what ``into`` has no room for: it is no trouble of who adopts. What was due
-    by a clock that was ahead of ``now_ms`` keeps its distance.
+    Records are added to ``into`` before they are deleted from the other store, so a kill may duplicate some but loses none.
+    Dead letters stay in their folder, and so do records for which ``into`` has no room; neither is an error here. If the
+    other process had a clock ahead of ``now_ms``, records keep their remaining delays.
     """
     moved = 0
-    for emptied in folder.glob(f"{_EMPTIED}*"):  # of who was killed while it removed one
+    for emptied in folder.glob(f"{_EMPTIED}*"):  # left by a process that was killed while it removed one
         shutil.rmtree(emptied, ignore_errors=True)
     for path in spools(folder):
         if in_use(path):
@@ -143,10 +143,10 @@ def adopt(folder: Path, into: Store, make: Callable[[Path], Store], now_ms: int)
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder of which nothing is left.
+    """Remove an empty store's folder.
 
-    Not while it is open: when RocksDB closes, it deletes what it does not know in the folder of that name, also the log of
-    a process that has made the folder again. By one rename, with the lock: who opens it meanwhile finds all of it or nothing.
+    Not while it is open: when RocksDB closes, it deletes unknown files in the folder of that name, also the log of
+    a process that has created the folder again. It is renamed first, with the lock: another process finds all of it or nothing.
     """
     emptied = path.with_name(f"{_EMPTIED}{uuid.uuid4().hex}")
     with held(path):
@@ -155,28 +155,28 @@ def _remove(path: Path) -> None:
             left = next(db.scan(RECORD, behind(RECORD)), None) or db.gaps or db.damage
         finally:
             db.close()
-        if not left:  # else another process was there in between
+        if not left:  # otherwise another process used it in between
             path.rename(emptied)
     shutil.rmtree(emptied, ignore_errors=True)
 
 
 def _move(store: Store, into: Store, ahead_ms: int) -> Iterator[int]:
     while taken := store.take(_ENDLESS_MS, _PAGE, _PAGE_BYTES):
-        notes = {name: value for name, value in store.notes().items() if value}  # what is empty says nothing
+        notes = {name: value for name, value in store.notes().items() if value}  # empty notes have no meaning
         into.add([(work.record, max(0, work.due.due_ms - ahead_ms)) for work in taken], notes)
         store.settle([(work, Done()) for work in taken], 0)
         yield len(taken)
 
 
 def open_store(path: Path, options: Options, spool: SpoolSettings | None = None, lent: bool = False) -> Store:
-    """The store of a folder, which holds sends of the cluster, namespace and environment of the options only. One that is
-    ``lent`` is opened by who keeps nothing there: its owner, who may know less of its environment, opens it again.
+    """Open the store of a folder, which holds only sends of the options' cluster, namespace and environment. ``lent``: the caller
+    adds no records, and the owner, which may know less of its environment, must be able to open it again.
     """
     store = Store(path, spool.sync, spool.max_bytes) if spool is not None else Store(path)
     try:
         environment, noted = environment_of(options), _noted(store)
         if environment is not None and not environment.by_position:
-            _check(store, noted, environment)  # before it says that it is of these options
+            _check(store, noted, environment)  # before these options are noted as its owner
         store.belong(owner_of(options), lent=lent)
         if environment is not None and environment.by_position:
             _recall(store, noted, owned(sender(options), environment))
@@ -186,14 +186,14 @@ def open_store(path: Path, options: Options, spool: SpoolSettings | None = None,
     return store
 
 
-# The queues of an environment by its number alone, a note for each topic: what was kept while a broker was away would
-# go where the number points by then.
+# Prefix of the notes with an environment's queues by its number alone, one per topic. Without them, records spooled while a
+# broker was away would later go to other queues.
 _POSITIONS = LASTING + b"queues of "
 _Owned = dict[str, tuple[MessageQueue, ...]]
 
 
 def _noted(store: Store) -> _Owned:
-    """What a store says of them. One that is empty says nothing."""
+    """The noted queues of a store; an empty store has none."""
     found = {}
     for name, value in store.notes().items():
         if not name.startswith(_POSITIONS) or not value:
@@ -207,7 +207,7 @@ def _noted(store: Store) -> _Owned:
 
 
 def _check(store: Store, noted: _Owned, environment: Environment) -> None:
-    """Raises ``SpoolError`` where what a store holds is for queues that option 'environments' gives to another one."""
+    """Raises ``SpoolError`` if records are for queues that option 'environments' assigns to another environment."""
     for topic, queues in noted.items():
         if tuple(environment.owned(queues, may_lack=(topic,))) != queues:
             raise SpoolError(
@@ -222,7 +222,7 @@ def _sample(environment: Environment, queues: Sequence[MessageQueue]) -> str:
 
 
 def _recall(store: Store, noted: _Owned, known: _Owned) -> None:
-    """Whose records a store holds keeps the queues that it had. Raises ``SpoolError`` where this process counted others."""
+    """Use the queues that the store's records are for. Raises ``SpoolError`` if this process counted others."""
     for topic, queues in noted.items():
         if known.setdefault(topic, queues) != queues:
             raise SpoolError(
@@ -233,7 +233,7 @@ def _recall(store: Store, noted: _Owned, known: _Owned) -> None:
 
 
 def _positions(known: _Owned, sends: Sequence[SpooledSend]) -> Mapping[bytes, bytes]:
-    """The notes for what is kept."""
+    """The notes for records that are added."""
     return {
         _POSITIONS + topic.encode(): json.dumps(
             [(queue.broker_name, queue.queue_id) for queue in known[topic]]
@@ -249,7 +249,7 @@ def resending(
     clock: Callable[[], int] | None = None,
     trade: RedeliveryPolicy | None = None,
 ) -> SendSpool:
-    """Redelivery of a store that was opened in the process that uses it."""
+    """Redelivery of a store that this process opened."""
     from rocketmq_spark.producer.resending import EngineResender
     from rocketmq_spark.spool.spool import SENDS, SendSpool
 
@@ -264,9 +264,9 @@ def resending(
 
 
 def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
-    """The spool of this worker process, below ``spoolDir``; what dead processes left there is in it, too. None without one.
+    """The spool of this worker process, below ``spoolDir``, with the records of dead processes; None without one.
 
-    It lives as long as the process, whatever tasks come and go, and sends meanwhile.
+    It lives as long as the process, across tasks, and continues to send.
     """
     spool = SpoolSettings.of(options)
     if spool is None:
@@ -277,7 +277,7 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
 
     def left(path: Path) -> Store:
         store = make(path)
-        if not by_position(options) and _noted(store):  # what sends already has no such queues
+        if not by_position(options) and _noted(store):  # the running sender has no such queues
             store.close()
             raise SpoolError(f"the records in {path} are for queues that their environment had by its number")
         return store
@@ -295,5 +295,5 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
 
 
 def drainer(path: Path, options: Options) -> SendSpool:
-    """What sends all that lies in a folder, for commands."""
+    """Return an object that sends all records of a folder, for commands."""
     return resending(open_store(path, options, lent=True), sender(options), ProducerSettings.of(options))

@@ -1,7 +1,6 @@
-"""Which records are handed out, and when: after a failed try, behind others of their lane, and by target.
+"""When records are sent: after a failed try, behind others of their lane, and by target.
 
-The steps of ``Schedule`` are those of seed 003, counted from each failure. Its value for a number beyond the table (10 s) is
-never used, because the record is given up then.
+The steps of ``Schedule`` are counted from each failure. After the last step, the record is given up.
 
 ``UnreachableTargets`` makes the records of a target due at once when the target answers again. A broker that answers some
 requests and refuses others must not use up all tries of a record in a moment: after each failure that follows such a call

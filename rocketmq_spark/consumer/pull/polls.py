@@ -1,6 +1,6 @@
-"""Pulls of a ``PullConsumer``: made when due, handed over when answered, waited for by a poll. Also its offsets (``Positions``),
-each asked within the request timeout, and its answers to brokers, on the group's own thread. Answers to pulls come on threads
-of connections, which make the next pulls. Queues far behind are read ahead. ``assigned`` decides, under one lock.
+"""Pulls of a ``PullConsumer``, which polls wait for. Also its offset requests (``Positions``), each within the request timeout,
+and its answers to brokers, on the thread of the group. Answers to pulls arrive on connection threads, which send the next
+pulls. Queues far behind are read ahead. ``assigned`` decides, under one lock.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Polls:
         self._settings = settings
         self._subscriptions = subscriptions
         self._clock = clock
-        self._lock = threading.RLock()  # in ``with`` itself: Ctrl-C within the steps of a condition's leaves it held
+        self._lock = threading.RLock()  # entered directly: Ctrl-C in a condition's methods would leave it held
         self._changed = threading.Condition(self._lock)
         self._assigned = Assigned(settings.thresholds.max_count, settings.thresholds.max_bytes)
-        # Called where a pull of a queue that was given up hears of a reset; it must not block.
+        # Called if the answer to a pull of a released queue reports a reset; it must not block.
         self.away: Callable[[MessageQueue, int], None] = lambda queue, offset: None
         self._assigned.away = lambda queue, offset: self.away(queue, offset)
         self._ahead: Ahead | None = None
@@ -67,10 +67,10 @@ class Polls:
             self._ahead = Ahead(self._lock, self._changed, self._assigned, bounds, read_ahead, clock)
             self._ahead.polled = self._pull
         self._error: tuple[MessageQueue, RocketMQError] | None = None
-        self.failed: MessageQueue | None = None  # of which ``wait`` raised last
+        self.failed: MessageQueue | None = None  # the queue whose error ``wait`` raised last
         self._woken = False
-        # Whether the caller has what was taken last; a loop has it up to an offset. They are set in the instruction before a
-        # poll returns or a loop yields, for Ctrl-C may come between any others, and what was taken is not given by then.
+        # Whether the caller has the messages taken last; a loop has them up to an offset. Set in the last instruction before a
+        # poll returns or a loop yields: after a Ctrl-C anywhere before it, the messages count as not returned.
         self.given = False
         self.given_up_to: int | None = None
         self.closed = False
@@ -83,7 +83,7 @@ class Polls:
 
     def assign(self, starts: Mapping[MessageQueue, Start | None], left: Left | None = None) -> Left:
         with self._lock:
-            left = self._assigned.assign({} if self.closed else starts, left)  # who was closed has given all up
+            left = self._assigned.assign({} if self.closed else starts, left)  # closed: it owns no queues
         self._pull()
         return left
 
@@ -93,7 +93,7 @@ class Polls:
         self._pull()
 
     def seek(self, queues: Iterable[MessageQueue], offset_of: Callable[[MessageQueue], int]) -> None:
-        """Go on where ``offset_of`` says, which may ask a broker; in all queues if none is named: those that are still here."""
+        """Continue at the offset of ``offset_of``, which may ask a broker; in all owned queues if none is named."""
         with self._lock:
             named = [_checked(self._assigned, queue) for queue in queues]
             wanted = named or list(self._assigned.places)
@@ -106,7 +106,7 @@ class Polls:
         self._pull()
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """Go on there, as far as the queues are ours; gives what is to be committed of that."""
+        """Continue at these offsets in the queues that are owned. Returns the offsets to commit."""
         with self._lock:
             mine = {queue: offset for queue, offset in offsets.items() if queue in self._assigned.places}
             for queue, offset in mine.items():
@@ -115,13 +115,13 @@ class Polls:
         return mine
 
     def infos(self) -> dict[MessageQueue, QueueInfo]:
-        """What there is of each queue now."""
+        """The current state of each queue."""
         with self._lock:
             return self._assigned.infos()
 
     def begin(self, again: bool = False) -> None:
-        """A poll begins: what the last one gave is finished, and to be committed ``again`` if it was before. What it took and
-        did not come to give waits again.
+        """Begin a poll: messages that the last one returned are finished; ``again`` commits them even if they were committed.
+        Messages that it took and did not return wait again.
         """
         with self._lock:
             self._settle()
@@ -129,7 +129,7 @@ class Polls:
             self._assigned.finish(again)
 
     def finish(self) -> dict[MessageQueue, int]:
-        """All that was given is finished; gives what is to be committed of that."""
+        """Count all returned messages as finished. Returns the offsets to commit."""
         with self._lock:
             self._settle()
             self._assigned.finish()
@@ -138,14 +138,14 @@ class Polls:
     def _settle(self) -> None:
         if (up_to := self.given_up_to) is not None:
             self._assigned.ready.give_up_to(up_to)
-            if self.given_up_to == up_to:  # else a loop went on above a commit that its coroutine no longer waits for
+            if self.given_up_to == up_to:  # otherwise a loop continued during a cancelled commit
                 self.given_up_to = None
         if self.given:
             self._assigned.ready.give()
             self.given = False
 
     def unstored(self) -> dict[MessageQueue, int]:
-        """Offsets of the queues of which the group has none yet."""
+        """Offsets of the queues for which the group has none yet."""
         with self._lock:
             return {q: place.done for q, place in self._assigned.places.items() if place.committed is None}
 
@@ -155,7 +155,7 @@ class Polls:
 
     @entry
     def close(self, wait: bool = True) -> None:
-        """No more pulls. Without ``wait`` nothing is waited for, so that a signal handler may call it above anything here."""
+        """Send no more pulls. Without ``wait`` this never blocks, so that a signal handler may call it at any point."""
         with self._lock:
             self.closed = True
             self._changed.notify_all()
@@ -165,19 +165,19 @@ class Polls:
     # --- messages
 
     def wake(self) -> None:
-        """Have the one who waits now, or waits next, come back with what there is."""
+        """Make the current or the next ``wait`` return at once."""
         with self._lock:
             self._woken = True
             self._changed.notify_all()
 
     def wait(self, deadline: Deadline, most: int) -> list[FetchedPart]:
-        """What is there, or comes before ``deadline``; nothing when it is over, or after ``wake`` or ``close``.
-        Raises the error of a pull that is not to be tried again.
+        """Wait for messages until ``deadline``. Returns nothing after it, and after ``wake`` or ``close``.
+        Raises the error of a pull that is not retried.
         """
         while not (parts := self._take(most)):
             self._pull()
             with self._lock:
-                if parts := self._take(most):  # it came meanwhile
+                if parts := self._take(most):  # arrived meanwhile
                     break
                 if self.closed or self._woken or deadline.expired:
                     self._woken = False
@@ -186,11 +186,11 @@ class Polls:
                 retry = self._assigned.next_retry(now)
                 try:
                     self._changed.wait(left_s if retry is None else min(left_s, retry - now))
-                except BaseException:  # Ctrl-C, which may come when the lock is let go and no step takes it back
+                except BaseException:  # Ctrl-C, also after the lock was released
                     if not self._changed._is_owned():  # type: ignore[attr-defined]
                         self._lock.acquire()
                     raise
-        self._pull()  # the next ones come while these are worked on
+        self._pull()  # the next ones arrive while the caller processes these
         return parts
 
     def _take(self, most: int) -> list[FetchedPart]:
@@ -203,10 +203,10 @@ class Polls:
             return self._assigned.ready.take(most)
 
     def each(self, part: FetchedPart) -> Iterator[ReceivedMessage]:
-        """The messages of ``part``, which was taken alone. One that was yielded is given, and a loop that goes on after another
-        poll, or after a seek, gets no more of the part.
+        """Yield the messages of ``part``, which was taken alone. A yielded message counts as returned. A loop that continues
+        after another poll or a seek gets no more messages of the part.
 
-        Without the lock: nothing may be held where a signal handler closes the consumer.
+        No lock is held, because a signal handler may close the consumer at this point.
         """
         for message in part.read():
             if not self._assigned.ready.lends(part):
@@ -217,7 +217,7 @@ class Polls:
             self.given, self.given_up_to = True, None
 
     def _pull(self) -> None:
-        """Make the pulls that are due."""
+        """Send the pulls that are due."""
         asks: list[Ask] = []
         made = 0
         try:
@@ -231,13 +231,13 @@ class Polls:
                 request, deadline = _request(self._settings, ask, wanted), Deadline.after(self._settings.pull_timeout_s)
                 self._member.pull(request, deadline, functools.partial(self._answered, ask, wanted))
                 made += 1
-        except BaseException:  # Ctrl-C, too: a pull that was not made has no answer
+        except BaseException:  # Ctrl-C, too: a pull that was not sent gets no answer
             with self._lock:
                 self._assigned.not_made(asks[made:])
             raise
 
     def _answered(self, ask: Ask, wanted: Filter, answer: PullAnswer | RocketMQError) -> None:
-        """The answer to a pull by a filter. Where another one is set meanwhile it may have passed over what that one wants."""
+        """Handle an answer. If the filter has changed since the pull, it may have skipped messages that match the new one."""
         with self._lock:
             if isinstance(answer, RocketMQError):
                 self._failed(ask, answer)
@@ -285,7 +285,7 @@ MAX_OFFSET = 2**63 - 1
 
 
 def check_offset(queue: MessageQueue, offset: object) -> None:
-    """Raises ``OffsetError`` for what a user gave and no queue can have."""
+    """Raises ``OffsetError`` if a user's value is no possible offset."""
     whole = isinstance(offset, Integral) and not isinstance(offset, bool)
     if not whole or not 0 <= offset <= MAX_OFFSET:  # type: ignore[operator]
         raise OffsetError(
@@ -296,7 +296,7 @@ def check_offset(queue: MessageQueue, offset: object) -> None:
 
 
 class Positions:
-    """Asks a member of the group. Raises what a question raises."""
+    """Offset requests through the member. Errors of requests are raised."""
 
     def __init__(self, member: GroupMember, settings: ConsumerSettings) -> None:
         self._member = member
@@ -305,12 +305,12 @@ class Positions:
         self._trouble = StoreTrouble(settings.group)
 
     def queues(self, topic: str, refresh: bool = False) -> Sequence[MessageQueue]:
-        """The readable queues of a topic, in an environment its own ones; with ``refresh`` by a route of now."""
+        """The readable queues of a topic, or those of the environment; ``refresh`` fetches the route."""
         return self._own(self._member.queues(topic, self.soon(), refresh))
 
     def start(self, queue: MessageQueue) -> Start:
-        """Where a queue begins that is new here. Raises ``OptionError`` for one of another environment."""
-        queues = self.queues(queue.topic)  # so that its broker is known, too
+        """The start offset of a new queue. Raises ``OptionError`` for one of another environment."""
+        queues = self.queues(queue.topic)  # this also finds its broker
         if self._settings.environment is not None and queue not in queues:
             name = self._settings.environment.name
             raise OptionError(f"queue {queue} does not belong to environment {name!r}; expected one of {list(queues)}")
@@ -325,7 +325,7 @@ class Positions:
         return self._member.bounds(queue, self.soon(), self._settings.group if kept else None)
 
     def at_time(self, queue: MessageQueue, epoch_ms: int) -> int:
-        """The first offset stored at or after a time, the end where all are older."""
+        """The first offset stored at or after a time; the end if all are older."""
         found = self._member.search_offset(queue, epoch_ms, self.soon(), self._settings.group)
         return self.bounds(queue, kept=True).clamp(found)
 
@@ -343,12 +343,12 @@ class Positions:
         return offset
 
     def stored(self, queue: MessageQueue) -> int | None:
-        """The group's offset, None where it has none."""
+        """The group's offset; None if it has none."""
         self.queues(queue.topic)
         return self._member.committed(self._settings.group, queue, self.soon(), young_at_zero=False)
 
     def store(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
-        """Commit; what fails is given, and logged when it begins and when it is over."""
+        """Commit. Returns the failures; their begin and end are logged."""
         if not offsets:
             return {}
         failed = self._member.commit(self._settings.group, offsets, self.soon())
@@ -360,8 +360,8 @@ class Positions:
 
 
 class PullAnswers:
-    """Of one member. ``look`` has it look at its group soon, ``store`` commits offsets, ``missed`` is for resets of queues that
-    are not here: one may be on its way, and where it begins was asked before."""
+    """Answers of one member. ``look`` makes it check its group soon, ``store`` commits offsets, ``missed`` gets resets of queues
+    that it does not own: it may be acquiring one, with a start offset from before the reset."""
 
     def __init__(
         self,
@@ -379,7 +379,7 @@ class PullAnswers:
         self._started_ms = time.time_ns() // 1_000_000
 
     def __call__(self, address: str, question: BrokerRequest) -> Answer | None:
-        """The answer to the broker at ``address``; None where none is awaited, and for what only a listener could do."""
+        """The answer to the broker at ``address``; None if none is expected, and for requests that need a listener."""
         match question:
             case MembersChanged():
                 logger.info("the broker at %s reports that the members of the group changed", address)

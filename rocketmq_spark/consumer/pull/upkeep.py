@@ -1,7 +1,7 @@
-"""What a ``PullConsumer`` does beside its polls: its membership in the group, commits, routes, and the group's changes.
+"""The work of a ``PullConsumer`` besides pulls: its membership in the group, commits, routes, and rebalances.
 
-It joins the group with its first topic. Commits and routes stay on the thread that polls; the group's changes are followed there
-or on a thread of its own, for a member that works long between polls must give queues up, too.
+It joins the group with its first topic. The polling thread commits and refreshes routes. Rebalances run there or on another
+thread, because a member that works for long between polls must release queues, too.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from rocketmq_spark.ports import GroupMember
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 30.0
-INTRODUCED_S = 3.0  # as often at most a broker that does not know this member gets another heartbeat
+INTRODUCED_S = 3.0  # minimum interval of extra heartbeats to brokers that do not list this member
 
 
 class Subscribed:
-    """The group's other side."""
+    """The member's view of its group: subscriptions, heartbeats and allocation."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Subscribed:
         self._leave: Callable[[Deadline], None] | None = None
         self._due_at = 0.0
         self._introductions = NowAndThen(INTRODUCED_S)
-        self._unheard = False  # a broker does not know this member: it has been restarted
+        self._unheard = False  # a broker does not list this member, because it restarted
         self.balanced = False
 
     @property
@@ -57,9 +57,9 @@ class Subscribed:
         return self._subscriptions.each().keys()
 
     def set(self, topic: str, wanted: Filter | None, asked: Asked) -> None:
-        """Subscribe, or not any more; brokers hear of it at once, and may ask from then on.
+        """Subscribe, or unsubscribe with None. A heartbeat tells brokers at once, which may then send requests.
 
-        Raises what the question for the queues raises, or that the group has a member, and then nothing has changed.
+        If the queues cannot be fetched, or this process already has a member of the group, this raises and changes nothing.
         """
         if wanted is not None:
             self._positions.queues(topic)
@@ -75,7 +75,7 @@ class Subscribed:
             self._due_at = 0.0
 
     def membership(self) -> Membership:
-        """What heartbeats report of it."""
+        """The content of heartbeats."""
         each = self._subscriptions.each()
         return Membership(
             {topic: one.filter for topic, one in each.items()},
@@ -84,23 +84,23 @@ class Subscribed:
         )
 
     def changed(self) -> None:
-        """Something is not as it was: the next look is due."""
+        """The group has changed: the next check is due."""
         self._due_at = 0.0
 
     def wait_s(self) -> float:
-        """Until the next look."""
+        """Seconds until the next check."""
         return max(0.0, self._due_at - self._clock.now())
 
     def look(self, owned: Collection[MessageQueue]) -> dict[MessageQueue, Start | None]:
-        """The queues that are this member's now: None for those that it owns already, otherwise where they begin.
+        """The queues allocated to this member: None for those that it owns already, otherwise their start.
 
-        What cannot be found out changes nothing; a queue without a start is left for the next look, in a second.
+        If a request fails, the queues of its topic do not change. A queue without a start waits for the next check, in a second.
         """
         self.balanced, self._unheard = True, False
-        # Before anything is asked: a change that is reported meanwhile counts.
+        # First, so that a change reported during the requests is not lost.
         self._due_at = self._clock.now() + wait_s(True)
         found: dict[MessageQueue, Start | None] = {}
-        troubled: set[str] = set()  # brokers that do not answer: a poll is not to wait for each of their queues
+        troubled: set[str] = set()  # brokers that do not answer: wait only once for each
         for topic in self.topics:
             share = self._share(topic)
             mine = {queue for queue in owned if queue.topic == topic}
@@ -111,7 +111,7 @@ class Subscribed:
                     found[queue] = start
         if (
             self._unheard and self._introductions.due()
-        ):  # brokers notify all members then, also those that do not know this one
+        ):  # brokers then notify all members, even if they do not list this one
             self._member.heartbeat(self._positions.soon())
         if not self.balanced:
             self._due_at = min(self._due_at, self._clock.now() + wait_s(False))
@@ -123,7 +123,7 @@ class Subscribed:
         except RocketMQError as e:
             self.balanced = False
             logger.warning("%s is assigned, but its start offset cannot be read yet: %s", queue, e)
-            if isinstance(e, CallTimeout | ConnectionLost):  # others may be of this queue, or its topic, alone
+            if isinstance(e, CallTimeout | ConnectionLost):  # other errors may concern only this queue or topic
                 troubled.add(queue.broker_name)
             return None
 
@@ -146,21 +146,21 @@ class Subscribed:
         return share
 
     def leave(self) -> None:
-        """Tell brokers, so that the others take over."""
+        """Unregister from the brokers, so that other members take over."""
         if self._leave is not None:
             self._leave(self._positions.soon())
-            self._leave = None  # not before: an interrupted one is repeated
+            self._leave = None  # only now: an interrupted call is repeated
 
 
-FOLLOW_S = 1.0  # as often at most the group is looked at between polls
-# So often all offsets are to be stored again, those of idle queues too (Java does it each time): a master that was away comes
-# back with old ones, and a member that was cut off stores what it had finished before the queue was ours.
+FOLLOW_S = 1.0  # minimum interval of checks between polls
+# Interval of commits of all offsets, also of idle queues (Java always commits all): a master may return with old offsets, and
+# a member that was cut off may commit offsets from before this member owned the queue.
 AGAIN_S = 30.0
-LOOK_S = 0.01  # as long at least a poll waits while another thread looks
+LOOK_S = 0.01  # minimum wait of a poll while another thread checks
 
 
 class Upkeep:
-    """Of one consumer."""
+    """Rebalances and commits of one consumer."""
 
     def __init__(
         self,
@@ -178,9 +178,9 @@ class Upkeep:
         self._clock = clock
         self._timer = timer
         self._turns = threading.Lock()
-        self._turn_of: int | None = None  # a thread; it means nothing while the lock is free, where Ctrl-C left it
-        self._storing = threading.RLock()  # not plain: a signal handler may commit above a commit
-        self._left: Left = {}  # of queues that were given up, not stored yet: Ctrl-C may come between
+        self._turn_of: int | None = None  # id of a thread; invalid while the lock is free, as after Ctrl-C
+        self._storing = threading.RLock()  # reentrant: a signal handler may commit during a commit
+        self._left: Left = {}  # offsets of released queues that are not committed yet, as after Ctrl-C
         self._resets: deque[tuple[MessageQueue, int, bool]] = deque()
         polls.away = self.moved
         self._following = False
@@ -189,7 +189,7 @@ class Upkeep:
         self._next_refresh = clock.now() + settings.route_refresh_s
 
     def begin(self, timeout_s: float) -> Deadline:
-        """A poll begins: what the last one gave is finished, and what it did not come to give waits again."""
+        """Begin a poll: messages that the last one returned are finished, those that it did not return wait again."""
         deadline = Deadline.after(timeout_s)
         now = self._clock.now()
         again = now >= self._next_again
@@ -207,16 +207,16 @@ class Upkeep:
                 except RocketMQError as e:
                     logger.info("the route of %s cannot be refreshed: %s", topic, e)
                     if isinstance(e, CallTimeout | ConnectionLost):
-                        break  # those of all topics come from the same name servers
+                        break  # all topics use the same name servers
         return deadline
 
     def next(self, deadline: Deadline, most: int) -> list[FetchedPart]:
-        """What comes before ``deadline``, while the group's changes are followed."""
+        """Wait for messages until ``deadline``, and rebalance when due."""
         while True:
             if not self._shared.topics:
                 return self._polls.wait(deadline, most)
             try:
-                # What is there need not wait for brokers that hang: another thread looks, too.
+                # Cached messages must not wait for brokers that hang: another thread checks the group, too.
                 if self._following and (parts := self._polls.wait(Deadline.after(0), most)):
                     return parts
                 self.look()
@@ -230,9 +230,9 @@ class Upkeep:
                 return parts
 
     def _is_gone(self, queue: MessageQueue | None) -> bool:
-        """Whether a queue that its broker refuses is none of its topic's any more; then the next look is due.
+        """Whether a queue that its broker rejects no longer exists; then the next check is due.
 
-        Its topic has fewer read queues now, or was made again with fewer.
+        Its topic now has fewer read queues, or was created again with fewer.
         """
         try:
             if queue is None or queue in self._positions.queues(queue.topic, refresh=True):
@@ -245,12 +245,12 @@ class Upkeep:
         return True
 
     def follow(self) -> None:
-        """Follow the group's changes from now on, also between polls."""
+        """Start to rebalance between polls, too."""
         if self._following:
             self._timer.later(0, self.look)
             return
         self._timer.later(FOLLOW_S, self._turn)
-        self._following = True  # not before: without a thread the next call tries again
+        self._following = True  # only now: without a thread the next call tries again
 
     def _turn(self) -> None:
         try:
@@ -259,29 +259,29 @@ class Upkeep:
             self._timer.later(FOLLOW_S, self._turn)
 
     def changed(self) -> None:
-        """The group is not as it was, says a broker."""
+        """A broker reported a change of the group."""
         self._shared.changed()
         self._polls.wake()
         self._timer.later(0, self.look)
 
     def moved(self, queue: MessageQueue, offset: int, given_up: bool = True) -> None:
-        """A pull of a queue that was given up heard of a reset, which no other pull hears of: it is stored soon.
+        """The answer to a pull of a released queue reported a reset. No other pull reports it, so it is committed soon.
 
-        Not ``given_up``: its broker says so to all members, and the queue may be on its way here.
+        Not ``given_up``: the broker reported the reset to all members, and this one may be acquiring the queue.
         """
         if not given_up and not self._turns.locked():
             return
         self._resets.append((queue, offset, given_up))
-        with contextlib.suppress(RuntimeError):  # no more threads: at the end, then
+        with contextlib.suppress(RuntimeError):  # no more threads: at the close, then
             self._timer.later(0, self._settle_in_turn)
 
     def _settle_in_turn(self) -> None:
-        with self._turns:  # not while the queue comes back: where it begins may be asked for by now
+        with self._turns:  # not during a rebalance, which may be reading the queue's start
             self._turn_of = threading.get_ident()
             self._settle()
 
     def _settle(self) -> None:
-        """Behind the commit of what was given up, which may have put the offset from before the reset in its place."""
+        """Commit resets after the commit of released queues, which may have stored an offset from before the reset."""
         with contextlib.suppress(IndexError):
             while True:
                 queue, offset, given_up = self._resets.popleft()
@@ -297,26 +297,26 @@ class Upkeep:
                 self.store({queue: offset} if given_up else mine)
 
     def look(self) -> None:
-        """Have the queues that are ours now, if that is due and no other thread does it."""
+        """Rebalance if due, unless another thread does."""
         if self._shared.topics and not self._shared.wait_s() and not self._turns.locked():
             self.rebalance()
 
     def have(self, starts: Mapping[MessageQueue, Start | None]) -> None:
-        """Read these queues, as in ``Assigned.assign``; what is finished of those that go is committed.
+        """Read these queues, as in ``Assigned.assign``; finished offsets of released queues are committed.
 
-        So is where a queue begins that the group never had: else it would begin at another offset after a crash, or for
-        the next owner, and what came meanwhile would be lost.
+        The start of a queue that the group never had is committed, too. Otherwise it would start at another offset after a
+        crash, or for the next owner, and messages that arrived in between would be lost.
         """
         if not self._settings.auto_commit:
             self._polls.assign(starts)
             return
-        self._commit(lambda: self._give_up(starts))  # in its turn: a reset that comes before that counts
+        self._commit(lambda: self._give_up(starts))  # evaluated when it is sent, so that an earlier reset counts
         self._commit(self._polls.unstored)
 
     def rebalance(self) -> None:
-        """Have the queues that are ours now, at once: one thread at a time, and not within a rebalance.
+        """Rebalance now: one thread at a time, and not within a rebalance.
 
-        Wherever Ctrl-C comes, a ``with`` statement releases its lock.
+        ``with`` statements release their locks even after Ctrl-C.
         """
         if self._turns.locked() and self._turn_of == threading.get_ident():
             return
@@ -329,7 +329,7 @@ class Upkeep:
 
     @entry
     def close(self) -> None:
-        """Follow the group no more, give all queues up, commit what is finished if option 'autoCommit' says so, and leave.
+        """Stop rebalancing, release all queues, commit finished offsets with option 'autoCommit', and leave the group.
 
         An interrupted close may be repeated.
         """
@@ -351,18 +351,18 @@ class Upkeep:
                 text = "group %s: %d queues are assigned now, %d before"
                 logger.info(text, self._settings.group, len(found), len(owned))
                 self.have(found)
-        except BaseException:  # Ctrl-C, too: nobody knows what is assigned, and the next look would be in 20 s
+        except BaseException:  # Ctrl-C, too: the assignment is unknown, and the next check would be in 20 s
             self._shared.changed()
             raise
 
     def store_finished(self) -> dict[MessageQueue, RocketMQError]:
-        """Commit what is finished, as it is when the commits before this one are through."""
+        """Commit the offsets that are finished when the earlier commits have ended."""
         return self._commit(self._polls.finish)
 
     def store(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
-        """Commit; what could not be stored is logged, given, and tried again by the next commit of what is finished.
+        """Commit. Failures are logged, returned, and retried by the next commit of finished offsets.
 
-        One commit at a time: an offset that was taken before a reset must not reach the broker after the one of the reset.
+        One commit at a time: an offset from before a reset must not reach the broker after the offset of the reset.
         """
         return self._commit(lambda: offsets)
 
@@ -371,8 +371,8 @@ class Upkeep:
             return self._stored(offsets())
 
     def _give_up(self, starts: Mapping[MessageQueue, Start | None]) -> Left:
-        """Read these queues and no others, and commit what is finished of the others: as it is now, after a reset that came
-        meanwhile, and also what an interrupted call gave up before. Gives what is left to be committed, which is nothing.
+        """Read only these queues. Commit current finished offsets of the released ones, including resets and queues that an
+        interrupted call released before. Returns what is left to commit, which is nothing.
         """
         self._left = {queue: offset for queue, offset in self._left.items() if queue not in starts}
         self._polls.assign(starts, self._left)

@@ -51,8 +51,8 @@ LOOKS = 4
 
 
 class StoragePlan:
-    """What the storage of topics asks of their rows: which of them go together to batch topics, what a batch says of them,
-    and which of them a compaction topic would not keep.
+    """What the storage of a topic requires of its rows: for a batch topic, which rows form a batch and which properties it has;
+    for a compaction topic, a key.
     """
 
     def __init__(self, options: Options, columns: Mapping[str, str], sender: Sender, now_ms: Callable[[], int]) -> None:
@@ -63,7 +63,7 @@ class StoragePlan:
         self._about: About | None = None
 
     def check(self, batch: pa.RecordBatch, topics: Sequence[TopicRows], bad_rows: BadRows) -> None:
-        """Note rows that a broker would acknowledge in a batch, and not keep."""
+        """Note rows that a broker would acknowledge in a batch, and drop."""
         if not self._options.auto_batch:
             return
         for rows in topics:

@@ -1,12 +1,12 @@
-"""What a plan decides once everything is known, and the account that a run of a stream gives of itself.
+"""The decisions of a plan, and the report of a stream's progress.
 
-A plan decides where it goes on, what was lost on the way, what is waited for. Pure. ``begin`` are the positions that Spark hands
-over, ``view`` what exists now, ``frozen`` the ends of a run that reads what was there at its start and no more; None for a run
-that goes on.
+A plan decides where each queue continues, which messages were lost, and which queues it waits for. Pure. ``begin`` are the
+positions that Spark passes, ``view`` is the current state of queues, ``frozen`` are the ends of a run that reads only messages
+that existed at its start (AvailableNow); None for other runs.
 
-The account (lag, unavailable brokers, losses) stands beside the ends of queues in ``sources[i].latestOffset`` of a query's
-progress, and is made from the answers that planning needs anyway: it asks brokers nothing. ``progress`` reads it. Every data loss
-goes through ``settled`` or ``report``, which option ``failOnDataLoss`` controls.
+The report (lag, unavailable brokers, losses) is beside the ends of queues in ``sources[i].latestOffset`` of a query's
+progress. It is made from the answers that planning needs anyway, without further requests. ``progress`` reads it. Every data
+loss passes through ``settled`` or ``report``, which option ``failOnDataLoss`` controls.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Loss = tuple[OffsetRange, Cause]
 
 @dataclass(frozen=True, slots=True)
 class QueuesView:
-    """The queues of a moment, topics that are known to be deleted, and brokers that only have slaves now.
+    """The state of queues at one moment, topics that are known to be deleted, and brokers that only have slaves now.
 
-    ``forgotten`` are topics with the brokers that do not know them any more, although others do. ``silent`` brokers have
-    not answered for a moment: their bounds are of before. ``connections`` to brokers are those before they were asked.
+    ``forgotten`` are topics with brokers that no longer have them, although others do. ``silent`` brokers have
+    not answered in time, so their bounds are older. ``connections`` are those that existed before brokers were asked.
 
-    A slave may lack what its master has: its bounds say what can be read there, and nothing of what is lost.
+    A slave may lack messages of its master: its bounds show what can be read there, not what is lost.
     """
 
     bounds: Bounds = field(default_factory=dict)
@@ -51,14 +51,14 @@ class QueuesView:
         return {queue: bounds.max_offset for queue, bounds in self.bounds.items()}
 
     def of_masters(self) -> Bounds:
-        """The bounds that masters report. Where only slaves live, whether a topic was made again is unknown."""
+        """The bounds that masters report. If only slaves are up, it is unknown whether a topic was created again."""
         if not self.orphans:
             return self.bounds
         return {queue: bounds for queue, bounds in self.bounds.items() if queue.broker_name not in self.orphans}
 
 
 def subscribed(begin: Offsets, topics: Collection[str]) -> Offsets:
-    """``begin`` without topics that are not read any more; as it is while no topic at all is known."""
+    """``begin`` without topics that are no longer subscribed to; unchanged while no topic is known."""
     if not topics or all(queue.topic in topics for queue in begin.positions):
         return begin
     kept = {queue: position for queue, position in begin.positions.items() if queue.topic in topics}
@@ -66,7 +66,7 @@ def subscribed(begin: Offsets, topics: Collection[str]) -> Offsets:
 
 
 def trusted(begin: Offsets, view: QueuesView) -> QueuesView:
-    """Without queues of slaves that have not what lies at our position, or that are new: their master is waited for."""
+    """The view without queues of slaves that lack the messages at the position, or that are new: these wait for their master."""
     if not view.orphans:
         return view
     kept = {
@@ -78,9 +78,9 @@ def trusted(begin: Offsets, view: QueuesView) -> QueuesView:
 
 
 def _goes_on(queue: MessageQueue, bounds: QueueBounds, begin: Offsets) -> bool:
-    """Whether a slave has what comes next, if there is something.
+    """Whether a slave has the next messages, if there are any.
 
-    Messages that are older than what was read are those of a topic that was made again since: a slave keeps the index.
+    Messages older than those that were read belong to a topic that was deleted and created again: a slave keeps the old index.
     """
     position = begin.positions.get(queue, -1)
     if not bounds.min_offset <= position <= bounds.max_offset:
@@ -89,14 +89,14 @@ def _goes_on(queue: MessageQueue, bounds: QueueBounds, begin: Offsets) -> bool:
 
 
 def heard(view: QueuesView) -> QueuesView:
-    """Without queues of brokers that keep silent: what is planned of them would hold up the batch, and with it the others."""
+    """The view without queues of silent brokers: planning them would delay the batch, and with it the other queues."""
     if not view.silent:
         return view
     return replace(view, bounds={q: bounds for q, bounds in view.bounds.items() if q.broker_name not in view.silent})
 
 
 def awaited(begin: Offsets, view: QueuesView, frozen: Positions | None) -> list[MessageQueue]:
-    """Queues that a run has to read further before it ends, and that give nothing now."""
+    """Queues that a run must read further before it ends, and that return no messages now."""
     return [
         queue
         for queue, end in (frozen or {}).items()
@@ -105,7 +105,7 @@ def awaited(begin: Offsets, view: QueuesView, frozen: Positions | None) -> list[
 
 
 def _wanting(queue: MessageQueue, end: int, begin: Offsets, view: QueuesView) -> bool:
-    """Whether a queue that is to be read up to ``end`` gives nothing more now, as a slave that lags behind its master."""
+    """Whether a queue that must be read up to ``end`` has no more messages now, as on a slave that lags behind its master."""
     bounds = view.bounds.get(queue)
     if bounds is None or queue.broker_name not in view.orphans:
         return bounds is None
@@ -119,14 +119,14 @@ def moved(
     remade: Iterable[MessageQueue] = (),
     hidden: Mapping[MessageQueue, int] | None = None,
 ) -> tuple[Offsets, list[Loss]]:
-    """``begin`` after what happened to its queues, and what was lost: dropped topics, queues to be read from their start.
+    """``begin`` adapted to changes of its queues, and the losses: deleted topics, and queues to read from their start.
 
-    ``remade`` queues were made again, although their offsets do not show it; ``hidden`` ones are not read by their
-    broker any more, which still knows where they end. Gives ``begin`` itself when nothing happened to a position.
+    ``remade`` queues were created again, although their offsets do not show it; ``hidden`` ones are no longer readable at their
+    broker, which still knows their ends. Returns ``begin`` itself if no position changed.
     """
     back = planner.went_back(begin.positions, view.bounds)
     restart = {part.queue: view.bounds[part.queue].min_offset for part in back}
-    # Also what the run was to read behind the position.
+    # Including the messages after the position that the run had to read.
     until = {part.queue: max(part.end, (frozen or {}).get(part.queue, 0)) for part in back}
     losses = [(OffsetRange(part.queue, part.start, until[part.queue]), Cause.WENT_BACK) for part in back]
     losses += [(part, Cause.WENT_BACK) for part in shrunk(begin, view, frozen)]
@@ -142,18 +142,18 @@ def moved(
         return begin, losses
     begins = {**restart, **unread}
     positions = {q: position for q, position in begin.positions.items() if not view.lacks(q)} | begins
-    # What lies unread before a position that was moved is younger than the mark.
+    # Unread messages before a moved position are younger than the mark.
     marks = {queue: mark for queue, mark in begin.marks.items() if queue not in begins and queue in positions}
     return Offsets(positions, begins, marks, begin.reads), losses
 
 
 def _nothing_at(begin: Offsets, queue: MessageQueue) -> OffsetRange:
-    """A position that means nothing any more; how much was lost is unknown."""
+    """The loss at a position that is no longer valid; its size is unknown."""
     return OffsetRange(queue, begin.positions[queue], begin.positions[queue])
 
 
 def shrunk(begin: Offsets, view: QueuesView, frozen: Positions | None) -> list[OffsetRange]:
-    """What was there when the run began and is not any more: the end of a queue went back."""
+    """Losses of messages that existed when the run began: the end of a queue went back."""
     of_masters = view.of_masters() if frozen else {}
     return [
         OffsetRange(queue, of_masters[queue].max_offset, end)
@@ -163,7 +163,7 @@ def shrunk(begin: Offsets, view: QueuesView, frozen: Positions | None) -> list[O
 
 
 def lowered(view: QueuesView, frozen: Positions) -> Positions:
-    """The ends of a run without what is not there any more, so that its loss is reported once."""
+    """The ends of a run, lowered to messages that still exist, so that a loss is reported once."""
     bounds = view.of_masters()
     return {queue: min(end, bounds[queue].max_offset) if queue in bounds else end for queue, end in frozen.items()}
 

@@ -1,11 +1,11 @@
-"""The rows of a small batch, read by the driver while it plans and handed to Spark with the plan: no Python task starts for them.
+"""Reads the rows of a small batch in the driver during planning and passes them to Spark with the plan, without a Python task.
 
-PySpark does so for its ``SimpleDataSourceStreamReader``. After each ``partitions`` its runner asks whether the reader is the
-private wrapper of one, takes the rows from ``getCache`` then, and Spark keeps them as a block; a task that does not find it
-reads its partition as ever. ``may_hand_over`` registers a class of ours as such a wrapper, for a reader that has rows at hand.
-This is no interface, so it is done with the versions of PySpark that the tests run, and with others each batch is read by tasks.
+PySpark does so for ``SimpleDataSourceStreamReader``. After each ``partitions`` its runner checks whether the reader is the
+private wrapper of such a reader. If so, it takes the rows from ``getCache``, and Spark keeps them as a block; a task that does
+not find the block reads its partition normally. ``may_hand_over`` registers the source's reader class as such a wrapper.
+This is a private interface, so it is used only with the versions of PySpark that the tests run; with others, tasks read.
 
-The driver only tries. What takes long, fails, is lost or is too large is left to the task, which has the time, and the words.
+The driver only tries. If a read takes long, fails, finds a loss or is too large, the task reads, and reports errors.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from rocketmq_spark.spark.source.tasks import RangePartition
 logger = logging.getLogger(__name__)
 
 TESTED = ("4.2.", "4.3.")
-# A task takes 20 to 90 ms to begin, and as long to read as the driver does: what is larger gains little.
+# Starting a task takes 20 to 90 ms, and it reads as fast as the driver, so larger batches gain little.
 MAX_ROWS = 1000
 MAX_BYTES = 1 << 20
-# A broker that does not answer is waited for by the task.
+# If a broker does not answer, the task waits for it.
 _PATIENCE_S = 1.0
-# By how much the size of a row is believed to be smaller with each batch that was thought to be too large.
+# Factor of the estimated row size after each batch that was estimated as too large, so that the estimate is tested again.
 _DOUBT = 0.9
 
 
 def may_hand_over(reader: type) -> bool:
-    """Have PySpark take rows from instances of ``reader``. Returns whether it does."""
+    """Make PySpark take rows from instances of ``reader``. Returns whether it will."""
     if not pyspark.__version__.startswith(TESTED):
         return False
     try:
@@ -90,7 +90,7 @@ class Prefetch:
 
 
 class _Lost(Exception):
-    """Whether messages are lost is judged by the task, which waits longer for them."""
+    """Possible loss. The task decides about it, because it waits longer."""
 
 
 def _leave(part: OffsetRange, cause: Cause) -> None:
