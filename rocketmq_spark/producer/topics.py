@@ -140,7 +140,7 @@ class Topics:
         return found
 
     def stored_whole(self, topic: str) -> bool:
-        """Whether batches are stored as one message, according to the last answer, which is renewed with each refresh of routes."""
+        """Whether batches are stored as one message, according to the last answer; each refresh of routes renews it."""
         return (found := self.storage.get(topic)) is not None and found.whole
 
     def stored_by_key(self, topic: str) -> bool:
