@@ -107,6 +107,10 @@ SCRIPT = """
 """.replace("SETTLE", SETTLE)
 
 
+# What the tests of this process killed, froze and swallowed.
+TALLY: Counter[str] = Counter()
+
+
 @dataclass(frozen=True, slots=True)
 class Pipe:
     """One query: its shape, the kind of its topic, and how rows choose queues."""
@@ -156,6 +160,7 @@ class Pipes:
         """Whether a worker of every query that was to lose one has died, and those that must not repeat rows looked again."""
         looked = re.findall(r"attempt [1-9]\d* of partition \d+: \d+ of its rows are stored", self.said)
         wanted = sum(pipe.guarantee == "exactly-once" for pipe in self.pipes)
+        TALLY["workers killed"] += len(self.pipes)
         return not list(self.folder.glob("*.dies")) and len(looked) >= wanted
 
     def wait(self, script: Script, condition: Callable[[], object], what: str, seconds: float = 240.0) -> None:
@@ -176,6 +181,7 @@ class Pipes:
 
     def kill(self, script: Script) -> None:
         script.kill()
+        TALLY["drivers killed"] += 1
         self.said += script.so_far().err
 
     def finish(self, script: Script, seconds: float = 500.0) -> None:
@@ -244,6 +250,7 @@ class Swallowing(FaultyProxy):
             self._sends += 1
             lost = self._sends % self.every == 0
             self.swallowed += lost
+            TALLY["answers swallowed"] += lost
         return lost
 
 

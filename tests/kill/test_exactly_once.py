@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
 from tests.fix_spark import Script
 from tests.helpers import awaited, killed
-from tests.kill.pipes import MESSAGES, QUEUES, Pipe, Pipes, Swallowing, awaited_in, made
+from tests.kill.pipes import MESSAGES, QUEUES, TALLY, Pipe, Pipes, Swallowing, awaited_in, made
 from tests.reading import names, post
 from tests.scale import soak
 from tests.witness import java_read
@@ -122,20 +123,15 @@ def test_brokers_that_die_and_freeze_and_one_that_is_away_over_the_restart(
     running.wait(script, running.sending, "rows of every query")
     running.kill(script)
     running.hold.unlink()
-    killed(pair, "broker-b")
+    broker_dies(pair, "broker-b")
     script = running.begin()
     awaited_in(script, "a look at what is stored waits")
     pair.restart("broker-b")
     counts = {pipe.name: running.sent(pipe) for pipe in running.pipes}
     running.wait(script, lambda: any(running.sent(p) > counts[p.name] for p in running.pipes), "more rows")
-    pid = pair.pid("broker-a")
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    killed(pair, "broker-b")
-    thaw_at = time.monotonic() + FROZEN_S
-    pair.restart("broker-b")
-    awaited(lambda: time.monotonic() >= thaw_at)
-    os.kill(pid, signal.SIGCONT)
+    with frozen(pair, "broker-a"):
+        broker_dies(pair, "broker-b")
+        pair.restart("broker-b")
     running.finish(script)
     running.pipes.append(job)
     script = running.begin()
@@ -144,3 +140,66 @@ def test_brokers_that_die_and_freeze_and_one_that_is_away_over_the_restart(
     assert not list(running.folder.glob("*.dies"))
     running.check(keys)
     assert running.found > 0
+
+
+@soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("turn", range(11))
+def test_everything_at_once(pair: LocalBroker, start_script: Callable[..., Script], tmp_path: Path, turn: int) -> None:
+    """Brokers freeze and die while rows are on their way, then the driver does, then workers, then a broker again."""
+
+    def make_topic(queues: int, attributes: object = None) -> str:
+        (topic,) = names(1, "pipe")
+        pair.create_topic(topic, queues=queues, batch=attributes is not None)
+        return topic
+
+    source, keys = fed(pair, make_topic)
+    kind = ("ordinary", "batch")[turn % 2]
+    shapes = Pipe(SHAPES[turn % 3], kind, SELECTORS[turn % 3]), Pipe("foreach", kind)
+    running = Pipes(pair, start_script, tmp_path, source, made(make_topic, *shapes))
+    running.hold.touch()
+    script = running.begin()
+    running.wait(script, running.sending, "rows of every query")
+    with frozen(pair, "broker-a"):
+        running.hold.unlink()
+        broker_dies(pair, "broker-b")
+        pair.restart("broker-b")
+    running.kill(script)
+    script = running.begin()
+    for pipe in running.pipes:
+        running.dies(pipe, script)
+    running.wait(script, lambda: not list(running.folder.glob("*.dies")), "the death of a worker of each query")
+    broker_dies(pair, "broker-a")
+    pair.restart("broker-a")
+    running.finish(script)
+    running.check(keys)
+    assert running.died(), "a worker that was to die has not"
+    assert running.found > 0
+
+
+def broker_dies(mq: LocalBroker, name: str) -> None:
+    killed(mq, name)
+    TALLY["brokers killed"] += 1
+
+
+@contextlib.contextmanager
+def frozen(mq: LocalBroker, name: str) -> Iterator[None]:
+    """The broker does not run, for some seconds at least."""
+    pid = mq.pid(name)
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    TALLY["freezes"] += 1
+    until = time.monotonic() + FROZEN_S
+    try:
+        yield
+        awaited(lambda: time.monotonic() >= until)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@soak
+def test_in_all_enough_was_killed() -> None:
+    """The last of this file: what the tests before it did."""
+    print(dict(TALLY))
+    least = {"drivers killed": 20, "workers killed": 20, "brokers killed": 20, "freezes": 10, "answers swallowed": 200}
+    assert all(TALLY[what] >= count for what, count in least.items()), TALLY
