@@ -283,10 +283,10 @@ class PullSource(Protocol):
     def route(self, topic: str, deadline: Deadline) -> TopicRoute:
         """Return the current route. Each request takes at most the request timeout."""
 
-    def compacted(self, queue: MessageQueue) -> bool:
+    def compacted(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
         """Whether the topic is a compaction topic, in which offsets without a message are normal."""
 
-    def batched(self, queue: MessageQueue) -> bool:
+    def batched(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
         """Whether brokers do not filter the topic's single messages: of a batch or a compaction topic. True if unknown."""
 
 

@@ -53,6 +53,10 @@ def test_several_problems_stand_in_one_line():
         ("ModuleNotFoundError: No module named 'pyarrow'", "Set PYSPARK_PYTHON"),
         ("x\nTask serialization failed: Illegal size 5 of collection, expected 6\n\tat y", "call register(spark)"),
         (
+            "x\nCaused by: Class is not registered: org.apache.spark.sql.catalyst.util.ArrayBasedMapData\n\tat y",
+            "call register(spark) before the query starts",
+        ),
+        (
             '[UNSUPPORTED_DATA_SOURCE_SAVE_MODE] The data source "rocketmq" cannot be written in the "ErrorIfExists" mode.',
             '.mode("append")',
         ),

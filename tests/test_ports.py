@@ -329,8 +329,8 @@ def test_a_read_asks_a_pull_source(streams: list[str]) -> None:
         on_wire=lambda name: f"ns%{name}",
         keys=lambda: ("me", "hush", None),
         route=lambda topic, deadline: ROUTE,
-        compacted=lambda queue: True,
-        batched=lambda queue: False,
+        compacted=lambda queue, deadline: True,
+        batched=lambda queue, deadline: False,
     )
     puller = Puller(fake, Dialling(), "g", PullSettings())  # type: ignore[arg-type]
     assert b'"topic": "ns%t"' in puller.template(QUEUES[0]).frame(0, 0, 1)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import LONGEST_S, Deadline
 from rocketmq_spark.base.codes import OFFSET_RESET, RETRY_PREFIX, PullSysFlag, Response, SysFlag
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.base.threads import Aside, never_waiting
@@ -66,19 +66,23 @@ class RemotingPulls:
     def route(self, topic: str, deadline: Deadline) -> TopicRoute:
         return self._routes.get(topic, 0.0, deadline.within(self._calls.request_timeout_s))
 
-    def compacted(self, queue: MessageQueue) -> bool:
+    def compacted(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
         why = "Offsets without messages were found, which is right for compaction topics only"
-        found = self._known(lambda soon: self._kinds.attributes(queue.topic, queue.broker_name, soon, YOUNG_S), why)
+        found = self._known(
+            lambda soon: self._kinds.attributes(queue.topic, queue.broker_name, soon, YOUNG_S), why, deadline
+        )
         return is_compacted(found)
 
-    def batched(self, queue: MessageQueue) -> bool:
+    def batched(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
         why = "Brokers do not filter the messages of a batch topic, or of a compaction topic, one by one"
-        return self._known(lambda soon: self._kinds.batched(queue, soon, YOUNG_S), why) or self.compacted(queue)
+        batched = self._known(lambda soon: self._kinds.batched(queue, soon, YOUNG_S), why, deadline)
+        return batched or self.compacted(queue, deadline)
 
-    def _known(self, ask: Callable[[Deadline], T], why: str) -> T:
+    def _known(self, ask: Callable[[Deadline], T], why: str, deadline: Deadline | None) -> T:
         """``why`` becomes the remedy of ``AccessDenied``."""
+        until = deadline or Deadline.after(LONGEST_S)
         try:
-            return self._retry.run(lambda: ask(Deadline.after(self._calls.request_timeout_s)))
+            return self._retry.run(lambda: ask(until.within(self._calls.request_timeout_s)), until)
         except AccessDenied as e:
             e.remedy = f"{why}; to tell what it is, the reader needs Get on the topic's configuration"
             raise

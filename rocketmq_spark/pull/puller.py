@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
 from rocketmq_spark.ports import PullSource
@@ -29,16 +30,20 @@ class Puller:
     settings: PullSettings
     read_from: str = "master"
 
+    def _deadline(self) -> Deadline:
+        """No question takes longer than the read may wait for messages."""
+        return Deadline.after(self.settings.read_deadline_s)
+
     def compacted(self, queue: MessageQueue) -> bool:
         """Whether offsets without a message are right in a queue."""
-        return self.source.compacted(queue)
+        return self.source.compacted(queue, self._deadline())
 
     def batched(self, queue: MessageQueue) -> bool:
         """Whether brokers know nothing of a queue's single messages. While that is unknown, it may be so: a read waits longer
         for its broker than this question does.
         """
         try:
-            return self.source.batched(queue)
+            return self.source.batched(queue, self._deadline())
         except RocketMQError as e:
             if not e.retriable:
                 raise
@@ -54,7 +59,7 @@ class Puller:
         if not filtered or filtered.kind == NO_FILTER.kind:
             return NO_FILTER if filtered and self.batched(queue) else filtered
         try:
-            batched = self.source.batched(queue)
+            batched = self.source.batched(queue, self._deadline())
         except RocketMQError as e:
             if not e.retriable:
                 raise

@@ -8,6 +8,7 @@ Python source has a map of environment variables that all its queries share. Eac
 into the map, on its own thread and without a lock (``PythonStreamingSourceRunner.init``). If two streams start at once, one
 entry may be lost while the map counts it: then no task of that source can be serialized until the driver ends ("Illegal size
 5 of collection, expected 6"). Entries that already exist are only replaced, which is safe. docs/upstream.md has the proof.
+It also has tasks read every batch if Kryo demands to know all classes: see ``source.prefetch``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.spark.tuning import warn_if_workers_differ
+from rocketmq_spark.spark.tuning import READ_BY_TASKS, warn_if_workers_differ
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +79,10 @@ class RocketMQDataSource(DataSource):
             from rocketmq_spark.spark.source.readers import RocketMQStreamReader
 
         # Spark may compare all that a column has with the schema of the rows that it is handed, and Arrow's has no comments.
-        plain = all(field.nullable and not field.metadata for field in schema)
+        may_be_null = ("nullable", "containsNull", "valueContainsNull")
+        plain = not any(f'"{name}":false' in schema.json() for name in may_be_null) and not any(
+            f.metadata for f in schema
+        )
         return RocketMQStreamReader(*self._source("stream source", schema), hands_over=plain)
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
@@ -165,6 +169,8 @@ def _complete_environment(spark: SparkSession) -> None:
     for name, value in _of_a_runner(spark).items():
         if not variables.containsKey(name):
             variables.put(name, value)
+    if spark.sparkContext.getConf().get("spark.kryo.registrationRequired", "false").lower() == "true":
+        variables.put(READ_BY_TASKS, "1")
 
 
 def _of_a_runner(spark: SparkSession) -> dict[str, str]:

@@ -19,6 +19,9 @@ from typing import Any
 # time of a small batch; this one renames through the FileSystem class, as atomic as the file system's rename is.
 _CHECKPOINT_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
+# If this variable of the environment is set, tasks read every batch of a stream: ``source.prefetch``.
+READ_BY_TASKS = "ROCKETMQ_SPARK_READ_BY_TASKS"
+
 
 def low_latency_conf() -> dict[str, Any]:
     """Settings that shorten micro-batches, for ``SparkSession.builder.config(map=...)``.

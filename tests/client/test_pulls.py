@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import BATCH_QUEUE, COMPACTION, Request, Response
+from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.client.calls import Credentials
-from rocketmq_spark.errors import AccessDenied
+from rocketmq_spark.client.pulls import RemotingPulls
+from rocketmq_spark.errors import AccessDenied, CallTimeout
 from rocketmq_spark.model import MessageQueue
 from tests.client.conftest import Parts
-from tests.mockbroker import MockBroker, refuse, topic_config
+from tests.mockbroker import MockBroker, never, refuse, topic_config
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 
@@ -56,6 +59,15 @@ def test_who_may_not_know_is_told_what_for(broker: MockBroker, parts: Parts) -> 
         parts.pulls.compacted(QUEUE)
     with pytest.raises(AccessDenied, match=r"do not filter .* a batch topic"):
         parts.pulls.batched(QUEUE)
+
+
+def test_a_question_ends_with_its_deadline_however_often_it_may_be_asked(broker: MockBroker, parts: Parts) -> None:
+    broker.on(Request.GET_TOPIC_CONFIG, never)
+    pulls = RemotingPulls(parts.calls, parts.routes, parts.kinds, Retry(1, 0.01))
+    for ask in (pulls.batched, pulls.compacted):
+        with pytest.raises(CallTimeout):
+            ask(QUEUE, Deadline.after(0.05))
+    assert len(broker.seen(Request.GET_TOPIC_CONFIG)) == 2
 
 
 def test_routes_are_those_of_now_and_names_those_of_the_wire(broker: MockBroker, parts: Parts) -> None:

@@ -135,6 +135,13 @@ def test_what_is_waited_for_is_told_at_once_and_every_ten_seconds(caplog: pytest
     assert said(caplog) == []
 
 
+def test_a_read_that_waits_for_a_moment_only_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Of the driver, which tries what a task reads then: the time that it names is not that of the option."""
+    patient, _ = patience(1.0)
+    patient.pause(LOST, place)
+    assert said(caplog) == []
+
+
 def test_a_broker_that_says_nothing_is_told_of_after_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
     patient, time = patience(120.0)
     time.advance(9.9)

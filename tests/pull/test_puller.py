@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import AccessDenied, BrokerNotFound, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
@@ -65,8 +66,10 @@ def test_a_reader_has_the_settings_the_filter_and_the_replica(
 class Source:
     def __init__(self, answer: bool | RocketMQError) -> None:
         self.answer = answer
+        self.left_s = 0.0
 
-    def batched(self, queue: MessageQueue) -> bool:
+    def batched(self, queue: MessageQueue, deadline: Deadline) -> bool:
+        self.left_s = deadline.remaining()
         if isinstance(self.answer, RocketMQError):
             raise self.answer
         return self.answer
@@ -79,6 +82,15 @@ class Source:
 def test_a_read_begins_although_nobody_says_what_kind_its_topic_is(answer: bool | RocketMQError, found: bool) -> None:
     """It waits for its broker, longer than that question does."""
     assert replace(PULLER, source=Source(answer)).batched(QUEUE) is found  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wanted", [TAGS, SQL])
+def test_a_question_takes_no_longer_than_its_read_may_wait(wanted: Filter) -> None:
+    """The driver reads for a second what a task reads for two minutes."""
+    source = Source(False)
+    brief = replace(PULLER, source=source, settings=PullSettings(read_deadline_s=1.0))  # type: ignore[arg-type]
+    brief.at_brokers(QUEUE, wanted)
+    assert 0.0 < source.left_s <= 1.0
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from pyspark.serializers import read_int
 from pyspark.sql.pandas.serializers import ArrowStreamSerializer
 from pyspark.sql.streaming import python_streaming_source_runner as runner
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructField, StructType
 
 from rocketmq_spark import Message
 from rocketmq_spark import options as options_table
@@ -21,6 +21,7 @@ from rocketmq_spark.pull.answers import Cause
 from rocketmq_spark.spark.source import prefetch, tasks
 from rocketmq_spark.spark.source.prefetch import MAX_BYTES, MAX_ROWS, Prefetch, may_hand_over
 from rocketmq_spark.spark.source.tasks import RangePartition
+from rocketmq_spark.spark.tuning import READ_BY_TASKS
 from tests.reading import Run, data_source, feed, handed_over, post
 
 QUEUE = MessageQueue("T", "broker-a", 0)
@@ -82,6 +83,22 @@ def test_what_goes_wrong_is_left_to_the_task(reads, what):
     assert driver()([partition(2)]) is None
 
 
+def test_after_tries_that_fail_it_leaves_more_and_more_batches_to_tasks(reads):
+    """A broker that takes longer than the driver waits would cost a second with every batch."""
+    one = driver()
+    reads.of_bytes(10)
+    reads.error = CallTimeout("late")
+    tried = []
+    for _ in range(75):
+        one([partition(1)])
+        tried.append(len(reads.asked))
+    assert [tried.index(n) for n in range(1, 7)] == [0, 2, 6, 14, 30, 62]
+    reads.error = None
+    while one([partition(1)]) is None:
+        assert len(reads.asked) == 6
+    assert one([partition(1)]) == reads.batches
+
+
 def test_it_waits_briefly_and_keeps_little_under_way(reads):
     driver(readDeadline="2m", maxBytesInFlight="64m")([partition(1)])
     assert (reads.asked[0].read_deadline, reads.asked[0].max_bytes_in_flight) == (1.0, MAX_BYTES)
@@ -111,6 +128,11 @@ def test_large_rows_are_left_to_tasks_and_tried_again_when_they_may_be_small_aga
 @pytest.mark.parametrize("version", ["4.1.1", "4.4.0", "5.0.0"])
 def test_a_version_that_was_not_tried_reads_by_tasks(monkeypatch, version):
     monkeypatch.setattr(prefetch.pyspark, "__version__", version)
+    assert not may_hand_over(type("Some", (), {}))
+
+
+def test_it_can_be_switched_off(monkeypatch):
+    monkeypatch.setenv(READ_BY_TASKS, "1")
     assert not may_hand_over(type("Some", (), {}))
 
 
@@ -170,12 +192,21 @@ def test_what_tasks_should_read_is_not_handed_over(rocketmq, topic):
     assert made.plan(made.run.ahead()) == (2, runner.PREFETCHED_RECORDS_NOT_FOUND, [])
 
 
-@pytest.mark.parametrize("given", [{"metadata": {"comment": "c"}}, {"nullable": False}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"metadata": {"comment": "c"}},
+        {"nullable": False},
+        {"name": "keys", "dataType": ArrayType(StringType(), False)},
+        {"name": "properties", "dataType": MapType(StringType(), StringType(), False)},
+    ],
+)
 def test_columns_that_spark_would_not_recognise_are_read_by_tasks(rocketmq, topic, given):
-    """The schema of the rows has no comments, and all of its columns are nullable."""
+    """The schema of the rows has no comments, and all of its columns are nullable, and what is in them."""
     feed(rocketmq, topic, 3)
     made = Runner(rocketmq, subscribe=topic, startingOffsets="earliest")
-    made.run.reader = made.source.streamReader(StructType([StructField("body", BinaryType(), **given)]))
+    column = {"name": "body", "dataType": BinaryType(), **given}
+    made.run.reader = made.source.streamReader(StructType([StructField(**column)]))
     assert made.plan(made.run.ahead()) == (1, runner.PREFETCHED_RECORDS_NOT_FOUND, [])
 
 

@@ -11,6 +11,7 @@ from py4j.protocol import Py4JError
 
 from rocketmq_spark import register
 from tests.fix_spark import ROOT
+from tests.reading import feed
 
 # Any of our own errors shows that Spark reached us; none of these scripts has a broker.
 ASK = """
@@ -150,3 +151,35 @@ def test_11_25_streams_that_start_at_once_put_nothing_into_the_environment_they_
     assert runners < set(seen["before"]["other"])
     assert seen["after"] == seen["before"]
     assert seen["sizes"] == [len(seen["after"]["own"]), len(seen["after"]["other"])]
+
+
+KRYO = """
+    import tempfile
+    from rocketmq_spark import explain, register
+
+    name_server, topic = sys.argv[1:]
+    spark = new_session(
+        spark_serializer="org.apache.spark.serializer.KryoSerializer", **{"spark.kryo.registrationRequired": "true"}
+    )
+
+    def read():
+        found = []
+        frame = spark.readStream.format("rocketmq").options(nameServer=name_server, subscribe=topic, startingOffsets="earliest")
+        writer = frame.load().writeStream.option("checkpointLocation", tempfile.mkdtemp()).trigger(availableNow=True)
+        try:
+            finish(writer.foreachBatch(lambda batch, _: found.extend(row.body.decode() for row in batch.collect())).start())
+        except Exception as e:
+            return explain(e)
+        return sorted(found)
+
+    report([read(), register(spark), read()])
+    spark.stop()
+"""
+
+
+def test_a_kryo_that_must_know_every_class_reads_by_tasks(rocketmq, topic, run_script):
+    """Spark keeps the rows that come with a plan by its serializer, which refuses arrays and maps then."""
+    sent = feed(rocketmq, topic, 5, keys=["k"], properties={"n": "1"})
+    unregistered, _, read = run_script(KRYO, rocketmq.name_server, topic).report
+    assert "call register(spark) before the query starts" in unregistered
+    assert read == sorted(sent)

@@ -42,6 +42,12 @@ _KNOWN = (
         "stream (docs/upstream.md)",
     ),
     (
+        r"Class is not registered: org\.apache\.spark\.sql\.catalyst\.util\.(?:GenericArrayData|ArrayBasedMapData)",
+        "spark.kryo.registrationRequired is set, and Kryo does not know the classes of Spark's arrays and maps; call "
+        "register(spark) before the query starts, or set spark.kryo.classesToRegister to "
+        "org.apache.spark.sql.catalyst.util.GenericArrayData,org.apache.spark.sql.catalyst.util.ArrayBasedMapData",
+    ),
+    (
         r"\[UNSUPPORTED_DATA_SOURCE_SAVE_MODE\].*rocketmq",
         'a topic takes appended rows only. Write with .mode("append"), or with write_rocketmq(df, …), which needs no mode',
     ),
