@@ -302,9 +302,9 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
     """
     check_deletable(tools, group, force)
     # First, for of a group that is gone nobody can say it again.
-    for prefix in (RETRY_PREFIX, DLQ_PREFIX) if topics else ():
+    for topic in _own_topics(tools, group) if topics else ():
         try:
-            tools.admin.delete_topic(prefix + group)
+            tools.admin.delete_topic(topic)
         except RouteNotFound:
             continue
     # Brokers before 5.0 have the other name for the same.
@@ -315,6 +315,19 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
     }
     for _ in ask_each(tools, asked, (Response.SUCCESS,), change=True):
         pass
+
+
+def _own_topics(tools: AdminTools, group: str) -> list[str]:
+    """Topics of retries and dead letters that a group may have.
+
+    A group that pops has a retry topic for each of its topics, named as ``KeyBuilder.buildPopRetryTopic`` does. Another group's
+    retries may have that name, too, and stay.
+    """
+    own, on_wire = RETRY_PREFIX + group, tools.calls.on_wire
+    topics = [topic for topic in tools.admin.consumed_topics(group) if not topic.startswith(RETRY_PREFIX)]
+    of_pops = {on_wire(own) + separator + on_wire(topic) for topic in topics for separator in "+_"}
+    others = {on_wire(RETRY_PREFIX + other) for other in names(tools)} if of_pops else set()
+    return [own, DLQ_PREFIX + group, *sorted(of_pops - others)]
 
 
 def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
