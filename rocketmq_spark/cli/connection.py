@@ -97,7 +97,7 @@ class Target:
 
     def settings(self) -> dict[str, Any]:
         """What was given, with a name server in any case."""
-        if any(value and name.replace("_", "").lower() == "nameserver" for name, value in self.given.items()):
+        if any(value and _field(name) == "name_server" for name, value in self.given.items()):
             return self.given
         from rocketmq_spark.cli import background
 
@@ -142,15 +142,21 @@ def _merged(ctx: click.Context, options: dict[str, Any], more: Mapping[str, str]
 
     Raises ``OptionError`` for one that the command line gives twice.
     """
-    spelt = {name.replace("_", ""): name for name in _NAMES}
     of_line = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     merged = {name: value for name, value in options.items() if name in of_line}
     for name, value in more.items():
-        field_name = spelt.get(name.replace("_", "").lower(), name)
-        if field_name in merged:
+        if _field(name) in merged:
             raise OptionError(f"option {name!r} is given twice", remedy="Omit one of them")
-        merged[field_name] = value
+        merged[_field(name)] = value
     return {**options, **merged}
+
+
+def _field(name: str) -> str:
+    """The one name of an option that has several spellings; an unknown one as it is."""
+    from rocketmq_spark import options
+
+    spelt = {known.lower(): row.field for row in options.TABLE for known in (row.name, row.field, *row.aliases)}
+    return spelt.get(name.lower(), name)
 
 
 def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

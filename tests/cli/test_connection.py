@@ -99,7 +99,7 @@ def test_a_name_server_in_either_spelling_is_one(no_broker):
     assert Target({"nameServer": "h:1"}).options().name_server == ("h:1",)
 
 
-@pytest.mark.parametrize("name", ["nameServer", "name_server", "NAMESERVER"])
+@pytest.mark.parametrize("name", ["nameServer", "name_server", "NAMESERVER", "namesrvAddr"])
 def test_an_option_is_the_same_in_either_spelling(no_broker, name):
     """-o nameServer was refused as given twice, by a variable too, or overridden without a word by its spelling."""
     assert "(('h:2',)" in shown("-o", f"{name}=h:2")
