@@ -301,10 +301,10 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
     Mirrors ``DeleteSubscriptionGroupCommand``, which always deletes the topics, and offsets with ``-r true``.
     """
     check_deletable(tools, group, force)
-    # First, because after the deletion the topics cannot be found.
-    for prefix in (RETRY_PREFIX, DLQ_PREFIX) if topics else ():
+    # First, because after the deletion of the group its topics cannot be found.
+    for topic in _own_topics(tools, group) if topics else ():
         try:
-            tools.admin.delete_topic(prefix + group)
+            tools.admin.delete_topic(topic)
         except RouteNotFound:
             continue
     # Brokers before 5.0 use the other name for the same field.
@@ -315,6 +315,19 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
     }
     for _ in ask_each(tools, asked, (Response.SUCCESS,), change=True):
         pass
+
+
+def _own_topics(tools: AdminTools, group: str) -> list[str]:
+    """Topics of retries and dead letters that a group may have.
+
+    A group that pops has a retry topic for each of its topics, named as ``KeyBuilder.buildPopRetryTopic`` does. Another group's
+    retries may have that name, too, and stay.
+    """
+    own, on_wire = RETRY_PREFIX + group, tools.calls.on_wire
+    topics = [topic for topic in tools.admin.consumed_topics(group) if not topic.startswith(RETRY_PREFIX)]
+    of_pops = {on_wire(own) + separator + on_wire(topic) for topic in topics for separator in "+_"}
+    others = {on_wire(RETRY_PREFIX + other) for other in names(tools)} if of_pops else set()
+    return [own, DLQ_PREFIX + group, *sorted(of_pops - others)]
 
 
 def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:

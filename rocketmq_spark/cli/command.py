@@ -74,7 +74,7 @@ class Suggesting(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         known = self.list_commands(ctx)
-        if args and args[0] not in known and not args[0].startswith("-"):
+        if args and args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
             near = difflib.get_close_matches(args[0], known, n=2, cutoff=0.5)
             close = [difflib.SequenceMatcher(None, args[0], name).ratio() for name in near]
             near = [name for name, ratio in zip(near, close, strict=True) if ratio > 0.75 * close[0]]
@@ -92,7 +92,7 @@ class CliGroup(Suggesting):
 def confirm(what: str, yes: bool) -> None:
     """Go on if the user says so, by ``--yes`` or on a terminal."""
     if not yes:
-        if not sys.stdin.isatty():
+        if sys.stdin is None or not sys.stdin.isatty():  # None: it is closed
             raise click.UsageError(f"{what}. There is no terminal to ask on: give --yes")
         click.confirm(f"{what}?", abort=True, err=True)
 

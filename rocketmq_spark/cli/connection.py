@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.errors import OptionError
@@ -96,7 +97,7 @@ class Target:
 
     def settings(self) -> dict[str, Any]:
         """What was given, with a name server in any case."""
-        if self.given.get("name_server"):
+        if any(value and _field(name) == "name_server" for name, value in self.given.items()):
             return self.given
         from rocketmq_spark.cli import background
 
@@ -127,12 +128,35 @@ def connected(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def run(*args: Any, option: dict[str, str], **kwargs: Any) -> None:
-        options = {name: kwargs.pop(name) for name in _NAMES}
-        target = Target({**{n: v for n, v in options.items() if v}, **option})
-        target.say_environment(click.get_current_context().obj)
+        ctx = click.get_current_context()
+        options = {name: value for name in _NAMES if (value := kwargs.pop(name))}
+        target = Target(_merged(ctx, options, option))
+        target.say_environment(ctx.obj)
         function(*args, target=target, **kwargs)
 
     return functools.reduce(lambda decorated, add: add(decorated), reversed(_OPTIONS), run)
+
+
+def _merged(ctx: click.Context, options: dict[str, Any], more: Mapping[str, str]) -> dict[str, Any]:
+    """The options of a command with those of ``-o``, which override variables. Either spelling of a name is the same option.
+
+    Raises ``OptionError`` for one that the command line gives twice.
+    """
+    of_line = {name for name in options if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    merged = {name: value for name, value in options.items() if name in of_line}
+    for name, value in more.items():
+        if _field(name) in merged:
+            raise OptionError(f"option {name!r} is given twice", remedy="Omit one of them")
+        merged[_field(name)] = value
+    return {**options, **merged}
+
+
+def _field(name: str) -> str:
+    """The one name of an option that has several spellings; an unknown one as it is."""
+    from rocketmq_spark import options
+
+    spelt = {known.lower(): row.field for row in options.TABLE for known in (row.name, row.field, *row.aliases)}
+    return spelt.get(name.lower(), name)
 
 
 def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

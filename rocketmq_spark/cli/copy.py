@@ -250,7 +250,17 @@ def _place(target: Target, topic: str) -> set[Place]:
 def _destination(target: Target, how: dict[str, Any]) -> Target:
     """Where the copies go: to the cluster of the source, by the options of it that a producer has, or to another one. Both in
     the environment of the source, for environments share the queues of the destination, too; ``environment=`` is none.
+
+    Raises ``OptionError`` where what is read with TLS would be sent in plain text without a word.
     """
+    from rocketmq_spark import options
+
+    more = {_plain(name) for name in how["to_options"]}
+    if how["to_name_server"] is not None and "tls" not in more and options.parse(target.given).tls:
+        raise OptionError(
+            "the source is read with TLS, and --to-name-server says nothing of the destination",
+            remedy="Add --to-option tls=true, or tls=false to send in plain text",
+        )
     given = {_plain(name): (name, value) for name, value in target.only("producer").given.items()}
     if how["to_name_server"] is not None:
         inside = {key: given[key] for key in ENVIRONMENT if key in given}

@@ -55,6 +55,8 @@ def list_groups(output: Output, target: Target) -> None:
 def describe(output: Output, target: Target, name: str) -> None:
     """Show the members, subscriptions and lag of a consumer group.
 
+    Members that consume over gRPC are not shown: only their Proxy knows them.
+
     --json prints one object: group, members, consumeType, messageModel, subscriptions, settings (of each broker), lag, behindMs
     and queues.
     """
@@ -131,13 +133,17 @@ def _queues(there: GroupDescription) -> list[dict[str, object]]:
 
 @group.command()
 @click.argument("name")
-@click.option("--topics", is_flag=True, help="Also delete its retry topic and dead-letter topic, with their messages.")
+@click.option("--topics", is_flag=True, help="Also delete its retry topics and dead-letter topic, with their messages.")
 @click.option("--force", is_flag=True, help="Delete it although it has members.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @connected
 @click.pass_obj
 def delete(output: Output, /, target: Target, name: str, topics: bool, force: bool, yes: bool) -> None:
-    """Delete the settings and the offsets of a consumer group. Stop its members first."""
+    """Delete the settings and the offsets of a consumer group. Stop its members first.
+
+    It fails while the group has members, but brokers do not know those that consume over gRPC: after a deletion these may get
+    all messages again.
+    """
     from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.positions import own_group
 

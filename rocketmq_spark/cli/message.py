@@ -198,11 +198,13 @@ def _check_environment(target: Target, group: str) -> None:
 def _sent(producer: BaseProducer, letter: ReceivedMessage) -> str | RocketMQError:
     """Sends a letter again, to the queue of its sharding key if it has one; its new id, or why it is refused for good."""
     from rocketmq_spark.base.codes import Property
-    from rocketmq_spark.errors import RocketMQError
+    from rocketmq_spark.errors import RocketMQError, RouteNotFound
 
     key = letter.properties.get(Property.SHARDING_KEY)
     try:
         return producer.send(_copy(letter), selector="hash" if key else None, arg=key or None).msg_id
+    except RouteNotFound as e:  # no queue of its topic is writable: others may be
+        return e
     except RocketMQError as e:
         if e.retriable:
             raise

@@ -23,6 +23,7 @@ from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import SendingCommand
 from rocketmq_spark.cli.connection import Target, connected, pairs
 from rocketmq_spark.cli.output import Output
+from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import Message
 
 if TYPE_CHECKING:
@@ -152,6 +153,8 @@ def produce(
 
     if rate is not None and file is not None:
         raise click.UsageError("--rate generates its messages: omit --file")
+    if rate is None and file is None and sys.stdin is None:
+        raise OptionError("standard input is closed", remedy="Give lines on it, or use --file")
     _check_topic(target, topic)
     report = _Report(output, topic)
     with target.producer() as producer:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 import signal
 import time
 from collections.abc import Sequence
@@ -113,8 +114,8 @@ def export(output: Output, folder: Path) -> None:
 def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: float) -> None:
     """Send all records of FOLDER now, even those that are not due.
 
-    Records that fail are kept, and retried on their usual schedule. A record of several messages counts as one. Folders that
-    another process uses are reported and not sent; the others are sent.
+    Records that fail are kept, and retried on their usual schedule; the exit code is 1 then. A record of several messages counts
+    as one. Folders that another process uses are reported and not sent; the others are sent.
     """
     from rocketmq_spark import options
     from rocketmq_spark.queues.environment import by_position, position_problem
@@ -127,6 +128,7 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
     for path in _paths(folder):
         try:
             one = spools.drainer(path, parsed)
+            dead_before = 0 if dead else one.store.totals.dead
             try:
                 left = one.send_all(timeout_s, dead)
             finally:
@@ -136,6 +138,13 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
             continue
         row = {"path": str(path), "sent": delivered, "left": left, "dead": one.store.totals.dead}
         output.item(row, f"{path}: {delivered} sent, {left} left, {row['dead']} dead")
+        if unsent := left + max(0, one.store.totals.dead - dead_before):
+            failed.append(
+                SpoolError(
+                    f"{unsent} records of {path} were not sent, and are kept",
+                    remedy=f"See why: rocketmq-spark spool show {shlex.quote(str(path))} --records",
+                )
+            )
     _raise(output, failed)
 
 

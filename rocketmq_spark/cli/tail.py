@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import signal
+import sys
 import time
 from collections.abc import Callable
 from itertools import islice
@@ -20,7 +21,7 @@ from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import TIMES, CliCommand, SendingCommand, start_or_time, time_ms
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Json, Output, shown
-from rocketmq_spark.errors import OffsetError
+from rocketmq_spark.errors import OffsetError, OptionError
 
 if TYPE_CHECKING:
     from rocketmq_spark.cli.reading import TopicReader
@@ -61,7 +62,7 @@ def _begin(ctx: click.Context, param: click.Parameter, value: str | None) -> Pla
         return text or None
     if text.startswith("{"):
         return _by_queue(ctx, param, text)
-    if text.isdigit():
+    if text.isdecimal():
         return int(text)
     try:
         return StoredAt(time_ms(text))
@@ -281,6 +282,8 @@ def consume(output: Output, /, target: Target, topic: str, idle_s: float | None,
     least once: if the command is killed, the last lines may come again. Lines that the reader of a pipe did not read are not
     printed again; use --count instead of `| head`.
     """
+    if sys.stdout is None:
+        raise OptionError("standard output is closed: messages would be consumed and printed nowhere")
     lines, left, stop = Json(), how["count"], Latch()
     with subscribed(target, topic, how) as consumer, on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
         last_s = time.monotonic()

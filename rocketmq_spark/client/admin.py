@@ -138,7 +138,7 @@ class BaseAdmin(Closing):
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and its data, on masters, then on slaves, then on name servers. Absent topics raise ``RouteNotFound``;
-        a slave's error is raised when all the others are done.
+        an error of a slave or a name server is raised when all the others are done.
 
         A slave drops the topic with its master, but not the index, which a topic of the same name would inherit there
         (DeleteTopicSubCommand asks both kinds, too).
@@ -159,7 +159,12 @@ class BaseAdmin(Closing):
                     delete(name, address)
                 except RocketMQError as e:
                     failed.append(e)
-        self.name_servers.ask_each(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=on_wire))
+        try:
+            self.name_servers.ask_each(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=on_wire))
+        except RocketMQError as e:
+            said = f"Topic {topic} is deleted on all masters, but this name server may show it"
+            e.remedy = f"{said}. {e.remedy}" if e.remedy else said
+            failed.append(e)
         self.routes.forget(topic)
         if failed:
             raise failed[0]

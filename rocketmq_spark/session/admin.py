@@ -32,7 +32,7 @@ class GroupAdmin(AdminBase):
         """Return settings, members, subscriptions and lag of a group (``mqadmin consumerProgress``, ``consumerConnection``).
 
         Args:
-            group: The consumer group.
+            group: The consumer group. Members that consume over gRPC are not known to brokers, and left out.
 
         Raises:
             GroupNotFound: No broker knows the group. The error names similar groups.
@@ -62,7 +62,7 @@ class GroupAdmin(AdminBase):
 
         Raises:
             GroupNotFound: No broker knows the group.
-            OffsetError: The group has members, and ``force`` is not set.
+            OffsetError: The group has members, and ``force`` is not set. Brokers do not know members that consume over gRPC.
         """
         groups.delete(self._tools, self._own(group), topics, force)
 

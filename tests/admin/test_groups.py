@@ -191,6 +191,22 @@ def test_topics_are_deleted_on_request(broker: MockBroker, group: Parts) -> None
     assert len(broker.seen(DELETE)) == 2, "the group is there to say it again"
 
 
+def test_retries_of_pops_are_deleted_with_the_others(broker: MockBroker, group: Parts) -> None:
+    """A group that pops has a retry topic for each of its topics. A group made again would get what they have."""
+    for code in (Request.DELETE_TOPIC_IN_BROKER, Request.DELETE_TOPIC_IN_NAMESRV, DELETE):
+        broker.on(code, ok())
+    there = route(1, {"broker-a": broker.address})
+    broker.on(Request.GET_ROUTEINFO_BY_TOPIC, lambda call: NO_ROUTE if "+" in call.ext("topic") else there)
+    groups.delete(group, "g", topics=True)
+    deleted = [command.ext["topic"] for command in broker.seen(Request.DELETE_TOPIC_IN_BROKER)]
+    assert deleted == ["%RETRY%g", "%DLQ%g", "%RETRY%g_t"]
+    # Another group's own retries may have the same name.
+    both = {name: {"groupName": name} for name in ("g", "g_t")}
+    broker.on(SETTINGS, body(subscriptionGroupTable=both))
+    groups.delete(group, "g", topics=True)
+    assert [command.ext["topic"] for command in broker.seen(Request.DELETE_TOPIC_IN_BROKER)][3:] == deleted[:2]
+
+
 def test_a_group_is_not_deleted_while_a_master_is_away_that_keeps_it(broker: MockBroker, group: Parts) -> None:
     table = {"broker-a": {"0": broker.address}, "broker-b": {"1": "127.0.0.1:1"}}
     there = {name: {"brokerName": name, "cluster": "c", "brokerAddrs": at} for name, at in table.items()}

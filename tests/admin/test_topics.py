@@ -217,6 +217,17 @@ def test_who_has_it_already_is_said_where_one_refuses(kept: Kept, tools: Parts) 
     assert fault.value.remedy is None
 
 
+def test_a_name_server_that_is_away_is_said_to_have_a_deleted_topic(kept: Kept, tools: Parts) -> None:
+    """It was an error that did not say that the topic is deleted."""
+    for server in kept.servers.values():
+        server.on(Request.DELETE_TOPIC_IN_BROKER, ok())
+    kept.servers["broker-a"].on(Request.DELETE_TOPIC_IN_NAMESRV, ok())
+    tools.admin.name_servers.addresses = [*tools.admin.name_servers.addresses, "127.0.0.1:1"]
+    with pytest.raises(ConnectionLost, match="cannot connect") as caught:
+        topics.delete(tools, "t")
+    assert caught.value.remedy == "Topic t is deleted on all masters, but this name server may show it"
+
+
 def test_who_has_it_already_is_said_after_ctrl_c(kept: Kept, tools: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     ask = Calls.ask
 

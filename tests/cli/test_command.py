@@ -5,7 +5,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from rocketmq_spark.cli.command import CliCommand, time_ms
+from rocketmq_spark.cli.command import CliCommand, app, confirm, time_ms
 from rocketmq_spark.errors import OptionError
 from tests.cli.conftest import COMMAND
 
@@ -99,3 +99,31 @@ def test_a_reader_that_leaves_is_no_failure_of_who_only_reads(rocketmq, topic, r
 def test_a_duration_that_reaches_behind_1970_begins_there():
     """Brokers fail at numbers that they cannot hold."""
     assert time_ms("999999999999d") == 0
+
+
+def test_no_input_is_no_terminal(monkeypatch):
+    """As where it was closed (<&-): it was an unexpected error."""
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(click.UsageError, match="There is no terminal to ask on: give --yes"):
+        confirm("Delete it", False)
+
+
+def test_the_completion_after_a_misspelt_command_is_no_stack_trace():
+    how = {"_ROCKETMQ_SPARK_COMPLETE": "bash_complete", "COMP_WORDS": "rocketmq-spark tpoic l", "COMP_CWORD": "2"}
+    done = CliRunner(env=how).invoke(app, prog_name="rocketmq-spark", complete_var="_ROCKETMQ_SPARK_COMPLETE")
+    assert (done.exit_code, done.output) == (0, "plain,lag\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "closed", "told"),
+    [
+        (("consume", "t", "--group", "g"), ">&-", "standard output is closed: messages would be consumed and"),
+        (("produce", "t"), "<&-", "standard input is closed. Give lines on it, or use --file"),
+    ],
+)
+def test_a_closed_stream_is_said_before_a_message_is_consumed_or_sent(words, closed, told):
+    """Messages were consumed and printed nowhere, with exit code 0."""
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *COMMAND, *words, *NOWHERE[2:]]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert told in done.stderr

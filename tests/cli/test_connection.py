@@ -92,3 +92,21 @@ def test_pairs():
     for bad in ("a", "=b"):
         with pytest.raises(click.BadParameter, match="NAME=VALUE"):
             pairs(None, None, (bad,))
+
+
+def test_a_name_server_in_either_spelling_is_one(no_broker):
+    """copy --to-option nameServer=… was said to be none."""
+    assert Target({"nameServer": "h:1"}).options().name_server == ("h:1",)
+
+
+@pytest.mark.parametrize("name", ["nameServer", "name_server", "NAMESERVER", "namesrvAddr"])
+def test_an_option_is_the_same_in_either_spelling(no_broker, name):
+    """-o nameServer was refused as given twice, by a variable too, or overridden without a word by its spelling."""
+    assert "(('h:2',)" in shown("-o", f"{name}=h:2")
+    assert "(('h:2',)" in shown("-o", f"{name}=h:2", ROCKETMQ_NAMESRV="h:1")
+    with pytest.raises(OptionError, match=f"option '{name}' is given twice"):
+        shown("--name-server", "h:1", "-o", f"{name}=h:2")
+    with pytest.raises(OptionError, match="is given twice"):
+        shown("-o", "NameServer=h:1", "-o", f"{name}=h:2")
+    with pytest.raises(OptionError, match="option 'tls' is given twice"):
+        shown("--name-server", "h:1", "--tls", "-o", "tls=false")

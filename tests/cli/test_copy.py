@@ -18,7 +18,7 @@ from rocketmq_spark import Admin, Message, Producer
 from rocketmq_spark.cli import copy as copying
 from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.copy import Copier, chunks, copy_of
-from rocketmq_spark.errors import DecodeError, MessageIllegal, OffsetError, SendFailed
+from rocketmq_spark.errors import DecodeError, MessageIllegal, OffsetError, OptionError, SendFailed
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage
 from rocketmq_spark.queues.selection import by_hash
 from rocketmq_spark.wire.messages import decode_messages
@@ -239,7 +239,7 @@ THERE = {"name_server": "there:9876"}
     [
         (OWN, None, {}, {"name_server": "here:9876", **OWN}),
         (OWN, "there:9876", {}, {**THERE, **OWN}),
-        ({"accessKey": "k", "tls": "true"}, "there:9876", {}, THERE),
+        ({"accessKey": "k", "requestTimeout": "9s"}, "there:9876", {}, THERE),
         ({"environment": "dev", "environment_mode": "suffix"}, "there:9876", {"environmentMode": "queues"},
          {**THERE, "environment": "dev", "environmentMode": "queues"}),
         (OWN, "there:9876", {"environment": "prod", "tls": "true"},
@@ -254,6 +254,17 @@ def test_copies_stay_in_the_environment(
     """Others share the queues of the destination."""
     how = {"to_name_server": to_name_server, "to_options": to_options}
     assert copying._destination(Target({"name_server": "here:9876", **given}), how).given == destination
+
+
+@pytest.mark.parametrize("tls", ["tls", "TLS"])
+def test_what_is_read_with_tls_is_not_sent_in_plain_text_without_a_word(tls: str) -> None:
+    here = Target({"name_server": "here:9876", tls: "true"})
+    with pytest.raises(OptionError, match=r"read with TLS.*--to-option tls=true, or tls=false to send in plain text"):
+        copying._destination(here, {"to_name_server": "there:9876", "to_options": {}})
+    for said in ("true", "false"):
+        to = copying._destination(here, {"to_name_server": "there:9876", "to_options": {"tls": said}})
+        assert to.given == {"name_server": "there:9876", "tls": said}
+    assert copying._destination(here, {"to_name_server": None, "to_options": {}}).given[tls] == "true"
 
 
 QUEUE = MessageQueue("src", "broker-a", 0)

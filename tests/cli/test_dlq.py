@@ -19,7 +19,7 @@ from rocketmq_spark.cli import message
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.message import DeadLetterFilter, _copy
 from rocketmq_spark.client.admin import BaseAdmin
-from rocketmq_spark.errors import AccessDenied
+from rocketmq_spark.errors import AccessDenied, CallTimeout, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
 from rocketmq_spark.options import parse
@@ -174,6 +174,19 @@ def test_a_letter_goes_to_the_queue_of_its_sharding_key(rocketmq: LocalBroker, t
     (again,) = (one for one in stored_now(rocketmq, topic) if one.body == MESSAGE.body)
     assert again.queue_id == first.queue.queue_id
     assert again.properties["__SHARDINGKEY"] == "k"
+
+
+def test_a_topic_that_is_not_writable_is_of_its_letters_alone() -> None:
+    """It ended the command each time, and letters of other topics behind it were never sent."""
+    errors = iter([RouteNotFound("no queue of the topic is writable"), CallTimeout("no answer in time")])
+
+    def send(*given: object, **how: object) -> None:
+        raise next(errors)
+
+    producer: Any = SimpleNamespace(send=send)
+    assert isinstance(message._sent(producer, MESSAGE), RouteNotFound)
+    with pytest.raises(CallTimeout):
+        message._sent(producer, MESSAGE)
 
 
 def test_two_letters_of_one_id_and_other_topics_are_two(monkeypatch: pytest.MonkeyPatch) -> None:

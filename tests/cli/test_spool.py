@@ -14,7 +14,7 @@ from rocketmq_spark import Producer
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.spool.records import LOST_OWNER, Dead, Record
-from rocketmq_spark.spool.spool import record_of
+from rocketmq_spark.spool.spool import SendSpool, record_of
 from rocketmq_spark.spool.store import Store
 from tests.cli.conftest import documents
 from tests.helpers import stored
@@ -74,6 +74,30 @@ def test_what_one_cluster_was_to_get_is_not_sent_to_another_unless_it_is_assigne
     assert told["before"] == "the cluster of 127.0.0.1:1"
     assert run("spool", "send", str(folder)).exit_code == 0
     assert len(stored(rocketmq, topic, 3)) == 3
+
+
+@pytest.mark.parametrize("outcome", ["left", "dead"])
+def test_send_fails_where_records_are_not_sent(
+    run: Run, folder: Path, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who deletes the folder after it, as all was sent, would lose them."""
+    assert run("spool", "assign", str(folder)).exit_code == 0
+    not_sent: Callable[..., int] = _given_up if outcome == "dead" else lambda spool, *_: len(spool.store)
+    monkeypatch.setattr(SendSpool, "send_all", not_sent)
+    monkeypatch.setattr(SendSpool, "finish", lambda spool: spool.store.close() or 0)
+    done = run("spool", "send", str(folder), "--json")
+    (told,) = documents(done.stdout)
+    assert (told["sent"], told["left"], told["dead"]) == ((0, 3, 1) if outcome == "left" else (0, 0, 4))
+    assert done.exit_code == 1
+    assert f"3 records of {folder} were not sent" in " ".join(done.stderr.split())
+    assert "spool show" in done.stderr
+
+
+def _given_up(spool: SendSpool, timeout_s: float, dead: bool) -> int:
+    """As where brokers reject them for good."""
+    while works := spool.store.take(2**62, 10):
+        spool.store.settle([(work, Dead("no permission")) for work in works], 1)
+    return len(spool.store)
 
 
 def test_a_delay_folder_whose_owner_damage_took_is_assigned_by_the_name_of_its_group(run: Run, tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ def test_json(run, filled):
     "arguments",
     [
         ["--from", "yesterday"],
+        ["--from", "²"],
         ["--from", "@x"],
         ["--from", "@" + "9" * 19],
         ["--from", "9" * 400 + "h"],
