@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -265,3 +266,31 @@ def test_queues_have_begun_when_start_returns(group: GroupBench, tmp_path: Any) 
         assert group.bodies() == [b"new"]
         consumer.stop()
         group.got.clear()
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["listener", "pull"])
+def test_a_lock_is_asked_for_although_the_thread_that_needs_it_stands_still(group: GroupBench, waits: bool) -> None:
+    """A listener that keeps the interpreter, or a machine that stops: the question is due before the next line runs."""
+    group.brokers.topics["T"] = [B]  # no other queue asks for this one, too
+    consumer, _ = group.start(ordered=True)
+    group.time.advance(22)
+    group.workers[0].held = True
+    group.brokers.send(B, *[b"1"] * waits)
+    group.time.advance(0.1)
+    locks = consumer._running._locks  # type: ignore[union-attr]
+    later, still = locks.later, [0.5]
+
+    def stands_still(seconds: float, call: Callable[[], None]) -> None:
+        later(seconds, call)
+        if still:
+            group.time.advance(still.pop())
+
+    locks.later = stands_still  # type: ignore[method-assign]
+    restart(group)
+    group.workers[0].let_go()
+    group.time.advance(5)
+    assert still == []
+    assert group.brokers.locks == {B: "m1"}
+    group.brokers.send(B, b"2")
+    group.time.advance(60)
+    assert group.bodies() == [b"1"] * waits + [b"2"]

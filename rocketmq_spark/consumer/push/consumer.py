@@ -80,7 +80,7 @@ class BaseConsumer(Closing):
         """Join the group and call ``listener(messages, context)`` on background threads.
 
         Returns when the first queues have begun, so that messages sent later are not skipped. A broker that does not answer
-        delays this by 3 s at most. Over gRPC it returns at once.
+        delays this by 6 s at most. Over gRPC it returns at once.
 
         If the listener returns None, the messages are done. If it returns ``context.retry()`` or another value, or raises,
         the messages are sent back and delivered again later; with option ``model`` broadcasting they are dropped, with a warning

@@ -104,9 +104,8 @@ class Orderly:
         with self._held.lock:
             if queue in self._asking or queue in self._refused:
                 return
-        self.locks.later(RELOCK_S, self._lock_again)
-        with self._held.lock:
             self._asking.add(queue)
+        self.locks.later(RELOCK_S, self._lock_again)  # not before: it may run at once
 
     def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
         """Schedule the task of ``queue``, which consumes it until it is empty."""
@@ -156,10 +155,10 @@ class Orderly:
         began_ms = self._timer.now_ms()
         while True:
             if not self.ready(queue) and not queue.dropped:
-                self.locks.later(RELOCK_S, self._lock_again)
                 with self._held.lock:
                     self._unlocked.append(queue)
                     self._asking.add(queue)
+                self.locks.later(RELOCK_S, self._lock_again)  # not before: nothing else would have this task go on
                 return
             if self._timer.now_ms() - began_ms > MAX_TURN_MS:
                 self._again(queue, LOCKED_S)
