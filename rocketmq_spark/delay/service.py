@@ -32,14 +32,14 @@ logger = logging.getLogger(__name__)
 
 # As many messages are stored by one write, and as often positions are committed.
 PAGE, TELL_S, POLL_S = 2000, 0.5, 0.2
-# After a commit failed.
-AGAIN_S = 5.0
+GATHER_S = 0.02  # after the first message of a turn: each turn asks the broker of every queue that has messages
+AGAIN_S = 5.0  # after a commit failed
 # So long the last node of a queue has to hear that it is another's now, and to say how far it came.
 HAND_OVER_S = 2.0
 # After so long without a queue there is none for this node.
 JOIN_S = 30.0
 PAUSE_S = 0.5
-# So long a node that begins with a queue sends nothing before it has read what is there: it may be taken back in there.
+# So long a node that begins with a queue sends nothing before it has read all of it, which may cancel messages.
 CATCH_UP_S = 60.0
 # As often it is looked whether queues have the messages that were read.
 LOOK_S = 5.0
@@ -121,8 +121,7 @@ class DelayService:
 
     def _take_turn(self) -> None:
         if self._damages != self._store.damages:
-            # What it lost lies in the topic still: it is read from the oldest that is not done on. Notes may have been
-            # written between the damage and this look.
+            # What it lost is still in the topic, and is read again. Notes may have been written since the damage.
             self._store.add([], {note_of(queue): b"" for queue in noted(self._store.notes())})
             self._damages = self._store.damages
             self._begin_again(self._seen)
@@ -332,7 +331,8 @@ class DelayService:
 
     def _poll(self) -> list[ReceivedMessage]:
         polled = self._reader.poll(POLL_S)
-        while polled and len(polled) < PAGE and (more := self._reader.poll(0)):
+        gathering = Deadline.after(GATHER_S)
+        while polled and len(polled) < PAGE and (more := self._reader.poll(gathering.remaining())):
             polled += more
         return polled
 
