@@ -21,6 +21,7 @@ from typing import NamedTuple
 import click
 import pytest
 
+from docs import draw_pictures
 from rocketmq_spark import options
 from rocketmq_spark.cli.command import app
 from tests.test_house import ROOT
@@ -194,3 +195,21 @@ def test_options_of_a_block_are_options(block: Block) -> None:
     """All of one block are ours, or Spark's own that every source is handed; Kafka's stand in blocks that say so."""
     if 'format("kafka")' not in block.text:
         assert [name for name in re.findall(r'\.option\("([^"]+)"', block.text) if name.lower() not in OPTIONS] == []
+
+
+def test_pictures_show_the_figures_of_the_page():
+    rate, parts = draw_pictures.figures("Reads, 100 B, broker with stock limits", "Spark batch read, all columns")
+    assert f"| {rate:g} |" in (ROOT / "docs" / "performance.md").read_text("utf-8")
+    reads, _ = draw_pictures.cost().axes
+    assert reads.texts[0].get_text() == f"{rate:,.0f} k/s"
+    assert sum(
+        bar.get_width() for bar in reads.patches if abs(bar.get_y() + bar.get_height() / 2) < 0.01
+    ) == pytest.approx(sum(parts))
+
+
+@pytest.mark.parametrize("name", ["architecture", "exactly_once", "cost"])
+def test_pictures_are_drawn_by_code_and_on_a_page(name: str):
+    file = f"{name.replace('_', '-')}.png"
+    assert (ROOT / "docs" / "pictures" / file).exists()
+    assert any(f"pictures/{file})" in page.read_text("utf-8") for page in PAGES)
+    assert getattr(draw_pictures, name)().axes
