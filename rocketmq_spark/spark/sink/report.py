@@ -139,7 +139,7 @@ class Tally:
         self._brokers: dict[str, list[int]] = {}
 
     def acknowledged(self, broker: str, rows: int, size: int, retries: int = 0, failed: Iterable[str] = ()) -> None:
-        """Count a batch that ``broker`` has stored. ``failed`` are the brokers of failed attempts, with "" for none."""
+        """Count a batch that ``broker`` has stored. ``failed`` are the brokers of its failed attempts."""
         self._rows += rows
         self._bytes += size
         self._batches += 1
