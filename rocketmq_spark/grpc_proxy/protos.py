@@ -205,7 +205,7 @@ _REMEDIES: dict[int, str] = {
 _TRUST = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "Peer name", "certificate verify failed")
 _NO_TLS = ("WRONG_VERSION_NUMBER", "wrong version number")
 _GROWN = "message body size exceeded"  # for a batch; a retry would fail, too
-_ILLEGAL = ("the message is illegal", "timer message illegal")  # texts of brokers, with a Proxy's code for internal errors
+_ILLEGAL = ("the message is illegal", "timer message illegal")  # texts of brokers, with a Proxy's internal error code
 # For a topic that a Proxy does not know, or cannot request from brokers; for one whose masters are down, or without the
 # permission.
 _UNTYPED, _NO_QUEUE = "the expected type is UNSPECIFIED", ("no writable queue", "no readable queue")
