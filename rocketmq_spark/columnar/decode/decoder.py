@@ -40,8 +40,7 @@ _COMPRESSED = int(codes.SysFlag.COMPRESSED)
 
 @dataclass(slots=True)
 class UnpackedPart:
-    """Bodies of the rows from ``begin`` on. A body that cannot be decompressed is None, with the reason by its index in the part.
-    """
+    """Bodies of the rows from ``begin`` on. A body that cannot be decompressed is None, with the reason by its index."""
 
     begin: int
     bodies: list[bytes | None] = field(default_factory=list)
