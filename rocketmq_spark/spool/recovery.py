@@ -191,10 +191,9 @@ _NAMED = 20
 def repair(db: Database, salvaged: Salvaged | None = None) -> None:
     """Repair the records of a store that lost data; ``salvaged`` is the result of the database's repair.
 
-    A record without a due time becomes due at its original due time, or now if it does not contain one. Due times and places in
-    lanes without a record are dropped, and the log reports them. A record that does not match its checksum stays, and becomes a
-    dead letter when it is taken. Notes may be about lost records, so if any record is lost, all notes but ``LASTING`` ones are
-    deleted.
+    A record without a due time becomes due at its original one, or now. Due times and places in lanes without a record are
+    dropped and logged. A record that does not match its checksum becomes a dead letter when it is taken. If records are lost,
+    all notes but ``LASTING`` ones are deleted, because they may be about these.
     """
     before = _totals(db)
     dead = {number(key) for key, _ in db.scan(DEAD, behind(DEAD))}
