@@ -145,8 +145,7 @@ class Decoder:
         return Careful(self.queues, self.columns, self.include_properties, self.filtered, self.bad)
 
     def _usable(self, messages: StoredMessages, pieces: Sequence[Piece], dense: npt.NDArray[np.bool_] | None) -> int:
-        """How many of the answers are usable: none after a hole that may still be filled. With a filter on the broker, holes are
-        not
+        """How many of the answers are usable: none after a hole that may still be filled. If the broker filters, holes are not
         checked."""
         if self.on_holes is None or not (holes := stored_messages.holes(messages, dense)):
             return len(pieces)
@@ -243,9 +242,8 @@ def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:
 
 
 def _begun(stored: StoredMessages, messages: StoredMessages) -> StoredMessages:
-    """Drops the messages before the start of an answer inside an inner batch, because brokers return whole batches. Outside of
-    one,
-    an offset before the start is that of a message on a shifted index, and is kept."""
+    """Drops the messages of an inner batch that are before the start of the answer, because brokers return whole batches. Outside
+    of a batch, an offset before the start is that of a message on a shifted index, and is kept."""
     starts = stored_messages.field(stored.pieces, "start")
     early = ((stored.sys_flags & _INNER) != 0) & (stored.part("queueOffset") < starts[stored.piece_of_row])
     if not early.any():
