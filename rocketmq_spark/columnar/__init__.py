@@ -1,1 +1,1 @@
-"""Arrow columns as buffers, for what is read and what is written: no step per row, and nothing of messages."""
+"""Arrow columns as buffers, for reading and writing, without a Python step per row. ``arrow`` does not depend on messages."""

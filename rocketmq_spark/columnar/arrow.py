@@ -28,7 +28,7 @@ from rocketmq_spark.errors import DecodeError, OptionError
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-# Not by ``pa.scalar``, which imports pandas to see whether it is given some of it: a quarter of a second in every process.
+# Not made by ``pa.scalar``, which imports pandas to check the type of its argument: a quarter of a second in every process.
 NOTHING = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
 _ONE_ZERO = np.zeros(1, np.int32)
 
@@ -61,7 +61,7 @@ def content(array: pa.Array) -> tuple[memoryview, npt.NDArray[np.int32]]:
 
 
 def copied(data: memoryview) -> memoryview:
-    """The same bytes in memory of their own: Arrow's, which keeps its pages, where a large ``bytes`` gets new ones each time."""
+    """A copy of the bytes in Arrow's memory, which reuses its pages, while a large ``bytes`` gets new pages each time."""
     own = pa.allocate_buffer(len(data))
     np.frombuffer(own, np.uint8)[:] = np.frombuffer(data, np.uint8)
     return memoryview(own)
@@ -95,7 +95,7 @@ def filled(array: pa.Array) -> Flags | None:
 
 
 def rows_with(values: pa.Array, wanted: bytes) -> npt.NDArray[np.intp]:
-    """Rows that contain any of the bytes in ``wanted``."""
+    """The numbers of the rows that contain any of the bytes in ``wanted``."""
     data, ends = content(values)
     if len(ends) < 2:
         return np.zeros(0, np.intp)
@@ -108,26 +108,26 @@ def rows_with(values: pa.Array, wanted: bytes) -> npt.NDArray[np.intp]:
 
 
 class Pieces:
-    """What every row is joined from, in order, with the sum of the lengths."""
+    """The pieces from which every row is joined, in order, and the sums of their lengths."""
 
     def __init__(self, rows: int) -> None:
         self.lengths: Ints = np.zeros(rows, np.int64)
         self._pieces: list[pa.Array | bytes] = []
 
     def constant(self, data: bytes) -> None:
-        """The same bytes in every row."""
+        """Add the same bytes to every row."""
         self.lengths += len(data)
         if self._pieces and isinstance(self._pieces[-1], bytes):
             data = self._pieces.pop() + data
         self._pieces.append(data)
 
     def column(self, values: pa.Array) -> None:
-        """A binary column without nulls."""
+        """Add a binary column without nulls."""
         self.lengths += lengths(values)
         self._pieces.append(values)
 
     def extend(self, other: Pieces) -> None:
-        """All pieces of another one, of as many rows."""
+        """Add all pieces of another one, which has the same number of rows."""
         for piece in other._pieces:
             if isinstance(piece, bytes):
                 self.constant(piece)
@@ -135,7 +135,7 @@ class Pieces:
                 self.column(piece)
 
     def joined(self) -> pa.Array:
-        """The rows; null where a piece is."""
+        """The joined rows; a row is null if one of its pieces is."""
         return joined(*self._pieces)
 
     def split(self) -> tuple[bytes, list[pa.Array | bytes]]:
@@ -145,14 +145,14 @@ class Pieces:
 
 
 def joined(*parts: pa.Array | bytes) -> pa.Array:
-    """Columns and constants row by row; null where one of them is."""
+    """Joins columns and constants row by row; a row is null if one of its parts is."""
     return pc.binary_join_element_wise(
         *[pa.scalar(p, pa.binary()) if isinstance(p, bytes) else p for p in parts], NOTHING
     )
 
 
 def regrouped(parts: pa.Array, bounds: npt.NDArray[np.integer]) -> pa.Array:
-    """The parts from one of the ``bounds`` to the next as one value: they lie together, so only bounds are new."""
+    """The parts from one of the ``bounds`` to the next as one value. Their bytes are adjacent, so only the offsets are new."""
     data, ends = content(parts)
     whole = np.ascontiguousarray(ends[bounds] if len(parts) else np.zeros(len(bounds)), np.int32)
     return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, [None, pa.py_buffer(whole), pa.py_buffer(data)])
@@ -191,7 +191,7 @@ def binary(buffer: Any, starts: Ints, ends: Ints) -> pa.Array:
 
 
 def _narrowed(buffer: Any, starts: Ints, ends: Ints) -> tuple[Any, Ints, Ints]:
-    """The same slices of the part of the buffer that has them."""
+    """The same slices, relative to the part of the buffer that contains them."""
     low, high = int(starts.min()), int(ends.max())
     if high - low > _MAX_BYTES:
         raise DecodeError(
@@ -221,7 +221,7 @@ def present(column: pa.Array) -> Mask:
 
 
 def truth(column: pa.Array) -> Mask:
-    """Which rows are true, null being false; numpy's own conversion would import pandas."""
+    """Which rows are true; null counts as false. Arrow's own conversion to numpy would import pandas."""
     bits = np.unpackbits(np.frombuffer(column.buffers()[1], np.uint8), bitorder="little")
     return bits[column.offset : column.offset + len(column)].astype(bool) & present(column)
 
@@ -255,7 +255,7 @@ def repeated(value: str, count: int) -> pa.Array:
 
 
 class _Tiles:
-    """Repeated texts of recent batches: batches of one query repeat the same few."""
+    """Cache of repeated texts, because the batches of one query repeat the same few."""
 
     def __init__(self, keep: int = 64) -> None:
         self._made: dict[tuple[str, ...], pa.Array] = {}
@@ -283,7 +283,7 @@ _tiled = _Tiles()
 
 
 def tiled(values: tuple[str, ...], times: int) -> pa.Array:
-    """``values`` in turn, ``times`` times over."""
+    """``values`` in order, repeated ``times`` times."""
     return _tiled(values, times)
 
 
@@ -335,7 +335,7 @@ def _of_texts(texts: Sequence[str]) -> npt.NDArray[np.int32]:
 
 
 def _of_arrow(array: Any) -> npt.NDArray[np.int32]:
-    """From the buffers of a ``string`` or ``large_string`` array, slices included."""
+    """The hashes of a ``string`` or ``large_string`` array, computed from its buffers; also for slices."""
     if str(array.type) not in ("string", "large_string"):
         raise OptionError(f"cannot hash a column of {array.type}: expected string")
     if array.null_count:

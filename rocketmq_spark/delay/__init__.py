@@ -1,6 +1,6 @@
-"""Delays of any length: messages wait in ``dmq_inner_topic`` and come to their own topic when they are due.
+"""Delays of any length: messages wait in ``dmq_inner_topic`` and are sent to their own topic when they are due.
 
-``delayed`` does it as a Spark stream, ``node`` as a service that needs no Spark.
+``delayed`` does this as a Spark stream, ``node`` as a service that does not need Spark.
 """
 
 from __future__ import annotations
@@ -19,6 +19,6 @@ __all__ = ["DEAD_TOPIC", "INNER_TOPIC", "delayed"]
 def __getattr__(name: str) -> Any:
     if name != "delayed":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rocketmq_spark.delay.stream import delayed  # the service needs no Spark
+    from rocketmq_spark.delay.stream import delayed  # imported late, because the service works without Spark
 
     return delayed

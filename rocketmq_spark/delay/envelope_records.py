@@ -1,11 +1,11 @@
-"""What a node has beside its loop: what it knows of queues, brokers and its disk, and envelopes as records of its store.
+"""Parts of a delay node besides its loop: the state of queues, brokers and its disk, and envelopes as records of its store.
 
-``Commits``: what the nodes of a group say of a queue, numbers that they commit as offsets of consumer groups, of which a node has
-four. ``Remade``: whether the messages of a queue are those that were read: its topic may have been made again, or its broker may
-have come back without its last messages; a broker is asked from where on it has younger ones than the youngest that was read.
-``Room``: a node whose disk has no room reads nothing for a while, and says so again and again. ``Answering`` skips brokers that
-did not answer a moment ago, so that the queues of others do not wait. ``Retention`` warns if brokers keep envelopes for a shorter
-time than they wait: a node that lost its disk rebuilds its store from the topic alone.
+``Commits``: a node's progress in a queue, four numbers that it commits as offsets of four consumer groups. ``Remade``: whether
+the messages of a queue are still those that were read. If the topic was created again, or its broker returned without its last
+messages, the queue has messages with a later store time than the latest one read, but before the position. ``Room``: a node whose
+disk is full reads nothing for a while, and repeats its log line. ``Answering`` skips brokers that did not answer a moment ago, so
+that the queues of others do not wait. ``Retention`` warns if brokers keep envelopes for a shorter time than they wait, because a
+node that lost its disk can rebuild its store only from the topic.
 
 ``arrival`` makes a record of an envelope and ``sending`` a send of a due record; both are pure. Records wait in ``spool/store``,
 and ``spool/redelivery`` takes them when they are due.
@@ -44,7 +44,7 @@ REQUEST_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The consumer group, and those whose offsets are the other numbers of a ``Committed``."""
+    """The names of the consumer group, and of the groups whose offsets are the other numbers of a ``Committed``."""
 
     group: str
 
@@ -54,8 +54,8 @@ class Names:
 
 
 class Committed(NamedTuple):
-    """How far a queue is, and the latest store time of what was read of it: by that its next owner knows the messages that are
-    spoken of from those of a topic that was made again. 0 where that was not said.
+    """The progress in a queue, and the latest store time of the messages read (0 if unknown). With the store time, the next owner
+    can detect that the topic was created again, so that the progress is about other messages.
     """
 
     progress: Progress
@@ -63,7 +63,7 @@ class Committed(NamedTuple):
 
     @property
     def read(self) -> tuple[int, int]:
-        """Up to which offset, and the store time."""
+        """The end of the messages read, and their latest store time."""
         return self.progress.stored, self.newest_ms
 
 
@@ -77,7 +77,7 @@ class Commits:
         self._told_all = True
 
     def of(self, queue: MessageQueue) -> Committed | None:
-        """What was committed last; None for nothing. Raises what questions raise."""
+        """The last committed progress of a queue, or None. Raises the errors of requests."""
         deadline = Deadline.after(REQUEST_S)
         oldest, stored, done_ms, newest_ms = (
             self._member.committed(group, queue, deadline, False) for group in self._names.all
@@ -87,10 +87,10 @@ class Commits:
         return Committed(Progress(oldest, stored if stored is not None else oldest, done_ms or 0), newest_ms or 0)
 
     def tell(self, news: dict[MessageQueue, Committed]) -> bool:
-        """Drops of ``news`` what brokers did not take; whether they took all.
+        """Commit ``news``, and remove from it what brokers did not accept. Returns whether they accepted everything.
 
-        The moment first: it may go back, and with the old one a broker that gets no more commits would have too much. The store
-        time last: with an older one those before it are taken for another topic's, and read again.
+        ``done_ms`` is committed first: it may go back, and if the other commits fail then, a too late value would claim too much.
+        The store time is committed last: if it is missing, messages only count as another topic's, and are read again.
         """
         count, groups = len(news), self._names.all
         for number in (2, 1, 0, 3):
@@ -113,27 +113,27 @@ class Commits:
         return self._told_all
 
 
-# Of a queue without a message before its beginning: any that lies there later is another one.
+# The store time for a queue that has no message before the position: any message that appears there later is a new one.
 LONG_AGO_MS = 1
 
 
 class Remade:
-    """Asks brokers as a group. Its methods raise what questions raise."""
+    """Checks whether a topic was created again, by requests as a group. Its methods raise the errors of these requests."""
 
     def __init__(self, member: GroupMember, group: str) -> None:
         self._member = member
         self._group = group
 
     def is_same(self, queue: MessageQueue, seen: Seen) -> bool:
-        """Whether it seems so. The next message does not show it: a pull goes on behind what was read as if nothing were, or
-        at the new end.
+        """Whether the queue seems to have the messages that were read. Pulls do not show that: they continue at the position, or
+        at the new end, without an error.
         """
         if not seen.newest_ms or self._since(queue, seen.newest_ms + 1) >= seen.stored:
             return True
         return self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset >= seen.stored
 
     def other_from(self, queue: MessageQueue, stored: int, newest_ms: int, bounds: QueueBounds) -> int | None:
-        """From where on the messages are others than those that were read, None if they are the same."""
+        """The offset from which on the messages differ from those that were read; None if they are the same."""
         at = stored if stored <= bounds.max_offset else 0
         if newest_ms:
             at = self._since(queue, newest_ms + 1)
@@ -147,19 +147,19 @@ class Remade:
         return at
 
     def newest_of(self, queue: MessageQueue, stored: int, now_ms: int) -> int:
-        """When the last message before ``stored`` was stored."""
+        """The store time of the last message before ``stored``."""
         return newest_before(stored, now_ms, partial(self._since, queue)) or LONG_AGO_MS
 
     def _since(self, queue: MessageQueue, epoch_ms: int) -> int:
         return self._member.search_offset(queue, epoch_ms, Deadline.after(REQUEST_S), self._group)
 
 
-# So long nothing is read after the disk had no room, and as often that is said.
+# Pause of reading after the disk was full, and interval of the log line about it.
 FULL_S, ALARM_S = 5.0, 60.0
 
 
 class EnvelopeReader(Protocol):
-    """What the node needs of a pull consumer that is subscribed to the inner topic."""
+    """The methods that a node needs of its pull consumer, which is subscribed to the inner topic."""
 
     def poll(self, timeout_s: float = 5.0) -> list[ReceivedMessage]: ...
     def assignment(self) -> list[MessageQueue]: ...
@@ -170,7 +170,7 @@ class EnvelopeReader(Protocol):
 
 
 class Room:
-    """Whether there is room on the disk of a folder, as far as is known, and a reader that pauses if not. Not thread-safe."""
+    """Pauses the reader while the disk of a folder has no room. Not thread-safe."""
 
     def __init__(self, folder: Path, reader: EnvelopeReader) -> None:
         self._folder = folder
@@ -181,16 +181,18 @@ class Room:
         self._full = False
 
     def keep(self) -> None:
-        """Before each poll: nothing comes of any queue, of new ones neither, until it is tried again. All else goes on."""
+        """Pause or resume all queues; call it before each poll, because new queues must be paused, too. The rest of the node runs
+        on.
+        """
         before, self._paused = self._paused, not self._again.expired
         if not (self._paused or before):
             return
         for queue in self._reader.assignment():
-            with contextlib.suppress(OffsetError):  # it has gone since
+            with contextlib.suppress(OffsetError):  # the queue has been revoked since
                 (self._reader.pause if self._paused else self._reader.resume)(queue)
 
     def refused(self, error: SpoolFull, waiting: int) -> None:
-        """There was none; ``waiting`` messages are held."""
+        """Note that the disk had no room; the node holds ``waiting`` messages."""
         self._again = Deadline.after(FULL_S)
         if self._full and not self._alarm.expired:
             return
@@ -201,27 +203,27 @@ class Room:
         )  # fmt: skip
 
     def found(self) -> None:
-        """Something was stored."""
+        """Note that storing worked."""
         if self._full:
             self._full = False
             logger.warning("there is room again in %s: reading delayed messages continues", self._folder)
 
 
 class Answering:
-    """A broker that did not answer is asked again after ``again_s`` seconds. Not thread-safe."""
+    """Remembers brokers that did not answer; they are tried again after ``again_s`` seconds. Not thread-safe."""
 
     def __init__(self, again_s: float) -> None:
         self._again_s = again_s
         self._silent: dict[str, Deadline] = {}
 
     def is_silent(self, queue: MessageQueue) -> bool:
-        """Whether its broker did not answer when it was asked last."""
+        """Whether the queue's broker did not answer the last request."""
         return queue.broker_name in self._silent
 
     def each(self, queues: Iterable[MessageQueue], step: Callable[[MessageQueue], None]) -> None:
-        """A step for each queue. Those of a broker that does not answer are left for another call.
+        """Call ``step`` for each queue. Queues whose broker does not answer are left for another call.
 
-        Raises what will not pass, and what is wrong with the spool.
+        Raises permanent errors, and errors of the spool.
         """
         for queue in sorted(queues):
             name = queue.broker_name
@@ -241,12 +243,12 @@ class Answering:
                 self._silent[name] = Deadline.after(self._again_s)
 
 
-# As often the same is said, and a broker's setting is asked for.
+# Interval of repeated log lines, and of requests for a broker's setting.
 AGAIN_S = 3600.0
 
 
 class Retention:
-    """``kept_ms`` says for how long a broker keeps messages, None where it does not tell. Not thread-safe."""
+    """Compares delays with the retention of brokers: ``kept_ms`` returns it, or None if unknown. Not thread-safe."""
 
     def __init__(self, kept_ms: Callable[[str], int | None]) -> None:
         self._ask = kept_ms
@@ -255,12 +257,12 @@ class Retention:
         self._said: dict[str, Deadline] = {}
 
     def note(self, broker_name: str, waits_ms: int) -> None:
-        """An envelope on this broker waits for so long."""
+        """Note that an envelope on this broker waits for ``waits_ms``."""
         if waits_ms > self._longest.get(broker_name, 0):
             self._longest[broker_name] = waits_ms
 
     def warn(self) -> list[str]:
-        """Say which brokers keep messages for less than what was noted; their names."""
+        """Log the brokers whose retention is shorter than a noted delay. Returns their names."""
         short = []
         for name, waits_ms in self._longest.items():
             kept = self._kept_ms(name)
@@ -293,7 +295,7 @@ _LAST_MS = (1 << 63) - 1
 
 
 class Arrival(NamedTuple):
-    """What an envelope means to a store: a record with its due time, or the mark of one that is taken back."""
+    """The effect of an envelope on a store: a record with its due time, or the mark of a record that it cancels."""
 
     record: Record | None
     due_ms: int
@@ -301,7 +303,7 @@ class Arrival(NamedTuple):
 
 
 def space_of(queue: MessageQueue) -> bytes:
-    """Where the records of a queue are found by offset."""
+    """The space of marks in which the records of a queue are found by offset."""
     return b"q" + str(queue).encode()
 
 
@@ -315,7 +317,7 @@ def offset_and_due(place: bytes) -> tuple[int, int]:
 
 
 def arrival(queue: MessageQueue, offset: int, body: bytes, now_ms: int) -> Arrival:
-    """An envelope that lies at ``offset``. What is none is due at once, to go to the dead letters."""
+    """The effect of the envelope at ``offset``. A body that is no envelope is due at once, and becomes a dead letter."""
     due_ms, identity, target = 0, digest(body), ""
     with contextlib.suppress(DecodeError):
         opened = unpack(body)
@@ -332,14 +334,16 @@ def arrival(queue: MessageQueue, offset: int, body: bytes, now_ms: int) -> Arriv
 def trade(
     settings: ProducerSettings, dead_topic: str, max_out: int, topics: Collection[str] = release.ALL_TOPICS
 ) -> RedeliveryPolicy:
-    """How a spool sends such records. Nothing of them failed before they were due, so the steps count from the first try."""
+    """The policy for a node's records. Unlike spooled sends, they have not failed before they are due: the first pause is 0."""
     return RedeliveryPolicy({KIND: sending(settings, dead_topic, topics)}, max_out, Schedule((0, *STEPS_S)))
 
 
 def sending(
     settings: ProducerSettings, dead_topic: str, topics: Collection[str] = release.ALL_TOPICS
 ) -> Callable[[Record], SpooledSend]:
-    """What makes the original of a record, as its sender would have sent it; of what may not be sent a dead letter."""
+    """Returns a function that makes the send of a record: the original message as its sender would have sent it, or a dead
+    letter.
+    """
 
     def send_of(record: Record) -> SpooledSend:
         data = record.payload

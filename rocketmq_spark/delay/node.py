@@ -1,4 +1,4 @@
-"""Options to a node of the delay service: its reader, its store, and what sends."""
+"""Makes a node of the delay service from options: its reader, its store, and its sender."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from rocketmq_spark.spool.store import Store
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 
 GROUP = "rocketmq_delay"
-# Sends without an answer: what 5,000 a second need where an answer takes a tenth of a second.
+# Unanswered sends at a time: enough for 5,000 messages a second if an answer takes a tenth of a second.
 MAX_OUT = 512
 
 
 def wall_ms() -> int:
-    """Due times are moments of the wall clock, so that clock decides, whatever is done to it."""
+    """The wall clock. It decides even if it is set, because due times are times of day."""
     return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """Where a node works: its folder, the topic of envelopes, and that of what is none; ``now_ms`` is its clock.
+    """A node's folder, the topic of envelopes, the topic for bodies that are not envelopes, and its clock ``now_ms``.
 
-    ``topics`` are patterns of where it may deliver.
+    ``topics`` are patterns of the topics to which it may deliver.
     """
 
     folder: Path
@@ -43,16 +43,16 @@ class NodeSettings:
     dead_topic: str = DEAD_TOPIC
     now_ms: Callable[[], int] = wall_ms
     topics: tuple[str, ...] = ALL_TOPICS
-    dead: bool = False  # try again what was given up
+    dead: bool = False  # send dead letters again
 
 
 def purpose_of(group: str) -> str:
-    """Of the folders of the service's nodes."""
+    """The purpose in the owner of a node's folder."""
     return f"the delay service, group {group!r}"
 
 
 def open_node(place: NodeSettings, **options: object) -> DelayService:
-    """A node that has joined its group. ``options`` are those of a connection, and ``group``."""
+    """Returns a node that has joined its group. ``options`` are connection options, and ``group``."""
     given: dict[str, Any] = {"group": GROUP, **options}
     parsed = options_table.parse(given).for_role("pull consumer")
     if parsed.environment is not None and parsed.environment_mode == "queues":

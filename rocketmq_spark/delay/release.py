@@ -1,8 +1,8 @@
 """The original that is sent when a delayed message is due, and a node's progress in a queue of envelopes. Pure.
 
 For a node that takes over a queue, the group's offset alone is not enough: it stays at the oldest envelope whose original was
-not sent, and many later ones may have been sent. So a node commits three numbers (``Progress``), as offsets of three groups
-(``envelope_records``).
+not sent, while the originals of many later ones may have been sent. So a node commits three numbers (``Progress``), and a store
+time, as offsets of four groups (``envelope_records``).
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ from rocketmq_spark.wire.names import is_user_topic, topic_problem
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 _SEEN = struct.Struct(">6Q")
-_EARLIER = struct.Struct(">5Q")  # of releases that did not write the last number
+_EARLIER = struct.Struct(">5Q")  # the layout of releases that did not write the last number
 
 
 class Progress(NamedTuple):
-    """All envelopes before offset ``oldest`` are done; of those before ``stored`` also all that were due by ``done_ms``."""
+    """All envelopes before offset ``oldest`` are done, and of those before ``stored`` all that were due by ``done_ms``."""
 
     oldest: int
     stored: int
     done_ms: int
 
     def done(self, offset: int, due_ms: int) -> bool:
-        """Whether the original of an envelope was sent for sure. A moment of 0 says of none: what is no envelope is due at 0, and
-        may wait then.
+        """Whether the original of an envelope was certainly sent. A ``done_ms`` of 0 proves nothing: bodies that are no envelopes
+        are due at 0, and may still wait.
         """
         return offset < self.oldest or (offset < self.stored and due_ms <= self.done_ms and self.done_ms > 0)
 
     def then(self, later: Progress) -> Progress:
-        """What is true after both. Envelopes that come late put ``done_ms`` back: then what was said before says more, unless
-        all that it spoke of is done. A moment of a clock that was ahead would be kept for as long as it was.
+        """The progress after this one and ``later``. Envelopes that arrive late set ``done_ms`` back: then this progress is kept,
+        because it claims more, unless everything it covers is done. (Otherwise a ``done_ms`` from a clock that was ahead would
+        stay.)
         """
         oldest = max(self.oldest, later.oldest)
         newer = later.stored >= self.stored and (later.done_ms >= self.done_ms or oldest >= self.stored)
@@ -58,15 +59,16 @@ class Progress(NamedTuple):
         return Progress(oldest, stored, done_ms)
 
     def cut(self, at: int) -> Progress:
-        """What still holds when a broker's messages from ``at`` on are others than those that this speaks of."""
+        """The part that remains valid if the broker's messages from ``at`` on are other ones than those covered here."""
         return Progress(min(self.oldest, at), min(self.stored, at), self.done_ms)
 
 
 class Seen(NamedTuple):
-    """What a node wrote down of a queue: all from ``begin`` to before ``stored`` is in its store, or done; and what it committed.
+    """A node's note about a queue: all envelopes from ``begin`` to before ``stored`` are in its store or done; and its last
+    commit.
 
-    ``newest_ms`` is the latest store time of what it read: what a broker stored later than that lies at ``stored`` or behind.
-    0 where nothing was read.
+    ``newest_ms`` is the latest store time of the envelopes read (0 if none): messages with a later store time must be at
+    ``stored`` or after it.
     """
 
     begin: int
@@ -76,23 +78,23 @@ class Seen(NamedTuple):
 
     @property
     def read(self) -> tuple[int, int]:
-        """Up to which offset, and the store time."""
+        """The end of the envelopes read, and their latest store time."""
         return self.stored, self.newest_ms
 
     def encode(self) -> bytes:
         return _SEEN.pack(self.begin, self.stored, *self.committed, self.newest_ms)
 
     def is_other(self, message: ReceivedMessage) -> bool:
-        """Whether it lies where another one was read: the topic was made again."""
+        """Whether another message was read at this offset before, so that the topic was created again."""
         return message.queue_offset < self.stored and 0 < self.newest_ms < message.store_timestamp
 
     def cut(self, at: int) -> Seen:
-        """What still holds when a broker's messages from ``at`` on are others than those that were read."""
+        """The part that remains valid if the broker's messages from ``at`` on are other ones than those that were read."""
         return Seen(min(self.begin, at), at, self.committed.cut(at), self.newest_ms)
 
     @classmethod
     def decode(cls, data: bytes | None) -> Seen | None:
-        """None where nothing is written, or what only another release reads: then the queue is read again."""
+        """Decodes a note. Returns None if it is empty or of an unknown format; then the queue is read again."""
         if not data or len(data) not in (_EARLIER.size, _SEEN.size):
             return None
         layout = _EARLIER if len(data) == _EARLIER.size else _SEEN
@@ -101,25 +103,26 @@ class Seen(NamedTuple):
 
 
 def note_of(queue: MessageQueue) -> bytes:
-    """The name of the note that a ``Seen`` of the queue is."""
+    """The name under which the ``Seen`` of a queue is stored."""
     return str(queue).encode()
 
 
 def noted(notes: Mapping[bytes, bytes]) -> dict[MessageQueue, Seen]:
-    """What is written down of queues."""
+    """The stored notes by queue."""
     found = {}
     for name, value in notes.items():
         if (seen := Seen.decode(value)) is not None:
             topic, _, rest = name.decode().partition("/")
-            broker_name, _, number = rest.rpartition("/")  # a broker's name may have one, too
+            broker_name, _, number = rest.rpartition("/")  # from the right: a broker's name may contain a slash
             found[MessageQueue(topic, broker_name, int(number))] = seen
     return found
 
 
 def resumed(seen: Seen | None, committed: Progress | None, first: int) -> Seen:
-    """Where a node begins with a queue that it gets: where it was, if it has all since the oldest that is not done; else there.
+    """Where a node starts to read a newly assigned queue: at its own position if its store has all envelopes from the oldest
+    undone one on; otherwise at that one.
 
-    ``committed`` is what the last node of the queue said, ``first`` the first offset that the broker keeps.
+    ``committed`` is the progress of the queue's last node, ``first`` the first offset that the broker keeps.
     """
     if committed is None:
         return seen or Seen(first, first, Progress(first, first, 0))
@@ -128,12 +131,12 @@ def resumed(seen: Seen | None, committed: Progress | None, first: int) -> Seen:
     return Seen(committed.oldest, committed.oldest, committed)
 
 
-_AHEAD_MS = 86_400_000  # of this machine's clock a broker's may be
+_AHEAD_MS = 86_400_000  # by so much a broker's clock may be ahead of this machine's
 
 
 def newest_before(offset: int, now_ms: int, search: Callable[[int], int]) -> int:
-    """When the message before ``offset`` was stored; 0 where it is not found. ``search`` gives the first offset of a moment or
-    later.
+    """The store time of the message before ``offset``, or 0 if it is not found. ``search`` returns the first offset at or after a
+    moment.
     """
     found_ms, beyond_ms = 0, now_ms + _AHEAD_MS
     if search(beyond_ms) < offset:
@@ -147,13 +150,13 @@ def newest_before(offset: int, now_ms: int, search: Callable[[int], int]) -> int
     return found_ms
 
 
-# Where bodies go that are no envelopes: they must neither stop the others nor get lost.
+# The topic for bodies that are no envelopes: they must neither block others nor get lost.
 DEAD_TOPIC = "dmq_dead_topic"
-EMPTY = b"(empty)"  # brokers take no empty body
+EMPTY = b"(empty)"  # brokers reject an empty body
 PROBLEM = "delayProblem"
 _BEGIN = MAGIC + bytes([VERSION])
 _NOT_THE_USERS = codes.RESERVED_PROPERTIES | {QUEUE}
-# What an original keeps of RocketMQ's own properties: the others would have a broker do what only its node may ask for.
+# RocketMQ's own properties that an original keeps. With others, a sender could make the broker do things with the node's rights.
 _KEPT = {
     codes.Property.TAGS, codes.Property.KEYS, codes.Property.UNIQ_KEY, codes.Property.WAIT, codes.Property.SHARDING_KEY,
 }  # fmt: skip
@@ -171,7 +174,7 @@ SCHEMA = (
 class Released(NamedTuple):
     """A row for the sink, in the order of ``SCHEMA``.
 
-    ``msg_id`` is what the original's sender gave it, or a digest of the envelope: one that comes twice has the same.
+    ``msg_id`` is the id from the original's sender, or a digest of the envelope, so that a repeated envelope has the same id.
     """
 
     topic: str
@@ -185,7 +188,7 @@ class Released(NamedTuple):
 
 
 class Original(NamedTuple):
-    """The properties that the message of an envelope may keep, also as they are stored, and the queue that was chosen."""
+    """The properties that an envelope's message may keep, also encoded, and the queue that its sender chose."""
 
     properties: dict[str, str]
     stored: str
@@ -193,10 +196,10 @@ class Original(NamedTuple):
 
 
 def original(opened: Opened, topics: Collection[str] = ALL_TOPICS) -> Original:
-    """What of an envelope is delivered. Raises ``DecodeError`` for what no producer could have sent.
+    """The message that an envelope delivers. Raises ``DecodeError`` for envelopes that no producer could have sent.
 
-    Otherwise a writer of envelopes could have the node write to other topics: ``topics`` are patterns, as of a
-    shell, of where it may; system topics, retries and dead letters of groups are never among them.
+    ``topics`` are shell patterns of the permitted topics, because anyone who can write envelopes could otherwise make the node
+    write to other topics. System, retry and dead-letter topics are never permitted.
     """
     problem = _topic_refusal(opened.topic, tuple(topics))
     if problem is None and not opened.body:
@@ -216,13 +219,15 @@ def original(opened: Opened, topics: Collection[str] = ALL_TOPICS) -> Original:
 
 
 def _are_stored_so(text: str, properties: Collection[str]) -> bool:
-    """Whether ``text``, of which ``properties`` were read, is what they are encoded to, and short enough. If not sure, no."""
+    """Whether encoding ``properties``, which were decoded from ``text``, results in ``text`` again, and it is short enough. False
+    if that is not certain.
+    """
     pairs = len(properties)
     parted = text.count("\x01") == text.count("\x02") == pairs and text.endswith("\x02")
     return parted and text.isascii() and len(text) <= _MAX_PROPERTIES
 
 
-@functools.lru_cache(1024)  # messages go to few topics
+@functools.lru_cache(1024)  # most messages go to few topics
 def _topic_refusal(topic: str, patterns: tuple[str, ...]) -> str | None:
     if (problem := topic_problem(topic)) is not None:
         return problem
@@ -234,7 +239,7 @@ def _topic_refusal(topic: str, patterns: tuple[str, ...]) -> str | None:
 
 
 def _chosen(topic: str, text: str) -> MessageQueue | None:
-    """The queue that its sender chose; None for none, and for what is no queue."""
+    """The queue that the sender chose; None if there is none, or if the text is not a queue."""
     broker_name, _, number = text.rpartition(":")
     if broker_name and number.isascii() and number.isdecimal() and len(number) < 10 and int(number) < _MAX_QUEUE:
         return MessageQueue(topic, broker_name, int(number))
@@ -242,12 +247,12 @@ def _chosen(topic: str, text: str) -> MessageQueue | None:
 
 
 def reason(error: DecodeError) -> dict[str, str]:
-    """The property of a dead letter that says why it is one."""
+    """The property with the reason of a dead letter."""
     return {PROBLEM: str(error).replace("\x01", "?").replace("\x02", "?")[: 2 * _REASON_CHARS]}
 
 
 def released(data: bytes, dead_topic: str = DEAD_TOPIC, topics: Collection[str] = ALL_TOPICS) -> Released:
-    """The original of an envelope; what is none goes as it is to ``dead_topic``, with the reason as a property."""
+    """The original of an envelope. A body that is no envelope goes unchanged to ``dead_topic``, with the reason as a property."""
     try:
         envelope = unpack(data)
         found = original(envelope, topics).properties
@@ -270,7 +275,7 @@ def _digest(data: bytes) -> str:
 
 
 def once(bodies: Iterable[bytes]) -> Iterator[bytes]:
-    """Each message once, and none that one of them takes back. One that was sent again has the same due time and digest."""
+    """Drops repeated envelopes (same due time and digest), and those that another one of them cancels."""
     found: dict[bytes, bytes] = {}
     cancelled = set()
     for body in bodies:
@@ -282,12 +287,12 @@ def once(bodies: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def is_cancel(data: bytes) -> bool:
-    """Whether it takes another envelope back."""
+    """Whether it is an envelope that cancels another one."""
     return _whole(data) and data[KIND_AT] == CANCEL
 
 
 def _identity(data: bytes) -> bytes:
-    """Of what is no envelope all of it."""
+    """The identity of an envelope; for other bodies the whole body."""
     return data[DUE_AT:DIGEST_END] if _whole(data) else data
 
 

@@ -2,11 +2,11 @@
 
 A delayed message waits in the inner topic and, as a record, in the node's store (``spool/store``). The node writes a record
 durably before it reads on; ``spool/redelivery`` takes due records from the store, and their originals are sent. A record is
-deleted when a broker has accepted its original. The inner topic stays the truth: the committed ``Progress`` lets another
-node take over a queue, or lets this one continue with an empty disk. A node holds the records of its own queues; of a queue
-that it loses it keeps only what the topic no longer has.
+deleted when a broker has accepted its original. The inner topic remains authoritative: by the committed ``Progress``, another
+node can take over a queue, or this one can continue with an empty disk. A node stores the records of its own queues; when it
+loses a queue, it keeps only the records that the topic no longer has.
 
-A driver: one thread, the caller of ``run``, reads, stores and commits. The spool's thread sends.
+This is a driver: one thread, the caller of ``run``, reads, stores and commits. The spool's thread sends.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from rocketmq_spark.wire.envelope import INNER_TOPIC
 
 logger = logging.getLogger(__name__)
 
-# As many messages are stored by one write, and as often positions are committed.
+# Messages per write, seconds between commits, and the timeout of a poll.
 PAGE, TELL_S, POLL_S = 2000, 0.5, 0.2
 GATHER_S = 0.02  # after the first message of a turn: each turn asks the broker of every queue that has messages
-AGAIN_S = 5.0  # after a commit failed
-# So long the last node of a queue has to hear that it is another's now, and to say how far it came.
+AGAIN_S = 5.0  # pause after a failed commit
+# Time for the previous node of a queue to notice that it has lost the queue, and to commit its progress.
 HAND_OVER_S = 2.0
-# After so long without a queue there is none for this node.
+# After this time without a queue, the node assumes that it will get none.
 JOIN_S = 30.0
 PAUSE_S = 0.5
-# So long a node that begins with a queue sends nothing before it has read all of it, which may cancel messages.
+# A node that starts a queue first reads its existing messages, for up to this time, because some may cancel others.
 CATCH_UP_S = 60.0
-# As often it is looked whether queues have the messages that were read.
+# Interval of checks whether queues still have the messages that were read.
 LOOK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The clock that due times are compared with; how long a broker keeps messages, None where it does not tell; what makes
-    a group on all brokers; and the topic that is read.
+    """The clock for due times; a function for a broker's retention (None if unknown); a function that creates a group on all
+    brokers; and the topic of envelopes.
     """
 
     now_ms: Callable[[], int]
@@ -58,7 +58,7 @@ class Tools:
 
 
 class DelayService:
-    """One node. ``open_spool`` makes what sends from ``store``."""
+    """One node. ``open_spool`` makes the spool that sends from ``store``."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class DelayService:
         self._spool: SendSpool | None = None
         self._seen: dict[MessageQueue, Seen] = {}
         self._gained: dict[MessageQueue, Deadline | None] = {}
-        # To be left, or begun again; with what is known of them, None where that may not be committed.
+        # Queues that will be given up or started again, with their notes; None if the note must not be committed.
         self._going: dict[MessageQueue, Seen | None] = {}
         self._brokers = Answering(AGAIN_S)
         self._room = Room(store.path, reader)
@@ -90,12 +90,12 @@ class DelayService:
         self._catching_up, self.stored = Deadline(0.0), 0
 
     def run(self, over: Latch) -> None:
-        """Until ``over``; then what is due and out comes to its end, and the queues go to other nodes."""
+        """Run until ``over`` is set. Then wait for sends in flight, and leave the group, so that other nodes get the queues."""
         try:
             while not over.is_set():
                 try:
                     self.turn()
-                except SpoolFull:  # ``turn`` has said it
+                except SpoolFull:  # ``turn`` has logged it
                     over.wait(PAUSE_S)
                 except RocketMQError as e:
                     if not e.retriable:
@@ -106,10 +106,10 @@ class DelayService:
             self.close()
 
     def turn(self) -> None:
-        """One step: take over and give up queues, read and store what comes, say how far it is.
+        """One step: take over and give up queues, read and store envelopes, commit the progress.
 
-        When it raises, all queues are begun again: what was polled and not stored would else be left out. After ``SpoolFull``
-        nothing is read for a while, but what is held is sent.
+        After an error all queues are started again, because messages that were polled and not stored would otherwise be skipped.
+        After ``SpoolFull``, nothing is read for a while, but stored messages are sent.
         """
         try:
             self._take_turn()
@@ -121,14 +121,14 @@ class DelayService:
 
     def _take_turn(self) -> None:
         if self._damages != self._store.damages:
-            # What it lost is still in the topic, and is read again. Notes may have been written since the damage.
+            # The topic still has what the store lost. Notes may have been written after the damage.
             self._store.add([], {note_of(queue): b"" for queue in noted(self._store.notes())})
             self._damages = self._store.damages
             self._begin_again(self._seen)
         self._room.keep()
         polled, known = self._poll(), set(self._seen)
         self._own(set(self._reader.assignment()))
-        # What came of a queue before it was begun comes again, from where it begins.
+        # Messages of a queue that were polled before it was started are dropped here, and read again from its start.
         polled = [message for message in polled if message.queue in known & self._seen.keys()]
         self._look({message.queue for message in polled if message.queue_offset >= self._seen[message.queue].stored})
         self._keep([message for message in polled if message.queue in self._seen])
@@ -137,22 +137,22 @@ class DelayService:
             self._spool = self._open_spool()
         if self._spool is not None:
             self._spool.redelivery.hold(behind)
-            self._spool.redelivery.wake()  # the clock may have been put forward
+            self._spool.redelivery.wake()  # the clock may have been set forward
         if self._next_tell.expired:
             self._next_tell = Deadline.after(TELL_S if self._tell(self._seen) else AGAIN_S)
 
     @property
     def sent(self) -> int:
-        """Originals that brokers took."""
+        """The number of originals that brokers have accepted."""
         return 0 if self._spool is None else self._spool.redelivery.delivered
 
     @property
     def waiting(self) -> int:
-        """Messages that it holds."""
+        """The number of messages in the store."""
         return len(self._store)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Send nothing more, say how far it is, leave the group, and give the store free."""
+        """Stop sending, commit the progress, leave the group, and release the store."""
         deadline = Deadline.after(timeout_s)
         try:
             if self._spool is not None:
@@ -175,7 +175,7 @@ class DelayService:
         self._give_up_all()
         self._gained = {queue: self._gained.get(queue) for queue in mine - self._seen.keys()}
         self._brokers.each(self._gained, self._begin)
-        # Not for a silent broker, unless there is something of its queue here, which another node may have sent.
+        # Do not wait for a broker that does not answer, unless the store has its records, which others may have sent meanwhile.
         left = (
             q
             for q in mine - set(self._seen)
@@ -183,18 +183,18 @@ class DelayService:
         )
         if not self._joined and (self._patience.expired or (mine and not any(left))):
             self._joined = True
-            self._going |= dict.fromkeys(noted(self._store.notes()).keys() - mine)  # of an earlier process
+            self._going |= dict.fromkeys(noted(self._store.notes()).keys() - mine)  # queues of an earlier process
             self._give_up_all()
 
     def _begin_again(self, queues: Iterable[MessageQueue]) -> None:
-        """Or leave them, if they have gone."""
+        """Start these queues again, or give up those that are no longer assigned."""
         for queue in list(queues):
             del self._seen[queue]
             self._going[queue] = None
 
     def _look(self, came: set[MessageQueue]) -> None:
-        """Begin again queues that have other messages than those that were read: those of which messages ``came``, and where
-        that is not known, and from time to time all.
+        """Start queues again whose topic was created again: checks queues with new messages (``came``), and sometimes all. If a
+        queue with new messages cannot be checked, it is started again, too.
         """
         same = set()
 
@@ -218,8 +218,8 @@ class DelayService:
         self._begin_again((came - same) & self._seen.keys())
 
     def _give_up_all(self) -> None:
-        """What goes. What is held of queues that the topic has not is sent from here: there are fewer by now, their broker is
-        away, or they are of what was read before.
+        """Give up revoked queues. Queues that the route does not have (there are fewer now, their broker is down, or the topic
+        was another one) are kept, and their messages are sent from here.
         """
         if not self._going:
             return
@@ -231,19 +231,19 @@ class DelayService:
         self._brokers.each(self._going.keys() & read, self._give_up)
 
     def _give_up(self, queue: MessageQueue) -> None:
-        """Another node has it."""
+        """Hand a queue over to another node."""
         seen = self._going[queue]
         last = None if seen is None else self._commits.of(queue)
         if seen is not None and last is not None and last.progress == seen.committed:
-            # A node that committed more since has had the queue for longer.
+            # If the commits differ, another node has the queue already, and its commits must not be overwritten.
             self._tell({queue: seen})
         self._leave(queue)
         del self._going[queue]
 
     def _begin(self, queue: MessageQueue) -> None:
-        """One that another node had is left to it for a moment. Raises what questions raise."""
+        """Start an assigned queue. If another node had it, wait ``HAND_OVER_S`` for its commit. Raises errors of requests."""
         last, seen = self._commits.of(queue), noted(self._store.notes()).get(queue)
-        # Another node had it, or committed more.
+        # Whether another node had the queue since.
         others = last is not None and (seen is None or seen.committed != last.progress)
         if others:
             patience = self._gained[queue] = self._gained[queue] or Deadline.after(HAND_OVER_S)
@@ -258,12 +258,12 @@ class DelayService:
             )  # fmt: skip
         try:
             self._reader.seek(queue, max(bounds.min_offset, found.stored))
-        except OffsetError as e:  # it is another node's again
+        except OffsetError as e:  # the queue was revoked meanwhile
             logger.info("%s is not started yet: %s", queue, e)
             return
         self._seen[queue] = found
         if found.stored < bounds.max_offset:
-            if queue not in self._unread:  # what is begun again after an error is waited for no longer for that
+            if queue not in self._unread:  # a queue that is started again after an error does not prolong the wait
                 self._catching_up = Deadline.after(CATCH_UP_S)
             self._unread[queue] = bounds.max_offset
         logger.info("%s is read from %d on; all before %d are done", queue, found.stored, found.committed.oldest)
@@ -271,7 +271,7 @@ class DelayService:
     def _resumed(
         self, queue: MessageQueue, seen: Seen | None, last: Committed | None, others: bool, bounds: QueueBounds
     ) -> Seen:
-        """Where a queue is begun. What this node noted, and what ``others`` committed, may be of messages that are gone."""
+        """Where a queue starts. This node's note, and the commits of ``others``, may be about messages that no longer exist."""
         progress = None if last is None else last.progress
         if last is not None and others and (at := self._remade.other_from(queue, *last.read, bounds)) is not None:
             progress = last.progress.cut(at)
@@ -284,19 +284,19 @@ class DelayService:
         found = resumed(seen, progress, bounds.min_offset)
         newest_ms = max(
             found.newest_ms, 0 if last is None else last.newest_ms
-        )  # with less the last one's were another topic's
-        if not newest_ms and (stored := max(found.stored, found.committed.stored)):  # else one made again were this one
+        )  # the larger one, or messages that the last node read would look like another topic's
+        if not newest_ms and (stored := max(found.stored, found.committed.stored)):  # or re-creation is not detected
             newest_ms = self._remade.newest_of(queue, stored, self._now_ms())
         return found._replace(newest_ms=newest_ms)
 
     def _is_behind(self) -> bool:
-        """Whether a queue is not read yet as far as it went when it was begun."""
+        """Whether some queue has not been read yet up to the end that it had when it was started."""
         unread = {queue: end for queue, end in self._unread.items() if queue in self._seen}
         self._unread = {queue: end for queue, end in unread.items() if self._seen[queue].stored < end}
         return bool(self._unread) and not self._catching_up.expired
 
     def _leave(self, queue: MessageQueue) -> None:
-        """Its next owner reads the envelopes again; what it cannot read stays here, and is sent from here."""
+        """Drop a queue's records that its next owner can read again; the others stay, and are sent from here."""
         seen, other = noted(self._store.notes()).get(queue), None
         try:
             bounds = self._member.bounds(queue, Deadline.after(envelope_records.REQUEST_S))
@@ -309,7 +309,7 @@ class DelayService:
             return
         first, end = bounds.min_offset, 1 << 63 if other is None else other
         gone = self._each(queue, lambda offset, due_ms: first <= offset < end, self._store.forget)
-        # What its owners say is done are not these: they count no more when it comes back.
+        # The remaining records lose their marks of the queue: progress of later owners is not about them.
         self._each(queue, lambda offset, due_ms: not first <= offset < end, self._store.free)
         self._store.add([], {note_of(queue): b""})
         logger.info("%s was handed over to another node, with %d waiting messages", queue, gone)
@@ -320,7 +320,7 @@ class DelayService:
         which: Callable[[int, int], bool],
         step: Callable[[Sequence[tuple[bytes, bytes]]], int],
     ) -> int:
-        """A step for the marks of what waits of a queue, by offset and due time, in portions; the sum of what the steps give."""
+        """Call ``step`` with the marks of a queue's waiting records that ``which`` accepts, in portions. Returns the sum."""
         space, start, count = envelope_records.space_of(queue), b"", 0
         while places := self._store.places(space, start, PAGE):
             count += step([(space, place) for place in places if which(*envelope_records.offset_and_due(place))])
@@ -337,7 +337,7 @@ class DelayService:
         return polled
 
     def _keep(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Store what is not done, and with it how far it was read."""
+        """Store all envelopes that are not done, and with them the new positions."""
         self._begin_again({message.queue for message in messages if self._seen[message.queue].is_other(message)})
         messages = [message for message in messages if message.queue in self._seen]
         now_ms, seen, records, cancels = self._now_ms(), dict(self._seen), [], set()
@@ -358,11 +358,11 @@ class DelayService:
         if not changed:
             return
         notes = {note_of(queue): each.encode() for queue, each in changed.items()}
-        kept = [each for each in records if each[0].marks[0] not in cancels]  # else it could be sent before that
+        kept = [each for each in records if each[0].marks[0] not in cancels]  # or it could be sent before that
         self._store.add(kept, None if cancels else notes)
         if kept:
             self._room.found()
-        if cancels:  # what takes back counts as read when that is done: else it is read again
+        if cancels:  # note the position only after the cancellation, so that a crash reads it again
             gone = len(records) - len(kept) + self._store.forget(list(cancels))
             logger.info("%d of %d messages are taken back", gone, len(cancels))
             self._store.add([], notes)
@@ -373,11 +373,11 @@ class DelayService:
     # --- positions
 
     def _tell(self, known: dict[MessageQueue, Seen]) -> bool:
-        """Commit how far queues are; returns whether all commits succeeded. The rest is committed next time: brokers know less
-        then, and never too much.
+        """Commit the progress of queues. Returns whether all commits succeeded; failed ones are repeated next time. Until then
+        brokers have an older progress, which is safe.
         """
         first = self._store.places(IDENTITY)
-        # Never later than now: what comes next may be due before all that waits.
+        # Never later than now, because the next envelope may be due before all waiting ones.
         now_ms = self._now_ms()
         done_ms = min(now_ms, max(0, due_of(first[0]) - 1)) if first else now_ms
         news: dict[MessageQueue, Committed] = {}
@@ -385,11 +385,11 @@ class DelayService:
             places = self._store.places(envelope_records.space_of(queue))
             oldest = min(seen.stored, envelope_records.offset_and_due(places[0])[0]) if places else seen.stored
             now = seen.committed.then(Progress(oldest, seen.stored, done_ms))
-            # All is done: since when does not matter.
+            # Everything is done before and now, so a newer ``done_ms`` adds nothing.
             nothing_new = now.oldest == now.stored == seen.committed.oldest == seen.committed.stored
             if now != seen.committed and not nothing_new:
                 news[queue] = Committed(now, seen.newest_ms)
-        # What a damaged store lost is not done: the next turn reads it.
+        # Do not commit after damage, because lost records are not done; the next turn reads them again.
         if not news or self._damages != self._store.damages:
             return True
         all_told = self._commits.tell(news)

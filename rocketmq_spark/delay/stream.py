@@ -1,7 +1,7 @@
 """Delays of any length as a Spark stream: envelopes wait in Spark's state store until they are due.
 
-Spark's timers fire for the envelopes of one second and one shard together: Spark's state answers call by call, so a timer
-for each message would cost a round trip for each.
+One timer of Spark fires for all envelopes of one second and one shard, because every call of Spark's state is a round trip, and a
+timer for each message would cost one per message.
 
 A Spark job that reads envelopes is no member of a consumer group. ``present`` joins one, so that producers see a consumer.
 """
@@ -35,16 +35,16 @@ _REQUEST_S, _HEARTBEAT_S = 3.0, 30.0
 
 
 def _say_nothing(broker: str, question: BrokerRequest) -> None:
-    """It has no queues to tell of."""
+    """Answers nothing, because this member has no queues."""
 
 
 @contextlib.contextmanager
 def present(topic: str = INNER_TOPIC, **options: object) -> Iterator[None]:
-    """In its block brokers know a member of a group (option ``group``) that subscribes to ``topic``; it reads nothing."""
+    """Registers a member of a group (option ``group``) that subscribes to ``topic``, inside a ``with`` block. Reads nothing."""
     parsed = options_table.parse({"group": GROUP, **options}).for_role("pull consumer")
     member = session.member(parsed)
     membership = Membership({topic: NO_FILTER}, {topic: time.time_ns() // 1_000_000}, "CONSUME_ACTIVELY")
-    member.queues(topic, Deadline.after(_REQUEST_S))  # whose brokers are the ones to join
+    member.queues(topic, Deadline.after(_REQUEST_S))  # finds the brokers to which heartbeats go
     leave = member.join(parsed.group, lambda: membership, _say_nothing, _HEARTBEAT_S)
     try:
         member.heartbeat(Deadline.after(_REQUEST_S))
@@ -58,11 +58,12 @@ __all__ = ["DEAD_TOPIC", "INNER_TOPIC", "delayed"]
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _PROTOBUF = (6, 33, 5)
-# Spark makes one record batch of all that timers of one task give in one micro-batch.
+# Limit of rows per task and micro-batch, because Spark puts all rows from timers of one task into one record batch.
 _MAX_ROWS = 50_000
-# Lists of a second. No setting of a session: what takes a message back must find its list after a restart with other ones.
+# Lists per second. This is a constant and not Spark's setting, because a cancellation must find its list after a restart with
+# other settings.
 _SHARDS = 16
-# The last whole second that Spark's timers can have.
+# The last whole second of Spark's timers.
 _LAST_MS = ((1 << 63) - 1) // 1000 * 1000
 _NAMES = tuple(part.split()[0] for part in SCHEMA.split(", "))
 
@@ -93,7 +94,7 @@ def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC, topics: Collectio
     whole = (sf.length("body") >= DIGEST_END) & (sf.substring("body", 1, len(MAGIC) + 1) == head)
     due_ms = sf.conv(sf.hex(sf.substring("body", DUE_AT + 1, DIGEST_AT - DUE_AT)), 16, -10).cast("bigint")
     due_ms = sf.least(due_ms, sf.lit(_LAST_MS))
-    # What takes a message back must meet it.
+    # A cancellation must get the same shard as its message.
     which = sf.when(whole, sf.substring("body", DIGEST_AT + 1, DIGEST_END - DIGEST_AT)).otherwise(sf.col("body"))
     return (
         messages.select("body")
@@ -103,7 +104,7 @@ def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC, topics: Collectio
         .select(
             "body",
             sf.pmod(sf.hash(which), sf.lit(_SHARDS)).alias("shard"),
-            # The whole second at or behind the due time.
+            # The first whole second at or after the due time.
             sf.expr("due div 1000 + if(pmod(due, 1000) > 0, 1, 0)").alias("second"),
         )
         .groupBy("shard", "second")
@@ -112,7 +113,7 @@ def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC, topics: Collectio
 
 
 def _ticks(messages: DataFrame) -> DataFrame:
-    """Something new for every micro-batch: one that was restarted looks at timers only once there is new data."""
+    """A row for every micro-batch, because a restarted query processes timers only when there is new data."""
     ticks = (
         messages.sparkSession.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1)
     )
@@ -120,7 +121,7 @@ def _ticks(messages: DataFrame) -> DataFrame:
 
 
 class _Waiting(StatefulProcessor):
-    """The envelopes of one shard and second. Parameters have the names by which Spark gives them."""
+    """The envelopes of one shard and second. The parameters' names are prescribed by Spark."""
 
     def __init__(self, dead_topic: str, topics: tuple[str, ...] = ALL_TOPICS) -> None:
         self._dead_topic = dead_topic
@@ -136,7 +137,7 @@ class _Waiting(StatefulProcessor):
         due_ms = key[1] * 1000
         bodies = [bytes(row.body) for row in rows]
         if due_ms <= timerValues.getCurrentProcessingTimeInMs():
-            if any(map(is_cancel, bodies)) and self._waiting.exists():  # its timer is still to come, and finds nothing
+            if any(map(is_cancel, bodies)) and self._waiting.exists():  # the timer will find nothing
                 bodies = [*(bytes(body) for (body,) in self._waiting.get()), *bodies]
                 self._waiting.clear()
             yield from self._rows(bodies)
@@ -199,7 +200,9 @@ def _check(messages: DataFrame) -> None:
 
 
 def protobuf_problem(version: str | None = None) -> str | None:
-    """What Spark's state of Python processors lacks here; it would say so only when a worker has crashed."""
+    """Returns what Spark's state for Python processors lacks here, or None. Spark would report it only after a worker has
+    crashed.
+    """
     if version is None:
         try:
             version = importlib.metadata.version("protobuf")

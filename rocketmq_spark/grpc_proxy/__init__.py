@@ -1,7 +1,7 @@
-"""RocketMQ 5's own protocol for clients, gRPC through the Proxy: the second transport, behind the same ports as the first."""
+"""The gRPC protocol of RocketMQ 5 through the Proxy: the second transport, behind the same ports as remoting."""
 
 import os
 
-# Unset, gRPC's core handles forks and its layer for Python does not: then a child that was forked from a process with calls
-# under way, for whatever purpose, may end with a segmentation fault. It is read when gRPC is loaded.
+# If it is unset, gRPC's core handles forks but its Python layer does not: then a child that is forked while calls are running,
+# for any purpose, may crash with a segmentation fault. gRPC reads the variable when it is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

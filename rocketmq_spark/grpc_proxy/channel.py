@@ -3,9 +3,9 @@
 Every endpoint serves every topic, so ``Endpoints`` uses another one while the preferred one does not answer. ``metadata``
 mirrors ``org.apache.rocketmq.client.java.rpc.Signature``: only the date is signed.
 
-gRPC does not survive a fork. So a channel is opened with its first call, ``base/process`` keeps it per process, and where a
-parent has opened one a child opens none: its calls would never end.
-gRPC errors end here as a ``RocketMQError``.
+gRPC does not survive a fork. So a channel is opened with its first call and kept per process, and if the
+parent has opened one, its child opens none, because the child's calls would never end.
+This module converts gRPC errors to a ``RocketMQError``.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from rocketmq_spark.grpc_proxy.protos import broken, proto
 
 logger = logging.getLogger(__name__)
 
-# How long one that could not be reached, or did not answer in time, is left alone at least, if there is another one.
+# Minimum time for which an endpoint is avoided after it could not be reached or did not answer in time, if there is another one.
 REST_S = 5.0
 
 
 class Endpoints:
-    """Addresses, and until when each is avoided; times are of a monotonic clock, in seconds."""
+    """The addresses of a Proxy, and until when each is avoided (seconds of a monotonic clock)."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self.addresses = tuple(addresses)
@@ -45,7 +45,9 @@ class Endpoints:
         self._lock = threading.Lock()
 
     def pick(self, home: str | None, now: float) -> str:
-        """``home`` or, without one, the next in turn; the one after it that is not avoided; itself when all are."""
+        """``home``, or without one the next in turn. If it is avoided, the first after it that is not; if all are avoided,
+        itself.
+        """
         with self._lock:
             if home in self.addresses:
                 first = self.addresses.index(home)
@@ -55,25 +57,25 @@ class Endpoints:
             return next((one for one in ring if self._until.get(one, 0.0) <= now), ring[0])
 
     def failed(self, address: str, now: float, rest_s: float = REST_S) -> None:
-        """It could not be reached, or did not answer."""
+        """Note that an endpoint could not be reached, or did not answer."""
         with self._lock:
             self._until[address] = now + rest_s
             self._proven.discard(address)
 
     def worked(self, address: str) -> None:
-        """It answered, whatever."""
+        """Note that an endpoint answered, even with an error."""
         if address in self._until:
             with self._lock:
                 self._until.pop(address, None)
 
     def answered(self, address: str) -> None:
-        """What it said was an answer, and no time-out of ours."""
+        """Note a real answer of an endpoint, not a time-out of this client. From now on it may get a call's whole time."""
         self._proven.add(address)
         self.worked(address)
 
     def share(self, address: str, deadline: Deadline, left: int) -> Deadline:
-        """The time for a call to one of ``left`` that may be asked. One that never answered leaves the others some of it: behind
-        an address that swallows everything there is no error before the time is over.
+        """The time for a call to ``address``, one of ``left`` endpoints that can still be tried. An endpoint that has never
+        answered gets only a part, because an address that drops all packets causes no error before the time is over.
         """
         return deadline if address in self._proven else deadline.within(deadline.remaining() / left)
 
@@ -83,7 +85,7 @@ _ALGORITHM = "MQv2-HMAC-SHA1"
 
 
 class Keys(NamedTuple):
-    """Who signs."""
+    """The keys that sign calls."""
 
     access_key: str
     secret_key: str
@@ -94,7 +96,7 @@ class Keys(NamedTuple):
 
 
 def metadata(client_id: str, version: str, request_id: str, now: datetime, keys: Keys | None) -> list[tuple[str, str]]:
-    """The headers of one call at ``now``; the Proxy wants a ``client_id`` in each."""
+    """The headers of one call at ``now``. The Proxy requires a ``client_id`` in every call."""
     date = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
     headers = [
         ("x-mq-language", "PYTHON"),
@@ -118,13 +120,13 @@ def metadata(client_id: str, version: str, request_id: str, now: datetime, keys:
     return headers
 
 
-# A Proxy takes 130 MiB and answers with what its brokers had; pings as RocketMQ's Java client sends them.
+# A Proxy accepts 130 MiB, and its answers may be as large as those of its brokers. Keepalive as in RocketMQ's Java client.
 _MAX_MESSAGE_BYTES = 128 << 20
 _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
 _FIRST_RECONNECT_MS, _MAX_RECONNECT_MS = 100, 2_000
 
-# gRPC counts a call before it starts the thread for answers. Where there is none the channel hands over no answer any more, and
-# who closes or drops it waits for one without end: such a channel is kept, and of no use.
+# gRPC counts a call before it starts the thread for its answers. If the system has no thread, the channel delivers no answers any
+# more, and closing or finalizing it waits forever. Such a channel is useless, and kept here so that it is never finalized.
 _deaf: list[grpc.Channel] = []
 
 _LONGEST_S = 365 * 86_400.0
@@ -135,7 +137,7 @@ Done = Callable[[Any], None]
 
 
 class Tls(NamedTuple):
-    """Files in PEM; ``server_name`` is what the certificate must bear instead of the host that was dialled."""
+    """PEM files; the server's certificate must have ``server_name`` instead of the host name of the connection."""
 
     ca_file: str | None = None
     cert_file: str | None = None
@@ -144,7 +146,7 @@ class Tls(NamedTuple):
 
 
 class ProxyChannel:
-    """One endpoint, ``host:port``. ``headers`` gives those of the next call."""
+    """The channel to one endpoint, ``host:port``. ``headers`` returns the headers of the next call."""
 
     def __init__(self, address: str, headers: Headers, connect_timeout_s: float = 3.0, tls: Tls | None = None) -> None:
         self.address = address
@@ -159,7 +161,7 @@ class ProxyChannel:
         self._lacks_threads = False
 
     def ask(self, rpc: Rpc, request: Any, deadline: Deadline) -> Any:
-        """The answer to one call; raises ``ConnectionLost``, ``CallTimeout`` and others."""
+        """Make one call and return its answer. Raises ``ConnectionLost``, ``CallTimeout`` and others."""
         try:
             return self._call(rpc)(request, timeout=_seconds(deadline), metadata=self._headers())
         except grpc.RpcError as e:
@@ -168,7 +170,7 @@ class ProxyChannel:
             raise self._not_asked(e) from e
 
     def ask_async(self, rpc: Rpc, request: Any, deadline: Deadline, done: Done) -> None:
-        """``done`` gets the answer or a ``RocketMQError``, once, on a thread of gRPC."""
+        """Make one call. ``done`` is called once, on a thread of gRPC, with the answer or a ``RocketMQError``."""
         future = self._begun(
             rpc, lambda call: call.future(request, timeout=_seconds(deadline), metadata=self._headers())
         )
@@ -185,19 +187,19 @@ class ProxyChannel:
         future.add_done_callback(ended)
 
     def stream(self, rpc: Rpc, request: Any, deadline: Deadline | None) -> Any:
-        """A call that is answered many times; ``answers`` reads it. Its ``cancel`` ends it."""
+        """Start a call with many answers, which ``answers`` yields. Its ``cancel`` ends it."""
         timeout = None if deadline is None else _seconds(deadline)
         return self._begun(rpc, lambda call: call(request, timeout=timeout, metadata=self._headers()))
 
     def answers(self, call: Any) -> Iterator[Any]:
-        """What comes of a ``stream``."""
+        """The answers of a ``stream``."""
         try:
             yield from call
         except grpc.RpcError as e:
             raise self._broken(e) from e
 
     def close(self) -> None:
-        """Calls that are under way fail, and so do all that come."""
+        """Close the channel: running and later calls fail."""
         with self._lock:
             self._closed = True
             made, self._made = self._made, None
@@ -206,10 +208,10 @@ class ProxyChannel:
             made.close()
 
     def _begun(self, rpc: Rpc, begin: Callable[[Any], Any]) -> Any:
-        """A call that is under way, with a thread of gRPC that hands over its answers."""
+        """Start a call, and make sure that gRPC has a thread to deliver its answers."""
         try:
             if self._lacks_threads:
-                start_thread("rocketmq-grpc", _nothing).join()  # at most one channel is lost while threads lack
+                start_thread("rocketmq-grpc", _nothing).join()  # while threads are missing, at most one channel is lost
                 self._lacks_threads = False
             return begin(self._call(rpc))
         except ValueError as e:
@@ -229,7 +231,7 @@ class ProxyChannel:
                     raise ClosedError("the channel was closed", self.address)
                 if self._made is None:
                     self._made = self._open()
-                channel, calls = self._made, self._calls  # which may be put aside from now on, both of them
+                channel, calls = self._made, self._calls  # taken together, because another thread may replace both
             kind = f"{'stream' if rpc.asks_many else 'unary'}_{'stream' if rpc.answers_many else 'unary'}"
             call = calls[rpc.name] = getattr(channel, kind)(
                 rpc.path,
@@ -252,7 +254,7 @@ class ProxyChannel:
             ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
             ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
             ("grpc.initial_reconnect_backoff_ms", _FIRST_RECONNECT_MS),
-            ("grpc.min_reconnect_backoff_ms", round(1000 * self._connect_timeout_s)),  # bounds one attempt, too
+            ("grpc.min_reconnect_backoff_ms", round(1000 * self._connect_timeout_s)),  # limits one attempt, too
             ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS),
             ("grpc.enable_retries", 0),
             ("grpc.enable_http_proxy", 0),
@@ -268,7 +270,7 @@ class ProxyChannel:
         return grpc.secure_channel(self.address, credentials, options)
 
     def _not_asked(self, error: ValueError) -> RocketMQError:
-        """One of our own, or gRPC's for a channel that was closed."""
+        """The error of a call that was not made: one of this package, or gRPC's for a closed channel."""
         return (
             error if isinstance(error, RocketMQError) else ClosedError(f"the channel was closed: {error}", self.address)
         )
@@ -280,13 +282,15 @@ class ProxyChannel:
         return made
 
     def _open_again(self) -> None:
-        """gRPC reads no file again: the next call has a channel with what they hold now, if that is whole."""
+        """Open a new channel with the current TLS files, because gRPC does not reload them. Keeps the old one if they are
+        incomplete.
+        """
         with self._lock:
-            if self._made is None:  # closed, or put aside
+            if self._made is None:  # closed, or given up
                 return
             try:
                 self._made, self._calls = self._open(), {}
-            except OptionError as e:  # one of them is being written
+            except OptionError as e:  # probably a file that is being written
                 logger.info("cannot reload the TLS files for the Proxy at %s yet: %s", self.address, e)
 
 
@@ -295,26 +299,26 @@ def _nothing() -> None:
 
 
 def _seconds(deadline: Deadline) -> float:
-    """What is left: gRPC takes a point of time that is some centuries away for one that is over."""
+    """The remaining time, at most a year, because gRPC treats a deadline in some centuries as one that is over."""
     return min(deadline.remaining(), _LONGEST_S)
 
 
 def _serialized(request: Any) -> bytes:
-    """What was made as bytes goes as it is."""
+    """Serializes a request; bytes are sent unchanged."""
     return request if isinstance(request, bytes) else bytes(request.SerializeToString())
 
 
 def _credentials(tls: Tls) -> grpc.ChannelCredentials:
-    """Of files that hold what they should: gRPC ends the whole process for a certificate without a key, or a key without one."""
+    """The credentials from checked files: gRPC ends the whole process for a certificate without a key, or the reverse."""
     ca = _read("tlsCaFile", tls.ca_file, _CERTIFICATE)
     cert = _read("tlsCertFile", tls.cert_file, _CERTIFICATE)
-    # As over remoting, the file of the certificate may hold its key.
+    # As with remoting, the certificate's file may also contain its key.
     own = ("tlsCertFile", tls.cert_file) if tls.key_file is None else ("tlsKeyFile", tls.key_file)
     return grpc.ssl_channel_credentials(ca, _read(*own, _KEY), cert)
 
 
 def _stamps(tls: Tls) -> list[tuple[int, int, int]]:
-    """By which its files are known to be other ones; nothing while one of them is not there."""
+    """Time, inode and size of the TLS files, to detect that they were replaced; empty while one of them is missing."""
     try:
         stats = [Path(path).expanduser().stat() for path in (tls.ca_file, tls.cert_file, tls.key_file) if path]
     except OSError:
@@ -322,7 +326,7 @@ def _stamps(tls: Tls) -> list[tuple[int, int, int]]:
     return [(stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in stats]
 
 
-# What stands in the first line of each part of a file in PEM.
+# Ends of the first lines of certificates and keys in PEM files.
 _CERTIFICATE, _KEY = b"CERTIFICATE-----", b"PRIVATE KEY-----"
 
 

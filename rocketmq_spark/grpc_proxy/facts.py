@@ -1,7 +1,7 @@
-"""What the Proxy's protocol calls things, and their numbers, once: as server reflection of the Proxy lists them.
+"""Names and numbers of the Proxy's protocol, as the server reflection of the Proxy lists them.
 
-A test compares every row with a real Proxy. Only what is used stands here: what else an answer brings is not looked at.
-Package ``apache.rocketmq.v2``, service ``MessagingService``.
+A test compares every row with a real Proxy. The tables contain only fields that this package uses; others in an answer are
+ignored. Package ``apache.rocketmq.v2``, service ``MessagingService``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SERVICE = f"{PACKAGE}.MessagingService"
 
 
 class ProtoField(NamedTuple):
-    """A field of a message. ``kind`` is a scalar's name, ``enum``, ``map`` of texts, ``time``, ``duration`` or a message."""
+    """A field of a message. ``kind`` is a scalar type, ``enum``, ``map`` (of texts), ``time``, ``duration`` or a message."""
 
     message: str
     name: str
@@ -23,7 +23,7 @@ class ProtoField(NamedTuple):
     repeated: bool
 
 
-# Message, field, number, type; ``*`` behind the type: repeated.
+# Message, field, number, type; ``*`` after the type means repeated.
 _TABLE = """
     Status                          code                     1 enum
     Status                          message                  2 string
@@ -173,7 +173,7 @@ FIELDS = tuple(_field(line) for line in _TABLE.strip().splitlines())
 
 
 class Rpc(NamedTuple):
-    """A call. Those that stream answer many times, or are answered and asked many times."""
+    """A call. A streaming call has many answers, or many requests and answers."""
 
     name: str
     request: str
@@ -220,7 +220,7 @@ RPCS = (
 
 
 class Code(enum.IntEnum):
-    """How a request went."""
+    """Status codes of answers."""
 
     OK = 20000
     MULTIPLE_RESULTS = 30000
@@ -249,7 +249,7 @@ class Code(enum.IntEnum):
 
 
 class MessageType(enum.IntEnum):
-    """What a topic takes; a message has exactly one type."""
+    """The types of messages that a topic accepts; a message has exactly one type."""
 
     NORMAL = 1
     FIFO = 2
@@ -260,7 +260,7 @@ class MessageType(enum.IntEnum):
 
 
 class Permission(enum.IntEnum):
-    """Of a queue in a route."""
+    """Permissions of a queue in a route."""
 
     NONE = 1
     READ = 2
@@ -280,7 +280,7 @@ class AddressScheme(enum.IntEnum):
 
 
 class Encoding(enum.IntEnum):
-    """Of a body."""
+    """Compressions of a body."""
 
     IDENTITY = 1
     GZIP = 2
@@ -292,14 +292,14 @@ class ClientType(enum.IntEnum):
 
 
 class TransactionResolution(enum.IntEnum):
-    """A decision about a half message."""
+    """Decisions on half messages."""
 
     COMMIT = 1
     ROLLBACK = 2
 
 
 class TransactionSource(enum.IntEnum):
-    """Whether it is the producer's own or the answer to a question."""
+    """The origin of a decision: the producer, or a check by the server."""
 
     SOURCE_CLIENT = 1
     SOURCE_SERVER_CHECK = 2

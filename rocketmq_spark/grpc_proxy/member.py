@@ -1,6 +1,6 @@
 """The ``PopMember`` port over gRPC: a consumer that receives messages from a Proxy.
 
-``popped`` turns a message of the Proxy into a ``PoppedMessage``, ``policy`` its settings into a ``GroupPolicy``.
+``popped`` converts a message of the Proxy into a ``PoppedMessage``, ``policy`` the Proxy's settings into a ``GroupPolicy``.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage
 
 logger = logging.getLogger(__name__)
 
-# Of a group of which the Proxy says nothing: RocketMQ's own.
+# RocketMQ's defaults, for groups whose policy the Proxy does not report.
 _ATTEMPTS, _PAUSES_S = 17, (10.0,)
-# More attempts than that are not made: the last pause is that of all which follow.
+# Pauses are listed up to this attempt; the last pause holds for all later attempts.
 _MAX_PAUSES = 100
 
 
 def popped(message: Any, topic: str, place: tuple[str, str], unpack: Callable[[bytes], bytes]) -> PoppedMessage:
-    """A message of ``topic``, by its name for users; ``place`` is its broker's name and the endpoint that gave it.
+    """Converts a message of ``topic`` (the user's name); ``place`` is its broker's name and the endpoint that delivered it.
 
-    One whose body cannot be opened comes raw, with the reason, as over remoting: its neighbours are not lost with it.
+    As with remoting, a message whose body cannot be decoded is returned raw, with the reason, so that others are not lost with
+    it.
     """
     broker_name, endpoint = place
     system = message.system_properties
@@ -44,7 +45,7 @@ def popped(message: Any, topic: str, place: tuple[str, str], unpack: Callable[[b
     if system.body_encoding == Encoding.GZIP:
         try:
             body = unpack(body)
-        except (DecodeError, LocalProtocolError) as e:  # damaged, or of a codec that is not installed here
+        except (DecodeError, LocalProtocolError) as e:  # damaged, or its codec is not installed
             why = str(e)
     return PoppedMessage(
         topic=topic,
@@ -66,7 +67,7 @@ def popped(message: Any, topic: str, place: tuple[str, str], unpack: Callable[[b
 
 
 def policy(settings: Any) -> GroupPolicy:
-    """What the settings say with which a Proxy answers those of a consumer."""
+    """The group's policy in the settings with which a Proxy answers a consumer's settings."""
     retry = settings.backoff_policy
     if retry.HasField("customized_backoff"):
         pauses = [get_seconds(pause) for pause in retry.customized_backoff.next[:_MAX_PAUSES]]
@@ -84,16 +85,17 @@ def policy(settings: Any) -> GroupPolicy:
 
 
 HEARTBEAT_S = 10.0
-# A few kilobytes may become gigabytes when they are opened: so much of one answer, or what so many messages may have.
+# A few compressed kilobytes may become gigabytes, so the bodies of one answer are limited: to the second number times the
+# requested messages, but at least to the first.
 _MIN_OPENED_BYTES, _MESSAGE_BYTES = 64 << 20, 4 << 20
-# An endpoint that has not answered settings by then is not waited for if another one has.
+# After this time, an endpoint that has not answered settings is not waited for if another one has.
 _QUICK_S = 1.0
-# Which brokers have the topic is asked for again after this.
+# The brokers of a topic are requested again after this time.
 _PLACES_S = 30.0
 
 
 class ProxyMember:
-    """One consumer of ``group``. The ``proxy`` is its own, since a Proxy knows the settings of a client by its id."""
+    """One consumer of ``group``. It has its own ``proxy``, because a Proxy keeps settings by client id."""
 
     def __init__(self, proxy: Proxy, group: str, unpack: Callable[[bytes], bytes], ordered: bool = False) -> None:
         self._proxy = proxy
@@ -106,7 +108,7 @@ class ProxyMember:
         self._timer: Timer | None = None
         self._policy = policy(proto("Settings")())
         self._closed = False
-        self._keeps_order: dict[str, bool] = {}  # what each endpoint said at last
+        self._keeps_order: dict[str, bool] = {}  # whether the group is ordered, by each endpoint's last answer
         self._places: dict[str, tuple[Sequence[Any], Deadline]] = {}
 
     @property
@@ -116,11 +118,11 @@ class ProxyMember:
     def subscribe(self, filters: Mapping[str, Filter], deadline: Deadline) -> None:
         with self._lock:
             before, self._filters = self._filters, dict(filters)
-            if self._closed:  # a start that failed is repeated
+            if self._closed:  # a failed start closes the member, and may be repeated
                 self._proxy.open()
                 self._closed = False
             begun = list(self._streams.values())
-            # Each by itself, and before the settings are known: a call that fails anywhere may be repeated, and does the rest.
+            # Each step checks what exists, so that a call which failed at any point can be repeated and does the rest.
             if self._timer is None:
                 timer = Timer(f"rocketmq-{self._group}-heartbeat")
                 timer.every(HEARTBEAT_S, self._beat, HEARTBEAT_S)
@@ -138,7 +140,7 @@ class ProxyMember:
             final = [error for error in refused if not error.retriable]
             if before and not filters.items() <= before.items() and final:
                 with self._lock:
-                    self._filters = before  # a Proxy refuses all topics because of one, and would not have us again
+                    self._filters = before  # one bad topic makes a Proxy reject all, also on a new stream
                 for stream in streams:
                     stream.tell()
             raise (final or refused)[0]
@@ -156,7 +158,7 @@ class ProxyMember:
         queues = self._queues(topic, deadline)
         queue = queues[at % len(queues)]
         wanted = self._filters.get(topic)
-        if wanted is None:  # left at this moment, by another thread
+        if wanted is None:  # another thread has just unsubscribed
             raise LocalProtocolError("the topic is not subscribed to", topic=topic)
         request = proto("ReceiveMessageRequest")(
             group=self._proxy.resource(self._group), message_queue=queue, batch_size=count, auto_renew=False
@@ -168,7 +170,7 @@ class ProxyMember:
             try:
                 return self._received(self._proxy.channel(), request, topic, deadline)
             except ConnectionLost as e:
-                if not e.unsent or deadline.remaining() < wait_s:  # another one would have too little time
+                if not e.unsent or deadline.remaining() < wait_s:  # too little time for another endpoint
                     raise
         return self._received(self._proxy.channel(), request, topic, deadline)
 
@@ -198,7 +200,8 @@ class ProxyMember:
             self._proxy.noted(channel.address, e, left_s - deadline.remaining())
             if not found:
                 raise
-            # What came is ours until its lease ends. Given back it would come again as slowly, until it is a dead letter.
+            # The messages that arrived are leased to this consumer, so return them. If they were discarded, the redelivery would
+            # be cut off in the same way, until they are dead letters.
             logger.warning(
                 "%s delivered a part of the messages for topic %s; the others are delivered again: %s",
                 channel.address,
@@ -241,7 +244,7 @@ class ProxyMember:
             timer, self._timer = self._timer, None
             self._closed = True
             self._keeps_order = {}
-        with contextlib.ExitStack() as rest:  # each of these is done, whatever interrupts what is before it
+        with contextlib.ExitStack() as rest:  # every step runs, even if an earlier one is interrupted
             rest.callback(self._proxy.close)
             for stream in streams:
                 rest.callback(stream.close, deadline)
@@ -270,9 +273,7 @@ class ProxyMember:
             stream.repeat()
 
     def _each(self, rpc: facts.Rpc, request: Any, deadline: Deadline) -> None:
-        """Sends a request to every endpoint, to all at once so that one that hangs takes no time from the others, and logs
-        failures.
-        """
+        """Send a request to all endpoints at once, so that one that hangs does not delay the others. Failures are logged."""
         answers: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         for address in self._proxy.addresses:
             try:
@@ -288,7 +289,7 @@ class ProxyMember:
             except RocketMQError as e:
                 logger.info("%s at %s: %s", rpc.name, address, e)
                 with self._lock:
-                    self._keeps_order.pop(address, None)  # it gives no messages either
+                    self._keeps_order.pop(address, None)  # an endpoint that fails delivers no messages either
 
     def _on_settings(self, address: str, settings: Any) -> None:
         if settings.HasField("backoff_policy"):
@@ -300,7 +301,7 @@ class ProxyMember:
     def _settings(self) -> Any:
         made = self._proxy.settings(ClientType.SIMPLE_CONSUMER)
         made.subscription.group.CopyFrom(self._proxy.resource(self._group))
-        made.subscription.fifo = self._ordered  # which a Proxy goes by while it cannot ask brokers about the group
+        made.subscription.fifo = self._ordered  # a Proxy uses this while brokers do not report the group's settings
         for topic, wanted in self._filters.items():
             made.subscription.subscriptions.add(topic=self._proxy.resource(topic), expression=_expression(wanted))
         return made
@@ -323,7 +324,7 @@ class ProxyMember:
 
 
 def _errors(streams: Sequence[Telemetry], deadline: Deadline) -> list[RocketMQError | None]:
-    """Why settings did not arrive, for each. What cannot be reached, or hangs, is waited for while no other one has them."""
+    """For each stream, why the Proxy has no settings, or None. Waits for slow endpoints only while no endpoint has them."""
     errors = [stream.wait(deadline.within(_QUICK_S), patient=False) for stream in streams]
     return errors if None in errors else [stream.wait(deadline) for stream in streams]
 

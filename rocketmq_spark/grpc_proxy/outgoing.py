@@ -1,9 +1,9 @@
-"""From what a producer sends to the messages of a request: what is stored as properties over remoting has fields here. Pure.
+"""Encodes a producer's messages as requests. Values that are properties in the remoting protocol are fields here. Pure.
 
-The Proxy refuses RocketMQ's own names as the user's properties. A request holds messages of one topic, several if they are
-normal ones. One that is delayed the Proxy takes alone only. One of a message group must travel alone, too: for a request of
-several the Proxy chooses any queue, although all are of one group, and its order would be lost. So would a priority, which
-is nothing else than a queue.
+The Proxy rejects RocketMQ's own property names among the user's properties. A request contains messages of one topic: several
+normal ones, or one of another type. The Proxy accepts a delayed message only alone. A message of a message group must be sent
+alone, too, because the Proxy chooses any queue for a request with several messages, even if all are of one group, and their order
+would be lost. The same holds for a priority, because a priority is a choice of the queue.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rocketmq_spark.grpc_proxy.protos import MAP_KEY, MAP_VALUE, VARINTS, conten
 from rocketmq_spark.model.send import SendRequest, SentMessage
 from rocketmq_spark.options.parsing import positive_duration
 
-# What the Proxy sets itself.
+# Properties that the Proxy sets itself.
 LEFT_OUT = frozenset((Property.WAIT, Property.INSTANCE_ID))
 _TIMING = frozenset((Property.DELAY, Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS))
-# What makes a message one of another type than NORMAL, which has it travel in a request of its own.
+# Properties of messages with another type than NORMAL, which are sent alone in a request.
 _TYPES = frozenset((Property.SHARDING_KEY, Property.PRIORITY, Property.TRANSACTION_PREPARED, *_TIMING))
 KEY_SEPARATOR_BYTES = KEY_SEPARATOR.encode()
-# What the fields of a message begin with.
+# The encoded beginnings of a message in a request, and of a user property in a message.
 MESSAGE, USER = start("SendMessageRequest", "messages"), start("Message", "user_properties")
 SYSTEM, BODY = start("Message", "system_properties"), start("Message", "body")
 KEY = start("SystemProperties", "keys")
@@ -36,14 +36,14 @@ NORMAL = number("SystemProperties", "message_type", MessageType.NORMAL)
 
 
 class Topic(NamedTuple):
-    """Its name for users, and on the wire."""
+    """A topic's name for users, and on the wire."""
 
     name: str
     on_wire: str
 
 
 class ProxySendRequest(NamedTuple):
-    """A ``SendMessageRequest`` as it is sent, and what its answer is compared with: the messages' ids, joined by commas."""
+    """An encoded ``SendMessageRequest``, and the messages' ids, joined by commas, which its answer must contain."""
 
     data: bytes
     ids: str
@@ -51,7 +51,9 @@ class ProxySendRequest(NamedTuple):
 
 
 class ProxyItem:
-    """A message as a field of a request. Those of one ``line`` travel alone, one after the other; those without one together."""
+    """A message as a field of a request. Messages with the same ``line`` are sent alone, one after the other; messages without
+    one are sent together.
+    """
 
     __slots__ = ("data", "delayed", "line", "msg_id")
 
@@ -66,7 +68,9 @@ class ProxyItem:
 
 
 class ProxyBatch:
-    """Implements ``model.send.Batch``: requests in chains. Those of a chain go one after the other, chains at once."""
+    """Implements ``model.send.Batch``: chains of requests. The requests of a chain are sent one after the other, chains in
+    parallel.
+    """
 
     __slots__ = ("_size", "chains")
 
@@ -97,7 +101,7 @@ class ProxyBatch:
 
 
 def _sent(message: Any) -> SentMessage:
-    """A message as it was before it was encoded, but for what the Proxy sets itself."""
+    """Decodes an encoded message; properties that the Proxy sets itself are missing."""
     system, properties = message.system_properties, dict(message.user_properties)
     if system.HasField("tag"):
         properties[Property.TAGS] = system.tag
@@ -115,7 +119,7 @@ def _sent(message: Any) -> SentMessage:
 
 
 class ProxyEncoder:
-    """Implements ``model.send.MessageEncoder``. ``messages_of`` gives the messages of a send whose body is bytes."""
+    """Implements ``model.send.MessageEncoder``. ``messages_of`` returns the messages of a send whose body is bytes."""
 
     def __init__(
         self, on_wire: Callable[[str], str], host: str, messages_of: Callable[[SendRequest], Sequence[SentMessage]]
@@ -126,7 +130,7 @@ class ProxyEncoder:
         self._last = "", 0, RequestEncoder(Topic("", ""), 0, host)
 
     def of(self, topic: str, born_ms: int) -> RequestEncoder:
-        """What encodes messages for a topic that were born in this millisecond."""
+        """The encoder of messages for a topic with this born time."""
         known, at_ms, made = self._last
         if (known, at_ms) != (topic, born_ms):
             made = RequestEncoder(Topic(topic, self._on_wire(topic)), born_ms, self._host)
@@ -141,16 +145,16 @@ class ProxyEncoder:
         return ProxyBatch.of(items)
 
     def encoded(self, topic: str, request: SendRequest) -> ProxyBatch:
-        """The requests of a send; they are made here unless it is a batch of this encoder."""
+        """The requests of a send. A batch of this encoder has them already; for others they are made here."""
         if isinstance(request.body, ProxyBatch):
             return request.body
         return ProxyBatch.of(map(self.of(topic, request.born_timestamp_ms), self._messages_of(request)))
 
 
 class RequestEncoder:
-    """Makes the messages of one topic and birth. What they have in common is made once; their bodies are copied once.
+    """Encodes messages of one topic and born time. Their common fields are encoded once; bodies are copied once.
 
-    ``first`` are the fields of each message, and ``system`` those of its system properties, that are the same in all.
+    ``first`` are the common fields of the messages, and ``system`` those of their system properties.
     """
 
     def __init__(self, topic: Topic, born_ms: int, host: str) -> None:
@@ -167,7 +171,7 @@ class RequestEncoder:
         self._named: dict[str, bytes] = {}
 
     def __call__(self, part: SentMessage) -> ProxyItem:
-        """Raises ``MessageRefused`` for what the Proxy has no field for."""
+        """Encodes a message. Raises ``MessageRefused`` for properties that the Proxy has no field for."""
         size, properties = len(part.body), part.properties
         head = self._head(part) + BODY + VARINTS[size]
         data, msg_id = (
@@ -181,7 +185,7 @@ class RequestEncoder:
         return ProxyItem(data, msg_id, object() if line is None else line, delayed)
 
     def _head(self, part: SentMessage) -> bytes:
-        """All fields of a message but its body."""
+        """All fields of a message except its body."""
         if part.flag:
             raise MessageRefused(
                 f"the message's flag is {part.flag}, which gRPC cannot transport; expected 0",
@@ -209,13 +213,13 @@ class RequestEncoder:
         return fields + SYSTEM + VARINTS[len(system)] + system
 
     def name(self, name: str) -> bytes:
-        """What an entry of the user's properties begins with."""
+        """The encoded beginning of an entry of the user's properties, with its name."""
         data = name.encode()
         self._named[name] = made = MAP_KEY + VARINTS[len(data)] + data + MAP_VALUE
         return made
 
     def _typed(self, properties: Mapping[str, str]) -> bytes:
-        """The message's type, of which it has one only, and what belongs to it."""
+        """The message's type, and the fields of that type. A message has only one type."""
         found = {}
         if Property.SHARDING_KEY in properties:
             group = properties[Property.SHARDING_KEY].encode()
@@ -242,14 +246,14 @@ def _type(kind: MessageType) -> bytes:
 
 
 def _moment(epoch_ms: int) -> bytes:
-    """The fields of a time."""
+    """The encoded fields of a ``Timestamp``."""
     made = proto("SystemProperties")().born_timestamp
     set_ms(made, epoch_ms)
     return bytes(made.SerializeToString())
 
 
 def _due_ms(properties: Mapping[str, str], born_ms: int, topic: str) -> int | None:
-    """When a message is to be delivered; None where it is not delayed. Levels are those of a broker that has the stock ones."""
+    """The delivery time of a message; None if it is not delayed. Delay levels are RocketMQ's default ones."""
     due_ms = timer_due_ms(properties, born_ms)
     if due_ms is not None or Property.DELAY not in properties:
         return due_ms

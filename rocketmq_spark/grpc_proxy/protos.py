@@ -1,14 +1,15 @@
-"""Protobuf messages of the Proxy's protocol: as classes, and as bytes for what is written once per message of a batch. Also the
-errors that the Proxy's status codes and those of gRPC become.
+"""Protobuf messages of the Proxy's protocol: as classes, and as bytes for fields that are written once per message of a batch.
+Also the errors for the Proxy's status codes and those of gRPC.
 
-The classes are made from the table in ``facts``, in a pool of their own, so that nothing collides with what another library
-registers in the common pool under the same names. The edition of the file distinguishes an unset field from a zero, and
-rejects text that is not UTF-8. Enumerations are plain numbers, which have the same bytes, and may be newer than the table.
+The classes are made from the table in ``facts``, in a separate pool, so that they do not collide with messages of the same names
+that another library registers in the common pool. The file's edition distinguishes unset fields from zeros, and
+rejects text that is not UTF-8. Enumerations are plain numbers: they have the same bytes, and values newer than the table are
+accepted.
 
-``start``, ``number`` and ``content`` write fields as bytes: protobuf's own objects cost 8 µs a message in Python, a multiple
-of the time that the Proxy takes. Fields may be in any order, so fields that many messages share are made once.
+``start``, ``number`` and ``content`` write fields as bytes, because protobuf's objects cost 8 µs a message in Python, several
+times the time that the Proxy needs. Fields may be in any order, so fields that many messages share are encoded once.
 
-``refused`` and ``broken`` are pure. Classes of errors are those of ``errors``, so that callers judge both transports alike. The
+``refused`` and ``broken`` are pure. They return the classes in ``errors``, so that callers can treat both transports alike. The
 numbers are the Proxy's.
 """
 
@@ -48,7 +49,7 @@ _KEPT = 1 << 14
 
 
 class _Varints(dict[int, bytes]):
-    """Numbers as protobuf writes them; the small ones, which are asked for again and again, are kept."""
+    """Numbers in protobuf's encoding; small ones, which are needed often, are cached."""
 
     def __missing__(self, number: int) -> bytes:
         made, left = bytearray(), number
@@ -62,25 +63,25 @@ class _Varints(dict[int, bytes]):
         return varint
 
 
-# Of lengths and other numbers that are not negative.
+# Encoded lengths and other numbers that are not negative.
 VARINTS = _Varints()
 
 
 @functools.cache
 def start(message: str, name: str) -> bytes:
-    """What a field begins with; behind it stand the length and the content, or a number."""
+    """The encoded key of a field; its length and content, or its number, follow."""
     (field,) = (one for one in FIELDS if (one.message, one.name) == (message, name))
     delimited = field.kind not in ("enum", "int32", "int64", "bool")
     return VARINTS[field.number << 3 | (_LENGTH_DELIMITED if delimited else _VARINT)]
 
 
 def number(message: str, name: str, value: int) -> bytes:
-    """A field of kind ``enum``, or a number that is not negative."""
+    """An encoded field of kind ``enum``, or with a number that is not negative."""
     return start(message, name) + VARINTS[value]
 
 
 def content(message: str, name: str, data: bytes) -> bytes:
-    """A field that is a text as UTF-8, bytes, or the fields of another message."""
+    """An encoded field whose content is UTF-8 text, bytes, or the fields of another message."""
     return start(message, name) + VARINTS[len(data)] + data
 
 
@@ -89,7 +90,7 @@ MAP_KEY, MAP_VALUE = (VARINTS[which << 3 | _LENGTH_DELIMITED] for which in (1, 2
 
 
 _FILE = "rocketmq_spark/grpc_proxy.proto"
-# No clock and no lock can wait for longer than some centuries; no caller needs a year.
+# Waits of more than some centuries are errors in locks and clocks, and no caller needs more than a year.
 _MAX_SECONDS = 365 * 86_400
 _KNOWN = {"time": "google.protobuf.Timestamp", "duration": "google.protobuf.Duration"}
 _TYPES: Mapping[str, Any] = {
@@ -105,7 +106,7 @@ _OPTIONAL, _REPEATED = (
 
 @functools.cache
 def proto(name: str) -> Any:
-    """The class of a message of the table."""
+    """The class of a message in the table."""
     return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"{PACKAGE}.{name}"))
 
 
@@ -147,25 +148,25 @@ def _add(message: descriptor_pb2.DescriptorProto, field: ProtoField) -> None:
 
 
 def set_ms(timestamp: Any, epoch_ms: int) -> None:
-    """Fill in a field of kind ``time``."""
+    """Set a field of kind ``time``."""
     timestamp.seconds, rest = divmod(epoch_ms, 1000)
     timestamp.nanos = rest * 1_000_000
 
 
 def get_ms(timestamp: Any) -> int:
-    """The milliseconds since 1970 of a field of kind ``time``."""
+    """The value of a field of kind ``time``, in ms since 1970."""
     return int(timestamp.seconds) * 1000 + int(timestamp.nanos) // 1_000_000
 
 
 def set_seconds(duration: Any, seconds: float) -> None:
-    """Fill in a field of kind ``duration``."""
+    """Set a field of kind ``duration``."""
     us = round(seconds * 1_000_000)
     duration.seconds, rest = divmod(us, 1_000_000)
     duration.nanos = rest * 1000
 
 
 def get_seconds(duration: Any) -> float:
-    """The seconds of a field of kind ``duration``, from 0 to a year."""
+    """The value of a field of kind ``duration`` in seconds, from 0 to a year."""
     return float(min(max(0.0, duration.seconds + duration.nanos / 1e9), _MAX_SECONDS))
 
 
@@ -203,16 +204,17 @@ _REMEDIES: dict[int, str] = {
 }
 _TRUST = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "Peer name", "certificate verify failed")
 _NO_TLS = ("WRONG_VERSION_NUMBER", "wrong version number")
-_GROWN = "message body size exceeded"  # of a batch; it does not pass
-_ILLEGAL = ("the message is illegal", "timer message illegal")  # brokers' words, with the code of a Proxy's own faults
-# Of a topic that a Proxy does not know, or cannot ask brokers about; and of one whose masters are away, or lack the permission.
+_GROWN = "message body size exceeded"  # for a batch; a retry would fail, too
+_ILLEGAL = ("the message is illegal", "timer message illegal")  # texts of brokers, with a Proxy's internal error code
+# For a topic that a Proxy does not know, or cannot request from brokers; for one whose masters are down, or without the
+# permission.
 _UNTYPED, _NO_QUEUE = "the expected type is UNSPECIFIED", ("no writable queue", "no readable queue")
 _LARGE = "larger than max"
-_SERVERS_LARGE = "exceeds maximum size"  # where a server says it
-_HEADERS = "Invalid metadata"  # of an access key or a token with a line end, as it may have from a file
+_SERVERS_LARGE = "exceeds maximum size"  # in the answer of a server
+_HEADERS = "Invalid metadata"  # for an access key or token with a line break, for example from a file
 _RESET, _INBOUND = "RST_STREAM with error code 8", "its grpcMaxInboundMessageSize (130 MiB)"
 _ENDED = "Socket closed"
-# gRPC had no connection to send the call by, or found no address; the last one by its older words.
+# gRPC could not connect, or did not resolve the address; the last text is that of older versions.
 _NO_CONNECTION = ("failed to connect to all addresses", "errors resolving ", "DNS resolution failed")
 
 
@@ -247,7 +249,7 @@ def _told(code: int) -> str:
 
 
 def broken(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
-    """The error for a call without an answer; ``status`` is the name of gRPC's code, ``details`` its words."""
+    """The error for a call without an answer; ``status`` is the name of gRPC's code, ``details`` its text."""
     made = _broken(status, details, addr, tls)
     made.unsent = status == "UNAVAILABLE" and any(words in details for words in _NO_CONNECTION)
     return made
@@ -275,7 +277,7 @@ def _broken(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
         case "UNAVAILABLE" | "CANCELLED":
             remedy = "See whether the Proxy runs and its gRPC port is reachable from here"
             remedy += "" if tls else "; if it wants TLS, set option 'tls'"
-            if _ENDED in details:  # by a server that takes the first bytes of HTTP/2 for the length of a frame
+            if _ENDED in details:  # by a remoting server, which reads the first bytes of HTTP/2 as a frame's length
                 remedy += (
                     ". The port of a broker or name server ends connections so: expected the Proxy's for gRPC, 8081"
                 )

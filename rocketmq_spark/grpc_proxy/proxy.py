@@ -1,7 +1,7 @@
 """One client of a Proxy: its channels, its client id, single requests, and its telemetry streams.
 
-Through the telemetry stream a consumer sends its settings and receives the Proxy's; it is opened again when it breaks. There
-is one stream, with a thread, for each endpoint, because every Proxy keeps the settings of its clients by itself.
+Through the telemetry stream, a client sends its settings and receives the Proxy's. The stream is reopened when it breaks. There
+is one stream, with a thread, for each endpoint, because Proxies do not share the settings of clients.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _GOOD = (Code.OK, Code.MULTIPLE_RESULTS)
 
 
 class Access(NamedTuple):
-    """How a Proxy is reached: ``host:port`` of each endpoint, who signs, and how names stand on the wire."""
+    """Connection settings: ``host:port`` of each endpoint, the keys that sign, and the scope that converts names."""
 
     addresses: tuple[str, ...]
     on_wire: Callable[[str], str]
@@ -46,7 +46,7 @@ class Access(NamedTuple):
 
 
 class Proxy:
-    """Shared by all producers and consumers of a process with the same connection options."""
+    """One client of a Proxy, shared by all producers of a process with the same connection options."""
 
     def __init__(self, access: Access) -> None:
         self.access = access
@@ -60,7 +60,7 @@ class Proxy:
         )
 
     def open(self) -> None:
-        """Calls from now on are made, also after ``close``."""
+        """Allow calls, also after ``close``."""
         access = self.access
         self._channels = {
             address: ProxyChannel(address, self._headers, access.connect_timeout_s, access.tls)
@@ -72,26 +72,26 @@ class Proxy:
         return self.access.addresses
 
     def settings(self, kind: ClientType) -> Any:
-        """What all clients of a kind say of themselves first."""
+        """The common settings of clients of a kind."""
         made = proto("Settings")(client_type=kind, user_agent=self._agent)
         made.access_point.CopyFrom(self.endpoints())
         set_seconds(made.request_timeout, self.access.request_timeout_s)
         return made
 
     def resource(self, name: str) -> Any:
-        """A topic or group."""
+        """A topic or group as a ``Resource``."""
         return proto("Resource")(name=self.on_wire(name))
 
     def channel(self, home: str | None = None) -> ProxyChannel:
-        """The one to use now: of the ``home`` endpoint if that answers."""
+        """The channel to use now: that of the ``home`` endpoint unless it is avoided."""
         return self._channels[self._endpoints.pick(home, time.monotonic())]
 
     def at(self, address: str) -> ProxyChannel:
-        """That of one endpoint."""
+        """The channel of one endpoint."""
         return self._channels[address]
 
     def ask(self, rpc: Rpc, request: Any, deadline: Deadline, topic: str | None = None, home: str | None = None) -> Any:
-        """A good answer; raises ``RocketMQError``. Another endpoint is asked when one cannot be reached."""
+        """Returns a successful answer, or raises ``RocketMQError``. Tries another endpoint if one cannot be reached."""
         for left in range(len(self.addresses), 0, -1):
             channel = self.channel(home)
             share = self._endpoints.share(channel.address, deadline, left)
@@ -107,7 +107,9 @@ class Proxy:
         raise ConnectionLost("there is no endpoint")
 
     def noted(self, address: str, error: RocketMQError | None = None, took_s: float = 0.0) -> None:
-        """How a call to an endpoint went; what ``took_s`` in vain is not tried again for as long."""
+        """Note the result of a call to an endpoint. After a failure that ``took_s``, the endpoint is avoided for at least as
+        long.
+        """
         if isinstance(error, ConnectionLost | CallTimeout):
             self._endpoints.failed(address, time.monotonic(), max(REST_S, took_s))
         elif error is None:
@@ -116,7 +118,7 @@ class Proxy:
             self._endpoints.worked(address)
 
     def endpoints(self, address: str | None = None) -> Any:
-        """The address of the Proxy in the form that its routes use."""
+        """The Proxy's address in the form of its routes."""
         made = proto("Endpoints")()
         for one in (address,) if address else self.addresses:
             host, _, port = one.rpartition(":")
@@ -133,7 +135,7 @@ class Proxy:
 
 
 def checked(answer: Any, address: str, topic: str | None = None) -> Any:
-    """The answer if its status is good; raises what it says otherwise."""
+    """Returns the answer if its status is a success; otherwise raises the error of the status."""
     if answer.status.code not in _GOOD:
         raise refused(answer.status, address, topic)
     return answer
@@ -153,14 +155,14 @@ def _scheme(host: str) -> AddressScheme:
 OnSettings = Callable[[Any], None]
 
 _HALF = "recover_orphaned_transaction_command"
-# A Proxy that is overloaded drops settings without a word. So long an answer is awaited, then the stream is made anew: which
-# settings a later answer is about would not be known.
+# An overloaded Proxy silently drops settings. After this time without an answer, the stream is reopened, because it would be
+# unknown to which settings a later answer belongs.
 _ANSWER_S = 30.0
 
 
 class Telemetry:
-    """Of one endpoint. ``settings`` makes the first message of each stream; ``on_settings`` receives the answers of the Proxy,
-    ``on_half`` its questions about half messages.
+    """The telemetry stream of one endpoint. ``settings`` makes the first message of each stream; ``on_settings`` receives the
+    Proxy's answers, ``on_half`` its checks of half messages.
     """
 
     def __init__(
@@ -174,10 +176,10 @@ class Telemetry:
         self._channel = channel
         self._settings = settings
         self._on_settings = on_settings
-        self._lock = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.pull.polls)
+        self._lock = threading.RLock()  # ``with`` takes the lock itself, so Ctrl-C cannot leave it locked
         self._changed = threading.Condition(self._lock)
         self._version, self._known = 0, -1
-        self._sent: deque[tuple[int, float]] = deque()  # what has no answer yet, and since when
+        self._sent: deque[tuple[int, float]] = deque()  # versions of unanswered settings, and when they were sent
         self._error: RocketMQError | None = None
         self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._call: Any = None
@@ -185,7 +187,7 @@ class Telemetry:
         self._thread = start_thread(f"rocketmq-telemetry-{channel.address}", self._run)
 
     def tell(self) -> None:
-        """The settings have changed: what was said of the old ones does not count, and a stream that ended begins at once."""
+        """Send changed settings. Answers to the old ones do not count any more, and a stream that ended is reopened at once."""
         with self._lock:
             self._version += 1
             self._error = None
@@ -194,16 +196,17 @@ class Telemetry:
         self._give_up()
 
     def repeat(self) -> None:
-        """Send the same settings again, to receive what the Proxy says of them now; not while an answer is awaited."""
+        """Send the same settings again, to receive the Proxy's current answer. Does nothing while an answer is missing."""
         with self._lock:
             if not self._sent:
                 self._put()
         self._give_up()
 
     def wait(self, deadline: Deadline, patient: bool = True) -> RocketMQError | None:
-        """Until the Proxy has the settings, or has refused them for good; the last error, if there was any, when it has not.
+        """Wait until the Proxy has accepted the settings (then None), or permanently rejected them. Returns the last error, or a
+        time-out.
 
-        Without ``patient`` any error ends that, also one that may pass.
+        Without ``patient``, a temporary error ends the wait, too.
         """
 
         def over() -> bool:
@@ -234,7 +237,7 @@ class Telemetry:
         return self._error is not None and not self._error.retriable
 
     def _give_up(self) -> None:
-        """End a stream that owes an answer for too long; the next one begins with the newest settings."""
+        """End a stream whose answer is missing for too long; the next one begins with the newest settings."""
         with self._lock:
             late = bool(self._sent) and time.monotonic() - self._sent[0][1] > _ANSWER_S
             call = self._call if late else None
@@ -242,7 +245,7 @@ class Telemetry:
             call.cancel()
 
     def _put(self) -> None:
-        command = proto("TelemetryCommand")(settings=self._settings())  # may fail, and then no answer is owed
+        command = proto("TelemetryCommand")(settings=self._settings())  # first: if it fails, no answer is expected
         self._sent.append((self._version, time.monotonic()))
         self._outgoing.put(command)
 
@@ -253,16 +256,16 @@ class Telemetry:
             if not self._closed.is_set():
                 logger.info("lost the stream to the Proxy at %s: %s", self._channel.address, error)
             with self._lock:
-                if self._error is None:  # it has worked since the last one
+                if self._error is None:  # the stream has worked since the last error
                     pauses = backoff(0.1, 5.0)
                 about = self._sent[0][0] if self._sent else self._version
-                if about == self._version or error.retriable:  # settings that were refused may be others by now
+                if about == self._version or error.retriable:  # a rejection of old settings does not count
                     self._error = error
                 self._changed.notify_all()
                 self._pause(about, next(pauses))
 
     def _pause(self, said: int, seconds: float) -> None:
-        """Until there is something new to say."""
+        """Wait for ``seconds``, or until there are newer settings."""
         self._changed.wait_for(lambda: self._closed.is_set() or self._version != said, seconds)
 
     def _end_of(self, stream: Failure | None) -> RocketMQError:
@@ -275,7 +278,7 @@ class Telemetry:
         return ConnectionLost(f"the stream failed: {stream}", self._channel.address)
 
     def _stream(self) -> None:
-        """One stream, from its beginning to its end; settings first."""
+        """Run one stream until it ends; it begins with the settings."""
         with self._lock:
             mine: queue.SimpleQueue[Any] = queue.SimpleQueue()
             self._outgoing = mine
@@ -289,7 +292,7 @@ class Telemetry:
                 if command.HasField("settings"):
                     self._on_settings(command.settings)
                     with self._lock:
-                        if self._sent:  # each has an answer, in order; a Proxy may also say something by itself
+                        if self._sent:  # answers arrive in order; a Proxy may also send settings unasked
                             self._known, _ = self._sent.popleft()
                         self._error = None
                         self._changed.notify_all()

@@ -1,7 +1,8 @@
-"""The ``Sender`` port over gRPC. The Proxy chooses the queue of a message: a queue here is a lane to one of its endpoints.
+"""The ``Sender`` port over gRPC. The Proxy chooses the queue of a message, so a ``MessageQueue`` here means a lane to an
+endpoint.
 
-A lane keeps the order of what goes through it, as a queue does, and messages of one group take the same lane. Which queue
-has a message is not reported, so results name lane -1 of their endpoint.
+Like a queue, a lane keeps the order of its messages, and messages of one group use the same lane. The Proxy does not report
+the queue of a message, so results name lane -1 of their endpoint.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from rocketmq_spark.model.send import BatchStorage, HalfCheck, HalfPlace, SentMe
 logger = logging.getLogger(__name__)
 
 Done = Callable[[SendResult | RocketMQError], None]
-# Messages of one group go one request after the other: so many groups may be on their way at once, for each endpoint.
+# Requests of one message group are sent one after the other. This many groups may be in flight at once, for each endpoint.
 LANES = 16
 UNKNOWN_QUEUE = -1
 ROUTE_S = 30.0
-# Chains of one batch that are under way at once, when its messages are of many groups.
+# Chains of one batch that are in flight at once, if its messages are of many groups.
 _AT_ONCE = 32
-# So many topics are looked for when one is missing: that is done for each send that fails.
+# Number of other topics that are looked up when one is missing. It is small, because every failed send does that.
 _LOOKED_FOR = 8
 _WRITABLE = (Permission.WRITE, Permission.READ_WRITE)
 
 
 class _Route(NamedTuple):
-    """What the Proxy said of a topic."""
+    """The Proxy's answer about a topic."""
 
     types: frozenset[MessageType]
     lanes: tuple[MessageQueue, ...]
@@ -49,9 +50,9 @@ class _Route(NamedTuple):
 
 
 class ProxySender:
-    """Implements ``ports.Sender``. ``messages_of`` gives the messages of a send whose body is bytes.
+    """Implements ``ports.Sender``. ``messages_of`` returns the messages of a send whose body is bytes.
 
-    ``unpack`` opens the body of a half message that the Proxy asks about.
+    ``unpack`` decompresses the body of a half message that the Proxy checks.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class ProxySender:
         return self.any_master()
 
     def any_master(self) -> bool:
-        """As far as a Proxy, which names no brokers, tells it: whether any topic is there of those that were, or of some."""
+        """Whether any broker seems to be up. A Proxy does not list brokers, so this looks up some topics that had a route."""
         known, seconds = list(self._routes)[:_LOOKED_FOR], self._proxy.access.request_timeout_s
         return not known or any(_is_there(self._route, topic, Deadline.after(seconds)) for topic in known)
 
@@ -93,7 +94,7 @@ class ProxySender:
         return False
 
     def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage:
-        """A Proxy does not say it."""
+        """Unknown, because a Proxy does not report it."""
         return BatchStorage()
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
@@ -158,7 +159,7 @@ class ProxySender:
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
         if check is not None:
             return self._transactions.join(group, check)
-        return lambda deadline: None  # a Proxy need not know who only sends
+        return lambda deadline: None  # a producer without transactions does not register at a Proxy
 
     def refresh_routes(self, deadline: Deadline) -> None:
         for topic in list(self._routes):
@@ -169,7 +170,7 @@ class ProxySender:
 
 
 def _route(proxy: Proxy, routes: dict[str, _Route], topic: str, deadline: Deadline, refresh: bool = False) -> _Route:
-    """The route of a topic, which is asked for when it is not known, or too old."""
+    """The route of a topic; requested if it is unknown or too old."""
     known = routes.get(topic)
     if known is not None and not refresh and known.until > time.monotonic():
         return known
@@ -197,7 +198,7 @@ def _lanes(topic: str, addresses: Sequence[str]) -> tuple[MessageQueue, ...]:
 
 
 def _ask(proxy: Proxy, queue: MessageQueue, request: ProxySendRequest, deadline: Deadline) -> SendResult:
-    """One request on the thread that waits for it, so that no other one has to be woken for its answer."""
+    """Send one request on the calling thread, which saves waking another thread for the answer."""
     channel = proxy.channel(queue.broker_name)
     try:
         answer = channel.ask(SEND_MESSAGE, request.data, deadline)
@@ -212,8 +213,9 @@ def _ask(proxy: Proxy, queue: MessageQueue, request: ProxySendRequest, deadline:
 
 
 class _Requests:
-    """The requests of one send, in chains: some chains are sent at once. The first failure is the outcome, and bears what was
-    stored. A message that is refused for good stops its own chain only, and what may pass is the outcome rather than that.
+    """The requests of one send, in chains that are sent in parallel. The outcome is the first failure, with the messages that
+    were stored. A message that is permanently rejected stops only its own chain; any other failure takes precedence as the
+    outcome.
     """
 
     def __init__(self, proxy: Proxy, queue: MessageQueue, deadline: Deadline, done: Done) -> None:
@@ -223,7 +225,7 @@ class _Requests:
         self._done = done
         self._lock = threading.Lock()
         self._waiting: deque[deque[ProxySendRequest]] = deque()
-        self._results: list[tuple[SendResult, str]] = []  # with the ids of the messages
+        self._results: list[tuple[SendResult, str]] = []  # each with the ids of its messages
         self._error: RocketMQError | None = None
         self._behind: list[str] = []
         self._left = 0
@@ -236,7 +238,7 @@ class _Requests:
             self._send(deque(chain))
 
     def _send(self, chain: deque[ProxySendRequest]) -> None:
-        """The next request of a chain."""
+        """Send the next request of a chain."""
         request = chain.popleft()
         channel = self._proxy.channel(self._queue.broker_name)
 
@@ -276,7 +278,7 @@ class _Requests:
 
 
 def _of_one(error: RocketMQError) -> bool:
-    """Whether it is about one message, and says nothing of others."""
+    """Whether an error is about one message only, so that others may still be sent."""
     return isinstance(error, MessageIllegal)
 
 
@@ -292,7 +294,7 @@ def _each(results: Sequence[tuple[SendResult, str]]) -> dict[str, SendResult]:
 
 
 def _outcome(answer: Any, request: ProxySendRequest, topic: str, address: str) -> SendResult | RocketMQError:
-    """Whatever an answer holds, each waiting call gets a result."""
+    """The result or error of a request. An answer that cannot be decoded is an error, too, so that every waiting call ends."""
     found = attempt(_result, answer, request, topic, address)
     if not isinstance(found, Failure):
         return found
@@ -302,16 +304,16 @@ def _outcome(answer: Any, request: ProxySendRequest, topic: str, address: str) -
 
 
 def _result(answer: Any, request: ProxySendRequest, topic: str, address: str) -> SendResult:
-    """What the Proxy says of one request: one entry for all its messages, with their ids joined, or one for each."""
+    """The result of one request. The answer has one entry for all messages, with their ids joined, or one entry for each."""
     of_entries = [entry.status for entry in answer.entries]
-    # With several entries it may say no more than that they differ.
+    # With several entries, the status of the answer may only say that theirs differ.
     whole = [] if of_entries and answer.status.code == Code.MULTIPLE_RESULTS else [answer.status]
     for status in whole + of_entries:
         if status.code not in STORED:
             raise refused(status, address, topic)
     if not answer.entries:
         raise RemoteProtocolError("the Proxy acknowledged nothing", address, topic=topic)
-    # Of what is stored less safely a Proxy gives the status alone: no id, and no offset.
+    # For messages that are stored less safely (flush or replication time-out), a Proxy returns only a status: no id, no offset.
     named = [entry.message_id for entry in answer.entries if entry.status.code == Code.OK or entry.message_id]
     all_named, acknowledged = len(named) == len(answer.entries), ",".join(named)
     good = acknowledged == request.ids if all_named else {*named} <= {*request.ids.split(",")}
@@ -333,7 +335,7 @@ def _result(answer: Any, request: ProxySendRequest, topic: str, address: str) ->
 
 
 def _together(results: Sequence[SendResult]) -> SendResult:
-    """One result for several requests: the least safe status, and no offset, for they lie in several queues."""
+    """One result for several requests: the least safe status, and no offset, because they are in several queues."""
     if len(results) == 1:
         return results[0]
     status = max((one.status for one in results), key=list(SendStatus).index)

@@ -1,8 +1,8 @@
-"""Half messages through a Proxy: decisions, and what it asks about those without one.
+"""Half messages through a Proxy: decisions, and checks of half messages without a decision.
 
-A Proxy takes the topic for the producer group. It asks a client that has said on its telemetry stream that it sends to the
-topic, and knows a half message for 30 s after it has sent or checked it. So a decision goes to the endpoint that took the
-message, or asked last. It passes decisions on without waiting for the broker: its OK proves nothing.
+A Proxy uses the topic as the producer group. It sends checks to a client whose telemetry stream has named the
+topic, and remembers a half message for 30 s after it has sent or checked it. So a decision must go to the endpoint that accepted
+the message, or that checked it last. The Proxy forwards decisions without waiting for the broker, so its OK proves nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 logger = logging.getLogger(__name__)
 
 _Copies = CopyQuestions[HalfPlace, TransactionState]
-_Topics = dict[str, tuple[str, ...]]  # with the groups that sent to it, the last one first
+_Topics = dict[str, tuple[str, ...]]  # topics with the groups that sent to them, the latest first
 
 
 def _endpoint(place: HalfPlace) -> str:
@@ -43,21 +43,21 @@ _RESOLUTIONS = {
 
 
 class ProxyTransactions:
-    """The questions of one Proxy to the producers of this process. ``unpack`` opens bodies that were compressed."""
+    """The checks of one Proxy for the producers of this process. ``unpack`` decompresses bodies."""
 
     def __init__(self, proxy: Proxy, unpack: Callable[[bytes], bytes]) -> None:
         self._proxy = proxy
         self._unpack = unpack
         self._lock = threading.Lock()
-        self._turn = threading.Lock()  # who has it may change what Proxies hear, and wait for their answers
+        self._turn = threading.Lock()  # held to change the topics that Proxies receive, and to wait for their answers
         self._checks: dict[object, tuple[str, HalfCheck, _Copies]] = {}
         self._topics: _Topics = {}
-        self._taken: set[str] = set()  # those of them that a Proxy has accepted
+        self._taken: set[str] = set()  # topics that a Proxy has accepted
         self._streams: dict[str, Telemetry] = {}
         self._timer: Timer | None = None
 
     def join(self, group: str, check: HalfCheck) -> Callable[[Deadline], None]:
-        """From now on ``check`` answers for half messages of this group. Returns what ends that."""
+        """Register ``check`` for half messages of this group. Returns a function that unregisters it."""
         me, state = object(), TransactionState
         copies: _Copies = CopyQuestions(
             self._say, _endpoint, state.COMMIT, state.ROLLBACK, state.UNKNOWN, ("grpc", group)
@@ -76,7 +76,7 @@ class ProxyTransactions:
                 streams, self._streams = self._streams, {}
                 timer, self._timer = self._timer, None
                 self._topics = {}
-            with contextlib.ExitStack() as rest:  # each of these is done, whatever interrupts what is before it
+            with contextlib.ExitStack() as rest:  # every step runs, even if an earlier one is interrupted
                 for stream in streams.values():
                     rest.callback(stream.close, deadline)
                 if timer is not None:
@@ -85,9 +85,10 @@ class ProxyTransactions:
         return leave
 
     def publish(self, topic: str, group: str, address: str, deadline: Deadline) -> None:
-        """A half message is to be sent to ``topic``: the endpoint that gets it must know before that it can ask here.
+        """Announce ``topic`` before a half message is sent to it, so that the endpoint can send its checks to this client.
 
-        A Proxy refuses all topics because of one, and does not say which. So one that is refused beside others is named alone.
+        A Proxy rejects all topics because of one, and does not say which. So if it rejects this topic together with others, this
+        topic is announced alone.
         """
         deadline = deadline.within(self._proxy.access.request_timeout_s)
         try:
@@ -102,7 +103,7 @@ class ProxyTransactions:
             raise error
 
     def _beside_others(self, topic: str, group: str, address: str, deadline: Deadline) -> RocketMQError | None:
-        while True:  # when another thread names its topic alone, that is accepted without this one
+        while True:  # repeated if another thread announced its topic alone: then this one was not accepted
             if not self._turn.acquire(timeout=deadline.remaining()):
                 return CallTimeout("the Proxy has not answered about another topic in time", address)
             try:
@@ -112,13 +113,13 @@ class ProxyTransactions:
             error = stream.wait(deadline)
             if error is not None:
                 return error
-            with self._lock:  # who names its topic alone leaves out what is not taken by then
+            with self._lock:  # a thread that announces its topic alone drops topics that are not accepted yet
                 if topic in self._topics:
                     self._taken.add(topic)
                     return None
 
     def _alone(self, topic: str, group: str, address: str, deadline: Deadline) -> RocketMQError | None:
-        """Nothing is named by other threads meanwhile: the answer would be about that, too."""
+        """Announce a topic alone. Other threads announce nothing meanwhile, because the answer would cover their topics, too."""
         if not self._turn.acquire(timeout=deadline.remaining()):
             return CallTimeout("the Proxy has not answered about another topic in time", address)
 
@@ -126,7 +127,7 @@ class ProxyTransactions:
             return self._tell(group, change)[address].wait(deadline)
 
         try:
-            # Another thread may have taken back what was refused.
+            # Try with the others once more, because another thread may have removed the rejected topic.
             error = named(lambda topics: _with(topics, topic, group))
             if error is None:
                 self._taken.add(topic)
@@ -140,7 +141,7 @@ class ProxyTransactions:
                 self._tell(group, lambda topics: others)
                 return error
             self._taken.add(topic)
-            before = {name: its for name, its in others.items() if name in self._taken}  # new ones are named anew
+            before = {name: its for name, its in others.items() if name in self._taken}  # threads of new ones repeat it
             error = named(lambda topics: {**before, **mine}) if before else None
             if error is not None and not error.retriable:
                 logger.warning(
@@ -154,12 +155,12 @@ class ProxyTransactions:
             self._turn.release()
 
     def _tell(self, group: str, change: Callable[[_Topics], _Topics]) -> Mapping[str, Telemetry]:
-        """What is sent to, for every endpoint. Returns their streams."""
+        """Change the announced topics at every endpoint. Returns the streams by endpoint."""
         begun: list[Telemetry] = []
         try:
             with self._lock:
                 there = {whose for whose, _, _ in self._checks.values()}
-                if group not in there:  # a send that outlasted its producer; what is begun for it would not end
+                if group not in there:  # a send after its producer was closed; nothing would end a stream it starts
                     raise ClosedError("the producer was closed")
                 changed = {name: its for name, its in change(self._topics).items() if not there.isdisjoint(its)}
                 begun += self._streams.values() if self._topics.keys() != changed.keys() else ()
@@ -171,7 +172,7 @@ class ProxyTransactions:
                 one.tell()
 
     def _begin(self) -> None:
-        """With the lock. What there is no thread for is begun the next time."""
+        """Start missing streams and the timer, with the lock held. If a thread cannot be started, the next call does it."""
         if self._timer is None:
             timer = Timer("rocketmq-transactions-heartbeat")
             timer.every(HEARTBEAT_S, self._beat, HEARTBEAT_S)
@@ -182,7 +183,7 @@ class ProxyTransactions:
                 self._streams[name] = Telemetry(self._proxy.at(name), self._settings, lambda settings: None, asked)
 
     def end(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
-        """Sends a decision to the endpoint that knows the half message; False, for its broker does not answer."""
+        """Send a decision to the endpoint that remembers the half message. Returns False, because no broker has confirmed it."""
         channel = self._proxy.at(place.broker_name)
         request = self._request(place, decision, TransactionSource.SOURCE_CLIENT)
         checked(channel.ask(facts.END_TRANSACTION, request, deadline), channel.address, place.topic)
@@ -198,9 +199,9 @@ class ProxyTransactions:
         )
 
     def _asked(self, address: str, command: Any) -> None:
-        """On the thread of a stream, which must not run a user's function."""
+        """Receives a check on a stream's thread, which must not call a user's function."""
         asked = command.message.topic
-        # A Proxy takes names apart, also those that were given to it in one piece.
+        # A Proxy returns namespace and name separately, even if they were sent as one name.
         name = NAMESPACE_SEPARATOR.join(filter(None, (asked.resource_namespace, asked.name)))
         with self._lock:
             mine = {self._proxy.on_wire(topic): (topic, groups) for topic, groups in self._topics.items()}
@@ -221,7 +222,7 @@ class ProxyTransactions:
             self._say(place, decision, wait=False)
 
     def _say(self, place: HalfPlace, decision: TransactionState, wait: bool = True) -> bool:
-        """An answer to a question. False: a Proxy proves nothing. The thread of a stream does not ``wait`` for it."""
+        """Send the answer to a check. Returns False, because a Proxy confirms nothing. A stream's thread does not ``wait``."""
         if decision is TransactionState.UNKNOWN:
             return False
         deadline = Deadline.after(self._proxy.access.request_timeout_s)
@@ -249,7 +250,7 @@ class ProxyTransactions:
         return False
 
     def _beat(self) -> None:
-        """A Proxy forgets producers without heartbeats."""
+        """Send heartbeats, because a Proxy forgets producers without them."""
         request = proto("HeartbeatRequest")(client_type=ClientType.PRODUCER)
         deadline = Deadline.after(self._proxy.access.request_timeout_s)
         for address in self._proxy.addresses:

@@ -1,4 +1,4 @@
-"""RocketMQ itself for tests, notebooks and the demo: real servers of a pinned version as children of this process."""
+"""A real RocketMQ for tests, notebooks and the demo: servers of a pinned version as child processes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A real RocketMQ cluster on this machine: name servers, brokers, slaves, a proxy as children of this Python process.
 
-``with LocalBroker() as mq:`` is ready for messages inside the block and leaves nothing behind after it. Brokers are
-killed, stopped, restarted and added by name, each on its own data and ports, so tests can break things the way
-production does. ``"namesrv"`` (the second is ``"namesrv-2"``) and ``"proxy"`` go where a broker's name goes.
+``with LocalBroker() as mq:`` is ready for messages inside the block and leaves nothing behind after it. Brokers can be
+killed, stopped, restarted and added by name, each with its own data and ports, so tests can cause the failures of
+production. The methods also accept ``"namesrv"`` (the second is ``"namesrv-2"``) and ``"proxy"`` as a broker's name.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rocketmq_spark.localbroker.members import Members, ServerParts
 from rocketmq_spark.localbroker.servers import PROXY, BrokerSpec
 from rocketmq_spark.localbroker.site import Site, claim
 
-# RocketMQ refuses messages above this share of the disk; no setting raises it. And a server whose mapped files the disk
-# cannot hold is killed by the operating system, so some room must be left.
+# RocketMQ rejects messages if more of the disk is used; no setting raises this limit. The operating system kills a server if the
+# disk has no room for its memory-mapped files, so some room must be left.
 _FULL_DISK = 0.90
 _ROOM_MB = 128
 
@@ -112,7 +112,7 @@ class LocalBroker(Closing):
     # --- life
 
     def start(self) -> None:
-        """Returns when the name server shows every broker. The first start of a user downloads RocketMQ."""
+        """Start all servers. Returns when the name server shows every broker. The first start of a user downloads RocketMQ."""
         with self._lock:
             if self._members is not None:
                 raise LocalBrokerError("This LocalBroker is running already")
@@ -285,7 +285,7 @@ def _running(mq: LocalBroker) -> Members:
 
 
 def _own(mq: LocalBroker) -> Members:
-    """What only the process can do whose children the servers are: a fork took them for dead, and killed none."""
+    """The servers of a cluster. Raises in a forked process, because only the parent process of the servers can control them."""
     members = _running(mq)
     if os.getpid() != mq._pid:
         raise LocalBrokerError(

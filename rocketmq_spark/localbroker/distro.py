@@ -1,12 +1,12 @@
-"""The real RocketMQ as a set of pinned jars, checked and kept per user, and RocksDB's machine code, unpacked once.
+"""RocketMQ as a set of pinned jars, verified and cached per user, and RocksDB's native library, unpacked once.
 
-``jars.lock`` names every jar with sha256 and size, in sections that build on each other. A section's jars live in one
-folder of the cache, named by the hash of the section's text, so another version never meets old files. Every start
-hashes what it is going to run (a tenth of a second): a file that is damaged or missing is fetched again, only that one.
-One process at a time fetches; the others wait for it and find the files.
+``jars.lock`` lists every jar with sha256 and size, in sections that build on each other. A section's jars are in one
+folder of the cache, named by the hash of the section's text, so that versions never share files. Every start
+hashes the jars that it uses (a tenth of a second); a damaged or missing file is downloaded again.
+One process at a time downloads; others wait, and then use its files.
 
-Left alone, a broker unpacks 12 MB of machine code from a jar at each start, and a broker that is killed leaves them in the
-folder for temporary files for ever. Where this knows no file for a machine, brokers unpack their own.
+By itself, a broker unpacks 12 MB of native code from a jar at each start, and a killed broker leaves them in the system's
+temporary folder. On platforms without a known file, brokers still unpack their own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rocketmq_spark.localbroker import maven
 
 CACHE_VARIABLE = "ROCKETMQ_SPARK_CACHE"
 VERSION = "5.5.0"
-# Older brokers that can be run instead, each with a lock of its own.
+# Older versions that can be run instead; each has its own lock file.
 OLDER = ("4.9.7", "5.1.4", "5.3.1")
 
 
@@ -78,9 +78,9 @@ def read_lock(text: str | None = None, version: str = VERSION) -> Mapping[str, S
 
 
 def cache_folder() -> Path:
-    """Where jars and class-data archives are kept: ROCKETMQ_SPARK_CACHE, else the user's cache folder.
+    """The folder for jars and class-data archives: ROCKETMQ_SPARK_CACHE, or the user's cache folder.
 
-    What lies there is executed, so only this user may write there. Raises ``LocalBrokerError`` where others may.
+    Its files are executed, so only this user may write there. Raises ``LocalBrokerError`` if others may.
     """
     named = os.environ.get(CACHE_VARIABLE)
     if named:
@@ -91,7 +91,7 @@ def cache_folder() -> Path:
 
 
 def _own(folder: Path) -> Path:
-    """Made for its user alone; of one that is there the right of others to write is taken."""
+    """Creates the folder for this user only. If it exists, others lose the right to write to it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         stat = folder.stat()
@@ -99,7 +99,7 @@ def _own(folder: Path) -> Path:
         if others and stat.st_uid == os.geteuid():
             folder.chmod(stat.st_mode & ~0o022)
     except OSError:
-        return folder  # who writes there says what is wrong
+        return folder  # the first write will raise an error with the reason
     if others and stat.st_uid != os.geteuid():
         raise LocalBrokerError(
             f"Others may write to {folder}, and what lies there would be executed",
@@ -109,7 +109,7 @@ def _own(folder: Path) -> Path:
 
 
 def fetch(names: Sequence[str] = ("core",), quiet: bool = False, version: str = VERSION) -> list[Path]:
-    """The jars of the named sections, complete and checked, in the order of the lock; downloads what is missing."""
+    """The verified jars of the named sections, in the order of the lock; downloads missing ones."""
     sections = [section for name, section in read_lock(version=version).items() if name in names]
     unknown = set(names).difference(s.name for s in sections)
     if unknown:
@@ -117,7 +117,7 @@ def fetch(names: Sequence[str] = ("core",), quiet: bool = False, version: str = 
     cache = cache_folder()
     if _damaged(cache, sections):
         with writing_to(cache), exclusive(cache / "jars" / "lock", lambda: _say(quiet, "Waiting for another download")):
-            for left in (cache / "jars").glob("fetch-*"):  # of a process that was killed: it would have the lock
+            for left in (cache / "jars").glob("fetch-*"):  # left by a killed process: a running one has the lock
                 shutil.rmtree(left, ignore_errors=True)
             damaged = _damaged(cache, sections)
             if damaged:
@@ -127,7 +127,7 @@ def fetch(names: Sequence[str] = ("core",), quiet: bool = False, version: str = 
 
 @contextlib.contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Turns a failed write (full disk, no permission) into one sentence."""
+    """Converts the error of a failed write (full disk, no permission) into a ``LocalBrokerError`` of one sentence."""
     try:
         yield
     except OSError as e:
@@ -140,7 +140,7 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exclusive(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold a lock file; the kernel lets go of it when the process dies, however it dies."""
+    """Hold a lock file. The kernel releases it when the process ends, also after a kill."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as f:
         try:
@@ -152,19 +152,19 @@ def exclusive(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterato
         try:
             yield
         finally:
-            if os.getpid() == owner:  # a fork of meanwhile has the file open, and would hold the lock
+            if os.getpid() == owner:  # unlock explicitly: a forked child has the file open, too, and must not unlock
                 fcntl.flock(f, fcntl.LOCK_UN)
 
 
 def _damaged(cache: Path, sections: Sequence[Section]) -> list[tuple[Section, Jar]]:
     wanted = [(section, jar) for section in sections for jar in section.jars]
-    with ThreadPoolExecutor(4) as pool:  # hashing lets go of the interpreter lock
+    with ThreadPoolExecutor(4) as pool:  # hashing releases the interpreter lock
         sound = pool.map(lambda w: is_sound(cache / "jars" / w[0].key / w[1].file_name, w[1]), wanted)
         return [w for w, ok in zip(wanted, sound, strict=True) if not ok]
 
 
 def is_sound(path: Path, jar: Jar) -> bool:
-    """Whether the file has the size and the hash of the lock."""
+    """Whether the file has the size and hash in the lock file."""
     try:
         if path.stat().st_size != jar.size:
             return False
@@ -175,7 +175,7 @@ def is_sound(path: Path, jar: Jar) -> bool:
 
 
 def _download(cache: Path, wanted: Sequence[tuple[Section, Jar]], quiet: bool, version: str) -> None:
-    """Into a folder beside, checked there, then each file renamed into place: no reader sees half a jar."""
+    """Download into a separate folder, verify, then rename each file into place, so that no process sees half a jar."""
     jars = [jar for _, jar in wanted]
     scratch = Path(tempfile.mkdtemp(prefix="fetch-", dir=cache / "jars"))
     try:
@@ -223,7 +223,7 @@ def _say(quiet: bool, text: str) -> None:
 
 _LOG = logging.getLogger(__name__)
 _NATIVE_JAR = "rocketmq-rocksdb-"
-# By what ``platform`` says of a machine; the names are those under which RocksDB's loader asks the JVM for them.
+# Native libraries by the values of ``platform``; the names are those that RocksDB's loader requests from the JVM.
 _NATIVE_FILES = {
     ("Linux", "x86_64"): "librocksdbjni-linux64.so",
     ("Linux", "aarch64"): "librocksdbjni-linux-aarch64.so",
@@ -249,7 +249,7 @@ def native_flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
 
 
 def _unpack(jar: Path, target: Path) -> None:
-    """Renamed into place, so that no other process sees half a file."""
+    """Unpack a file and rename it into place, so that no other process sees half of it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_suffix(f".{os.getpid()}")
     with zipfile.ZipFile(jar) as archive:

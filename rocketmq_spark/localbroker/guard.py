@@ -1,8 +1,8 @@
-"""Starts a command so that it cannot outlive the process that asked for it; run as a script, never imported.
+"""Runs a command so that it cannot outlive the parent process; run as a script, never imported.
 
-Arguments: the process id of the parent, then the command. On Linux the kernel is asked to kill this process when the
-parent's thread ends, then the command takes this process over. Elsewhere this process stays, watches, and kills.
-It imports next to nothing because it delays every start.
+Arguments: the process id of the parent, then the command. On Linux this script asks the kernel to kill it when the
+parent's thread ends, and then replaces itself with the command (exec). On other systems it stays, watches the parent, and kills
+the command. It imports very little, because it delays every start.
 """
 
 import os
@@ -19,12 +19,12 @@ def _become(parent: int, command: list[str]) -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() == parent:  # else it died before we asked
+    if os.getppid() == parent:  # otherwise the parent died before the request to the kernel
         os.execv(command[0], command)
 
 
 def _watch(parent: int, command: list[str]) -> int:
-    # A handler, because an ignored signal would stay ignored in the child, which is to end by it.
+    # A handler, because an ignored signal would be ignored by the child, too, and SIGTERM must end the child.
     signal.signal(signal.SIGTERM, lambda *_: None)
     with subprocess.Popen(command) as child:
         while child.poll() is None:

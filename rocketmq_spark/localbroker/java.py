@@ -1,11 +1,11 @@
-"""Which Java runs the servers, and the class-data archive with which its later starts are a third shorter.
+"""The Java that runs the servers, and a class-data archive (CDS) that makes later starts a third shorter.
 
-JAVA_HOME first, then PATH; 17 or newer, as PySpark itself needs. The version is read from the ``release`` file beside the
-installation, since asking ``java -version`` costs a tenth of a second at every start; only a Java without that file is asked.
+JAVA_HOME is used first, then PATH; version 17 or newer, as PySpark needs. The version is read from the ``release`` file of the
+installation, because ``java -version`` would add a tenth of a second to every start; it runs only if that file is missing.
 
-While there is no archive, the servers note the classes they load; when they are up, a background JVM of lowest priority
-makes it from these notes. It is only ever an extra: a failure here leaves starts as they were, and a JVM that finds the
-archive unfit ignores it. The key holds the JVM and each jar with size and time, since the JVM compares those.
+Without an archive, the servers record the classes that they load. Once they are up, a background JVM with lowest priority
+makes the archive from these lists. The archive is optional: after a failure, starts are as slow as before, and a JVM ignores an
+archive that does not match. Its key contains the JVM, and size and time of each jar, because the JVM compares these.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HOW_TO_GET = (
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """One runtime: ``identity`` differs between builds whose class-data archives do not fit each other."""
+    """A Java runtime; ``identity`` differs between builds that cannot share a class-data archive."""
 
     path: Path
     major: int
@@ -43,7 +43,7 @@ class Java:
 
 
 def find_java() -> Java:
-    """The Java to use, or an error that says what is missing."""
+    """The Java to use. Raises ``LocalBrokerError`` if there is none, or it is too old."""
     path = _candidate()
     identity = _release_file(path) or _asked(path)
     major = _major(identity)
@@ -87,14 +87,14 @@ def _asked(path: Path) -> str:
 
 
 def _major(identity: str) -> int | None:
-    """``JAVA_VERSION="17.0.15"``, ``version "1.8.0_402"``, ``version "21"``."""
+    """The major version in ``JAVA_VERSION="17.0.15"``, ``version "1.8.0_402"`` or ``version "21"``."""
     match = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', identity)
     return int(match[1]) if match else None
 
 
 _LOG = logging.getLogger(__name__)
 _KEPT = 6
-# No dump takes as long.
+# A dump never takes this long, so older temporary files are those of a killed process.
 _LEFT_S = 3600
 CLASS_LIST = "classes.lst"
 _NUMBER = re.compile(r" id: \d+.*$")
@@ -103,7 +103,7 @@ Spawn = Callable[[list[str], Path], "subprocess.Popen[bytes]"]
 
 
 class Archive:
-    """The archive of one class path under one JVM."""
+    """The archive for one class path and one JVM."""
 
     def __init__(self, folder: Path, java: Java, jars: Sequence[Path]) -> None:
         self._java = java
@@ -115,7 +115,7 @@ class Archive:
         self._stopped = threading.Event()
 
     def flags(self, home: Path) -> list[str]:
-        """For a server at ``home``: use the archive, or note the classes for it."""
+        """JVM flags for a server at ``home``: to use the archive, or to record classes for it."""
         if self.path.exists():
             with contextlib.suppress(OSError):
                 os.utime(self.path)
@@ -123,7 +123,7 @@ class Archive:
         return [f"-XX:DumpLoadedClassList={home / CLASS_LIST}"]
 
     def discard(self) -> bool:
-        """Remove it, in case it is to blame for a failed start; whether there was one."""
+        """Remove the archive, in case it caused a failed start. Returns whether there was one."""
         try:
             self.path.unlink()
         except OSError:
@@ -131,12 +131,12 @@ class Archive:
         return True
 
     def make_from(self, homes: Sequence[Path], spawn: Spawn) -> None:
-        """Make the archive in the background unless it is there or another process is at it."""
+        """Make the archive in the background, unless it exists or another process is making it."""
         if not self.path.exists() and self._dump is None:
             threading.Thread(target=self._make, args=(homes, spawn), name="class-data archive", daemon=True).start()
 
     def stop(self) -> None:
-        """Give up a dump that is under way."""
+        """Abort a running dump."""
         self._stopped.set()
         if self._dump is not None:
             self._dump.kill()
@@ -156,7 +156,7 @@ class Archive:
             _LOG.debug("no class-data archive: %s", e)
 
     def _run(self, homes: Sequence[Path], spawn: Spawn) -> None:
-        """Under the lock, so leftovers of a dump that was killed are ours to overwrite."""
+        """Make the archive while holding its lock, so it may overwrite files that a killed dump left."""
         part, classes = self.path.with_suffix(".part"), self.path.with_suffix(".classes")
         classes.write_text("\n".join(_loaded_classes(homes)) + "\n")
         command = [
@@ -175,7 +175,7 @@ class Archive:
             path.unlink(missing_ok=True)
 
     def _prune(self) -> None:
-        """Without archives that others came after, and without what is left of dumps whose process was killed."""
+        """Delete superseded archives, and files of dumps whose process was killed."""
         archives = sorted(self.path.parent.glob("*.jsa"), key=lambda p: p.stat().st_mtime, reverse=True)
         for path in archives[_KEPT:]:
             path.unlink(missing_ok=True)
@@ -186,9 +186,10 @@ class Archive:
 
 
 def _loaded_classes(homes: Sequence[Path]) -> dict[str, None]:
-    """The lines of all servers' lists, each once; a list may still be growing, so its last line may be half a line.
+    """The lines of all servers' class lists, without repetitions. A list may still be growing, so its last line may be
+    incomplete.
 
-    Newer JVMs number the classes. The numbers of two lists contradict each other and are not needed.
+    Newer JVMs number the classes. The numbers differ between lists, and are not needed.
     """
     lines: dict[str, None] = {}
     for home in homes:

@@ -1,9 +1,9 @@
 """Downloads pinned jars from Maven repositories, with nothing but the standard library.
 
-Where it looks is the user's business first. In this order: the Ivy settings file that ROCKETMQ_SPARK_IVY_SETTINGS names; the one
-that ``spark.jars.ivySettings`` in spark-defaults.conf names, as for ``spark-submit --packages``; a mirror of Maven Central in
-Maven's own settings.xml; else Maven Central itself. Proxies are those of HTTPS_PROXY and NO_PROXY. Nothing is trusted for coming
-from there: the caller compares every file with the lock.
+The repository is the first of these that is configured: the Ivy settings file in ROCKETMQ_SPARK_IVY_SETTINGS; the one in
+``spark.jars.ivySettings`` of spark-defaults.conf, as for ``spark-submit --packages``; a mirror of Maven Central in
+Maven's own settings.xml; otherwise Maven Central itself. Proxies are those of HTTPS_PROXY and NO_PROXY. No repository is
+trusted: the caller compares every file with the lock file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _REMEDY = (
 
 
 class Repository(NamedTuple):
-    """Where jars are: a URL with Ivy's words for the parts of a coordinate, and the header that opens it."""
+    """A repository: a URL pattern with Ivy's names for the parts of a coordinate, and the header for authorization."""
 
     pattern: str
     authorization: str | None = None
@@ -63,10 +63,10 @@ class Repository(NamedTuple):
 
 
 def download(coordinates: Sequence[str], folder: Path, progress: Callable[[int], None]) -> dict[str, Path]:
-    """Fetch ``group:artifact:version[:classifier]`` into ``folder``; the files by coordinate.
+    """Download ``group:artifact:version[:classifier]`` into ``folder``. Returns the files by coordinate.
 
-    ``progress`` is called with the number of bytes that have arrived. A file that broke off goes on where it did, for as long as
-    each round brings something.
+    ``progress`` is called with the number of bytes that have arrived. An interrupted download is resumed as long as
+    every round makes progress.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = {coordinate: folder / "_".join(coordinate.split(":")) for coordinate in coordinates}
@@ -86,7 +86,7 @@ def download(coordinates: Sequence[str], folder: Path, progress: Callable[[int],
 def _round(
     repositories: Sequence[Repository], files: Mapping[str, Path], progress: Callable[[int], None]
 ) -> dict[str, Exception]:
-    """One try of each file; what failed, and why."""
+    """Try each file once. Returns the failed ones with their reasons."""
     stopped = threading.Event()
     pool = ThreadPoolExecutor(_AT_ONCE, "rocketmq-jars")
     try:
@@ -99,7 +99,7 @@ def _round(
             waiting = wait(waiting, _POLL_S).not_done
             progress(sum(file.stat().st_size for file in files.values() if file.exists()))
     finally:
-        stopped.set()  # Ctrl-C does not wait for files
+        stopped.set()  # so that Ctrl-C does not wait for running downloads
         pool.shutdown(wait=False, cancel_futures=True)
     failed: dict[str, Exception] = {}
     for coordinate, one in tries.items():
@@ -110,7 +110,7 @@ def _round(
 
 
 def _fetch(repositories: Sequence[Repository], coordinate: str, file: Path, stopped: threading.Event) -> None:
-    """From the first repository that has it."""
+    """Download a file from the first repository that has it."""
     for number, repository in enumerate(repositories, 1):
         try:
             _get(repository, coordinate, file, stopped)
@@ -129,14 +129,14 @@ def _is_missing(error: urllib.error.URLError) -> bool:
 def _get(repository: Repository, coordinate: str, file: Path, stopped: threading.Event) -> None:
     have = file.stat().st_size if file.exists() else 0
     request = urllib.request.Request(repository.url(coordinate), headers={"User-Agent": "rocketmq-spark"})
-    if repository.authorization:  # not handed on to where a redirect leads
+    if repository.authorization:  # not sent to the target of a redirect
         request.add_unredirected_header("Authorization", repository.authorization)
     if have:
         request.add_header("Range", f"bytes={have}-")
     try:
-        answer = urllib.request.build_opener().open(request, timeout=STALLED_AFTER_S)  # with the proxies of now
+        answer = urllib.request.build_opener().open(request, timeout=STALLED_AFTER_S)  # with the current proxies
     except urllib.error.HTTPError as e:
-        if have and e.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # it is whole
+        if have and e.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # the file is complete
             return
         raise
     with answer, file.open("ab" if have and answer.status == http.HTTPStatus.PARTIAL_CONTENT else "wb") as out:
@@ -162,7 +162,7 @@ def _m2(root: str, authorization: str | None = None) -> Repository:
 
 
 def _of_ivy(path: Path) -> list[Repository]:
-    """The repositories of an Ivy settings file, in the order in which Ivy asks them."""
+    """The repositories of an Ivy settings file, in the order in which Ivy tries them."""
     try:
         root = ET.parse(path).getroot()
     except (OSError, ET.ParseError) as e:
@@ -235,7 +235,7 @@ def _spark_default(key: str) -> str | None:
 
 
 def _maven_mirror(settings: Path) -> str | None:
-    """The address of a mirror that stands for Maven Central, when Maven's settings name one."""
+    """The address of a mirror of Maven Central in Maven's settings, or None."""
     try:
         root = ET.parse(settings).getroot()
     except (OSError, ET.ParseError):
@@ -248,7 +248,7 @@ def _maven_mirror(settings: Path) -> str | None:
 
 
 def _reason(error: Exception, coordinate: str) -> str:
-    """What failed, for people."""
+    """The reason of a failure as text for users."""
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(error, urllib.error.URLError) and _is_missing(error):
         return f"the repository lacks some jars ({coordinate}, ...)"

@@ -1,8 +1,8 @@
-"""The servers of one running cluster and what they are to each other: who starts after whom, and when one is up.
+"""The servers of one running cluster: the order in which they start, and how to detect that each one is up.
 
-A broker that boots fast loses a race with itself (5.5.0): it registers before its own scan has found the name server
-reachable, skips that without a word, and tries again ten seconds later. A change of ``brokerPermission`` makes it
-register at once, so a broker that is up but not shown is sent the permission that it has already.
+A broker that starts fast has a race condition (5.5.0): it registers before its own scan has found the name server
+reachable, silently skips that, and tries again ten seconds later. A change of ``brokerPermission`` makes a broker
+register at once, so a broker that is up but not registered is sent the permission that it already has.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ _NUDGE_EVERY_S = 0.1
 
 
 class Registration:
-    """What the name servers that run know of our brokers."""
+    """The registrations of this cluster's brokers at its running name servers."""
 
     def __init__(self, name_servers: Sequence[Server], conf: Mapping[str, object]) -> None:
         self.admin = BaseAdmin(";".join(server.address for server in name_servers))
-        # Each is asked alone: with several in a list, a client asks the first that answers.
+        # One client for each name server, because a client with several uses the first that answers.
         self._views = [(server, BaseAdmin(server.address)) for server in name_servers]
         self._calls = Calls(Pool(Dialling()))
         self._permission = {"brokerPermission": str(conf.get("brokerPermission", 6))}
         self._nudged: dict[str, float] = {}
 
     def shows(self, spec: BrokerSpec, server: Server) -> bool:
-        """Whether clients are led to this broker, whichever name server they ask."""
+        """Whether every running name server shows this broker to clients."""
         running = self._running()
         return bool(running) and all(_shown(view, spec, server) for view in running)
 
     def hides(self, spec: BrokerSpec, server: Server) -> bool:
-        """Whether no client is led to this broker."""
+        """Whether no name server shows this broker."""
         return not any(_shown(view, spec, server) for view in self._running())
 
     def _running(self) -> list[BaseAdmin]:
         return [view for server, view in self._views if server.pid is not None]
 
     def shows_or_nudges(self, spec: BrokerSpec, server: Server) -> bool:
-        """The same for a broker that starts; if not, and it is up, it is made to register."""
+        """Like ``shows``, for a starting broker. If it is up but not shown, it is made to register."""
         if self.shows(spec, server):
             return True
         now = time.monotonic()
@@ -63,7 +63,7 @@ class Registration:
         return False
 
     def copy_topic(self, topic: str, broker_name: str, slave: Server) -> None:
-        """Make a slave serve a topic now: by itself it asks its master once a minute."""
+        """Make a slave serve a topic now, because by itself it copies its master's topics only once a minute."""
         known = self.admin.topic_config(topic, broker_name)
         self._calls.ask(slave.address, put_topic(topic, broker_name, known))
 
@@ -75,7 +75,7 @@ class Registration:
         except RocketMQError:
             return
         finally:
-            # The broker has written all its thousand settings into the file; ours is the one people should find.
+            # The broker has written all of its thousand settings into the file; restore the short one for users to read.
             conf.write_text(text, encoding="utf-8")
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ def _shown(view: BaseAdmin, spec: BrokerSpec, server: Server) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServerParts:
-    """What servers are made of: the jars of brokers, name servers and a proxy, its fields, lines of brokers, heap and flags."""
+    """Parts of servers: jars of brokers, name servers and proxy, the proxy's fields, lines of broker.conf, heap and JVM flags."""
 
     jars: tuple[Path, ...]
     name_server_jars: tuple[Path, ...]
@@ -132,7 +132,7 @@ class Members:
         return known[name]
 
     def bring_up_all(self, deadline: Deadline, with_proxy: bool) -> None:
-        """Name servers, masters, slaves, proxy."""
+        """Start name servers, masters, slaves and the proxy, in this order."""
         site = self.site
         started = [
             site.bring_up(
@@ -146,7 +146,7 @@ class Members:
         ]
         self._registration = Registration(started, self._make.conf)
         with ThreadPoolExecutor(len(self._specs)) as pool:
-            # A slave that registers before its master learns only ten seconds later where that is.
+            # Masters first, because a slave that registers before its master finds it only ten seconds later.
             for is_slave in (False, True):
                 specs = [spec for spec in self._specs if (spec.broker_id > 0) is is_slave]
                 list(pool.map(lambda spec: self.bring_up(spec, deadline), specs))
@@ -175,14 +175,14 @@ class Members:
         return dataclasses.replace(program, heap_mb=self._make.heap_mb, flags=(*program.flags, *self._make.jvm))
 
     def restart(self, name: str, conf: Mapping[str, object], deadline: Deadline) -> None:
-        """Start a server again, killed before if it runs, with changed lines of its broker.conf, or fields of a proxy's."""
+        """Restart a server, after killing it if it runs, with changes of its broker.conf or a proxy's fields."""
         server = self.server(name)
         server.kill()
         if conf:
             servers.change(server.program.home, conf)
         spec = next((s for s in self._specs if s.name == name), None)
         if spec is not None and (asked := self._running_name_server()):
-            # Else the registration from before the kill would pass for the new one.
+            # Otherwise the registration from before the kill would count as the new one.
             asked.wait_until(functools.partial(self.registration.hides, spec, server), deadline)
         self.site.restart(server, self._readiness(spec), deadline)
         if name in self._name_servers:
@@ -194,7 +194,7 @@ class Members:
         self.site.close(keep)
 
     def _readiness(self, spec: BrokerSpec | None) -> Callable[[Server], bool]:
-        """How to see that a server is up: a broker registers only after its store and its ports are open."""
+        """Returns the check whether a server is up. A broker is up when it is registered, after it has opened store and ports."""
         if spec is None or self._running_name_server() is None:
             return lambda server: "success" in server.printed() and all(map(process.accepts, server.program.ports))
         return functools.partial(self.registration.shows_or_nudges, spec)
@@ -203,7 +203,7 @@ class Members:
         return next((server for name in self._name_servers if (server := self.server(name)).pid is not None), None)
 
     def _await_registrations(self, deadline: Deadline) -> None:
-        """A new name server knows no broker; brokers would register within ten seconds."""
+        """Wait until brokers have registered at a restarted name server. By themselves they need up to ten seconds."""
         for spec in self._specs:
             server = self.server(spec.name)
             if server.pid is not None:

@@ -1,12 +1,12 @@
-"""One server as a child process: a JVM with little memory that dies with us, its log in a file; and its ports on loopback.
+"""One server as a child process: a JVM with little memory that ends with this process, its log in a file, its ports on loopback.
 
-The child gets a session of its own, so Ctrl-C reaches only Python, which then ends it. ``guard.py`` lets it end even
-when Python is killed; the kernel ties that to the *thread* that started the child, so one lasting thread starts all.
+The child has its own session, so Ctrl-C reaches only Python, which then ends the child. With ``guard.py`` it ends even
+if Python is killed. The kernel ties that to the *thread* that started the child, so one permanent thread starts all children.
 
-Free ports are chosen below the range from which the kernel gives out ports for outgoing connections, so that no connection takes
-one between the choice and the start. Each process chooses from blocks of its own, and no port twice: a server that was
-killed finds its ports free when it starts again. Where blocks cannot be had, two processes can choose alike: the later
-start fails, and is tried on other ports.
+Free ports are chosen below the kernel's range for outgoing connections, so that no connection takes
+one between the choice and the start. Each process chooses from its own blocks of ports, and no port twice, so a server that was
+killed finds its ports free when it is restarted. Without blocks, two processes may choose the same port: then the later
+start fails, and is repeated on other ports.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ HOST = "127.0.0.1"
 _RANGE = range(20_000, 32_000)
 _BLOCK = 60
 
-# What a broker listens on, relative to listenPort: itself, the fast port, replication (on all interfaces).
+# A broker's ports relative to listenPort: itself, the fast port, replication (on all interfaces).
 BROKER_PORTS = (0, -2, 1)
-# A proxy: Remoting and, one above, gRPC.
+# A proxy's ports: Remoting, and one above, gRPC.
 PROXY_PORTS = (0, 1)
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen here now, on loopback and on all interfaces."""
+    """Whether a server could listen on this port now, on loopback and on all interfaces."""
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -59,7 +59,7 @@ def all_free(port: int, around: Iterable[int] = (0,)) -> bool:
 
 
 def free_port(around: Iterable[int] = (0,), taken: Iterable[int] = ()) -> int:
-    """A port whose neighbours at the given distances are free as well, none of them in ``taken`` or given out before."""
+    """A port that is free, as are the ports at the given distances, none of them in ``taken`` or chosen before."""
     around, avoid = tuple(around), set(taken)
     with _blocks.lock:
         for port in _blocks.candidates():
@@ -71,7 +71,7 @@ def free_port(around: Iterable[int] = (0,), taken: Iterable[int] = ()) -> int:
 
 
 class _Blocks:
-    """Parts of the range that are this process's, each by a lock that ends with it, and the ports that it gave out."""
+    """The blocks of ports that this process has reserved, each with a lock that ends with the process, and the chosen ports."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -79,12 +79,12 @@ class _Blocks:
         self._own: set[int] = set()
 
     def candidates(self) -> Iterator[int]:
-        """Ports of the blocks that this process has, then of others that are free; any, if there are no locks."""
+        """Ports of this process's blocks, then of other free blocks; any ports if locks are impossible."""
         rng = random.SystemRandom()
         starts = list(range(_RANGE.start, _RANGE.stop, _BLOCK))
         for start in [*self._own, *rng.sample(starts, len(starts))]:
             if self._has(start):
-                # Without those at its ends, whose neighbours are in other blocks.
+                # Without the ports at the ends, whose neighbours are in other blocks.
                 yield from rng.sample(range(start + 2, start + _BLOCK - 1), _BLOCK - 3)
         for _ in range(1000):
             yield rng.choice(_RANGE)
@@ -95,7 +95,7 @@ class _Blocks:
         folder = cache_folder() / "ports"
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            # A bare descriptor, for it is to stay open until the process ends.
+            # A bare descriptor, because it must stay open until the process ends.
             lock = os.open(folder / str(start), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -111,21 +111,21 @@ _blocks = _Blocks()
 
 
 def accepts(port: int) -> bool:
-    """Whether a process listens here."""
+    """Whether a process listens on this port."""
     with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
         return True
     return False
 
 
 def refuse_taken(wished: Mapping[str, int]) -> None:
-    """Raise the error for a wish, by the name of a server, that cannot be had now: before anything is fetched or started."""
+    """Raise an error if a requested port (by server name) is in use, before anything is downloaded or started."""
     for name, port in wished.items():
         if not is_free(port):
             raise taken(name, [port])
 
 
 def taken(name: str, ports: Iterable[int]) -> LocalBrokerError:
-    """The error of a server that cannot listen on one of its ports."""
+    """The error for a server that cannot listen on one of its ports."""
     text = " or ".join(map(str, ports))
     return LocalBrokerError(
         f"{name} cannot listen: port {text} is in use",
@@ -134,7 +134,7 @@ def taken(name: str, ports: Iterable[int]) -> LocalBrokerError:
 
 
 class PortBook:
-    """Which server of a data folder has which port: the user's wish, else last time's if free, else a new one."""
+    """The ports of a data folder's servers: the requested port, or the previous one if it is free, or a new one."""
 
     def __init__(self, path: Path, wished: Mapping[str, int]) -> None:
         self._path = path
@@ -149,7 +149,7 @@ class PortBook:
         with self._lock:
             port = self._wished.get(name) or self._ports.get(name)
             if port is None or (name not in self._wished and not all_free(port, around)):
-                # Also not what a server wants that starts later.
+                # Avoid the requested ports of servers that start later, too.
                 known = {**self._ports, **self._wished}.values()
                 port = free_port(around, taken=[p + d for p in known for d in BROKER_PORTS])
             self._ports[name] = port
@@ -164,13 +164,13 @@ _PAUSE_S = 0.01
 _TAIL_LINES = 8
 _PORT_TAKEN = "Address already in use"
 MARK = "-Drocketmq.spark.data="
-# What a server has no use for, and what would stand in its environment for as long as it runs.
+# Variables that servers do not need. They are removed, because other processes can read a server's environment while it runs.
 _SECRETS = ("ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY")
 
 _FLAGS = (
     "-Xss256k",
     "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",  # quick to start; the second compiler would cost more than it brings here
+    "-XX:TieredStopAtLevel=1",  # fast start; the second compiler would cost more than it gains
     "-XX:MaxDirectMemorySize=1g",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
@@ -181,7 +181,7 @@ _FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One server: its name, its folder, what it runs and the ports it listens on, the one for clients first."""
+    """One server: its name, its folder, its command, and its ports, the one for clients first."""
 
     name: str
     home: Path
@@ -226,9 +226,9 @@ class Server:
         return f"127.0.0.1:{self.program.ports[0]}"
 
     def wait_until(self, ready: Callable[[], bool], deadline: Deadline) -> None:
-        """Return when ``ready``; a child that ended, or the deadline, is an error with the end of its log."""
+        """Return when ``ready``. If the child has ended, or at the deadline, raise an error with the end of its log."""
         while not ready():
-            # A broker that cannot listen takes ten seconds to give up.
+            # Do not wait for the exit of a broker that cannot listen: it takes ten seconds.
             if self.pid is None or _PORT_TAKEN in self.printed():
                 raise self._failure("ended while starting")
             if deadline.expired:
@@ -236,7 +236,7 @@ class Server:
             deadline.pause(_PAUSE_S)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until the kernel has taken it away."""
+        """Send SIGKILL, and wait until the process has ended."""
         self._signal(signal.SIGKILL)
         if self._child is not None:
             self._child.wait()
@@ -245,18 +245,18 @@ class Server:
         self._signal(signal.SIGTERM)
 
     def wait_stopped(self, deadline: Deadline) -> None:
-        """Wait for a child that was asked; kill it at the deadline."""
+        """Wait for a child that was asked to stop; kill it at the deadline."""
         if self._child is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(deadline.remaining())
             self.kill()
 
     def log(self) -> str:
-        """What it printed and logged, oldest first within each of its files."""
+        """The output and logs of the server, oldest lines first in each file."""
         return "".join(_read(path) for path in self._log_files())
 
     def printed(self) -> str:
-        """What it printed since its last start."""
+        """The output since the last start."""
         path = self._log_files()[0]
         return _read(path)[self._seen.get(path, 0) :]
 
@@ -278,7 +278,7 @@ def port_in_use(program: Program) -> LocalBrokerError:
 
 
 def explain(program: Program, what: str, printed: str, logged: str) -> LocalBrokerError:
-    """The error for a failed start: one sentence where the cause is known, else its last words."""
+    """The error for a failed start: one sentence if the cause is known, otherwise the last lines of its output."""
     name, home, log = program.name, program.home, printed + logged
     if _PORT_TAKEN in log:
         return port_in_use(program)
@@ -310,9 +310,9 @@ def spawn(
     home: Path | None = None,
     started: Callable[[subprocess.Popen[bytes]], None] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start ``command`` so that it ends with this process; what it prints is appended to ``log``.
+    """Start ``command`` so that it ends with this process; its output is appended to ``log``.
 
-    ``started`` gets the child in any case, even if Ctrl-C comes meanwhile and nothing is returned: so it can be ended.
+    ``started`` receives the child even if Ctrl-C interrupts this call, so that the caller can end it.
     """
     guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), str(os.getpid()), *command]
     env = {name: value for name, value in os.environ.items() if name not in _SECRETS} | {"MALLOC_ARENA_MAX": "2"}
@@ -337,7 +337,7 @@ _spawner_lock = threading.Lock()
 
 
 def _on_spawner(call: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    """Run ``call`` in the one thread that lives as long as the process (a fork gets a thread of its own)."""
+    """Run ``call`` in the permanent thread of this process; a forked process has its own."""
     global _spawner
     with _spawner_lock:
         if _spawner is None or _spawner[0] != os.getpid():
@@ -349,7 +349,7 @@ def _on_spawner(call: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen
         return future.result()
     except BaseException:
         if not future.cancel():
-            future.exception()  # what has begun is waited for
+            future.exception()  # wait for a call that has begun
         raise
 
 
@@ -358,7 +358,7 @@ def _serve(calls: queue.SimpleQueue[_Call]) -> None:
         call, future = calls.get()
         if not future.set_running_or_notify_cancel():
             continue
-        outcome = attempt(call)  # whatever it is: who waits must hear of it, and the thread must start what comes next
+        outcome = attempt(call)  # any error goes to the waiting caller, and this thread continues
         if isinstance(outcome, Failure):
             future.set_exception(outcome.error)
         else:

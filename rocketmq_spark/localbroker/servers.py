@@ -1,7 +1,7 @@
-"""The three kinds of server: their configuration files, what each needs in its folder, what it runs, which ports it takes.
+"""The three kinds of server: their configuration files, folders, commands and ports.
 
-The templates in this package make ``conf/`` for people with Docker, too (``make docs``). There the three containers share
-one network, so 127.0.0.1 with RocketMQ's usual ports is right inside and outside alike.
+The templates in this package also make ``conf/`` for Docker (``make docs``). There the three containers share
+one network, so 127.0.0.1 with RocketMQ's usual ports is right inside and outside of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import process
 from rocketmq_spark.localbroker.process import Program
 
-# Lines of broker.conf, and fields of rmq-proxy.json, that the cluster itself decides; another value would break what it promises.
+# Settings in broker.conf and rmq-proxy.json that the cluster sets itself; other values would break it.
 OURS = frozenset(
     {"brokerName", "brokerId", "brokerRole", "listenPort", "namesrvAddr", "storePathRootDir", "storePathCommitLog"}
     | {"remotingListenPort", "grpcServerPort", "proxyMode"}
@@ -32,12 +32,12 @@ def template(name: str) -> str:
 
 
 def render(name: str, values: Mapping[str, object]) -> str:
-    """A template with its ``$names`` filled in."""
+    """A template with values for its ``$names``."""
     return string.Template(template(name)).substitute(values)
 
 
 def with_lines(text: str, conf: Mapping[str, object]) -> str:
-    """``key=value`` text with the lines of ``conf`` in place of, or after, its own."""
+    """``key=value`` text in which the lines of ``conf`` replace or follow the existing ones."""
     left = {key: _value(value) for key, value in conf.items()}
     lines = []
     for line in text.splitlines():
@@ -47,12 +47,12 @@ def with_lines(text: str, conf: Mapping[str, object]) -> str:
 
 
 def with_fields(text: str, conf: Mapping[str, object]) -> str:
-    """A JSON object with the fields of ``conf`` in place of, or after, its own."""
+    """A JSON object in which the fields of ``conf`` replace or follow the existing ones."""
     return json.dumps(json.loads(text) | dict(conf), indent=2) + "\n"
 
 
 def change(home: Path, conf: Mapping[str, object]) -> None:
-    """Lines of the broker.conf, or fields of the rmq-proxy.json, in a server's folder."""
+    """Change lines of the broker.conf, or fields of the rmq-proxy.json, in a server's folder."""
     for name, changed in (("broker.conf", with_lines), ("rmq-proxy.json", with_fields)):
         if (path := home / name).exists():
             path.write_text(changed(path.read_text(encoding="utf-8"), conf), encoding="utf-8")
@@ -61,7 +61,7 @@ def change(home: Path, conf: Mapping[str, object]) -> None:
 
 
 def checked(conf: Mapping[str, object]) -> dict[str, object]:
-    """``conf`` unless it sets a line that is not the user's to set."""
+    """Returns ``conf``. Raises an error if it contains a setting in ``OURS``."""
     for key, value in conf.items():
         if key in OURS:
             raise LocalBrokerError(
@@ -74,7 +74,7 @@ def checked(conf: Mapping[str, object]) -> dict[str, object]:
 
 
 def _value(value: object) -> str:
-    # Java properties: a backslash escapes, so a literal one is doubled.
+    # A backslash is an escape character in Java properties, so it is doubled.
     return str(value).lower() if isinstance(value, bool) else str(value).replace("\\", "\\\\")
 
 
@@ -102,19 +102,19 @@ def write_compose_files(folder: Path) -> None:
 
 NAME_SERVER = "namesrv"
 PROXY = "proxy"
-# A name server's heap stays small. A broker's holds what is under way, in messages of 4 MiB at worst.
+# A name server needs a small heap. A broker's heap contains the messages in flight, of up to 4 MiB each.
 _NAME_SERVER_HEAP_MB = 64
 _BROKER_HEAP_MB = 192
 _PROXY_HEAP_MB = 192
-# What libraries unpack at a start; not in the system's folder, where it would stay after a kill.
+# Folder for files that libraries unpack at a start. In the system's folder they would remain after a kill.
 _TEMPORARY = "tmp"
-# The last of equal flags counts. Who enforces TLS would speak it to brokers, too (NettyClientConfig).
+# The last of equal flags counts. With enforced TLS, the proxy would use TLS to brokers, too (NettyClientConfig).
 _ENFORCED = ("-Dtls.server.mode=enforcing", "-Dtls.enable=false")
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerSpec:
-    """A broker by its own name and by that of its group: a slave has its master's broker name and an id above 0."""
+    """A broker: its own name and its broker name. A slave has its master's broker name and an id above 0."""
 
     broker_name: str
     broker_id: int
@@ -173,7 +173,7 @@ def broker(
 
 
 def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str, conf: Mapping[str, object]) -> Program:
-    """With a certificate (``tlsCertPath``, ``tlsKeyPath``) it speaks nothing but TLS, on both ports; else plain text only."""
+    """A proxy. With a certificate (``tlsCertPath``, ``tlsKeyPath``) it accepts only TLS on both ports, otherwise no TLS."""
     home = _home(data, PROXY)
     path = home / "rmq-proxy.json"
     values = {"port": port, "grpc_port": port + 1, "name_server": name_server}
@@ -191,15 +191,16 @@ def _home(data: Path, name: str) -> Path:
     (home / _TEMPORARY).mkdir(parents=True)
     (home / "logback.xml").write_text(template("logback.xml"), encoding="utf-8")
     (home / "conf").mkdir(exist_ok=True)
-    for server in ("broker", "namesrv"):  # where 4.9 looks, and nowhere else
+    for server in ("broker", "namesrv"):  # version 4.9 looks only there
         (home / "conf" / f"logback_{server}.xml").write_text(template("logback.xml"), encoding="utf-8")
     return home
 
 
 def _read_timers_from_now(store: Path) -> None:
-    """Tell a new store that it has read its timers until now: it would look for them in each second of the last week.
+    """Note in a new store that timers were read until now; otherwise the broker would look for them in each second of the last
+    week.
 
-    The first of the eight-byte numbers in TimerCheckpoint's file, in milliseconds; without the others they are 0.
+    This writes the first of the eight-byte numbers in TimerCheckpoint's file, in milliseconds; missing ones count as 0.
     """
     if not store.exists():
         path = store / "config" / "timercheck"

@@ -1,12 +1,12 @@
-"""Where one cluster lives: its data folder, its ports, its children, and how a child is brought up.
+"""The data folder, ports and child processes of one cluster, and how a child is started.
 
-Knows servers only as programs with ports; what they are to each other is the cluster's business. Starting is where
-things go wrong for no fault of the user, so it is tried again when a port chosen at random was taken in the meantime,
-and without the class-data archive when there was one.
+Here servers are only programs with ports; the cluster (``members``) knows their relations. A start may fail without the user's
+fault, so it is repeated if another process took a port that was chosen at random, and without the class-data archive if there was
+one.
 
-Each cluster holds two locks while it runs: on a record in the cache, and in its data folder. A record that no process holds
-belongs to a Python process that was killed: the next start ends those JVMs whose command line carries the record's data
-folder, and deletes a temporary folder, unless the folder has a new owner.
+Each cluster holds two locks while it runs: on a record in the cache, and in its data folder. If no process holds the lock of a
+record, its Python process was killed: the next start ends the JVMs whose command line contains the record's data
+folder, and deletes the folder if it is temporary, unless the folder has a new owner.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LOCK = "in-use"
 
 @dataclass(slots=True)
 class Claim:
-    """A data folder that is ours until ``release``."""
+    """A data folder that this process has reserved until ``release``."""
 
     data: Path
     temporary: bool
@@ -51,12 +51,12 @@ class Claim:
         self._record.unlink(missing_ok=True)
         for lock in self._locks:
             if not lock.closed:
-                fcntl.flock(lock, fcntl.LOCK_UN)  # forks have it open, too
+                fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough, because forked processes have it open, too
             lock.close()
 
 
 def claim(run: Path, data: Path | None, keep: bool) -> Claim:
-    """Clean up after the dead, then take ``data`` (or a new temporary folder) for this process."""
+    """Clean up after killed processes, then reserve ``data`` (or a new temporary folder) for this process."""
     with exclusive(run / "lock"):
         for record in run.glob("*.json"):
             _bury(record)
@@ -88,7 +88,7 @@ def _bury(record: Path) -> None:
         fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         left = json.load(f)
         data = Path(left["data"])
-        # The folder may have a new owner, which keeps its records in another cache: then the servers there are its own.
+        # The folder may have a new owner with another cache: then its servers belong to that owner.
         with _unused(data):
             for pid in _running_on(data):
                 with contextlib.suppress(ProcessLookupError):
@@ -100,7 +100,7 @@ def _bury(record: Path) -> None:
 
 @contextlib.contextmanager
 def _unused(data: Path) -> Iterator[None]:
-    """Hold the folder's lock, so that no other process takes it meanwhile. Raises BlockingIOError if one has it."""
+    """Hold the folder's lock, so that no other process can reserve the folder meanwhile. Raises BlockingIOError if one has it."""
     if not data.is_dir():
         yield
         return
@@ -170,13 +170,13 @@ class Site:
     def _may_help(
         self, name: str, port: int, around: tuple[int, ...], program: Program, failure: LocalBrokerError
     ) -> bool:
-        """Whether another try can end otherwise: on other ports, or without the archive if nothing else is to blame."""
+        """Whether another attempt may succeed: on other ports, or without the archive if no other cause is known."""
         if not process.all_free(port, around):
             return self._ports.may_change(name)
         return failure.remark is not None and self._archive(program.jars).discard()
 
     def restart(self, server: Server, ready: Callable[[Server], bool], deadline: Deadline) -> None:
-        """Start a server that has ended, on its old ports: clients know them."""
+        """Start a server that has ended, on its old ports, because clients use them."""
         self._start(server, ready, deadline)
 
     def _start(self, server: Server, ready: Callable[[Server], bool], deadline: Deadline) -> None:
@@ -190,25 +190,25 @@ class Site:
             raise
 
     def make_archives(self) -> None:
-        """In the background, for the next starts."""
+        """Make class-data archives in the background, for later starts."""
         for jars, archive in self._by_jars.items():
             homes = [s.program.home for s in self.servers.values() if s.program.jars == jars]
             archive.make_from(homes, spawn)
 
     def stop(self, servers: Iterable[Server], gently: bool) -> None:
-        """All at once: gently they write down what they hold in memory, otherwise they are just killed."""
+        """Stop all servers at once: ``gently`` they flush their memory to disk, otherwise they are killed."""
         servers, deadline = list(servers), Deadline.after(_STOP_WITHIN_S if gently else 0.0)
         try:
             for server in servers if gently else ():
                 server.ask_to_stop()
             for server in servers if gently else ():
                 server.wait_stopped(deadline)
-        finally:  # an impatient user's second Ctrl-C too
+        finally:  # also after a second Ctrl-C
             for server in servers:
                 server.kill()
 
     def close(self, keep: bool) -> None:
-        """End every child and give the folder back; a folder that is not kept needs no gentle end."""
+        """End every child and release the folder. If the folder is deleted, children are killed, which is faster."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._claim.release, delete=not keep)
             for archive in self._by_jars.values():

@@ -1,1 +1,1 @@
-"""A durable store of what is due later, on RocksDB: what a producer could not send, and who sends it again."""
+"""A durable store, on RocksDB, of records that are due later: the sends that a producer could not complete, and their retries."""

@@ -1,7 +1,7 @@
 """Writes of a store: one atomic change, and additions of several threads as one write.
 
-``AtomicChange`` has what a write puts and deletes, and the totals after it. Pure. With ``GroupCommit`` the thread that gets
-the lock writes for all that wait.
+``AtomicChange`` contains the puts and deletes of a write, and the totals after it. Pure. With ``GroupCommit``, the thread that
+gets the lock writes for all waiting threads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NEVER = Due(LAST, LAST)
 
 
 class AtomicChange:
-    """Steps that happen together or not at all. ``earliest`` is the first of what it lets be pending."""
+    """Steps that are written together or not at all. ``earliest`` is the first due time of the records that it makes pending."""
 
     def __init__(self, totals: Totals) -> None:
         self.totals = totals.copy()
@@ -45,7 +45,7 @@ class AtomicChange:
         return [*self.puts, (TOTALS, self.totals.encode())]
 
     def add(self, record: Record, data: bytes) -> int:
-        """A new record, as ``data``; gives its sequence."""
+        """Add a new record, encoded as ``data``; returns its sequence."""
         totals = self.totals
         sequence = totals.next_sequence
         totals.next_sequence += 1
@@ -58,7 +58,7 @@ class AtomicChange:
         return sequence
 
     def mark(self, record: Record, due: Due) -> None:
-        """By its marks a record is found, and when it is due."""
+        """Write a record's marks, by which the record and its due time are found."""
         self.puts += [(marked(*mark), due.key) for mark in record.marks]
 
     def pend(self, due: Due, state: RecordState) -> None:
@@ -66,14 +66,14 @@ class AtomicChange:
         self.earliest = min(self.earliest, due)
 
     def move(self, record: Record, pending: Due, due: Due, state: RecordState) -> None:
-        """A pending record is due at another moment."""
+        """Change the due time of a pending record."""
         self.deletes.append(pending.key)
         self.pend(due, state)
         self.mark(record, due)
 
     def hasten(self, pending: Due, now_ms: int, state: RecordState, data: bytes | None) -> None:
-        """A pending record is due now; one whose ``data`` say when it was due at first not before that: the clock by which it had
-        been may have been ahead.
+        """Make a pending record due now, but not before its original due time, if ``data`` contains one: an earlier clock, by
+        which that time seemed to be over, may have been ahead.
         """
         if isinstance(record := decoded(data), Record):
             self.move(record, pending, Due(max(now_ms, record.first_due_ms or 0), pending.sequence), state)
@@ -82,7 +82,7 @@ class AtomicChange:
             self.pend(Due(now_ms, pending.sequence), state)
 
     def remark(self, data: bytes | None, due: Due) -> None:
-        """The same of a record as it is stored, if it can be read."""
+        """Like ``mark``, for an encoded record. Does nothing if it cannot be decoded."""
         if isinstance(record := decoded(data), Record):
             self.mark(record, due)
 
@@ -90,7 +90,7 @@ class AtomicChange:
         self.deletes += [marked(*mark) for mark in record.marks]
 
     def free(self, sequence: int, data: bytes | None, mark: tuple[bytes, bytes]) -> None:
-        """A record, as it is stored, has this mark no more, nor when its others are set again."""
+        """Remove a mark from a record, also inside its stored form, so that setting its marks again does not restore this one."""
         self.deletes.append(marked(*mark))
         if isinstance(record := decoded(data), Record):
             freed = dataclasses.replace(record, marks=tuple(each for each in record.marks if each != mark)).encode()
@@ -98,13 +98,13 @@ class AtomicChange:
             self.totals.size += len(freed) - len(data or b"")
 
     def finish(self, sequence: int, size: int) -> None:
-        """A record is over."""
+        """Delete a record that was handled."""
         self.deletes.append(numbered(RECORD, sequence))
         self.totals.depth -= 1
         self.totals.size -= size
 
     def bury(self, sequence: int, size: int, state: RecordState) -> None:
-        """A record is given up; it stays where it is, among the dead."""
+        """Give a record up. It stays stored under its sequence, and is listed as dead."""
         self.puts.append((numbered(DEAD, sequence), state.encode()))
         totals = self.totals
         totals.depth, totals.size = totals.depth - 1, totals.size - size
@@ -112,8 +112,8 @@ class AtomicChange:
         totals.give_ups += 1
 
     def revive(self, sequence: int, record: Record, size: int) -> None:
-        """A dead record is none any more; who calls lets it be pending. Its marks were over when it was given up: it is not
-        found by them again.
+        """Make a dead record a live one; the caller makes it pending. Its marks are not restored, because they ended when it was
+        given up.
         """
         self.deletes.append(numbered(DEAD, sequence))
         totals, kept = self.totals, size
@@ -126,7 +126,7 @@ class AtomicChange:
 
 
 class Ticket:
-    """What one caller adds: records with their due times, how they are stored, and notes. ``error`` is why they are not."""
+    """One caller's additions: records with their due times, their encoded form, and notes. ``error`` is set if writing failed."""
 
     def __init__(self, records: Sequence[tuple[Record, int]], notes: Mapping[bytes, bytes] | None = None) -> None:
         self.items = [(record, due_ms, record.encode()) for record, due_ms in records]
@@ -138,7 +138,7 @@ class Ticket:
 
 
 class GroupCommit:
-    """Hands tickets to ``write`` under ``lock``: one by one, or those that wait ``together``."""
+    """Passes tickets to ``write`` under ``lock``: one by one, or with ``together`` all that wait at the same time."""
 
     def __init__(
         self, lock: AbstractContextManager[bool], write: Callable[[Sequence[Ticket]], None], together: bool
@@ -149,7 +149,7 @@ class GroupCommit:
         self._waiting: deque[Ticket] = deque()
 
     def put(self, ticket: Ticket) -> None:
-        """Returns when it is written; raises its error."""
+        """Returns when the ticket is written; raises its error."""
         if not self._together:
             with self._lock:
                 self._write((ticket,))
@@ -158,7 +158,7 @@ class GroupCommit:
             with self._lock:
                 if not ticket.done:
                     waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
-                    # Ctrl-C may have hit the thread that took it from there, before it wrote.
+                    # The ticket is missing if Ctrl-C interrupted the thread that had taken it, before that thread wrote.
                     self._write_all(waiting if ticket in waiting else [*waiting, ticket])
         if ticket.error is not None:
             raise ticket.error
@@ -166,7 +166,7 @@ class GroupCommit:
     def _write_all(self, tickets: Sequence[Ticket]) -> None:
         try:
             self._write(tickets)
-        except BaseException:  # Ctrl-C hits one of them; that the others are written is not known
+        except BaseException:  # Ctrl-C reaches one thread only; whether the others' tickets were written is unknown
             for each in tickets:
                 each.error = each.error or SpoolError("the write to the spool was interrupted")
             raise

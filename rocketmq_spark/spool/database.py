@@ -1,7 +1,7 @@
-"""RocksDB as a store needs it: batches that are written whole, ranges that are read in pages, and errors that say something.
+"""RocksDB for a store: atomic batches of writes, reads in pages, and errors that name the folder and the cause.
 
-A driver, and the only place that knows ``rocksdict``. RocksDB holds Python's lock while it writes, so it is not asked to
-wait for the disk: that is done here, beside it, on the files of its write-ahead log, while other threads go on.
+This is a driver, and the only module that imports ``rocksdict``. RocksDB holds Python's lock while it writes, so it does
+not flush: this module flushes the files of the write-ahead log itself, while other threads run.
 A database belongs to the process that opened it; a forked child neither uses nor closes it.
 """
 
@@ -37,23 +37,23 @@ from rocketmq_spark.spool.files import (
 logger = logging.getLogger(__name__)
 
 WRITE_BUFFER_BYTES = 16 << 20
-# A folder within that of a database: new files that are complete, and that take the place of damaged ones; see ``salvage``.
+# A folder inside that of a database: complete new files, which replace damaged ones; see ``salvage``.
 WHOLE = "whole"
 
 OPEN_IT = "What opens it to send from it, such as 'spool send', keeps what can be read, and says what is lost"
 
 
 class Damaged(SpoolError):
-    """RocksDB found bytes that do not fit their checksum. The store that meets them makes itself whole again."""
+    """RocksDB found bytes that do not match their checksum. The store catches this error and repairs itself."""
 
     retriable = True
 
 
 class Database:
-    """Keys and values in a folder, which is made. ``damage`` is what RocksDB said when it opened with losses.
+    """Keys and values in a folder, which is created. ``damage`` is RocksDB's message if it opened with losses.
 
-    Read-only it takes no lock, shows what was there when it was opened, and leaves out what cannot be read: ``gaps`` are
-    the ranges of keys that a scan stepped over. Otherwise damage raises ``Damaged``.
+    A read-only database takes no lock, shows the state at the time of opening, and omits what cannot be read: ``gaps`` are
+    the ranges of keys that scans skipped. Otherwise damage raises ``Damaged``.
     """
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
@@ -71,7 +71,7 @@ class Database:
                 remedy="Fork before the first spool is opened, or start processes with 'spawn'",
             )
         _Threads.used = True
-        if not read_only and is_one_of(path, _written()):  # by any of its names: RocksDB's own lock is one of processes
+        if not read_only and is_one_of(path, _written()):  # RocksDB's own lock excludes only other processes
             raise _in_use(path, "it is open in this process")
         self._wal = Wal(path)
         if read_only and not is_database(path):
@@ -96,13 +96,13 @@ class Database:
         return value
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = (), sync: bool = False) -> None:
-        """All of it or nothing; when it returns it survives this process, with ``sync`` the machine, too."""
+        """Write everything or nothing. When this returns, the data survive this process, and with ``sync`` also the machine."""
         batch = self._rocks.WriteBatch(raw_mode=True)
         for key in deletes:
             batch.delete(key)
         for key, value in puts:
             batch.put(key, value)
-        try:  # as ``_errors``, without what a ``with`` costs each addition
+        try:  # as in ``_errors``; a ``with`` would cost too much per addition
             self._here().write(batch)
             if sync:
                 self._wal.sync(self._db)
@@ -112,7 +112,7 @@ class Database:
             raise self._told("write", e) from e
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys from ``start`` to before ``end`` with their values. RocksDB holds a snapshot until it is closed."""
+        """Keys from ``start`` to before ``end`` with their values. RocksDB holds a snapshot until the iterator is closed."""
         at: bytes | None = start
         while at is not None:
             found = self._iterator(end)
@@ -124,7 +124,7 @@ class Database:
                         last = found.key()
                         yield last, found.value()
                         found.next()
-                    found.status()  # raises what ended it too early
+                    found.status()  # raises the error that ended the iteration early
                 return
             except Damaged:
                 if not self.read_only:
@@ -133,7 +133,7 @@ class Database:
                 at = _next_readable(found, begin, end)
                 self.gaps.append((begin, at or end))
             finally:
-                del found  # an error's traceback would keep it, and with it the folder's lock
+                del found  # otherwise the traceback of an error would keep the iterator, and so the folder's lock
 
     def _iterator(self, end: bytes) -> Any:
         options = self._rocks.ReadOptions()
@@ -142,14 +142,14 @@ class Database:
             return self._here().iter(options)
 
     def close(self) -> None:
-        """Give the folder free. Nothing is done in a forked child, or the second time."""
+        """Release the folder. Does nothing in a forked child, or when called again."""
         if self._pid == os.getpid() and self in _open:
             _open.discard(self)
             self._wal.close()
             db, self._db = self._db, _Closed()
             try:
                 db.close()
-            except Exception as e:  # noqa: BLE001 - what is not in its tables is in the log, where the next one finds it
+            except Exception as e:  # noqa: BLE001 - data that did not reach a table are in the log, and the next open reads them
                 logger.warning("the spool in %s was closed with an error: %s", self.path, e)
             self._clean_up()
 
@@ -171,19 +171,19 @@ class Database:
         with self._errors("open"):
             if not read_only:
                 make_folder(self.path)
-            if is_database(self.path) and manifest(self.path) is None:  # RocksDB would begin anew, and delete them
+            if is_database(self.path) and manifest(self.path) is None:  # RocksDB would start empty and delete its files
                 raise Damaged(
                     f"the spool in {self.path} is damaged: its file CURRENT is gone, or names nothing", remedy=OPEN_IT
                 )
             path = self.path
-            if is_database(path) and not any(path.glob(f"*{LOG}")):  # each one has a log, be it empty
+            if is_database(path) and not any(path.glob(f"*{LOG}")):  # every database has a log, even if it is empty
                 self.damage = "its log is gone"
                 if not read_only:
                     raise Damaged(f"the spool in {path} is damaged: {self.damage}", remedy=OPEN_IT)
             if damaged := damaged_headers(path):
                 name, headers = next(iter(damaged.items()))
                 self.damage = f"{headers.problem} of {name}"
-                # Tables that a manifest does not name any more would be left out without a word.
+                # RocksDB would silently omit tables that the manifest does not name any more.
                 if not read_only or any(each.lost for name, each in damaged.items() if not name.endswith(LOG)):
                     raise Damaged(f"the spool in {path} is damaged: {self.damage}", remedy=OPEN_IT)
                 path = self._mirrored()
@@ -205,13 +205,13 @@ class Database:
                 return found
             if not read_only:
                 raise Damaged(f"the spool in {self.path} is damaged: {problem}", remedy=OPEN_IT)
-            # Without a look at its tables, whose other blocks are found one by one.
+            # Not paranoid: RocksDB does not check whole tables at opening, so scans can read their intact blocks one by one.
             found = rocks.Rdict(str(path), self._options(all_that_fits(), paranoid=False), access_type=access)
             self.damage = problem
             return found
 
     def _mirrored(self) -> Path:
-        """Of a folder with damaged headers, beside it: the same with headers as they were written."""
+        """A copy of a folder with damaged headers, next to it, with repaired headers."""
         self._mirror = tempfile.TemporaryDirectory(prefix="rocketmq-spark-spool-")
         there = Path(self._mirror.name)
         mirror(self.path.resolve(), there, lambda file, link: link.symlink_to(file))
@@ -241,11 +241,11 @@ class Database:
             yield
         except (SpoolError, ClosedError):
             raise
-        except Exception as e:  # the binding raises nothing more special
+        except Exception as e:  # rocksdict has no error class of its own
             raise self._told(what, e) from e
 
     def _told(self, what: str, error: Exception) -> SpoolError:
-        """RocksDB's errors, which have no classes, and those of the disk, as ours."""
+        """The ``SpoolError`` for an error of RocksDB (which has no classes) or of the disk."""
         text = str(error)
         if _is_damage(error):
             return Damaged(f"the spool in {self.path} is damaged: {text}", remedy=OPEN_IT)
@@ -257,27 +257,27 @@ class Database:
 
 
 class _Closed:
-    """Stands where a database was: RocksDB's lock is free when no process has it any more."""
+    """Replaces a closed database, because RocksDB releases its lock only when no object refers to the database any more."""
 
     def __getattr__(self, name: str) -> Any:
         raise ClosedError("the spool is closed")
 
 
 def rebuild(path: Path) -> None:
-    """Have RocksDB put together again what it finds in a folder's files. It leaves out whole tables for one block."""
-    with contextlib.suppress(Exception):  # what it could not do is not there afterwards
+    """Let RocksDB repair a database from its files. It omits a whole table for one bad block."""
+    with contextlib.suppress(Exception):  # data that it could not repair are missing afterwards
         _rocksdict().Rdict.repair(str(path), _rocksdict().Options(raw_mode=True))
 
 
 def is_database(path: Path) -> bool:
-    """Whether there is one, open or not, or its files, of which one was lost."""
+    """Whether the folder contains a database, open or not, also if one of its files is missing."""
     return (path / "CURRENT").exists() or any(path.glob("*.sst")) or (path / WHOLE).exists()
 
 
 def in_use(path: Path) -> bool:
-    """Whether a living process, perhaps this one, has it open; leaves its files alone, which opening would not."""
+    """Whether a running process, perhaps this one, has it open. Does not change its files, as opening it would."""
     if _opened_here(path):
-        return True  # and its lock must not be tried: it would be gone when the file is closed
+        return True  # without trying the lock: closing the file would release it for the whole process
     try:
         file = os.open(path / "LOCK", os.O_RDWR)
     except OSError:
@@ -292,8 +292,8 @@ def in_use(path: Path) -> bool:
 
 
 def occupy(store: OneFolder) -> None:
-    """The folder is that of ``store`` as long as it is one of ``OWNERS``, also while its database is closed to be opened anew,
-    or is put together again. Raises ``SpoolError`` where this process has it already.
+    """Assign the folder to ``store`` while that is in ``OWNERS``, also while its database is closed to be reopened or repaired.
+    Raises ``SpoolError`` if this process uses the folder already.
     """
     with process.lock():
         if _opened_here(store.path):
@@ -302,7 +302,7 @@ def occupy(store: OneFolder) -> None:
 
 
 def _opened_here(path: Path) -> bool:
-    """Whether this process has the folder, open or not, under whatever name: relative, by a link, or mounted elsewhere."""
+    """Whether this process uses the folder, open or not, under any name: relative, through a link, or mounted elsewhere."""
     return is_one_of(path, OWNERS) or is_one_of(path, _written())
 
 
@@ -322,10 +322,10 @@ _WIDTH = 64
 
 
 def _next_readable(found: Any, begin: bytes, end: bytes) -> bytes | None:
-    """The first key behind ``begin`` at which an iterator that met damage can go on; None where there is none before ``end``.
+    """The first key after ``begin`` at which an iterator that found damage can continue; None if there is none before ``end``.
 
-    Keys are numbers here, of so many bytes. Steps that double find one that can be read; the first one lies between that
-    and the step before it.
+    Keys count as numbers of a fixed width. Steps of doubling size find a readable key; a search between that step and the one
+    before it finds the first readable key.
     """
     low, last, step = _as_number(begin), _as_number(end) - 1, 1
     while not _can_read(found, _as_key(min(low + step, last))):
@@ -364,7 +364,7 @@ def _as_key(number: int) -> bytes:
 
 
 def _is_damage(error: Exception) -> bool:
-    """Bytes that do not fit their checksum, or a file that others name and that is not there."""
+    """Whether an error means that bytes do not match their checksum, or that a referenced file is missing."""
     text = str(error)
     return text.startswith("Corruption") or ("No such file" in text and (".sst" in text or "MANIFEST" in text))
 
@@ -379,18 +379,18 @@ def _rocksdict() -> Any:
         ) from e
 
 
-# Those of this process that are open.
+# The open databases of this process.
 _open: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
 class _Threads:
-    """RocksDB's own, which all databases of a process share; ``used`` here, ``lost`` in a child of such a process."""
+    """RocksDB's threads, which all databases of a process share: ``used`` in this process, ``lost`` in a child forked later."""
 
     used = lost = False
 
 
 def _let_go() -> None:
-    """In a forked child: what was inherited must never be finalized, for that would write to the parent's files."""
+    """In a forked child: keep the inherited databases referenced, because finalizing one would write to the parent's files."""
     for database in _open:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(database._db))
     _Threads.lost = _Threads.used

@@ -1,8 +1,8 @@
 """The files of a RocksDB database: record headers, fsync of the write-ahead log, and damage to logs and manifest.
 
-RocksDB trusts a record's type and length before it checks the checksum. One flipped byte there can make it wait forever
+RocksDB trusts a record's type and length before it verifies the checksum. One flipped byte there can make it wait forever
 while it holds Python's lock, or end a file early without a message. The checksum covers the type and the payload, so
-``headers`` finds out which type and which length were written before RocksDB reads the file.
+``headers`` can find the original type and length before RocksDB reads the file.
 
 A file is a sequence of blocks, and a record is a header and its payload within one block. Source: RocksDB's
 ``db/log_format.h`` and ``log_reader.cc``.
@@ -23,14 +23,14 @@ from rocketmq_spark.errors import SpoolError, SpoolFull
 
 BLOCK = 1 << 15
 _HEADER = struct.Struct("<IHB")  # checksum, length of the payload, type
-# Whole, first, middle and last parts. Those of logs that are used again (5 to 8) are not written here.
+# Whole, first, middle and last parts. The types of recycled logs (5 to 8) are not used here.
 _TYPES = (1, 2, 3, 4)
 
 
 class Headers(NamedTuple):
-    """``repaired`` are headers as they were written, by their places; ``lost`` are ranges where no record is found any more.
+    """The damage to a file: ``repaired`` are the original headers by position, ``lost`` are ranges in which no record was found.
 
-    A last record of which only the beginning was written is neither in a log: a kill leaves it.
+    If only the beginning of a log's last record was written, that is not damage: a killed process leaves such a record.
     """
 
     repaired: dict[int, bytes]
@@ -38,12 +38,12 @@ class Headers(NamedTuple):
 
     @property
     def problem(self) -> str | None:
-        """What is wrong, None for nothing."""
+        """A description of the damage, or None."""
         places = sorted([*self.repaired, *(start for start, _ in self.lost)])
         return f"the header of a record at byte {places[0]} was damaged" if places else None
 
     def applied(self, data: bytes) -> bytes:
-        """The file as it was; what is lost is blank, which RocksDB steps over."""
+        """The file with its original headers. Lost ranges are filled with zeros, which RocksDB skips."""
         found = bytearray(data)
         for at, header in self.repaired.items():
             found[at : at + len(header)] = header
@@ -53,11 +53,11 @@ class Headers(NamedTuple):
 
 
 def headers(data: bytes, may_be_torn: bool = True) -> Headers:
-    """What is wrong with the headers of a file. Where it may not be torn, what is there of a last record is lost."""
+    """The damage to the headers of a file. Unless it ``may_be_torn``, an incomplete last record counts as lost."""
     repaired: dict[int, bytes] = {}
     lost: list[tuple[int, int]] = []
     at, size = 0, len(data)
-    seen: list[int] = []  # records of this block
+    seen: list[int] = []  # positions of the records in this block
     while at < size:
         block_end = at - at % BLOCK + BLOCK
         limit = min(block_end, size)
@@ -70,9 +70,9 @@ def headers(data: bytes, may_be_torn: bool = True) -> Headers:
             continue
         head = data[at : min(at + _HEADER.size, limit)]
         if not any(head) and (len(head) == _HEADER.size or limit == block_end):
-            at = block_end  # blank: the end of a block, or what a power cut left of a write
+            at = block_end  # zeros: the end of a block, or the rest of a write after a power failure
             continue
-        # A length that was changed leads to what is no header.
+        # A changed length leads to a position without a header.
         first = next((each for each in seen if not _fits(data, each, *_told(data, each))), at)
         if first + _HEADER.size <= limit and (found := _written(data, first, limit)) is not None:
             kind, end = found
@@ -89,7 +89,7 @@ def headers(data: bytes, may_be_torn: bool = True) -> Headers:
 
 
 def _told(data: bytes, at: int) -> tuple[int, int]:
-    """The type of a record, and where it ends."""
+    """The type and the end of a record, by its header."""
     _, length, kind = _HEADER.unpack_from(data, at)
     return kind, at + _HEADER.size + length
 
@@ -99,7 +99,7 @@ def _fits(data: bytes, at: int, kind: int, end: int) -> bool:
 
 
 def _written(data: bytes, at: int, limit: int) -> tuple[int, int] | None:
-    """The type that a record at ``at`` had, and where it ended, if one of both was changed."""
+    """The original type and end of the record at ``at``, if only one of both was changed; otherwise None."""
     kind, end = _told(data, at)
     if end <= limit and (found := next((each for each in _TYPES if _fits(data, at, each, end)), None)) is not None:
         return found, end
@@ -117,12 +117,12 @@ def _checksum(data: bytes, at: int) -> int:
 
 
 def _masked(crc: int) -> int:
-    """As it is stored: a checksum of what holds checksums says little."""
+    """The stored form of a checksum. RocksDB masks checksums, because checksums of data that contain checksums are weak."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _crc32c(data: bytes, crc: int = 0) -> int:
-    """Castagnoli's, byte by byte: it is asked for damaged records only."""
+    """The CRC-32C (Castagnoli). Its byte-by-byte form is fast enough for damaged records."""
     crc ^= 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -139,25 +139,25 @@ _TABLE = tuple(map(_remainder, range(256)))
 
 
 LOG = ".log"
-# RocksDB writes a table from its log when it opens, and tables from tables while it goes on.
+# Space that RocksDB needs itself: it writes a table from its log when it opens, and merges tables while it runs.
 RESERVE_BYTES = 64 << 20
-# Of a view: RocksDB writes its own, and no other lock is taken.
+# Files that a mirror does not copy: RocksDB writes its own log there, and takes no other lock.
 _OWN = ("LOCK", "LOG")
-# Grows whenever the memtable is another one.
+# This number grows when RocksDB changes its memtable.
 _VERSION = "rocksdb.current-super-version-number"
 _sync_file = getattr(os, "fdatasync", os.fsync)
 
 
 def damaged_headers(path: Path) -> dict[str, Headers]:
-    """Of the logs and the manifest of a folder, those with headers that RocksDB must not read, by their names.
+    """The logs and the manifest of a folder whose headers RocksDB must not read, by file name.
 
-    A manifest that ends within a record is one of them: RocksDB would leave out the table that it names, and delete it. So is
-    a log behind which another one goes on: what it lost would be a gap.
+    A manifest that ends within a record is one of them, because RocksDB would omit and delete the table which that record
+    names. A log that ends within a record while another log follows is one, too, because its lost writes would be a gap.
     """
     found = {}
-    torn = None  # the file that may be
+    torn = None  # the only file that may end within a record
     for file in filter(None, (manifest(path), *sorted(path.glob(f"*{LOG}"), key=_number, reverse=True))):
-        with contextlib.suppress(FileNotFoundError):  # a living process goes on meanwhile
+        with contextlib.suppress(FileNotFoundError):  # a running process may delete files meanwhile
             data = file.read_bytes()
             if torn is None and file.suffix == LOG and data:
                 torn = file
@@ -171,7 +171,7 @@ def _number(log: Path) -> int:
 
 
 def mirror(path: Path, into: Path, put: Callable[[Path, Path], object]) -> None:
-    """The files of a folder in another one: ``put`` there, but those with damaged headers as they were written."""
+    """Put the files of a folder into another one with ``put``; files with damaged headers are written with repaired headers."""
     damaged = damaged_headers(path)
     for file in path.iterdir():
         if file.name in damaged:
@@ -181,7 +181,7 @@ def mirror(path: Path, into: Path, put: Callable[[Path, Path], object]) -> None:
 
 
 def manifest(path: Path) -> Path | None:
-    """The file that CURRENT names, there or not; None where it names none."""
+    """The file that CURRENT names, even if it does not exist; None if CURRENT names none."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         kind, _, number = (path / "CURRENT").read_text("ascii").rstrip("\n").partition("-")
         if kind == "MANIFEST" and number.isdecimal():
@@ -190,7 +190,7 @@ def manifest(path: Path) -> Path | None:
 
 
 class Wal:
-    """The files of the write-ahead log, of which RocksDB begins a new one with each new memtable."""
+    """The files of the write-ahead log. RocksDB begins a new one with each new memtable."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -199,7 +199,7 @@ class Wal:
         self._version: int | None = None
 
     def sync(self, db: Any) -> None:
-        """What was written so far is on the disk. Of older files too, when there is a new one: a gap ends a recovery."""
+        """Flush all writes so far to the disk. When there is a new file, older ones are flushed too: recovery stops at a gap."""
         version = db.property_int_value(_VERSION)
         if version != self._version or version is None:
             self._look()
@@ -223,12 +223,12 @@ class Wal:
             os.close(self._files.popitem()[1])
 
 
-# Of a disk that takes no more.
+# Errors of a full disk.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def full(path: Path, held: int, more: int, max_bytes: int | None) -> SpoolFull | None:
-    """Why a folder that holds so many bytes has no room for more, None if it has."""
+    """The error if a folder with ``held`` bytes has no room for ``more``, or None."""
     if max_bytes is not None and held + more > max_bytes:
         return SpoolFull(
             f"the spool in {path} holds {held} bytes, and {more} more exceed the {max_bytes} of option 'spoolMaxBytes'",
@@ -249,7 +249,7 @@ def full(path: Path, held: int, more: int, max_bytes: int | None) -> SpoolFull |
 
 
 def sync_folder(path: Path) -> None:
-    """A new file is found after a power cut when its folder is on the disk."""
+    """Flush a folder to the disk: only then do its new files survive a power failure."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -258,7 +258,7 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """A folder that is found after a power cut, and those above it."""
+    """Create a folder and its parents so that they survive a power failure."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -266,20 +266,20 @@ def make_folder(path: Path) -> None:
 
 
 class OneFolder(Protocol):
-    """What has a folder for itself."""
+    """An object that uses a folder exclusively."""
 
     @property
     def path(self) -> Path: ...
 
 
-# Of this process, open or not.
+# The owners of folders in this process, whether their databases are open or not.
 OWNERS: weakref.WeakSet[OneFolder] = weakref.WeakSet()
 
 
 def is_one_of(path: Path, those: Iterable[OneFolder]) -> bool:
-    """Whether the folder is that of one of them, whatever it is called."""
+    """Whether one of the owners uses this folder, under any name."""
     for each in list(those):
-        with contextlib.suppress(OSError):  # the folder of one may be gone by now, which says nothing of the others
+        with contextlib.suppress(OSError):  # an owner's folder may have been deleted; the others are still checked
             if each.path.samefile(path):
                 return True
     return False

@@ -1,18 +1,18 @@
-"""When records are sent: after a failed try, behind others of their lane, and by target.
+"""When records are sent: after a failed attempt, after earlier records of their lane, and by target.
 
 The steps of ``Schedule`` are counted from each failure. After the last step, the record is given up.
 
-``UnreachableTargets`` makes the records of a target due at once when the target answers again. A broker that answers some
-requests and refuses others must not use up all tries of a record in a moment: after each failure that follows such a call
-the next one is delayed, by the steps of the schedule. It then comes without another answer, because there may be no other
-send.
+``UnreachableTargets`` makes the records of a target due at once (it *calls* them) when the target answers again. A broker that
+answers some requests and rejects others must not use up all attempts of a record in a moment. So after each failure that
+follows such a call, the next call is delayed by the steps of the schedule. The delayed call needs no further answer, because
+there may be no other send.
 
-Records of one lane are handled in the order in which they were stored: only the first is pending. Records that may go with
-the first are handled together with it, and the next one follows when those are settled.
+Records of one lane are handled in the order in which they were stored: only the first is pending. Records that may be sent
+together with the first are handled with it, and the next record follows when these are settled.
 
 A mark finds a record by its *space* (a named group of records, such as one queue) and its place in it. ``Marks`` is a driver
-over a ``Database``, under the lock of its store. It remembers where a space begins, because RocksDB would step over
-everything that was deleted before the first key that is left.
+over a ``Database``, under the lock of its store. It caches the first key of a space, because otherwise RocksDB would read
+through all deleted entries before that key.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ STEPS_S = (3, 5, 30, 60, 120, 300, 480, 600, 900, 1800)
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Pauses in seconds: the first one after the failure that led here, each other one after a failed try."""
+    """Pauses in seconds: the first one after the failure that stored the record, each further one after a failed attempt."""
 
     steps_s: Sequence[float] = STEPS_S
 
     def due_ms(self, tries: int, now_ms: int) -> int | None:
-        """When it is tried again after so many failed tries, the last of which was now; None: never."""
+        """When a record is due again after its ``tries``-th failed attempt, which was now; None: never."""
         if tries >= len(self.steps_s):
             return None
         return now_ms + round(1000 * self.steps_s[tries])
 
 
 class SteadyClock:
-    """Milliseconds since 1970 that go on evenly whatever is done to the machine's clock, and never go back.
+    """A clock in ms since 1970 that advances evenly, even if the machine's clock is set, and never goes back.
 
-    They begin at the machine's time, or at ``not_before_ms``, the latest moment that an earlier process wrote down: after
-    a clock was put back what is due keeps its distance. A clock that is put forward while no process runs makes records due,
-    as time does.
+    It begins at the machine's time, or at ``not_before_ms``, the latest moment that an earlier process recorded, so that
+    records do not wait longer after the machine's clock was set back. If that clock is set forward while no process runs,
+    records become due.
     """
 
     def __init__(self, wall_ms: Callable[[], int], monotonic_ms: Callable[[], int], not_before_ms: int = 0) -> None:
@@ -76,7 +76,7 @@ class SteadyClock:
         return self._monotonic_ms() + self._offset_ms
 
 
-# After so long without a failure a target begins anew.
+# After this time without a failure, the next failure of a target counts as its first.
 FORGOTTEN_MS = 1000 * STEPS_S[-1]
 
 
@@ -86,7 +86,7 @@ class _Silence:
     failed_ms: int
     calls: int = 0
     called: bool = False
-    answered_ms: int | None = None  # since it failed, and there was no call yet
+    answered_ms: int | None = None  # an answer after the last failure, if no call has followed it yet
 
 
 class UnreachableTargets:
@@ -100,11 +100,11 @@ class UnreachableTargets:
         return bool(self._silent) or self._assumed_ms is not None
 
     def assume(self, now_ms: int) -> None:
-        """Any target may have failed before: there was no question yet."""
+        """Treat every target as one that has failed, because an earlier process may have had failures."""
         self._assumed_ms = now_ms
 
     def failed(self, target: str, now_ms: int, since_ms: int | None = None) -> None:
-        """Something for ``target`` could not be sent, tried from ``since_ms`` on: an answer that came later still counts."""
+        """Note that a send to ``target`` failed. It began at ``since_ms``; an answer after that moment still counts."""
         known = self._silent.get(target)
         if known is None or now_ms - known.failed_ms >= FORGOTTEN_MS:
             self._silent[target] = _Silence(now_ms, now_ms)
@@ -117,7 +117,7 @@ class UnreachableTargets:
             known.answered_ms = None
 
     def answered(self, targets: Iterable[str], now_ms: int) -> set[str]:
-        """Those of ``targets`` that were silent and are to be called now."""
+        """Note answers of ``targets``. Returns all targets whose records are to be called now."""
         for target in targets:
             if target not in self._silent and self._assumed_ms is not None:
                 self.failed(target, self._assumed_ms)
@@ -126,7 +126,7 @@ class UnreachableTargets:
         return self.due(now_ms)
 
     def due(self, now_ms: int) -> set[str]:
-        """Those that have answered since they failed and are to be called now."""
+        """The targets that have answered since they failed and whose records are to be called now."""
         due = {target for target, known in self._silent.items() if _is_pending(known) and known.not_before_ms <= now_ms}
         for target in due:
             known = self._silent[target]
@@ -134,11 +134,11 @@ class UnreachableTargets:
         return due
 
     def next_ms(self) -> int | None:
-        """When one is to be called that has answered too early for that."""
+        """The time of the next delayed call, or None."""
         return min((known.not_before_ms for known in self._silent.values() if _is_pending(known)), default=None)
 
     def forget(self) -> None:
-        """Nothing waits any more."""
+        """Forget all failures, when no record waits any more."""
         self._silent.clear()
         self._assumed_ms = None
 
@@ -147,12 +147,13 @@ def _is_pending(known: _Silence) -> bool:
     return known.answered_ms is not None and not known.called
 
 
-# Says of one record after the other whether it goes with the first of its lane and those that it took.
+# From the first record of a lane, makes a function that says for one record after the other whether it may be sent with the
+# first and with those accepted before.
 Joins = Callable[[Record], Callable[[Record], bool]]
 
 
 class Behind(NamedTuple):
-    """A record that goes with the one before it in its lane; ``size`` is what it counts against the bound."""
+    """A record that is sent together with the one before it in its lane; ``size`` is what counts against ``max_bytes``."""
 
     sequence: int
     record: Record
@@ -160,7 +161,7 @@ class Behind(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A record that was taken, with those of its lane that go with it; ``size`` is what it counts against the bound."""
+    """A record that was taken, with the records that are sent together with it; ``size`` is what counts against ``max_bytes``."""
 
     due: Due
     state: RecordState
@@ -171,20 +172,20 @@ class Work(NamedTuple):
 
 
 class Runs:
-    """Which records of a lane go as one: those that ``joins`` lets, but for those of a run that was refused for good. They go
-    one by one, so that the one which no broker takes is found.
+    """Decides which records of a lane are sent as one batch (a run): those that ``joins`` accepts. If a broker permanently
+    rejects a run, its records are sent one by one, to find the one that brokers reject.
     """
 
     def __init__(self) -> None:
         self.joins: Joins = _nothing
-        self._alone: dict[bytes, int] = {}  # so many more of a lane
+        self._alone: dict[bytes, int] = {}  # by lane, how many more records are sent alone
 
     def of(self, first: Record) -> Callable[[Record], bool]:
         """Implements ``Joins``."""
         return (_nothing if first.lane in self._alone else self.joins)(first)
 
     def ended(self, lane: bytes, count: int, done: bool, final: bool) -> None:
-        """What came of ``count`` records that went together."""
+        """Note the result of ``count`` records that were sent together."""
         if count > 1:
             if final and not done:
                 self._alone[lane] = count
@@ -198,13 +199,13 @@ def _nothing(first: Record) -> Callable[[Record], bool]:
     return lambda record: False
 
 
-# So many that are due may lie before others because their target takes no more: with more they are put off.
+# Due records whose target is full may be in front of others. Up to this number they are skipped; beyond it they are postponed.
 SPARE = 64
 
 
 class Window(NamedTuple):
-    """Of a target that failed: so many of its records may be out. Others that are in the way are put off for so long, 0 for
-    not at all, for it answers.
+    """Limits for a target that failed: how many of its records may be out at once, and for how long others are postponed if they
+    are in front of other targets' records (0: not at all, because the target answers).
     """
 
     size: int
@@ -212,26 +213,26 @@ class Window(NamedTuple):
 
 
 class Turns:
-    """Which records may be handed out now: of targets with a window no more than that, with those that are ``out`` already.
+    """Decides which records may be handed out now. For a target with a window, records that are ``out`` already count, too.
 
-    ``late`` are those of the others that may be put off, with the moment until which.
+    ``late`` are refused records that may be postponed, each with the moment until which.
     """
 
     def __init__(self, windows: Mapping[str, Window], out: Iterable[str], now_ms: int) -> None:
         self._windows = windows
         self._now_ms = now_ms
         self._out = Counter(out) if windows else Counter()
-        self.spare = 1 + SPARE if windows else 0  # how many more than it takes one looks at
+        self.spare = 1 + SPARE if windows else 0  # how many records are examined beyond those that are taken
         self.refused = False
         self.late: list[tuple[Work, int]] = []
 
     @property
     def crowd(self) -> bool:
-        """Whether those that may be put off hide others."""
+        """Whether there are so many refused records that they must be postponed to reach others."""
         return len(self.late) > SPARE
 
     def joins(self, joins: Joins) -> Joins:
-        """The same, but a record of a target of which one may be out goes alone."""
+        """``joins``, except that records of a target with a window of one are sent alone."""
 
         def joined(first: Record) -> Callable[[Record], bool]:
             window = self._windows.get(first.target)
@@ -240,7 +241,7 @@ class Turns:
         return joined
 
     def takes(self, work: Work) -> bool:
-        """Whether the next record may go."""
+        """Whether the next record may be handed out."""
         window = self._windows.get(work.record.target)
         if window is None:
             return True
@@ -254,7 +255,7 @@ class Turns:
 
 
 def lanes(db: Database) -> Iterator[bytes]:
-    """The lanes that there are: one look for each, however many records it has."""
+    """All lanes, with one seek per lane, however many records it has."""
     start = ORDER
     while (found := next(db.scan(start, behind(ORDER)), None)) is not None:
         lane = lane_of(found[0])
@@ -263,7 +264,7 @@ def lanes(db: Database) -> Iterator[bytes]:
 
 
 def lane_with(db: Database, sequence: int) -> bytes | None:
-    """The lane of a record that cannot be asked."""
+    """The lane of a record that cannot be decoded."""
     for key, _ in db.scan(ORDER, behind(ORDER)):
         if sequence_of(key) == sequence:
             return lane_of(key)
@@ -271,7 +272,7 @@ def lane_with(db: Database, sequence: int) -> bytes | None:
 
 
 def followers(db: Database, sequence: int, first: Record, joins: Joins) -> tuple[Behind, ...]:
-    """What ``joins`` lets go with the first record of a lane. One that came back from the dead has no place in it."""
+    """The records that ``joins`` accepts after the first of a lane. A revived record has no place in its lane."""
     lane = first.lane
     if not lane or db.get(ordered(lane, sequence)) is None:
         return ()
@@ -286,7 +287,7 @@ def followers(db: Database, sequence: int, first: Record, joins: Joins) -> tuple
 
 
 def leave(db: Database, change: AtomicChange, lane: bytes, gone: Sequence[int], now_ms: int) -> bool:
-    """The first records of a lane leave it, and the next one is due. False when the lane is empty then."""
+    """Remove the first records of a lane, and make the next one due. Returns False if the lane is empty then."""
     if not lane or db.get(ordered(lane, gone[0])) is None:
         return True
     change.deletes += [ordered(lane, sequence) for sequence in gone]
@@ -300,7 +301,7 @@ def leave(db: Database, change: AtomicChange, lane: bytes, gone: Sequence[int], 
 
 
 def kept(db: Database, work: Work) -> tuple[Record, int]:
-    """A record that was taken and its size as they are now: it may have lost a mark since."""
+    """The current form and size of a record that was taken; it may have lost a mark since."""
     if not work.record.marks:
         return work.record, work.size
     data = db.get(numbered(RECORD, work.due.sequence)) or b""
@@ -312,7 +313,7 @@ FREED_BYTES = 8 << 20
 
 
 class Marks:
-    """The marks of one database. ``freeing`` is whether records that are out may have lost some."""
+    """The marks of one database. ``freeing`` tells whether records that are out may have lost marks."""
 
     def __init__(self, db: Database, freeing: bool = False) -> None:
         self._db = db
@@ -321,12 +322,12 @@ class Marks:
         self.freeing = freeing
 
     def known(self, space: bytes, place: bytes) -> Due | None:
-        """The record that is found there, with when it is due."""
+        """The sequence and due time of the record with this mark, or None."""
         value = self._db.get(marked(space, place))
         return None if value is None else Due.parse(value)
 
     def first(self, space: bytes) -> bytes | None:
-        """The first place of a space that is taken."""
+        """The first place in a space that has a record."""
         for place, _ in self.all(space, self._floors.get(space)):
             self._floors[space] = place
             return place
@@ -334,14 +335,14 @@ class Marks:
         return None
 
     def all(self, space: bytes, start: bytes | None = None) -> Iterator[tuple[bytes, Due]]:
-        """The places of a space in their order, each with its record."""
+        """The places of a space in order, each with sequence and due time of its record."""
         for key, value in self._db.scan(marked(space, start or b""), behind_space(space)):
             yield place_of(key), Due.parse(value)
 
     def freed(
         self, marks: Sequence[tuple[bytes, bytes]], totals: Totals
     ) -> tuple[AtomicChange, Sequence[tuple[bytes, bytes]]]:
-        """Takes marks, each of another record, from those who have them; gives those for which there is no room in one write."""
+        """Removes marks, each of another record. Returns the change, and the marks for which one write has no room."""
         self.freeing = True
         change, size = AtomicChange(totals), 0
         for at, mark in enumerate(marks):
@@ -354,7 +355,7 @@ class Marks:
         return change, ()
 
     def added(self, record: Record) -> None:
-        """A record has these marks now."""
+        """Update the cache after a record with marks was added."""
         self.used = True
         for space, place in record.marks:
             floor = self._floors.get(space)

@@ -1,22 +1,23 @@
-"""What a store keeps: its keys, and what their values look like. Pure.
+"""The format of a store: keys and values. Pure.
 
-A key is one byte for the area, then numbers of fixed width, so that the order of bytes is that of numbers. What is stored has
-a number (its *sequence*), which it keeps. Areas:
+A key is one byte for the area, then numbers of fixed width, so that keys sort like their numbers. Every record has a number, its
+*sequence*, which never changes. Areas:
 
-* ``r`` records by sequence: what was stored, never changed.
-* ``p`` pending by due time and sequence: when a record is due, and how it fared so far.
+* ``r`` records by sequence: kind, payload, target, lane and marks.
+* ``p`` pending by due time and sequence: the state of the record.
 * ``o`` order by lane and sequence: the records of a lane, of which only the first is pending.
-* ``d`` dead by sequence: records that were given up.
-* ``i`` marks by space and place: which record is found there, and when it is due.
-* ``n`` notes by name: what a user of the store writes down beside records.
-* ``m`` the totals, ``e`` and ``z`` whose records these are.
+* ``d`` dead by sequence: the state of records that were given up.
+* ``i`` marks by space and place: due time and sequence of the record.
+* ``n`` notes by name: data that the user of the store keeps beside the records.
+* ``m`` the totals, ``e`` and ``z`` the owner of the records.
 
-Seed 003 has ``expireTime:retryCount:typeName:uuid`` as text, whose order ends in 2286 and whose parts a name can break.
+Keys are binary because text keys such as ``expireTime:retryCount:typeName:uuid`` sort correctly only until 2286, and a name that
+contains the separator would break them.
 
-Values are versioned binary envelopes; ``DecodeError`` says what cannot be read.
+Values are versioned and binary; a value that cannot be read raises ``DecodeError``.
 
-A ``Record`` is what was stored and never changes; it carries a checksum of its own, so that one that was damaged is found
-and named. A ``RecordState`` is how it fared. ``Totals`` are counted in every write, so that a start need not count.
+A ``Record`` does not change after it was stored (except that marks can be removed) and has a checksum of its own, so that damage
+is detected. A ``RecordState`` counts its failures. ``Totals`` are updated in every write, so that a start need not count.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from rocketmq_spark.errors import DecodeError
 
 RECORD, PENDING, ORDER, DEAD = b"r", b"p", b"o", b"d"
 MARK, NOTE = b"i", b"n"
-# What notes of this name say holds also when records are lost: they speak of none.
+# Notes with this prefix remain valid when records are lost, because they are not about records.
 LASTING = b"environment's "
 TOTALS = b"m"
-# Twice, at both ends: without it the destination of records is unknown.
+# The owner is stored twice, under the first and the last key, because without it the destination of records is unknown.
 OWNER = (b"e", b"z")
 
 _DUE = struct.Struct(">cQQ")
@@ -62,33 +63,33 @@ class Due(NamedTuple):
 
 
 def numbered(area: bytes, sequence: int) -> bytes:
-    """The key of a record, or of a dead one."""
+    """The key of a record in area ``RECORD`` or ``DEAD``."""
     return _NUMBERED.pack(area, sequence)
 
 
 def sequence_of(key: bytes) -> int:
-    """The sequence that any key but the totals' ends with."""
+    """The sequence at the end of a key. Keys of records, pending ones, lanes and dead ones have one."""
     number: int = _SEQUENCE.unpack(key[-_SEQUENCE.size :])[0]
     return number
 
 
 def ordered(lane: bytes, sequence: int) -> bytes:
-    """The key of a record in its lane. The lane's length stands first, so that no lane begins with another one."""
+    """The key of a record in its lane. The lane's length comes first, so that no lane is a prefix of another one."""
     return _LANE.pack(ORDER, len(lane)) + lane + _SEQUENCE.pack(sequence)
 
 
 def lane_of(key: bytes) -> bytes:
-    """The lane of such a key."""
+    """The lane in a key of ``ordered``."""
     return key[_LANE.size : -_SEQUENCE.size]
 
 
 def marked(space: bytes, place: bytes = b"") -> bytes:
-    """The key of a mark, or where its space begins."""
+    """The key of a mark, or without ``place`` the begin of its space."""
     return _MARK.pack(MARK, len(space)) + space + place
 
 
 def behind_space(space: bytes) -> bytes:
-    """Where a space ends."""
+    """The key at which a space ends."""
     number = int.from_bytes(space) + 1
     if number >> 8 * len(space):
         return _MARK.pack(MARK, len(space) + 1)
@@ -101,14 +102,14 @@ def place_of(key: bytes) -> bytes:
 
 
 def behind(area: bytes) -> bytes:
-    """Where an area ends."""
+    """The key at which an area ends."""
     return bytes((area[0] + 1,))
 
 
-# The space of marks that begin with when a record was due at first (ms since 1970).
+# The space of marks that begin with a record's original due time (ms since 1970).
 IDENTITY = b"id"
 VERSION = 1
-MARKED = 2  # of a record: marks stand before its payload
+MARKED = 2  # version of records with marks, which precede the payload
 
 _HEAD = struct.Struct(">BI")  # version, checksum of the rest
 _REST = struct.Struct(">QHHH")  # stored at, lengths of kind, target and lane
@@ -122,13 +123,13 @@ class Record:
     """What is due later.
 
     Args:
-        kind: Who handles it.
-        payload: What the handler gets.
+        kind: Name of the handler.
+        payload: Data for the handler.
         stored_ms: When it was stored, ms since 1970.
-        target: What it waits for when it has failed, such as a broker's name; empty for nothing in particular.
+        target: What a failed record waits for, such as a broker's name; empty for nothing in particular.
         lane: Records of a lane are handled one after the other, in the order in which they were stored; empty for none.
-        marks: By what it is found until it is over, each a space and a place in it. Of two records with the same first mark
-            the second one is not kept.
+        marks: Pairs of a space and a place in it, by which the record is found until it is finished. Of two records with the
+            same first mark, the second one is not stored.
     """
 
     kind: str
@@ -140,13 +141,13 @@ class Record:
 
     @property
     def first_due_ms(self) -> int | None:
-        """When it was due at first, if its identity says so: a store that lost its due time still knows."""
+        """The original due time, if the record has an identity. It remains known when the store has lost the due time."""
         places = (place for space, place in self.marks if space == IDENTITY and len(place) >= _SEQUENCE.size)
         return next(map(due_of, places), None)
 
     @property
     def first_target(self) -> str:
-        """What it waits for before it was tried: what is marked waits for its time alone."""
+        """The target before the first attempt: none for a record with marks, which waits only for its due time."""
         return "" if self.marks else self.target
 
     def encode(self) -> bytes:
@@ -186,7 +187,7 @@ class Record:
 
 
 class RecordState(NamedTuple):
-    """How a record fared: how often it failed, since when this holds (ms since 1970), what it waits for, and why."""
+    """A record's state: number of failures, the time of this state (ms since 1970), the target it waits for, and the reason."""
 
     tries: int
     since_ms: int
@@ -212,7 +213,7 @@ class RecordState(NamedTuple):
 
     @classmethod
     def known(cls, data: bytes) -> RecordState:
-        """The same, and of what cannot be read nothing: who takes the record meets that."""
+        """Like ``decode``, but an empty state for data that cannot be read: the error is raised when the record is taken."""
         try:
             return cls.decode(data)
         except DecodeError:
@@ -220,18 +221,18 @@ class RecordState(NamedTuple):
 
 
 class Done(NamedTuple):
-    """It is over."""
+    """The record was handled."""
 
 
 class RetryLater(NamedTuple):
-    """It failed, and is due once more."""
+    """The record failed, and is due again."""
 
     due_ms: int
     reason: str
 
 
 class Dead(NamedTuple):
-    """It is given up, and kept among the dead."""
+    """The record is given up, and kept as a dead one."""
 
     reason: str
 
@@ -241,8 +242,8 @@ Verdict = Done | RetryLater | Dead
 
 @dataclass(slots=True)
 class Totals:
-    """Of a store: the next sequence, records that are kept and their bytes, dead ones and theirs, all that were given up
-    so far, and the latest moment that was written (ms since 1970).
+    """Totals of a store: the next sequence, number and bytes of live records and of dead ones, the number of all that were given
+    up so far, and the latest moment that was recorded (ms since 1970).
     """
 
     next_sequence: int = 1
@@ -254,14 +255,14 @@ class Totals:
     last_ms: int = 0
 
     def copy(self) -> Totals:
-        """As ``dataclasses.replace``, which takes three times as long, and each addition has one."""
+        """A copy. ``dataclasses.replace`` takes three times as long, and every addition copies the totals."""
         return Totals(
             self.next_sequence, self.depth, self.size, self.dead, self.dead_bytes, self.give_ups, self.last_ms
         )
 
     @property
     def all_bytes(self) -> int:
-        """What counts against the bound: dead letters lie on the same disk."""
+        """The bytes that count against ``max_bytes``, dead letters included, because they are on the same disk."""
         return self.size + self.dead_bytes
 
     def encode(self) -> bytes:
@@ -281,14 +282,14 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class SpoolOwner:
-    """Whose records a store holds; records of one are never sent to the cluster of another.
+    """The owner of a store's records: they are never sent to the cluster of another owner.
 
     Args:
-        servers: Addresses of the cluster's name servers, or of its Proxies; empty where an earlier release wrote them.
-        namespace: None where an earlier release wrote it.
-        environment: With its mode, as in ``environment 'eu' (suffix)``, and the queues of environments where they are
+        servers: Addresses of the cluster's name servers, or of its Proxies; empty if an earlier release wrote the owner.
+        namespace: None if an earlier release wrote the owner.
+        environment: Name and mode, as in ``environment 'eu' (suffix)``, and the queues of environments if they are
             given; empty for none.
-        purpose: Empty for sends; other users of a store name themselves.
+        purpose: Empty for sends; other users of a store set a name.
     """
 
     servers: tuple[str, ...] = ()
@@ -301,7 +302,7 @@ class SpoolOwner:
 
     @classmethod
     def decode(cls, data: bytes) -> SpoolOwner:
-        """Earlier releases wrote a text: the environment, or the purpose."""
+        """Decodes an owner. Earlier releases wrote a text: the environment, or the purpose."""
         if not data.startswith(b"["):
             text = data.decode(errors="replace")
             return cls(environment=text) if text.startswith("environment ") else cls(purpose=text)
@@ -315,12 +316,12 @@ class SpoolOwner:
 
     @classmethod
     def stored(cls, get: Callable[[bytes], bytes | None]) -> SpoolOwner:
-        """The owner of what ``get`` reads."""
+        """The owner in the store that ``get`` reads."""
         return cls.decode(next(filter(None, map(get, OWNER)), b""))
 
     def is_same(self, other: SpoolOwner) -> bool:
-        """Whether it may have what is ``other``'s. Servers of one cluster have one in common; what an earlier release did not
-        write is not compared.
+        """Whether this owner may use the records of ``other``. Lists of servers mean one cluster if they have an address in
+        common; values that an earlier release did not write are not compared.
         """
         return (
             self.purpose == other.purpose
@@ -330,8 +331,9 @@ class SpoolOwner:
         )
 
     def believes(self, note: bytes, held: SpoolOwner, given: bool) -> bool:
-        """Whether what was noted while it was ``held``'s is true of this one's brokers, which may have the same names; for whom
-        it was read is no matter. Which queues an environment had is, where it was ``given`` to this one, if it is the same.
+        """Whether a note made while the store belonged to ``held`` is true for this owner, whose brokers may be others with the
+        same names. The purpose does not matter. If the records were ``given`` to this owner, the note about the queues of an
+        environment remains valid if namespace and environment are the same.
         """
         if given and note.startswith(LASTING):
             return (self.namespace, self.environment) == (held.namespace, held.environment)
@@ -344,22 +346,22 @@ class SpoolOwner:
 
 
 def _is_same_environment(one: str, held: str) -> bool:
-    """Which queues it has is not compared where ``held`` does not say it: what an earlier release wrote, or a number alone."""
+    """Queues are not compared if ``held`` has none: an earlier release wrote it, or the environment is only a number."""
     return one == held or (bool(held) and one.startswith(f"{held}, "))
 
 
-# The owner of records whose owner stood in a block that cannot be read: none, until a command assigns them.
+# The owner of records whose real owner cannot be read. No process can use them until a command assigns them.
 LOST_OWNER = SpoolOwner(purpose="an owner that a damaged block named")
 
 
 def due_of(identity: bytes) -> int:
-    """When the record with this identity was due at first, in ms since 1970."""
+    """The original due time of the record with this identity, in ms since 1970."""
     due_ms: int = _SEQUENCE.unpack_from(identity)[0]
     return due_ms
 
 
 def decoded(data: bytes | None) -> Record | DecodeError:
-    """A record as it is stored, or what is wrong with it."""
+    """The record in stored data, or the error."""
     if data is None:
         return DecodeError("the record is missing")
     try:

@@ -1,12 +1,12 @@
-"""A damaged store: what can be read is kept, the rest is named. Also what tools ask of all records.
+"""Repair of a damaged store: keeps what can be read, and reports the rest. Also queries over all records, for tools.
 
-First the database: what can be read is moved to a new one in the same folder, and the damaged files are kept beside it. One
-block that cannot be read costs what stands in it. Where RocksDB finds nothing of a table any more, or does not open at all, a
-copy that it put together again is asked for what is missing: such a copy may hold what was settled. This may be killed at any
-point: the new files take their place in steps that the next one to open the folder finishes.
+First the database is repaired: all readable entries are copied to a new one in the same folder, and the damaged files are kept
+next to it. A bad block costs only the entries in it. If RocksDB cannot read a whole table, or cannot open the database, the
+missing entries are taken from a copy that RocksDB has rebuilt; such a copy may contain records that were already settled. The
+process may be killed at any point: the next one that opens the folder completes the exchange of the files.
 
-Then the records, which are what counts: when they are due, their order and the totals are made again from them. No other
-process uses the ``Database`` meanwhile.
+Then the records are repaired: due times, order and totals are derived from them again. No other process uses the ``Database``
+meanwhile.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from rocketmq_spark.spool.records import sequence_of as number
 
 logger = logging.getLogger(__name__)
 
-# Folders within that of the database. A new one is ``NEW`` until it is complete and ``WHOLE`` from then on; the old files
-# go to ``LEAVING``, which is given a name of its own when all are there.
+# Folders inside that of the database. The new database is in ``_NEW`` until it is complete, then in ``WHOLE``. The old files go
+# to ``_LEAVING``, which becomes ``damaged-N`` when all of them are there.
 _NEW, _LEAVING, _COPY, DAMAGED = "salvaged", "leaving", "copy", "damaged"
 _PORTION, _PORTION_BYTES = 1000, 8 << 20
 _ALL = (b"\0", b"\xff")
 
 
 class Salvaged(NamedTuple):
-    """Where the damaged files are, and whether what was counted before can be trusted. ``rebuilt`` are the areas of which a
-    rebuilt copy gave something: that may have been over before.
+    """Where the damaged files are, and whether the previous totals can be trusted. ``rebuilt`` are the areas with entries from a
+    rebuilt copy, which may have been settled before.
     """
 
     folder: Path
@@ -69,7 +69,7 @@ class Salvaged(NamedTuple):
 
 
 def salvage(path: Path) -> Salvaged:
-    """Make a database of what can be read. It must not be open. Raises ``SpoolError`` where its folder is in use."""
+    """Make a new database of all readable entries. The old one must not be open. Raises ``SpoolError`` if it is in use."""
     with held(path):
         new = Database(path / _NEW)
         try:
@@ -85,7 +85,7 @@ def salvage(path: Path) -> Salvaged:
 
 
 def finish(path: Path) -> None:
-    """What a process that died left of such work: finished, or taken away where the old files are still the truth."""
+    """Complete the repair of a process that died, or remove its rest if the old files are still complete."""
     try:
         left = any((path / name).exists() for name in (_NEW, WHOLE, _LEAVING, _COPY))
     except OSError as e:  # a disk that fails, or a mount that has gone
@@ -96,7 +96,7 @@ def finish(path: Path) -> None:
 
 
 def _copy_readable(path: Path, new: Database) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """The ranges that could not be read, and whether the totals could, and no log had lost any."""
+    """Returns the ranges that could not be read, and whether the totals could be read and no log had lost any."""
     try:
         old = Database(path, read_only=True)
     except SpoolError:
@@ -111,7 +111,7 @@ def _copy_readable(path: Path, new: Database) -> tuple[list[tuple[bytes, bytes]]
 
 
 def _copy_rebuilt(path: Path, new: Database, gaps: list[tuple[bytes, bytes]]) -> frozenset[bytes]:
-    """The areas of which it gave something."""
+    """Returns the areas with entries from the rebuilt copy."""
     areas: set[bytes] = set()
     copy = path / _COPY
     copy.mkdir()
@@ -129,7 +129,7 @@ def _copy_rebuilt(path: Path, new: Database, gaps: list[tuple[bytes, bytes]]) ->
 
 
 def _copied(old: Database, new: Database, start: bytes, end: bytes) -> Iterator[bytes]:
-    """The keys that are copied, in portions; what the new one has stays."""
+    """Yields the copied keys, and writes them in portions; entries that the new database has already are kept."""
     portion: list[tuple[bytes, bytes]] = []
     size = 0
     for key, value in old.scan(start, end):
@@ -145,7 +145,7 @@ def _copied(old: Database, new: Database, start: bytes, end: bytes) -> Iterator[
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
-    """With RocksDB's own lock, and nothing left of an earlier time. Raises ``SpoolError`` where a process has it open."""
+    """Holds RocksDB's own lock, after removing rests of earlier repairs. Raises ``SpoolError`` if a process has it open."""
     try:
         lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -160,20 +160,20 @@ def held(path: Path) -> Iterator[None]:
             yield
         finally:
             os.close(lock)
-    except OSError as e:  # a full disk, most likely: the old files are still the truth, or the next one goes on
+    except OSError as e:  # probably a full disk: the old files are still complete, or the next open ends the exchange
         kind = SpoolFull if e.errno in FULL else SpoolError
         raise kind(f"the damaged spool in {path} could not be put together again: {e}") from e
 
 
 def _exchange(path: Path) -> Path:
-    """The old files out, the new ones in; where the old ones are."""
+    """Replace the old files with the new ones. Returns the folder with the old ones."""
     kept = next(one for n in itertools.count(1) if not (one := path / f"{DAMAGED}-{n}").exists())
     if (path / _LEAVING).exists():
         for file in _files(path):
             file.rename(path / _LEAVING / file.name)
         (path / _LEAVING).rename(kept)
         sync_folder(path)
-    # CURRENT last: with it there is a database.
+    # CURRENT comes last, because it makes the folder a database.
     for file in sorted(_files(path / WHOLE), key=lambda file: file.name == "CURRENT"):
         file.rename(path / file.name)
     (path / WHOLE).rmdir()
@@ -189,11 +189,11 @@ _NAMED = 20
 
 
 def repair(db: Database, salvaged: Salvaged | None = None) -> None:
-    """Make a store whole again that lost bytes; ``salvaged`` says what of it was moved there.
+    """Repair the records of a store that lost data; ``salvaged`` is the result of the database's repair.
 
-    A record without a due time is due when it was at first, now where it does not say. Due times and places in lanes
-    without a record are dropped and named in the log. A record that does not match its checksum stays, and goes to the dead
-    when it is taken. Notes but the ``LASTING`` speak of records that may be lost, so they go where any is.
+    A record without a due time becomes due at its original one, or now. Due times and places in lanes without a record are
+    dropped and logged. A record that does not match its checksum becomes a dead letter when it is taken. If records are lost,
+    all notes but ``LASTING`` ones are deleted, because they may be about these.
     """
     before = _totals(db)
     dead = {number(key) for key, _ in db.scan(DEAD, behind(DEAD))}
@@ -220,7 +220,7 @@ def repair(db: Database, salvaged: Salvaged | None = None) -> None:
         if sequence not in pending and (not lane or lane not in busy):
             change.pend(due, RecordState(0, totals.last_ms, getattr(record, "first_target", "")))
         elif sequence in pending and lane in busy:
-            change.deletes.append(pending[sequence].key)  # an earlier one of its lane came back
+            change.deletes.append(pending[sequence].key)  # an earlier record of its lane was recovered and goes first
         if lane:
             busy.add(lane)
     lost = sorted(({*pending, *dead, *lanes}) - kept)
@@ -229,7 +229,7 @@ def repair(db: Database, salvaged: Salvaged | None = None) -> None:
         change.deletes += [numbered(DEAD, sequence)] if sequence in dead else []
         change.deletes += [ordered(lanes[sequence], sequence)] if sequence in lanes else []
     stale = [key for key, value in db.scan(MARK, behind(MARK)) if Due.parse(value).sequence not in kept - dead]
-    # Of what was over before and came back neither says how many are lost: places without a record, and older counts.
+    # Settled records may have been recovered, too. Then neither places without a record nor earlier totals say how many are lost.
     rebuilt = frozenset() if salvaged is None else salvaged.rebuilt
     lost = [] if rebuilt & {PENDING, DEAD, ORDER} else lost
     missing = max(len(lost), 0 if TOTALS in rebuilt else before.depth + before.dead - len(kept))
@@ -241,14 +241,14 @@ def repair(db: Database, salvaged: Salvaged | None = None) -> None:
 
 
 def _places(db: Database, dead: Container[int]) -> tuple[dict[int, Due], list[bytes]]:
-    """When records are due, and the keys that came back when a block was lost of what had ended them."""
+    """The due times of records, and obsolete keys, which are back because the block with their deletion was lost."""
     places = [Due.parse(key) for key, _ in db.scan(PENDING, behind(PENDING))]
     pending = {due.sequence: due for due in reversed(places)}
     return pending, [due.key for due in places if pending[due.sequence] is not due or due.sequence in dead]
 
 
 def pending_now(db: Database, sequences: Collection[int]) -> dict[int, Due | None]:
-    """When each of these is due; None for what is not there, or waits behind another one."""
+    """The due time of each of these records; None for a missing record, or one that waits behind another one."""
     if not sequences:
         return {}
     found = {due.sequence: due for due in (Due.parse(key) for key, _ in db.scan(PENDING, behind(PENDING)))}
@@ -260,7 +260,7 @@ def of_another_release(path: Path, error: DecodeError) -> SpoolError:
 
 
 def owner_in(db: Database) -> SpoolOwner:
-    """Whose records these are. Raises ``SpoolError`` where that cannot be read."""
+    """The owner of a store's records. Raises ``SpoolError`` if it cannot be read."""
     try:
         return SpoolOwner.stored(db.get)
     except DecodeError as e:
@@ -268,7 +268,7 @@ def owner_in(db: Database) -> SpoolOwner:
 
 
 def name_owner(db: Database, known: SpoolOwner | None, salvaged: Salvaged | None) -> None:
-    """Write down again whose records these are. Where that is lost and not ``known`` they have no owner."""
+    """Write the owner of the records again. If it is lost and not ``known``, the records have no owner."""
     if not all(map(db.get, OWNER)):
         held = known or SpoolOwner.stored(db.get)
         owner = LOST_OWNER if salvaged and held == SpoolOwner() else held
@@ -290,12 +290,12 @@ def _say(db: Database, kept: int, missing: int, lost: Sequence[int], damaged_fil
 
 
 def marks_with(db: Database, sequence: int) -> list[bytes]:
-    """The keys of its marks."""
+    """The keys of a record's marks."""
     return [key for key, value in db.scan(MARK, behind(MARK)) if Due.parse(value).sequence == sequence]
 
 
 def dead_ones(db: Database) -> Iterator[tuple[int, Record | DecodeError, int]]:
-    """Sequence, record and size of all that were given up."""
+    """Sequence, record and size of each dead record."""
     for key, _ in db.scan(DEAD, behind(DEAD)):
         sequence = number(key)
         data = db.get(numbered(RECORD, sequence))

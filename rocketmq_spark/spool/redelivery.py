@@ -1,9 +1,9 @@
-"""What is due is handed to its handler, and what comes of it is settled.
+"""Hands due records to their handlers, and settles the results.
 
-A driver: a thread of a ``Timer``, and the clock as an argument. It holds no more than it hands out, reads a page at a time,
-and keeps no snapshot. While tries of a target fail it hands out one of its records after the other, so that an outage costs each
-no more tries than its schedule has and a broker that is back is found with the next one; with each success it hands out twice as
-many. What waits for other targets does not wait for that.
+This is a driver: it has a thread of a ``Timer``, and gets the clock as an argument. It keeps only the records in memory that it
+has handed out, reads a page at a time, and holds no snapshot. While attempts for a target fail, it hands out one record of the
+target at a time, so that an outage uses up few attempts and the next attempt shows that the broker is back; each success doubles
+that number. Records for other targets do not wait meanwhile.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ logger = logging.getLogger(__name__)
 MAX_OUT = 64
 PAGE = 1000
 GATHER_S = 0.005
-# Records that are due and in the way of those for other targets are put off: for longer where a try took as long as that,
-# since it will be a while until the next one is taken.
+# Due records that are in front of other targets' records are postponed by PUT_OFF_MS; by PUT_OFF_HANGING_MS if an attempt took
+# HANGS_MS or more, because the next attempt will take long, too.
 HANGS_MS, PUT_OFF_MS, PUT_OFF_HANGING_MS = 1000, 2000, 10_000
 # After a failure of the store, such as a full disk.
 TROUBLE_S = 1.0
 
 
-# Of one record, or of several of a lane that go as one.
+# Handles one record, or several records of a lane that are sent together.
 Handler = Callable[[Sequence[Record], Callable[[Resent], None]], None]
 
 
 class Redelivery:
-    """Hands out the records of a store by their kind, at most ``max_out`` at once, each with those of its lane that join it.
+    """Hands out the records of a store by their kind, at most ``max_out`` at once, each with the records that are sent with it.
 
-    A handler may be called on its thread only, and calls back once, on any thread. An exception counts as a failure. A
-    record without a handler goes to the dead. Of several that failed together the first is tried alone, and then each of
-    the others: one that no broker takes must not be the end of its neighbours.
+    Handlers are called on this object's thread, and call back once, on any thread. An exception counts as a failure. A
+    record without a handler becomes a dead letter. If a broker permanently rejects several records that were sent together, they
+    are sent one by one, because one of them may be the cause.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Redelivery:
         max_out: int = MAX_OUT,
     ) -> None:
         self.delivered = 0
-        self.trouble: str | None = None  # of the store, while it lasts
-        self.listens = False  # whether ``answered`` may mean something
+        self.trouble: str | None = None  # the store's error, while it lasts
+        self.listens = False  # whether calls of ``answered`` can have an effect
         self._store = store
         self._handlers = handlers
         self._clock = clock
@@ -68,23 +68,23 @@ class Redelivery:
         self._out: dict[int, Work] = {}
         self._ended: dict[int, tuple[Work, Resent]] = {}  # by sequence
         self._max_out = max_out
-        self._windows: dict[str, Window] = {}  # of targets that failed
-        self._put_off_ms = 0  # until then
-        # With a large window many end in a moment: they are settled by one write, and no small part of it is filled up, for
-        # each look at the store passes over all that is out.
+        self._windows: dict[str, Window] = {}  # by target that failed
+        self._put_off_ms = 0  # the latest moment until which records are postponed
+        # With a large ``max_out``, many records end at about the same time. One write settles all of them, and new ones are taken
+        # only when there is room for many, because each read of the store skips all records that are out.
         self._least, self._gather_s = (1, 0.0) if max_out <= MAX_OUT else (max_out // 8, GATHER_S)
         self._alarm_ms: int | None = None
         self._asked = self._turning = False
         self._closed = self._held = False
-        self._changing = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.pull.polls)
+        self._changing = threading.RLock()  # ``with`` takes the lock itself, so Ctrl-C cannot leave it locked
         self._changed = threading.Condition(self._changing)
-        self._settling = threading.Lock()  # the close does not wait for ever for a turn that hangs
+        self._settling = threading.Lock()  # ``close`` and a turn that still runs may both settle
 
     def wake(self, in_s: float = 0.0) -> None:
-        """Look soon what there is to do: something was added, or at a start."""
+        """Schedule a turn, after a start or an addition."""
         with self._changing:
             if not self._asked and not self._closed:
-                self._timer.later(in_s, self._turn)  # may raise, or be interrupted: then it is not noted
+                self._timer.later(in_s, self._turn)  # first: if it raises or is interrupted, no turn is scheduled
                 self._asked = True
 
     def hold(self, held: bool) -> None:
@@ -95,20 +95,20 @@ class Redelivery:
             self.wake()
 
     def begin(self) -> None:
-        """The store has records of an earlier process: whatever answers from now on may be what they wait for."""
+        """Start with the records of an earlier process: any target that answers from now on may be one that they wait for."""
         with self._changing:
             self._silences.assume(self._clock())
             self.listens = True
         self.wake()
 
     def failed(self, target: str) -> None:
-        """Something for ``target`` was added because it could not be sent."""
+        """Note that a record was added because a send to ``target`` failed."""
         with self._changing:
             self._silences.failed(target, self._clock())
             self.listens = True
 
     def answered(self, targets: Iterable[str]) -> None:
-        """What was silent answers: what waits for it falls due."""
+        """Note that targets answer: records that wait for them become due."""
         with self._changing:
             before_ms = self._silences.next_ms()
             called = self._silences.answered(targets, self._clock())
@@ -128,7 +128,7 @@ class Redelivery:
             return True
 
     def close(self, deadline: Deadline) -> None:
-        """Hand out nothing more, and wait for what is out; what has not ended then is due for the next process."""
+        """Hand out nothing more, and wait for records that are out. Those without a result then are due for the next process."""
         with self._changing:
             self._closed = True
             while len(self._out) > len(self._ended) and not deadline.expired:
@@ -144,7 +144,7 @@ class Redelivery:
 
     def _turn(self) -> None:
         with self._changing:
-            self._asked, self._turning = False, True  # what it takes from the store is out only when it was handed out
+            self._asked, self._turning = False, True  # records that a turn has taken are in ``_out`` only later
         try:
             pause_s = self._take_turn()
         finally:
@@ -155,7 +155,7 @@ class Redelivery:
             self._alarm(pause_s)
 
     def _take_turn(self) -> float | None:
-        """Seconds until the next one, None where something else will say it."""
+        """Returns the seconds until the next turn, or None if another event will start it."""
         try:
             self._settle()
             self._hasten()
@@ -168,13 +168,13 @@ class Redelivery:
             logger.error("the spool in %s failed, retrying in %g s: %s", self._store.path, TROUBLE_S, e)
             self.trouble = str(e)
             return TROUBLE_S
-        except Exception as e:  # a bug must not be the end of what waits
+        except Exception as e:  # a bug must not stop redelivery
             logger.exception("the spool in %s failed, retrying in %g s", self._store.path, TROUBLE_S)
             self.trouble = f"{type(e).__name__}: {e}"
             return TROUBLE_S
 
     def _alarm(self, pause_s: float) -> None:
-        """Another turn then; one that is set for later is left to find nothing to do."""
+        """Schedule a turn in ``pause_s``. A later one that is scheduled already stays, and finds nothing to do."""
         at_ms = self._clock() + round(1000 * pause_s)
         with self._changing:
             if self._closed or (self._alarm_ms is not None and self._alarm_ms <= at_ms):
@@ -190,7 +190,7 @@ class Redelivery:
         self._timer.later(pause_s, ring)
 
     def _hand_out(self) -> float | None:
-        """Seconds until more is due; None when something else will say it."""
+        """Returns the seconds until more records are due, or None if another event will start the next turn."""
         now_ms = self._clock()
         with self._changing:
             if self._held:
@@ -199,7 +199,7 @@ class Redelivery:
             crowded = room < self._least and len(self._out) > len(self._ended)
             turns = Turns(self._windows, (work.record.target for work in self._out.values()), now_ms)
         if room > 0 and not crowded:
-            # While tries of a target fail each of its records goes alone.
+            # While attempts for a target fail, its records are sent alone.
             for work in self._store.take(now_ms, room, joins=turns.joins(self.runs.of), turns=turns):
                 self._try(work)
         with self._changing:
@@ -208,9 +208,9 @@ class Redelivery:
                 return 0.0
             if self._called:
                 return 0.0
-            if crowded or len(self._out) >= self._max_out:  # what ends calls the next turn
+            if crowded or len(self._out) >= self._max_out:  # the next result starts a turn
                 return None
-        # So does what ends of a target whose others are due and refused.
+        # Refused records need no alarm: the next result of their target starts a turn.
         first = (self._store.next_due_ms(now_ms + 1 if turns.refused else 0), self._silences.next_ms())
         return min((max(0.0, (due_ms - now_ms) / 1000) for due_ms in first if due_ms is not None), default=None)
 
@@ -223,7 +223,7 @@ class Redelivery:
             return
         try:
             handler([work.record, *(other.record for other in work.behind)], functools.partial(self._end, work))
-        except Exception as e:  # a handler's bug must not lose a record, nor stop the others
+        except Exception as e:  # a handler's bug must neither lose a record nor stop the others
             logger.exception("a record of kind %s failed", work.record.kind)
             self._end(work, Resent(None, f"{type(e).__name__}: {e}", passing=True))
 
@@ -277,7 +277,7 @@ class Redelivery:
             self._silences.failed(target, now_ms, work.taken_ms)
 
     def _call(self, targets: set[str]) -> None:
-        """What waits for them is to fall due, and what was put off for them is not any more."""
+        """Mark the records of these targets as due now, also postponed ones."""
         self._called.update(dict.fromkeys(targets))
         for target in targets & self._windows.keys():
             self._windows[target] = self._windows[target]._replace(put_off_ms=0)

@@ -1,8 +1,8 @@
 """The ``Spool`` port (``SendSpool``), sends as records, and reading a spool for tools (``SpoolReading``).
 
-A ``SendSpool`` keeps sends that failed for passing reasons in a folder, and a thread sends them again. A send is kept in a
-versioned binary envelope whose head is JSON, so that a dump can be read. ``SpoolReading`` takes no lock, so a live process may
-continue to use the spool meanwhile.
+A ``SendSpool`` stores sends that failed for temporary reasons in a folder, and a thread sends them again. A send is stored in a
+versioned binary form whose head is JSON, so that people can read a dump. ``SpoolReading`` takes no lock, so a running process
+may continue to use the spool meanwhile.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _REQUEST = (
 
 
 def record_of(send: SpooledSend, now_ms: int) -> Record:
-    """The send with all that it takes to send it once more."""
+    """The record of a send, with all data that a retry needs."""
     text = _head(send).encode()
     payload = b"".join((_HEAD.pack(SEND_VERSION, len(text)), text, send.request.data))
     return Record(SEND_KIND, payload, now_ms, target_of(send), lane_of(send))
 
 
 def _head(send: SpooledSend) -> str:
-    """As JSON, put together by hand: an encoder takes a tenth of the time that a whole addition takes."""
+    """The head as JSON, formatted here, because a general encoder would add a tenth to the time of an addition."""
     request, most = send.request, send.request.max_reconsume_times
     about = _REQUEST % (
         _quoted(request.group),
@@ -86,7 +86,7 @@ def _head(send: SpooledSend) -> str:
 
 
 def send_of(record: Record) -> SpooledSend:
-    """The send of a record. ``DecodeError`` when it is not one that this release reads."""
+    """The send in a record. Raises ``DecodeError`` for a format that this release does not know."""
     data = record.payload
     try:
         version, length = _HEAD.unpack_from(data)
@@ -97,7 +97,7 @@ def send_of(record: Record) -> SpooledSend:
         queue = MessageQueue(head["topic"], *head["queue"]) if "queue" in head else None
         request = SendRequest(body=data[at:], **head["request"])
         selector = head.get("selector")
-        if selector is not None and not is_built_in(selector):  # a writer of the file could have code executed
+        if selector is not None and not is_built_in(selector):  # otherwise a changed file could run code here
             raise DecodeError(
                 f"selector {selector!r} is none of RocketMQ's, and code that a file names is not executed"
             )
@@ -107,7 +107,7 @@ def send_of(record: Record) -> SpooledSend:
 
 
 def lane_of(send: SpooledSend) -> bytes:
-    """What goes to one queue keeps its order, and so does what a selector sends there; empty where there is none."""
+    """The lane of a send: sends to one queue, or of one selector and ``arg``, keep their order. Empty if there is no order."""
     if send.queue is not None:
         return queue_lane(send.queue)
     if send.selector is not None:
@@ -120,7 +120,7 @@ def queue_lane(queue: MessageQueue) -> bytes:
 
 
 def target_of(send: SpooledSend) -> str:
-    """What it waits for: the broker of its queue, or any that takes its topic."""
+    """What a send waits for: the broker of its queue, or any broker of its topic."""
     return broker_target(send.queue) if send.queue is not None else topic_target(send.topic)
 
 
@@ -136,7 +136,7 @@ logger = logging.getLogger(__name__)
 
 
 class SpoolEntry(NamedTuple):
-    """A record: ``pending`` with its due time (ms since 1970), ``behind`` another one of its lane, or ``dead``."""
+    """A record and its state: ``pending`` with its due time (ms since 1970), ``behind`` another one of its lane, or ``dead``."""
 
     sequence: int
     standing: str
@@ -146,14 +146,14 @@ class SpoolEntry(NamedTuple):
 
 
 class SpoolReading:
-    """A spool as it was when it was opened."""
+    """The contents of a spool at the time of opening."""
 
     def __init__(self, path: Path) -> None:
         self._db = Database(path, read_only=True)
 
     @property
     def totals(self) -> Totals | None:
-        """None where they cannot be read."""
+        """The totals, or None if they cannot be read."""
         data = self._db.get(TOTALS)
         if data is None and self.is_damaged:
             return None
@@ -161,22 +161,22 @@ class SpoolReading:
 
     @property
     def owner(self) -> SpoolOwner:
-        """Whose records these are."""
+        """The owner of the records."""
         return SpoolOwner.stored(self._db.get)
 
     @property
     def is_damaged(self) -> bool:
-        """Whether anything could not be read so far."""
+        """Whether a read found damage so far."""
         return bool(self._db.gaps or self._db.damage)
 
     @property
     def first_due_ms(self) -> int | None:
-        """When the first record is due."""
+        """The first due time, in ms since 1970, or None."""
         first = next(self._db.scan(PENDING, behind(PENDING)), None)
         return None if first is None else Due.parse(first[0]).due_ms
 
     def entries(self) -> Iterator[SpoolEntry]:
-        """All records: pending ones as they are due, then those behind them, then the dead, each as they were stored."""
+        """All records: pending ones by due time, then those behind them and then dead ones, in the order of storing."""
         for key, value in self._db.scan(PENDING, behind(PENDING)):
             due = Due.parse(key)
             yield SpoolEntry(due.sequence, "pending", due.due_ms, _state(value), self._record(due.sequence))
@@ -212,8 +212,8 @@ def _monotonic_ms() -> int:
 
 
 class RedeliveryPolicy(NamedTuple):
-    """What makes a send of a record, by its kind, how many of these may be out at once, and when what fails is due again.
-    ``notes`` says what is written down beside sends that are kept.
+    """How records are sent again: a decoder for each kind, the number of records that may be out at once, and the schedule after
+    failures. ``notes`` returns the notes that are written with stored sends.
     """
 
     sends: Mapping[str, Callable[[Record], SpooledSend]]
@@ -226,7 +226,7 @@ SENDS = RedeliveryPolicy({SEND_KIND: send_of})
 
 
 class SendSpool:
-    """Implements ``ports.Spool`` over a ``Store``. It closes both of them. Without a ``clock`` it has a steady one."""
+    """Implements ``ports.Spool`` over a ``Store``. Closes the store and the resender. Without ``clock`` it has a steady one."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class SendSpool:
         self._notes = trade.notes
         self._resender = resender
         try:
-            timer.begin()  # now, where a caller can receive the error that there are no more threads
+            timer.begin()  # starts its thread here, so that the caller gets the error if the system has no more threads
         except RuntimeError:
             store.close()
             raise
@@ -263,7 +263,7 @@ class SendSpool:
         return self.redelivery.listens
 
     def now_ms(self) -> int:
-        """The moment that due times are compared with."""
+        """The current time of the clock that due times refer to."""
         return self._clock()
 
     def holds(self, send: SpooledSend) -> bool:
@@ -302,9 +302,9 @@ class SendSpool:
         )
 
     def send_all(self, timeout_s: float, dead: bool = False) -> int:
-        """Send everything now, whenever it is due, the dead too if they are wanted; how many are left.
+        """Send all records now, even if they are not due, with ``dead`` also dead letters. Returns the number of remaining ones.
 
-        What fails is tried once, or as often as its schedule says within ``timeout_s`` seconds.
+        A failed record is tried again if its schedule allows that within ``timeout_s`` seconds.
         """
         deadline = Deadline.after(timeout_s)
         if dead:
@@ -316,27 +316,27 @@ class SendSpool:
         return len(self.store)
 
     def finish(self) -> int:
-        """Close at once; how many were sent."""
+        """Close without waiting. Returns the number of records that were sent."""
         self.close(Deadline.after(0))
         return self.redelivery.delivered
 
     def close(self, deadline: Deadline) -> None:
         try:
             with contextlib.ExitStack() as rest:
-                rest.callback(lambda: self._resender.close(deadline))  # last: what it gives up has not failed
+                rest.callback(lambda: self._resender.close(deadline))  # last: sends that it aborts have not failed
                 rest.callback(lambda: self.redelivery.close(deadline))
                 try:
                     self.redelivery.drain(deadline)
-                except BaseException:  # interrupted, for instance: nothing more is waited for
+                except BaseException:  # for example an interrupt: the remaining steps must not wait
                     deadline = Deadline.after(0)
                     raise
-        except RocketMQError as e:  # what could not be written is due for the next process
+        except RocketMQError as e:  # records whose result could not be written are due for the next process
             logger.error("the spool in %s was closed after a failure: %s", self.path, e)
         finally:
             self.store.close()
 
     def _joins(self, head: Record) -> Callable[[Record], bool]:
-        """What of a lane may go with its first record: what the resender would send as one with it."""
+        """Decides which records of a lane may be sent with its first one: those that the resender can put into one batch."""
         send_of = self._sends.get(head.kind)
         if send_of is None:
             return lambda record: False

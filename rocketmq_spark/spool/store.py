@@ -1,4 +1,4 @@
-"""Records that become due later, kept until they are settled. The store does not interpret their content.
+"""Stores records that are due later until they are settled. The store does not interpret their content.
 
 One lock guards one ``Database``. Every step is one atomic write, so that a process may be killed at
 any point. Taking a record *leases* it: the lease is in memory, so it ends with its process, and the record is still due.
@@ -50,8 +50,8 @@ REVIVED_AT_ONCE, REVIVED_BYTES = 1000, 8 << 20
 class Store:
     """The records of one folder.
 
-    ``sync`` is ``always`` (each call of ``add`` waits for the disk by itself), ``batch`` (those of several threads wait
-    together) or ``never``. ``max_bytes`` bounds what is kept, dead or not. ``damages`` counts how often damage was met.
+    ``sync`` is ``always`` (each call of ``add`` waits for its own flush), ``batch`` (calls of several threads wait for one flush)
+    or ``never``. ``max_bytes`` limits all records, dead ones included. ``damages`` counts how often damage was found.
     """
 
     def __init__(self, path: Path, sync: str = "always", max_bytes: int | None = None) -> None:
@@ -60,7 +60,7 @@ class Store:
         self._lock = threading.RLock()
         self._group = GroupCommit(self._lock, self._add, together=sync == "batch")
         self._leased: set[int] = set()
-        self._moved: dict[int, Due | None] = {}  # of what was out when damage was met: where it is pending now
+        self._moved: dict[int, Due | None] = {}  # new due times of records that were out when damage was found
         self.totals = Totals()
         self._floor = Due(0, 0)
         self._owner: SpoolOwner | None = None
@@ -75,29 +75,29 @@ class Store:
             raise
 
     def __len__(self) -> int:
-        """Records that are neither settled nor dead."""
+        """The number of records that are neither settled nor dead."""
         return self.totals.depth
 
     def holds(self, lane: bytes) -> bool:
-        """Whether a record of the lane is not settled yet."""
+        """Whether the lane has a record that is not settled yet."""
         return lane in self._lanes
 
     def add(self, records: Sequence[tuple[Record, int]], notes: Mapping[bytes, bytes] | None = None) -> None:
-        """Keep records, each due at its moment (ms since 1970), and write ``notes`` down: when it returns both are as safe as
-        ``sync`` says. One whose first mark another one has is not kept.
+        """Store records, each with its due time (ms since 1970), and ``notes``. On return, both are as durable as ``sync`` says.
+        A record whose first mark belongs to another record is not stored.
 
-        All or none. Raises ``SpoolFull`` beyond ``max_bytes`` or where the disk is nearly full, ``SpoolError`` when they cannot
-        be written.
+        Writes all or nothing. Raises ``SpoolFull`` beyond ``max_bytes`` or if the disk is nearly full, ``SpoolError`` if writing
+        fails.
         """
         self._group.put(Ticket(records, notes))
 
     def notes(self) -> dict[bytes, bytes]:
-        """What was written down last, by its name."""
+        """The latest notes by name."""
         with self._ready:
             return {key[len(NOTE) :]: value for key, value in self._db.scan(NOTE, behind(NOTE))}
 
     def places(self, space: bytes, start: bytes | None = None, limit: int = 1) -> list[bytes]:
-        """The first places of a space of marks, of records that are not over; from ``start`` on, if that is given."""
+        """The first places in a space of marks, of records that are not settled; from ``start`` on, if given."""
         with self._ready:
             if start is None:
                 first = self._marks.first(space)
@@ -105,7 +105,7 @@ class Store:
             return [place for place, _ in itertools.islice(self._marks.all(space, start), limit)]
 
     def free(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
-        """Take marks from records, whatever becomes of them; how many. They stay, and are found by their others."""
+        """Remove marks from records, and return how many. The records stay, and are found by their other marks."""
         with self._ready:
             count, rest = 0, marks
             while rest:
@@ -115,7 +115,7 @@ class Store:
             return count
 
     def forget(self, marks: Sequence[tuple[bytes, bytes]]) -> int:
-        """Drop records by one of their marks, unless they are leased; how many. They have no lane."""
+        """Drop records by one of their marks, unless they are leased, and return how many. Such records have no lane."""
         with self._ready:
             change, gone = AtomicChange(self.totals), set()
             for mark in marks:
@@ -137,10 +137,10 @@ class Store:
     def take(
         self, now_ms: int, limit: int, max_bytes: int = 1 << 62, joins: Joins | None = None, turns: Turns | None = None
     ) -> list[Work]:
-        """The first records that are due, not leased and not refused by ``turns``, at most ``limit``, and until they have
-        ``max_bytes``; with what ``joins`` lets go with each. Many that are refused are put off, for others lie behind them.
+        """Take the first due records that are neither leased nor refused by ``turns``, at most ``limit`` and ``max_bytes``, each
+        with the records that ``joins`` accepts. If many are refused, they are postponed, to reach the records behind them.
 
-        Each is to be settled. One that cannot be read goes to the dead with the reason, as it is.
+        The caller must settle each of them. A record that cannot be read becomes a dead letter, unchanged, with the reason.
         """
         with self._ready:
             first, found = None, []
@@ -165,15 +165,15 @@ class Store:
             if turns is not None and turns.crowd:
                 change = AtomicChange(self.totals)
                 for work, due_ms in turns.late:
-                    state = work.state._replace(target=work.record.target)  # which may answer before
+                    state = work.state._replace(target=work.record.target)  # it may answer before the new due time
                     change.move(work.record, work.due, Due(due_ms, work.due.sequence), state)
                 self._write(change)
             self._leased.update(work.due.sequence for work in taken)
             return taken
 
     def settle(self, outcomes: Sequence[tuple[Work, Verdict]], now_ms: int) -> None:
-        """What came of records that were taken: one write for all of them. Those behind one are over when it is ``Done``; else
-        they wait in their lane as before.
+        """Write the results of taken records, all in one write. Records that were sent with one are settled if that one is
+        ``Done``; otherwise they wait in their lane as before.
         """
         with self._ready:
             change = AtomicChange(self.totals)
@@ -182,7 +182,7 @@ class Store:
             for work, verdict in outcomes:
                 sequence, tries = work.due.sequence, work.state.tries + 1
                 if (pending := self._moved.get(sequence, work.due)) is None:
-                    continue  # damage took it, or an earlier one of its lane came back: it is not the head any more
+                    continue  # lost by damage, or a repair recovered an earlier record of its lane, so it is not first
                 record, size = kept(self._db, work) if self._marks.freeing else (work.record, work.size)
                 if isinstance(verdict, RetryLater):
                     state = RecordState(tries, now_ms, record.target, verdict.reason)
@@ -196,7 +196,7 @@ class Store:
                     change.finish(sequence, size)
                 gone = [sequence]
                 for other in work.behind if isinstance(verdict, Done) else ():
-                    if self._db.get(numbered(RECORD, other.sequence)) is not None:  # damage may have taken it
+                    if self._db.get(numbered(RECORD, other.sequence)) is not None:  # it may be lost by damage
                         change.unmark(other.record)
                         change.finish(other.sequence, other.size)
                     gone.append(other.sequence)
@@ -209,10 +209,10 @@ class Store:
             self._moved = {sequence: due for sequence, due in self._moved.items() if sequence not in ended}
 
     def hasten(self, targets: Collection[str] | None, start: Due | None, limit: int, now_ms: int) -> Due | None:
-        """Let what waits for ``targets``, or for anything, fall due now, or when it was due at first: looks at ``limit`` records
-        from ``start`` on.
+        """Make records that wait for ``targets`` (None: all) due now, but not before their original due time. Examines ``limit``
+        records from ``start`` on.
 
-        Gives where to go on, None when it has seen all.
+        Returns where to continue, or None after the last record.
         """
         with self._ready:
             change, goes_on, marked = AtomicChange(self.totals), None, self._marks.used
@@ -230,7 +230,7 @@ class Store:
             return goes_on
 
     def next_due_ms(self, from_ms: int = 0) -> int | None:
-        """When the first record is due that is not leased, of those that are not due before ``from_ms``."""
+        """The first due time, not before ``from_ms``, of records that are not leased."""
         with self._ready:
             for key, _ in self._db.scan(max(self._floor, Due(from_ms, 0)).key, behind(PENDING)):
                 due = Due.parse(key)
@@ -239,7 +239,7 @@ class Store:
             return None
 
     def revive(self, now_ms: int) -> int:
-        """Let dead records that can be read be pending again, from their first try on and in no order; how many."""
+        """Make readable dead records pending again, with all attempts and in no order. Returns how many."""
         with self._ready:
             before, change = len(self), AtomicChange(self.totals)
             for sequence, record, size in recovery.dead_ones(self._db):
@@ -254,8 +254,8 @@ class Store:
             return len(self) - before
 
     def belong(self, owner: SpoolOwner, force: bool = False, lent: bool = False) -> None:
-        """Say whose records these are. Raises ``SpoolError`` when it holds those of another, unless ``force`` gives them away.
-        What is ``lent`` stays whose it was, as it is written down.
+        """Set the owner of the records. Raises ``SpoolError`` if they belong to another owner, unless ``force`` reassigns them.
+        With ``lent``, the stored owner is not changed.
         """
         with self._ready:
             held = recovery.owner_in(self._db)
@@ -272,7 +272,7 @@ class Store:
                 self._db.write([(key, owner.encode()) for key in OWNER], notes, sync=self._sync)
 
     def close(self) -> None:
-        """Give the folder free; what is leased is due for the next one."""
+        """Release the folder; leased records are due for its next user."""
         with self._lock:
             self._closed = True
             self._db.close()
@@ -297,9 +297,9 @@ class Store:
                 self.damages += 1
                 recovery.repair(db, salvaged)
                 recovery.name_owner(db, self._owner, salvaged)
-            # After damage, or a write that was made although it was said to have failed.
+            # After damage, or after a write that took place although RocksDB reported a failure.
             self._moved = recovery.pending_now(db, self._leased)
-            data, known = db.get(TOTALS), self.totals.next_sequence  # no number of what is out is given twice
+            data, known = db.get(TOTALS), self.totals.next_sequence  # never reuse a sequence of a record that is out
             self.totals = Totals() if data is None else Totals.decode(data)
             self.totals.next_sequence = max(known, self.totals.next_sequence)
             self._lanes = set(lanes(db))
@@ -370,10 +370,10 @@ class Store:
 
 
 class _Ready:
-    """Under the lock of a store, with a database that works. After a failure, such as a full disk, RocksDB takes no writes until
-    it is opened again, and more may be on the disk than was said. Of one that is damaged what can be read is kept.
+    """Holds the lock of a store, and ensures that its database works. After a failure, such as a full disk, RocksDB accepts no
+    writes until it is reopened, and may have written more than it reported. A damaged database is repaired.
 
-    A class, and one for all calls, for each addition enters it.
+    One object serves all calls, and is no generator, because every addition enters it.
     """
 
     def __init__(self, store: Store) -> None:
@@ -396,5 +396,5 @@ class _Ready:
         if isinstance(error, Damaged):
             self._store._failed = self._store._damaged = True
         elif error is not None and not isinstance(error, Exception):
-            self._store._failed = True  # Ctrl-C: what is in memory may not be what was written
+            self._store._failed = True  # after Ctrl-C, memory may differ from what was written
         self._store._lock.release()

@@ -1,1 +1,1 @@
-"""Whether messages are stored already: where queues ended, and which ids lie behind these ends."""
+"""Finds out whether messages are stored already: notes the ends of queues, and reads the ids that were stored after them."""

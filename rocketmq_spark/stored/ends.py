@@ -1,7 +1,7 @@
-"""Where the queues of some topics end, noted before anything is sent, and the ids of the messages that were stored since.
+"""The ends of queues, noted before anything is sent, and the ids of the messages that were stored after them.
 
-Nothing is inferred from an end that went back: that broker lost its tail, and a new end may hide what was there. Of messages
-only ids are decoded, and only those are kept that begin as one wants.
+If a queue ends before its noted end, its broker lost messages, and nothing is inferred: messages stored since may have taken the
+offsets of the lost ones. Only the ids of messages are decoded, and only ids with the prefix of the writer (``scope``) are kept.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from rocketmq_spark.pull.puller import Puller
 
 AT_LEAST_ONCE = "or run this batch once with option 'deliveryGuarantee' at-least-once, which may repeat rows"
 
-# Of a topic: raises an error unless rows can be sent with the queues alone whose brokers have masters.
+# Called for each topic with the queues whose brokers have masters. Raises an error if these do not suffice to send the rows.
 Enough = Callable[[TopicRoute, Set[MessageQueue]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class QueueEnds:
-    """The end of each queue, and of each broker the address of its master.
+    """The end of each queue, and the address of each broker's master.
 
-    ``stored_ms`` is when the last message of a queue was stored, 0 where it was not kept any more: by that one a queue differs
-    from another of its name, whose topic was made again. Queues of which that is not known are not in it.
+    ``stored_ms`` is the store time of each queue's last message, or 0 if that message had expired. It distinguishes a queue from
+    one of the same name after its topic was deleted and created again. Queues with an unknown time are missing in it.
     """
 
     queues: Mapping[MessageQueue, int]
@@ -58,23 +58,23 @@ class QueueEnds:
         return sorted({queue.topic for queue in self.queues})
 
     def of_topics(self, topics: Iterable[str]) -> QueueEnds:
-        """Those of some topics."""
+        """The ends of these topics."""
         wanted = set(topics)
         return self.of_queues(queue for queue in self.queues if queue.topic in wanted)
 
     def with_others(self, other: QueueEnds) -> QueueEnds:
-        """These, and those of ``other`` for queues that are not among them."""
+        """These ends, and the ends of ``other`` for further queues."""
         times = {queue: at for queue, at in other.stored_ms.items() if queue not in self.queues}
         return QueueEnds(
             {**other.queues, **self.queues}, {**other.masters, **self.masters}, {**times, **self.stored_ms}
         )
 
     def of_broker(self, name: str, queues: Mapping[MessageQueue, int]) -> QueueEnds:
-        """One broker with other ends of some of its queues."""
+        """The part of one broker, with the given ends for some of its queues."""
         return QueueEnds(queues, {name: self.masters[name]})
 
     def of_queues(self, queues: Iterable[MessageQueue]) -> QueueEnds:
-        """Those of some queues, as far as they are among them."""
+        """The ends of these queues; queues without a noted end are omitted."""
         wanted = {queue for queue in queues if queue in self.queues}
         names = {queue.broker_name for queue in wanted}
         return QueueEnds(
@@ -89,17 +89,17 @@ class QueueEnds:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> QueueEnds:
-        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what ``to_json`` did not make."""
+        """The reverse of ``to_json``. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for other values."""
         masters = {name: str(data["master"]) for name, data in value["brokers"].items()}
         return cls(_by_queue(value["topics"]), masters, _by_queue(value.get("stored", {})))
 
     def ranges(self, until: Mapping[MessageQueue, int]) -> list[OffsetRange]:
-        """From here to later ends, those that are not empty, broker by broker."""
+        """The ranges from these ends to later ends, without empty ranges, broker by broker."""
         order = sorted(self.queues, key=lambda queue: (queue.broker_name, queue))
         return [OffsetRange(q, self.queues[q], until[q]) for q in order if self.queues[q] < until[q]]
 
     def check_bounds(self, bounds: Mapping[MessageQueue, QueueBounds]) -> None:
-        """Raises ``UnprovedError`` where the messages behind an end are not all there."""
+        """Raises ``UnprovedError`` if messages after a noted end are missing."""
         for queue, end in sorted(self.queues.items()):
             now = bounds.get(queue)
             if now is None:
@@ -114,12 +114,12 @@ class QueueEnds:
 
     @property
     def lasts(self) -> dict[MessageQueue, int]:
-        """The last message of each queue of which it is known when it was stored, or that it was not kept."""
+        """The offset of the last message before each end, for queues in ``stored_ms``."""
         return {queue: self.queues[queue] - 1 for queue in sorted(self.stored_ms)}
 
     def check_lasts(self, now: Mapping[MessageQueue, int]) -> None:
-        """Raises ``UnprovedError`` where the message before an end is another one, by when these were stored. One that retention
-        has deleted by now says nothing.
+        """Raises ``UnprovedError`` if the message before an end has another store time than noted. Messages that retention has
+        deleted since are not checked.
         """
         for queue, stored_ms in sorted(now.items()):
             before = self.stored_ms.get(queue, stored_ms)
@@ -141,7 +141,7 @@ def _unproved(queue: MessageQueue, why: str) -> UnprovedError:
 
 
 def _nested(numbers: Mapping[MessageQueue, int]) -> dict[str, dict[str, dict[str, int]]]:
-    """By topic, broker and number."""
+    """The numbers by topic, broker and queue id."""
     topics: dict[str, dict[str, dict[str, int]]] = {}
     for queue, number in sorted(numbers.items()):
         topics.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = number
@@ -165,8 +165,8 @@ def ends_now(
     question_s: float,
     enough: Enough = lambda route, led: None,
 ) -> QueueEnds:
-    """The ends of the queues of ``topics`` whose brokers have masters. Raises the error of a broker that does not say, or of
-    ``enough`` for queues that do not suffice; tried again until ``deadline``.
+    """The ends of the queues of ``topics`` whose brokers have masters. Retries until ``deadline``, then raises the error of a
+    broker that does not answer, or of ``enough`` if the queues do not suffice.
     """
     for pause in backoff(0.1, 1.0):
         try:
@@ -186,7 +186,8 @@ def _ends_now(
     for topic in topics:
         route = routes.get(topic, 0.0, deadline)
         named = {*route.readable(), *route.writable()}
-        # Tasks send to brokers with a master only. Where another copy answers for it, that one is gone when the master is back.
+        # Tasks send to brokers with a master only. A slave that acts as master does not count: it stops doing so when the master
+        # returns.
         led = {queue for queue in named if (data := route.brokers.get(queue.broker_name)) and data.own_master}
         if not led:
             raise BrokerNotFound("no broker of the topic has a master of its own now", topic=topic)
@@ -206,7 +207,7 @@ def _ends_now(
 
 
 def last_times(bounds: Mapping[MessageQueue, QueueBounds]) -> dict[MessageQueue, int]:
-    """When the last message of each queue was stored, for ``QueueEnds``."""
+    """The store time of the last message of each queue, for ``QueueEnds``."""
     return {
         queue: max(0, each.last_update_ms)
         for queue, each in sorted(bounds.items())
@@ -226,10 +227,10 @@ for _digit, _value in zip(b"0123456789ABCDEF", range(16), strict=True):
 def ids_of(
     open_puller: Callable[[], Puller], placed: Callable[[Sequence[OffsetRange]], None] = lambda parts: None
 ) -> Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]:
-    """A function that reads the ids of all messages of ranges, those of one broker after the other. Before it gives ids it says
-    where they are ``placed``.
+    """Returns a function that reads the ids of all messages in ranges, one broker after the other. It calls ``placed`` with the
+    ranges of the next ids before it yields these.
 
-    It raises ``UnprovedError`` for what is gone, and ``DecodeError`` for a message that cannot be taken apart.
+    It raises ``UnprovedError`` for missing messages, and ``DecodeError`` for a message that cannot be decoded.
     """
 
     def read(ranges: Sequence[OffsetRange]) -> Iterator[pa.Array]:
@@ -248,13 +249,13 @@ def ids_of(
 
 
 def with_scope(ids: pa.Array, scope: bytes) -> pa.Array:
-    """The ids of content that begin with ``scope``."""
+    """The content ids (ids computed from a row's content) that begin with ``scope``."""
     mine = pc.and_(pc.starts_with(ids, scope.hex().upper()), pc.equal(pc.binary_length(ids), ID_DIGITS))
     return ids.filter(pc.fill_null(mine, False))
 
 
 def compared(ids: pa.Array, scope_bytes: int) -> Bytes:
-    """What is compared of ids of content, behind the first ``scope_bytes`` bytes: a row for each."""
+    """The part of content ids that is compared, without the first ``scope_bytes`` bytes: one row per id."""
     data, ends = arrow.content(ids)
     digits = np.frombuffer(data, np.uint8)[int(ends[0]) : int(ends[-1])].reshape(len(ids), ID_DIGITS)
     values = _DIGITS[digits[:, 2 * scope_bytes : COMPARED_DIGITS]]
@@ -263,7 +264,7 @@ def compared(ids: pa.Array, scope_bytes: int) -> Bytes:
 
 
 class ScopedHashes:
-    """What is compared of the ids that begin with ``scope``."""
+    """Collects the compared parts of the ids that begin with ``scope``."""
 
     def __init__(self, scope: bytes) -> None:
         self._scope = scope
@@ -280,32 +281,32 @@ class ScopedHashes:
         self._parts.append(rows)
 
     def rows(self) -> Bytes:
-        """All of them."""
+        """The compared parts of all ids, one row per id."""
         return np.concatenate([np.empty((0, SCOPE_BYTES + ROW_BYTES - len(self._scope)), np.uint8), *self._parts])
 
 
-# So many places of tasks in queues are told apart; of more it is known only what has those of all tasks.
+# Up to this number, ranges are kept for each task and queue; beyond it, one range per queue covers the messages of all tasks.
 MAX_PLACES = 200_000
 
 Places = dict[MessageQueue, OffsetRange]
 
 
 class BatchHashes(ScopedHashes):
-    """Those of a whole batch, no more than ``limit``, and where the messages of each of its tasks are ``placed``.
+    """The hashes of a whole batch, at most ``limit``, and the ranges that contain the messages of each task.
 
-    A task sends its rows one soon after the other, so that they lie together.
+    A task sends its rows within a short time, so these ranges are short.
     """
 
     def __init__(self, scope: bytes, limit: int) -> None:
         super().__init__(scope)
         self._limit = limit
         self._at: Sequence[OffsetRange] = ()
-        self.counts: Counter[int] = Counter()  # of each task
+        self.counts: Counter[int] = Counter()  # ids of each task
         self._places: dict[int, Places] = {}
         self._of_all: Places | None = None
 
     def placed(self, parts: Sequence[OffsetRange]) -> None:
-        """Ids that come next are in one of ``parts``."""
+        """Notes that the ids of the next calls are in one of ``parts``."""
         self._at = parts
 
     def _keep(self, rows: Bytes) -> None:
@@ -326,7 +327,7 @@ class BatchHashes(ScopedHashes):
             self._places = dict.fromkeys(self._places, self._of_all)
 
     def by_partition(self) -> dict[int, bytes] | None:
-        """By the number of the task; None where they are too many."""
+        """The hashes by the number of the task; None if there are more than ``limit``."""
         if self.count > self._limit:
             return None
         rows = self.rows()
@@ -337,7 +338,7 @@ class BatchHashes(ScopedHashes):
         return {number: part.tobytes() for number, part in zip(found.tolist(), parts, strict=False)}
 
     def places(self) -> dict[int, list[OffsetRange]]:
-        """By the number of the task: what has all of its messages, broker by broker."""
+        """By the number of the task, the ranges that contain all of its messages, broker by broker."""
         lists = {
             id(places): sorted(places.values(), key=lambda part: (part.queue.broker_name, part.queue))
             for places in self._places.values()

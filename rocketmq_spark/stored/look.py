@@ -1,10 +1,10 @@
-"""The look: which ids are stored behind noted ends, with the waits after which what is not there will not come.
+"""A look: reads the ids that are stored after noted ends, and waits until no further message of an earlier attempt can arrive.
 
-What a broker acknowledged may not be in its index yet, and what an earlier attempt sent may still be on its way. So: read
-the end of the log, wait until the index has reached it, then ask for the ends of the queues; look; let the settle time pass
-while every broker answers; look at what came since.
+A message that a broker acknowledged may not be in its index yet, and messages of an earlier attempt may still be on their way.
+So a look reads the end of the log, waits until the index has reached it, and requests the ends of the queues; reads the ids up
+to there; waits for the settle time, in which every broker must answer; and reads the ids that were stored meanwhile.
 
-``AskedStoredIds`` looks for sends of a producer that does not repeat what may be stored.
+``AskedStoredIds`` is for a producer with ``confirm_ambiguous``, which looks before it repeats a send that may be stored.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from rocketmq_spark.stored.ends import AT_LEAST_ONCE, QueueEnds, last_times
 
 logger = logging.getLogger(__name__)
 
-# A broker that was silent, or kept its log locked, for longer may have stood still, with requests in its sockets and threads.
+# A broker that did not answer, or whose log was locked, for longer than this may have hung with unprocessed requests in its
+# sockets and threads, so its settle time begins again.
 GAP_S = 2.0
 _POLL_S = 0.5
-# One that answers, but does not settle, is waited for so many settle times longer than one that does not answer.
+# A look waits this many settle times longer for a broker that answers but does not settle than for one that does not answer.
 _ROUNDS = 3
 
 ReadIds = Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]
@@ -38,7 +39,9 @@ ReadIds = Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]
 
 @dataclass(frozen=True, slots=True)
 class LookTools:
-    """What a look asks, as ``group``, and how long it waits: for a broker that does not answer, and for requests on their way."""
+    """What a look needs: the readers, the ``group`` of its requests, ``timeout_s`` for a broker that does not answer,
+    ``settle_s`` for messages that are on their way, and ``question_s`` for one request.
+    """
 
     routes: RouteReader
     offsets: OffsetReader
@@ -51,7 +54,7 @@ class LookTools:
 
 
 class Look:
-    """One look from ``since`` on, in queues that are still those of what was ``noted`` before: by default that is ``since``."""
+    """One look from the ends ``since`` on. The queues must still be those of ``noted``, earlier ends (by default ``since``)."""
 
     def __init__(self, tools: LookTools, since: QueueEnds, noted: Sequence[QueueEnds] | None = None) -> None:
         self._tools = tools
@@ -64,9 +67,10 @@ class Look:
         self._late: dict[str, bool] = {}
 
     def run(self, take: Callable[[pa.Array], None]) -> dict[MessageQueue, int]:
-        """Give the ids of all messages behind the ends to ``take``, and return how far that was.
+        """Pass the ids of all messages after the ends to ``take``, and return the ends up to which ids were read.
 
-        Raises ``UnprovedError`` for what cannot be proved, and the error of a broker that was waited for in vain.
+        Raises ``UnprovedError`` if the ids cannot be proved to be complete, and the error of a broker that did not answer in
+        time.
         """
         first = self._ends()
         self._take(self._since.ranges(first), take)
@@ -83,7 +87,7 @@ class Look:
                 take(ids)
 
     def _ends(self) -> dict[MessageQueue, int]:
-        """The ends of all queues, when all that the logs have now is in them."""
+        """The ends of all queues, once the indexes contain everything that the logs contain now."""
         marks: dict[str, int] = {}
         return self._patiently(lambda: self._try_ends(marks))
 
@@ -102,7 +106,9 @@ class Look:
         return {queue: bounds[queue].max_offset for queue in self._since.queues}
 
     def _same_queues(self) -> dict[MessageQueue, int]:
-        """At last, for all that was read: others may have filled a queue of a new topic beyond a noted end."""
+        """Checks that topics were not created again. This is the last step, so it covers all ids that were read: in a topic that
+        was created again, other producers may have filled a queue beyond a noted end.
+        """
         for noted in self._noted:
             within = Deadline.after(self._tools.question_s)
             if noted.lasts:
@@ -112,7 +118,7 @@ class Look:
         return {}
 
     def _check_masters(self) -> None:
-        """By the routes as they are now, or as they were while no name server answers."""
+        """Checks that every broker has its noted master, by the current routes, or the cached ones if no name server answers."""
         for topic in self._since.topics:
             try:
                 self._tools.routes.get(topic, GAP_S, Deadline.after(self._tools.question_s))
@@ -139,8 +145,9 @@ class Look:
         for name, state in states.items():
             if isinstance(state, RocketMQError):
                 continue
-            # By its own time: others may have kept the round waiting. While one send has the log for itself, on a disk that
-            # hangs, others are in no queue, where they would be seen to wait: the broker drops those of its queue then.
+            # Use the time of this broker's answer, because other brokers may have delayed the round. A long lock counts too:
+            # while one send holds the log's lock (on a disk that hangs), the broker drops the sends in its queue, so waiting
+            # sends would not be visible there.
             still = name not in self._heard or state.at_s - self._heard[name] > GAP_S
             if still or state.lock_ms > 1000 * GAP_S:
                 self._steady[name] = state.at_s
@@ -148,7 +155,7 @@ class Look:
         return states
 
     def _settle(self) -> None:
-        """Until every broker has answered all the time, and has no send in its queue that came before that was over."""
+        """Wait until every broker has answered for the settle time, and none of the sends in its queue arrived before its end."""
         waited_since = self._clock.now()
         while True:
             states = self._states(Deadline.after(self._tools.question_s))
@@ -178,7 +185,7 @@ class Look:
         return over_s >= 0 and state.head_wait_ms <= 1000 * over_s
 
     def _patiently(self, ask: Callable[[], dict[MessageQueue, int] | None]) -> dict[MessageQueue, int]:
-        """The answer, once there is one; the first error when the time is over."""
+        """Repeat ``ask`` until it returns a value. When the time is over, raise its last error."""
         until, first = self._clock.now() + self._tools.timeout_s, None
         for pause in self._clock.pauses():
             error: RocketMQError | None = None
@@ -210,11 +217,12 @@ def _raise(error: RocketMQError, _: MessageQueue) -> None:
     raise error
 
 
-# What looks, with so many seconds and this clock.
+# Makes the tools of a look from a time-out in seconds and a clock.
 MakeTools = Callable[[float, Clock], LookTools]
-# After this a noted end is asked for again: retention must not delete what a look would read, and the look must be short.
+# Noted ends are requested again after this time: otherwise retention might delete messages that a look must read, and looks would
+# take long.
 NOTED_S = 60.0
-# A broker that did not say where a queue ends is not asked again before.
+# Pause before the ends of queues are requested again from a broker that did not report them.
 _AWAY_S = 5.0
 
 
@@ -243,7 +251,7 @@ class NotedStoredIds:
         return found
 
     def _noted_of(self, queues: Collection[MessageQueue], master: str) -> list[QueueEnds]:
-        """What is known of queues from before their sends were begun, by which one sees that their topic was made again."""
+        """Ends of queues that were noted before the sends began. They show whether a topic was created again since."""
         return [self._ends.of_queues(queues)]
 
     def stop(self) -> None:
@@ -255,8 +263,8 @@ class NotedStoredIds:
 
 
 class _Noted(NamedTuple):
-    """Where queues of a topic on one broker ended, and which master said so; or why that is not known. ``before`` is what was
-    known before that: a send may have begun then.
+    """The ends of a topic's queues on one broker and the master that reported them, or the error. ``before`` is the previous
+    note, because a send may have begun while that was current.
     """
 
     at: float
@@ -267,9 +275,9 @@ class _Noted(NamedTuple):
 
 
 class AskedStoredIds(NotedStoredIds):
-    """The same for a producer that sends wherever it likes: it asks where queues end before it sends to them.
+    """Implements it for a producer that sends to any queue: it requests the ends of queues before it sends to them.
 
-    One question for each topic and broker: at the first send, after a minute, and when there is another master.
+    There is one request for each topic and broker: at the first send, after a minute, and when the master has changed.
     """
 
     def __init__(self, make_tools: MakeTools, clock: Clock | None = None) -> None:
@@ -278,7 +286,7 @@ class AskedStoredIds(NotedStoredIds):
         self._tools = make_tools(0.0, self._clock)
         self._noted: dict[tuple[str, str], _Noted] = {}
         self._away: dict[str, _Noted] = {}
-        # One for each broker: who asks one that hangs must not hold up those who send to others.
+        # One lock for each broker, so that a thread that waits for a broker that hangs does not delay sends to other brokers.
         self._locks: dict[str, threading.Lock] = {}
 
     def end(self, queue: MessageQueue) -> QueueEnd:
@@ -305,7 +313,7 @@ class AskedStoredIds(NotedStoredIds):
             before = before.before if before.error is not None else before._replace(before=None)
         away = self._away.get(queue.broker_name)
         if away is not None and away.master == master and self._clock.now() - away.at < _AWAY_S:
-            return away._replace(before=before)  # the other topics of a broker that hangs would each wait for it
+            return away._replace(before=before)  # otherwise each further topic of a broker that hangs would wait for it
         try:
             ends, error = self._ends_of(queue), None
         except RocketMQError as e:
@@ -327,7 +335,7 @@ class AskedStoredIds(NotedStoredIds):
         except RocketMQError as e:
             if e.broker_code != Response.TOPIC_NOT_EXIST:
                 raise
-            return QueueEnds({queue: 0}, {})  # the send makes the topic
+            return QueueEnds({queue: 0}, {})  # the send will create the topic
         if queue not in bounds:
             raise UnprovedError(
                 f"the broker does not report where {queue} ends",
@@ -338,7 +346,9 @@ class AskedStoredIds(NotedStoredIds):
         return QueueEnds({each: bounds[each].max_offset for each in bounds}, {}, last_times(bounds))
 
     def _with_others(self, queue: MessageQueue, deadline: Deadline) -> set[MessageQueue]:
-        """With those that one question tells of, too: by the route, or what is known while no name server says it."""
+        """The queue, and all others that the same request can cover: those of the topic on this broker, by the route, or by the
+        previous note if no name server answers.
+        """
         known = self._noted.get((queue.topic, queue.broker_name))
         try:
             route = self._tools.routes.get(queue.topic, NOTED_S, deadline.within(deadline.remaining() / 2))

@@ -1,7 +1,7 @@
 """JSON and text bodies of requests and answers, as values of the domain.
 
-Readers forgive missing and additional fields, because servers of many releases answer, but never a value of the wrong
-kind: that raises ``RemoteProtocolError``. Nothing here knows which request a body belongs to.
+Decoders accept missing and additional fields, because servers of many releases answer. A value of the wrong type raises
+``RemoteProtocolError``. Nothing here knows which request a body belongs to.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rocketmq_spark.wire.properties import Subscription
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """All brokers a name server knows, and which of them form a cluster."""
+    """All brokers that are registered with a name server, and the brokers of each cluster."""
 
     brokers: Mapping[str, BrokerData]
     clusters: Mapping[str, tuple[str, ...]]
@@ -32,7 +32,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class ConsumeProgress:
-    """How far a group is in one queue; ``last_timestamp_ms`` is the store time of the last consumed message."""
+    """A group's position in one queue; ``last_timestamp_ms`` is the store time of the last consumed message."""
 
     broker_offset: int
     consumer_offset: int
@@ -42,7 +42,7 @@ class ConsumeProgress:
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """A topic as one broker keeps it. Attributes tell message type, queue type and clean-up policy."""
+    """The configuration of a topic on one broker. Message type, queue type and clean-up policy are attributes."""
 
     topic: str
     read_queues: int
@@ -68,7 +68,7 @@ class GroupMembership:
     expression_types: Mapping[str, str] = field(default_factory=dict)
 
     def on_wire(self, name: Callable[[str], str]) -> GroupMembership:
-        """The same with topics as brokers know them."""
+        """The same membership with topic names as they are on the wire."""
         return replace(
             self,
             subscriptions={name(topic): wanted for topic, wanted in self.subscriptions.items()},
@@ -78,7 +78,7 @@ class GroupMembership:
 
 
 def _number(value: Any, least: int = -(1 << 63), most: int = (1 << 63) - 1) -> int:
-    """A whole number of a body. Raises ``ValueError`` for one that no server means, which would be taken for work to do."""
+    """A whole number of a body. Raises ``ValueError`` for numbers that no server can mean, because callers would act on them."""
     number = int(value)
     if not least <= number <= most or (isinstance(value, float) and number != value):
         raise ValueError(f"{str(value)[:40]} is no whole number from {least} to {most}")
@@ -96,7 +96,8 @@ def _reading(what: str) -> Iterator[None]:
 def route(topic: str, body: Bytes) -> TopicRoute:
     """Answer to GET_ROUTEINFO_BY_TOPIC. Queues and brokers need not match: the route's own methods intersect them.
 
-    A broker is ``acting`` where it may be: the answer looks the same for a topic that may not be written to.
+    ``acting`` means that a slave may be acting as master. It can also be set for a topic without write permission, because
+    the two answers look the same.
     """
     with _reading("route"):
         data = read_json(body)
@@ -143,7 +144,7 @@ def _broker(item: Mapping[str, Any]) -> BrokerData:
     return BrokerData(str(item["brokerName"]), str(item.get("cluster") or ""), addresses)
 
 
-# How 5.5.0 writes it; a driver reads thousands of these for every plan, and anything else is parsed properly.
+# An entry as 5.5.0 writes it. A driver reads thousands of them for every plan; bodies of another form go to the JSON parser.
 _STATS_ENTRY = (
     rb'\{"brokerName":"(%s)","queueId":(%s),"topic":"%s"\}:'
     rb'\{"lastUpdateTimestamp":(%s),"maxOffset":(%s),"minOffset":(%s)\}'
@@ -196,8 +197,8 @@ def _by_queue(body: Bytes, table: str, topic: str | None = None) -> Iterator[tup
 
 
 def topic_list(body: Bytes) -> list[str]:
-    """Topics of GET_ALL_TOPIC_LIST_FROM_NAMESERVER, sorted, system topics included; those that can be asked about."""
-    # One that is empty, or half of a character: who reads all topics would fail for it.
+    """Topics of GET_ALL_TOPIC_LIST_FROM_NAMESERVER, sorted, system topics included, without names that cannot be requested."""
+    # An empty name, or one that contains half of a surrogate pair, would make a request for all topics fail.
     return sorted(name for name in _names(body, "topicList") if name and name == name.encode(errors="ignore").decode())
 
 
@@ -207,7 +208,7 @@ def group_list(body: Bytes) -> list[str]:
 
 
 def held_queues(body: Bytes) -> list[MessageQueue]:
-    """The queues that a member has, by its answer to GET_CONSUMER_RUNNING_INFO; sorted."""
+    """The queues that a member owns according to its answer to GET_CONSUMER_RUNNING_INFO, sorted."""
     with _reading("running consumer"):
         return sorted(queue for queue, _ in _by_queue(body, "mqTable"))
 
@@ -218,7 +219,7 @@ def consumer_ids(body: Bytes) -> list[str]:
 
 
 def group_filters(body: Bytes) -> dict[str, Filter]:
-    """What a group wants of each topic, as a broker heard it from the member that spoke last (GET_CONSUMER_CONNECTION_LIST)."""
+    """The filter of a group for each topic (GET_CONSUMER_CONNECTION_LIST). Brokers keep that of the latest heartbeat only."""
     with _reading("consumer connections"):
         table = read_json(body).get("subscriptionTable") or {}
         return {
@@ -241,7 +242,7 @@ def group_online(body: Bytes) -> GroupOnline:
 
 
 def member_filters(body: Bytes) -> dict[str, Filter]:
-    """What a member wants of each topic, by its answer to GET_CONSUMER_RUNNING_INFO."""
+    """The filter of a member for each topic, from its answer to GET_CONSUMER_RUNNING_INFO."""
     with _reading("running consumer"):
         return {
             str(data["topic"]): Filter(data.get("subString") or "*", data.get("expressionType") or "TAG")
@@ -255,7 +256,7 @@ def _names(body: Bytes, key: str) -> list[str]:
 
 
 def topic_config(body: Bytes, of_all: str | None = None) -> TopicConfig:
-    """Answer to GET_TOPIC_CONFIG, or that topic of an answer to GET_ALL_TOPIC_CONFIG."""
+    """The topic of an answer to GET_TOPIC_CONFIG, or topic ``of_all`` of an answer to GET_ALL_TOPIC_CONFIG."""
     with _reading("topic configuration"):
         data = read_json(body) if of_all is None else read_json(body)["topicConfigTable"][of_all]
         return TopicConfig(
@@ -271,19 +272,19 @@ def topic_config(body: Bytes, of_all: str | None = None) -> TopicConfig:
 
 
 def subscription_groups(body: Bytes) -> dict[str, dict[str, Any]]:
-    """Groups of GET_ALL_SUBSCRIPTIONGROUP_CONFIG with their settings as the broker names them."""
+    """Groups of GET_ALL_SUBSCRIPTIONGROUP_CONFIG; their settings have the broker's names."""
     with _reading("consumer groups"):
         return {str(name): dict(item) for name, item in (read_json(body).get("subscriptionGroupTable") or {}).items()}
 
 
 def table(body: Bytes) -> dict[str, str]:
-    """Texts of GET_BROKER_RUNTIME_INFO."""
+    """Answer to GET_BROKER_RUNTIME_INFO: values by name."""
     with _reading("table"):
         return {str(name): str(value) for name, value in (read_json(body).get("table") or {}).items()}
 
 
 def locked_queues(body: Bytes) -> list[MessageQueue]:
-    """Answer to LOCK_BATCH_MQ: the queues that are ours now, sorted."""
+    """Answer to LOCK_BATCH_MQ: the queues that the broker has locked for this client, sorted."""
     return _queues(body, "lockOKMQSet")
 
 
@@ -315,7 +316,7 @@ def lock(group: str, client_id: str, queues: Sequence[MessageQueue], only_this_b
 def heartbeat(
     client_id: str, producer_groups: Sequence[str] = (), memberships: Sequence[GroupMembership] = ()
 ) -> bytes:
-    """Body of HEART_BEAT. Naming a consumer group makes this client a member, which changes what others are given."""
+    """Body of HEART_BEAT. A consumer group in it makes this client a member, so the other members get other queues."""
     return _dump(
         {
             "clientID": client_id,
@@ -339,7 +340,7 @@ def _membership(member: GroupMembership) -> dict[str, Any]:
 
 
 def subscription_data(member: GroupMembership) -> list[dict[str, Any]]:
-    """A consumer's subscriptions as bodies carry them."""
+    """A consumer's subscriptions in the form of a heartbeat."""
     return [
         {
             "classFilterMode": False,
@@ -369,7 +370,7 @@ def client_config(group: str, topic: str, sql: str) -> bytes:
 
 
 def subscription_group(group: str, **settings: Any) -> bytes:
-    """Body of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP; settings that are left out take the broker's defaults."""
+    """Body of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP; missing settings take the broker's defaults."""
     return _dump({"groupName": group, **settings})
 
 
@@ -381,12 +382,12 @@ def read_config(body: Bytes) -> dict[str, str]:
 
 
 def write_config(values: Mapping[str, str]) -> bytes:
-    """Body of UPDATE_BROKER_CONFIG, escaped for the Java properties reader that takes it apart."""
+    """Body of UPDATE_BROKER_CONFIG. The broker parses it as a Java properties file, so values are escaped for that."""
     lines = []
     for name, value in values.items():
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or "\n" in value or "\r" in value:
             raise LocalProtocolError(f"A broker cannot take the setting {name!r}={value!r}")
-        # JSON's escapes of a backslash and of characters beyond ASCII are those of a properties file.
+        # JSON escapes backslashes and characters beyond ASCII in the same way as a properties file.
         lines.append(f"{name}={json.dumps(value)[1:-1]}\n")
     return "".join(lines).encode()
 

@@ -1,10 +1,10 @@
 """Message bodies, compressed and not: zlib, LZ4 frames and Zstandard, chosen by bits of the system flag.
 
-Nothing in a compressed body says how large it becomes, so every decompression is bounded and stops at the bound. The
-formats are self-describing; ``ZlibCompressor`` and its siblings of the Java client write the same bytes' meaning.
+A compressed body does not contain its original size, so every decompression has a limit and stops there. The formats are
+those of ``ZlibCompressor``, ``Lz4Compressor`` and ``ZstdCompressor`` of the Java client.
 
-The codecs of LZ4 and Zstandard are Arrow's, which is looked for when one is needed: who sends and reads zlib, as clients do
-by default, can do without it.
+LZ4 and Zstandard use Arrow's codecs. Arrow is imported when the first of them is needed, so zlib, the default of all clients,
+works without it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_DECOMPRESSED_BYTES = 64 * 1024 * 1024
 DEFAULT_LEVEL = 5
 
 _CHUNK_BYTES = 256 * 1024
-# Of bodies from this size on, three samples say first whether compressing is worth while.
+# Bodies of at least this size are compressed only if three samples of them become smaller.
 _SAMPLED_BYTES = 64 * 1024
 _SAMPLE_BYTES = 4 * 1024
 _WORTH = 0.98
@@ -31,7 +31,7 @@ _ZLIB_TYPES = (0, int(SysFlag.ZLIB))  # producers before 4.9.4 set no type
 
 
 def compress(body: Bytes, kind: int = SysFlag.ZLIB, level: int = DEFAULT_LEVEL) -> bytes:
-    """``body`` as ``SysFlag.ZLIB``, ``LZ4`` or ``ZSTD``; the sender sets that bit and ``COMPRESSED``."""
+    """``body`` compressed as ``SysFlag.ZLIB``, ``LZ4`` or ``ZSTD``. The caller sets this flag and ``COMPRESSED``."""
     if kind in _ZLIB_TYPES:
         return zlib.compress(body, level)
     codec = _CODECS.get(kind)
@@ -43,9 +43,10 @@ def compress(body: Bytes, kind: int = SysFlag.ZLIB, level: int = DEFAULT_LEVEL) 
 
 
 def smaller(body: Bytes, kind: int = SysFlag.ZLIB) -> bytes | None:
-    """``body`` compressed, or None where that makes it no smaller.
+    """``body`` compressed, or None if that does not make it smaller.
 
-    What is packed already, as pictures and archives are, costs 25 ms a MiB to find that out; of a large body three samples do.
+    Compressing data that is compressed already, such as pictures and archives, costs 25 ms a MiB for nothing. So a large body
+    is compressed only if three samples of it become smaller.
     """
     if len(body) >= _SAMPLED_BYTES and not _shrinks(body):
         return None
@@ -60,7 +61,7 @@ def _shrinks(body: Bytes) -> bool:
 
 
 def decompress(body: Bytes, sys_flag: int, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
-    """The original of a body that is marked as compressed; raises ``DecodeError``, also beyond ``max_bytes``."""
+    """The original of a body that is marked as compressed. Raises ``DecodeError`` if it is damaged or exceeds ``max_bytes``."""
     kind = sys_flag & COMPRESSION_MASK
     if kind in _ZLIB_TYPES:
         return _inflate(body, max_bytes)
@@ -73,7 +74,7 @@ def decompress(body: Bytes, sys_flag: int, max_bytes: int = MAX_DECOMPRESSED_BYT
 @functools.cache
 def _arrow(codec: str) -> Any:
     try:
-        import pyarrow  # here, for it is large, and few need it
+        import pyarrow  # not at the top: it is large, and zlib does not need it
     except ImportError as e:
         raise LocalProtocolError(
             f"{codec} needs the codecs of pyarrow, which is not installed", remedy=extras.command(extras.ARROW)
@@ -100,11 +101,11 @@ def _stream(body: Bytes, codec: str, max_bytes: int) -> bytes:
     room = max_bytes + 1
     try:
         with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(body)), codec) as stream:
-            # ``read`` would keep its memory for ever when the codec refuses (docs/upstream.md).
+            # ``read`` would never free its memory after an error of the codec (docs/upstream.md).
             while room and (chunk := stream.read_buffer(min(room, _CHUNK_BYTES))):
                 chunks.append(chunk)
                 room -= len(chunk)
-    except (OSError, MemoryError, pa.ArrowException) as exc:  # what Arrow makes of a codec's refusal
+    except (OSError, MemoryError, pa.ArrowException) as exc:  # Arrow raises any of these when a codec fails
         raise DecodeError(f"Not a {codec} body: {exc}") from exc
     if not room:
         raise _too_large(codec, max_bytes)

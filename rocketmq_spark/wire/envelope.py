@@ -1,9 +1,10 @@
-"""A message on its way to a service that delays it: what the topic ``dmq_inner_topic`` carries as bodies.
+"""Envelopes: the bodies of messages in the topic ``dmq_inner_topic``. Each contains a message that the delay service sends later.
 
-Big-endian: ``RDMQ``, version, kind, when it is due (epoch ms), the digest of its id, when it was born (epoch ms), the message's
-flag, then topic, property string and body, the former two with their lengths before them. Due time and digest stand at fixed
-places, so that a query finds them without taking the rest apart; together they say which message it is. The due time is
-absolute: what a service is late in consuming does not add to the delay. A ``CANCEL`` has the same two, and nothing else.
+Layout, big-endian: ``RDMQ``, version, kind, due time (epoch ms), digest of the message id, born time (epoch ms), the message's
+flag, then topic, property string and body; topic and properties follow their lengths. Due time and digest have fixed
+positions, so a query can read them without decoding the rest. Together they identify the message. The due time is
+absolute, so a service that consumes late does not delay the message further. A ``CANCEL`` envelope cancels the message with the
+same due time and digest; its properties and body are empty.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ INNER_TOPIC = "dmq_inner_topic"
 MAGIC = b"RDMQ"
 VERSION = 1
 MESSAGE, CANCEL = 0, 1
-# A property of an envelope alone: broker and number of the queue that the sender chose.
+# This property exists in envelopes only: broker and number of the queue that the sender chose.
 QUEUE = "DMQ_QUEUE"
 _HEAD = struct.Struct(">4sBBq16sqiHI")
-# Where they stand.
+# Positions of kind, due time and digest.
 KIND_AT, DUE_AT, DIGEST_AT, DIGEST_END = 5, 6, 14, 30
 _HANDLE = "dmq1"
 
 
 class Envelope(NamedTuple):
-    """A message as it is to be sent when it is due; ``properties`` is a stored property string, with ``msg_id`` in it."""
+    """A message as the service will send it; ``properties`` is an encoded property string that includes ``msg_id``."""
 
     topic: str
     due_ms: int
@@ -49,7 +50,7 @@ class Envelope(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """An envelope that was taken apart; ``identity``, due time and digest, says which message it is."""
+    """A decoded envelope; ``identity`` (due time and digest) identifies its message."""
 
     topic: str
     due_ms: int
@@ -62,17 +63,17 @@ class Opened(NamedTuple):
 
 
 def digest(data: bytes) -> bytes:
-    """Of an id, or of whatever identifies something that has none."""
+    """The digest of a message id, or of other bytes that identify a message without an id."""
     return hashlib.blake2b(data, digest_size=DIGEST_END - DIGEST_AT).digest()
 
 
 def cancelling(topic: str, due_ms: int, msg_id: str, now_ms: int) -> bytes:
-    """The envelope that takes another one back."""
+    """The envelope that cancels a delayed message."""
     return Envelope(topic, due_ms, msg_id, now_ms, 0, "", b"", CANCEL).pack()
 
 
 def unpack(data: bytes) -> Opened:
-    """Raises ``DecodeError`` for what ``Envelope.pack`` of this version did not make."""
+    """Decodes an envelope. Raises ``DecodeError`` for data that ``Envelope.pack`` of this version did not make."""
     if len(data) < _HEAD.size or data[:4] != MAGIC:
         raise DecodeError(
             f"{len(data)} bytes that begin with {data[:4].hex(' ')!r} are no envelope of a delayed message"
@@ -101,7 +102,7 @@ def unpack(data: bytes) -> Opened:
 
 
 class DelayHandle(NamedTuple):
-    """What takes back a message that waits in an envelope: it goes to the queue where the envelope went, behind it."""
+    """Identifies a delayed message for ``recall``. The cancellation goes to the queue of the envelope, and arrives after it."""
 
     topic: str
     broker_name: str
@@ -114,7 +115,7 @@ class DelayHandle(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> DelayHandle | None:
-        """None for a handle of another kind, such as a broker's."""
+        """The handle in ``text``, or None for a handle of another kind, such as a broker's."""
         try:
             version, *parts = handle_parts(text)
         except ValueError:

@@ -1,15 +1,15 @@
 """Frames of TCP, the commands in them with their two header encodings, and the signature of a command.
 
 ``FrameSplitter`` cuts the byte stream of a connection into frames. It knows the length field and the limit only. After an
-error it has lost its place: the connection must be dropped, and the splitter raises again.
+error it cannot find the next frame: every further call raises again, and the caller must close the connection.
 
 A ``Command`` is a request or a response: a code, a map of strings and a body. Each frame says how its own header is encoded,
 JSON or binary, and nothing is negotiated, so both decoders are needed. This module does not know what a code or field means.
 Layout: ``RemotingCommand`` and ``RocketMQSerializable`` of the Java client.
 
 ``sign`` signs a request with an access key, as brokers with access control require. The signature covers the values of all
-fields and the body, but neither the code nor the request number: it proves who asks, and a captured request can be replayed.
-Sign last, when every field has its final text. Algorithm: ``AclClientRPCHook``, the same for ACL 1.0 and 2.0.
+fields and the body, but neither the code nor the request number: it authenticates the client, but a captured request can be
+replayed. Sign last, when every field has its final text. Algorithm: ``AclClientRPCHook``, the same for ACL 1.0 and 2.0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LENGTH_BYTES = 4
 
 
 class FrameSplitter:
-    """Collects bytes until frames are whole. ``max_frame`` bounds what a peer can make us keep."""
+    """Collects bytes until frames are complete. ``max_frame`` limits the memory that a peer can make this client use."""
 
     def __init__(self, max_frame: int) -> None:
         self.max_frame = max_frame
@@ -37,13 +37,13 @@ class FrameSplitter:
 
     @property
     def buffered(self) -> int:
-        """Bytes of a frame that has not ended yet."""
+        """Number of bytes received of an incomplete frame."""
         return len(self._buffer)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
-        """Frames that ``data`` completes, without their length fields.
+        """Return the frames that ``data`` completes, without their length fields.
 
-        An announced length above the limit raises before anything of that frame is kept, and so does every later call.
+        A length field above the limit raises before anything of that frame is kept, and so does every later call.
         """
         if self._broken is not None:
             raise self._broken
@@ -93,7 +93,7 @@ _quote = json.encoder.encode_basestring
 class Command:
     """A request or response. The conversation sets ``opaque``; the caller sets everything else.
 
-    ``received_s`` is when an answer came, by the monotonic clock, where several were asked at once.
+    ``received_s`` is the monotonic time at which an answer arrived. It is set only for requests to several servers at once.
     """
 
     code: int
@@ -118,16 +118,16 @@ class Command:
 def encode(
     command: Command, serialize_type: int = SerializeType.JSON, max_frame: int | None = MAX_FRAME_BYTES
 ) -> bytes:
-    """The whole frame, with its length field. See ``encode_header`` for what is refused."""
+    """The whole frame, with its length field. Raises as ``encode_header`` does."""
     return b"".join((encode_header(command, serialize_type, max_frame), command.body))
 
 
 def encode_header(
     command: Command, serialize_type: int = SerializeType.JSON, max_frame: int | None = MAX_FRAME_BYTES
 ) -> bytes:
-    """All of the frame before ``command.body``, whose length is counted in, so that a body need not be copied.
+    """The part of the frame before ``command.body``, so that the body need not be copied. Its length field includes the body.
 
-    A server closes the connection at a request above ``max_frame``, therefore it is refused here; responses and
+    A server closes the connection when a request exceeds ``max_frame``, so such a request raises here. Responses and
     ``max_frame=None`` have no limit.
     """
     if not (_fits(command.opaque) and _fits(command.flag) and _fits(command.code)):
@@ -145,7 +145,7 @@ def encode_header(
 
 
 def decode(frame: Bytes) -> Command:
-    """The command in what follows a frame's length field. The body is a slice of ``frame``: a view of a view."""
+    """The command in a frame without its length field. The body is a slice of ``frame``: a view if ``frame`` is a view."""
     if len(frame) < _PREFIX_BYTES:
         raise RemoteProtocolError(f"A frame of {len(frame)} bytes has no room for a header")
     kind = frame[0]
@@ -164,7 +164,7 @@ def decode(frame: Bytes) -> Command:
 
 
 def _encode_json(command: Command) -> bytes:
-    # Put together by hand: a third of the time of the general encoder, which counts when a million pulls are sent.
+    # Joined here, because the general encoder takes three times as long, which matters for a million pulls.
     ext = ",".join([f"{_quote(name)}:{_quote(value)}" for name, value in command.ext.items()])
     ext = f'"extFields":{{{ext}}},' if ext else ""
     remark = f'"remark":{_quote(command.remark)},' if command.remark is not None else ""
@@ -196,7 +196,7 @@ def _decode_json(header: bytes, body: Bytes) -> Command:
 
 
 def _fits(number: int, bits: int = _INT32_BITS) -> bool:
-    # Not ``number in range(...)``: for members of an enumeration that walks through the whole range.
+    # Not ``number in range(...)``: for members of an enumeration Python compares every number of the range.
     return -(1 << bits) <= number < 1 << bits
 
 
@@ -208,7 +208,7 @@ def _int32(value: Any) -> int:
 
 
 def _text(value: Any) -> str:
-    """An ext value as the string that Java would make of it; servers send strings, others may send numbers."""
+    """The value of a field as the string that Java would make of it. Servers send strings; other peers may send numbers."""
     if isinstance(value, str):
         return value
     return json.dumps(value)
@@ -220,7 +220,7 @@ def _encode_binary(command: Command) -> bytes:
     remark = (command.remark or "").encode()
     parts: list[bytes] = []
     for name, value in command.ext.items():
-        if not value:  # would be read back as null, which also breaks the request's signature
+        if not value:  # the server would decode it as null, and then the request's signature would not match
             continue
         key, text = name.encode(), value.encode()
         parts += (_KEY.pack(len(key)), key, _INT.pack(len(text)), text)
@@ -272,8 +272,8 @@ def sign(command: Command, access_key: str, secret_key: str, security_token: str
 
 
 def signed_fields(ext: dict[str, str]) -> bytes:
-    """Values in the order of their names, which is Java's: by UTF-16 code units."""
-    # The two orders differ only beyond the basic plane, and names are ASCII but for a user's own fields.
+    """The values that a signature covers, in Java's order of their names: by UTF-16 code units."""
+    # Python's order differs from Java's only beyond the basic plane, and only names of a user's own fields are not ASCII.
     plain = all(map(str.isascii, ext))
     names = sorted(ext) if plain else sorted(ext, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
     return "".join([ext[name] for name in names]).encode()

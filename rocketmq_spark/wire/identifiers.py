@@ -1,7 +1,7 @@
-"""Identifiers of messages: where one is stored, who sent it, and how a timer message is taken back.
+"""Identifiers of messages: offset message ids, ids that the sender makes, and handles to recall timer messages.
 
-All are texts with a fixed layout that Java tools take apart, so the layouts are kept although brokers do not look
-inside. Time and randomness come from the caller.
+All are texts with a fixed layout. Brokers do not parse most of them, but Java tools do, so the layouts are Java's.
+Time and randomness come from the caller.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def host_text(address: bytes, port: int) -> str:
 
 
 def offset_msg_id(address: bytes, port: int, offset: int) -> str:
-    """The text of an ``OffsetMessageId``, without making one."""
+    """The text of an ``OffsetMessageId``, without creating the object."""
     return (address + _PLACE.pack(port, offset)).hex().upper()
 
 
@@ -56,7 +56,7 @@ class OffsetMessageId:
 
     @classmethod
     def parse(cls, text: str) -> OffsetMessageId:
-        """From 32 hexadecimal digits, or 56 when the broker has an IPv6 address."""
+        """Parses 32 hexadecimal digits, or 56 if the broker has an IPv6 address."""
         data = _unhex(text, "an offset message id", _PLACE.size)
         port, offset = _PLACE.unpack(data[-_PLACE.size :])
         return cls(data[: -_PLACE.size], port, offset)
@@ -64,7 +64,7 @@ class OffsetMessageId:
 
 @dataclass(frozen=True, slots=True)
 class UniqKey:
-    """A client's own message id, taken apart."""
+    """The parts of a message id that a client made."""
 
     address: bytes
     pid: int
@@ -81,12 +81,12 @@ class UniqKey:
         return cls(data[: -_UNIQ.size], *_UNIQ.unpack(data[-_UNIQ.size :]))
 
 
-# Process id, the text that ids begin with, what the counter's overflow is added to, the counter.
+# Process id, the text that ids begin with, the random start to which the counter's overflow is added, the counter.
 _Source = tuple[int, str, int, "itertools.count[int]"]
 
 
 class UniqKeys:
-    """Makes ids that no other process and no other moment makes; one instance serves a process and its forks.
+    """Makes ids that are unique across processes and moments. One instance serves a process and its forks.
 
     Java's counter repeats after 65 536 ids, which a batch writer reaches within one millisecond. Here its overflow
     goes into the four bytes that Java fills with a class loader's hash, on top of a random start.
@@ -112,7 +112,7 @@ class UniqKeys:
         return _uniq_key(prefix, loader, text if moment == now_ms else self._text(now_ms), next(numbers))
 
     def take(self, count: int, now_ms: int) -> list[str]:
-        """``count`` ids of one moment."""
+        """``count`` ids that contain the same time."""
         _, prefix, loader, numbers = self._source_here()
         text = self._text(now_ms)
         return [_uniq_key(prefix, loader, text, n) for n in itertools.islice(numbers, count)]
@@ -123,7 +123,7 @@ class UniqKeys:
         return self._source
 
     def _text(self, now_ms: int) -> str:
-        """The moment as it stands in an id."""
+        """The time as an id contains it."""
         begin_ms, end_ms = self._month
         if not begin_ms <= now_ms < end_ms:
             self._month = begin_ms, end_ms = month_of(now_ms)
@@ -137,7 +137,7 @@ def _uniq_key(prefix: str, loader: int, moment: str, n: int) -> str:
 
 
 def month_of(now_ms: int) -> tuple[int, int]:
-    """The local calendar month round a moment, in ms: Java tools recover the time of an id with it."""
+    """Begin and end of the local calendar month that contains a time, in ms. Ids count from the begin, as in Java."""
     begin = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     year, month = divmod(begin.year * 12 + begin.month, 12)
     end = begin.replace(year=year, month=month + 1)
@@ -146,7 +146,7 @@ def month_of(now_ms: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class RecallHandle:
-    """What takes back a timer message before it fires; the request must go to that broker."""
+    """Identifies a timer message for a recall before it is due. The request must go to the broker in the handle."""
 
     topic: str
     broker_name: str
@@ -172,7 +172,7 @@ def handle_text(*parts: str | int) -> str:
 
 
 def handle_parts(text: str) -> list[str]:
-    """Raises ``ValueError`` for what is no text of a handle."""
+    """The parts of a handle's text. Raises ``ValueError`` for other texts."""
     return base64.b64decode(text.encode(), b"-_", validate=True).decode().split(" ")
 
 

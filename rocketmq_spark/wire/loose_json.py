@@ -1,8 +1,8 @@
 """Reads the JSON that RocketMQ's servers write, which is not always JSON.
 
 Two things a strict parser rejects are common: map keys that are bare numbers, ``{0:"host"}``, and map keys that are
-objects, ``{{"queueId":0}:1}``. The strict parser is tried first wherever a value starts, since it is written in C; only
-containers that it rejects are walked here. This module knows no body of any request.
+objects, ``{{"queueId":0}:1}``. Wherever a value starts, the strict parser is tried first, because it is written in C; only
+containers that it rejects are parsed here. This module does not depend on the bodies of particular requests.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.wire.header import Bytes
 
-_MAX_DEPTH = 32  # real bodies have five; each level may cost one more pass over what is below it
-# An answer about 200,000 queues has 40 MiB. What is larger becomes too many objects to be held.
+_MAX_DEPTH = 32  # real bodies have five levels; each level may cost one more pass over the levels below it
+# An answer about 200,000 queues has 40 MiB. The objects of a larger body would need too much memory.
 _MAX_BYTES = 64 << 20
-# The strict parser counts all lines before a place that it rejects: so often it may, and then containers are walked.
+# For each error the strict parser counts all lines before it, which is slow. After this many errors it is not tried any more.
 _MAX_TRIES = 1000
 
 _strict = json.JSONDecoder()
@@ -51,14 +51,14 @@ def _skip(text: str, at: int) -> int:
 
 
 class _Walk:
-    """From container to container of a text."""
+    """Parses the containers of a text that the strict parser rejects."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._tries = _MAX_TRIES
 
     def value(self, at: int, depth: int) -> tuple[Any, int]:
-        """The value that starts at ``at``, and where it ends."""
+        """The value that starts at ``at``, and the position of its end."""
         if depth > _MAX_DEPTH:
             raise ValueError(f"nested too deeply at {at}")
         first = self._text[at : at + 1]
@@ -110,7 +110,7 @@ class _Walk:
 
 
 def _separator(text: str, at: int, closing: str) -> tuple[int, bool]:
-    """Past a comma (more follows) or past the closing bracket."""
+    """The position after a comma (then True: more values follow) or after the closing bracket."""
     at = _skip(text, at)
     char = text[at : at + 1]
     if char == ",":

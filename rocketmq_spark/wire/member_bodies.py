@@ -1,7 +1,7 @@
-"""JSON bodies of what a consumer answers to brokers, as fastjson writes them: some have objects as keys.
+"""JSON bodies of a consumer's answers to brokers, as fastjson writes them: some have objects as keys.
 
-Mirrors ``GetConsumerStatusBody``, ``ConsumerRunningInfo`` and ``ConsumeMessageDirectlyResult``; names of topics are those
-of the wire.
+Mirrors ``GetConsumerStatusBody``, ``ConsumerRunningInfo`` and ``ConsumeMessageDirectlyResult``; topic names are those
+on the wire.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def direct_result(result: DirectResult) -> bytes:
 
 
 def running_info(info: RunningInfo, membership: GroupMembership) -> bytes:
-    """Answer to GET_CONSUMER_RUNNING_INFO; ``membership`` is what heartbeats say on the wire."""
+    """Answer to GET_CONSUMER_RUNNING_INFO; ``membership`` is that of the heartbeats, with names on the wire."""
     properties = {
         **info.properties,
         "PROP_CLIENT_VERSION": f"V{VERSION}",
@@ -59,7 +59,7 @@ def running_info(info: RunningInfo, membership: GroupMembership) -> bytes:
 
 
 def _queue_info(info: QueueInfo) -> dict[str, Any]:
-    """Numbers of Java's are never absent: there 0 stands for what is not known."""
+    """Figures of a queue. Java requires every number, so unknown ones are 0."""
     return {
         "cachedMsgCount": info.cached_count,
         "cachedMsgMaxOffset": info.cached_max_offset or 0,
@@ -79,7 +79,7 @@ def _queue_info(info: QueueInfo) -> dict[str, Any]:
 
 
 def _figures(figures: TopicFigures) -> dict[str, Any]:
-    """As above: 0 stands for what is not known."""
+    """Figures of a topic; unknown ones are 0, as above."""
     return {
         "consumeFailedMsgs": figures.failed,
         "consumeFailedTPS": figures.failed_per_s,
@@ -91,7 +91,7 @@ def _figures(figures: TopicFigures) -> dict[str, Any]:
 
 
 def _by_queue(table: Mapping[MessageQueue, Any]) -> bytes:
-    """A map whose keys are queues: objects, which is not JSON, but what Java writes and reads."""
+    """A map with queues as keys. Objects as keys are not JSON, but Java writes and reads them."""
     entries = (
         b"%b:%b" % (_dump({"brokerName": q.broker_name, "queueId": q.queue_id, "topic": q.topic}), _dump(value))
         for q, value in sorted(table.items())

@@ -1,8 +1,8 @@
-"""Stored messages and batches as objects: the careful path, for single look-ups and for what a fast path refuses.
+"""Stored messages and batches as objects, for consumers, single look-ups, and messages that the decoder of columns leaves out.
 
-Unlike Java's decoder, which drops the rest of an answer at the first bad message without a word, everything here
-raises ``DecodeError`` with the position, and ``boundaries`` lets a caller step over one bad message. Layout:
-``MessageDecoder`` and ``MessageExtEncoder``.
+Java's decoder silently drops the rest of an answer at the first bad message. Here every bad message raises
+``DecodeError`` with its position, and ``boundaries`` lets a caller skip it. Layout: ``MessageDecoder`` and
+``MessageExtEncoder``.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rocketmq_spark.wire.identifiers import host_text, offset_msg_id
 from rocketmq_spark.wire.properties import StoredProperties, decode_properties
 
 _HEAD = struct.Struct(">iIIiiqqiq")  # size, magic, body CRC, queue id, flag, queue offset, commit log offset, sys, born
-_SYS_FLAG_AT = 39  # the flags' last byte
-_PLACE = struct.Struct(">i16xq8xi")  # of the head: size, queue offset, sys
+_SYS_FLAG_AT = 39  # last byte of the system flag
+_PLACE = struct.Struct(">i16xq8xi")  # size, queue offset and system flag out of the head
 _V6 = SysFlag.BORNHOST_V6 | SysFlag.STOREHOST_V6
 # The head, then born host, store time, store host, reconsume times, prepared transaction offset, body length.
 _FIXED = {
@@ -37,19 +37,19 @@ _FIXED = {
 }
 _MAGIC = re.compile(b"|".join(re.escape(n.to_bytes(4, "big")) for n in (MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2)))
 _SHORT = struct.Struct(">h")
-_LENGTH = struct.Struct(">H")  # of a topic or of properties; what is above a short is read, and never written
+_LENGTH = struct.Struct(">H")  # of a topic or of properties; lengths above a signed short are accepted, never written
 _INT = struct.Struct(">i")
 _MIN_BYTES = _FIXED[0].size + 1 + _SHORT.size
 
-# Numbers, for those of an enumeration take a microsecond.
+# As plain numbers, because arithmetic with members of an enumeration takes a microsecond.
 _V6_BITS, _COMPRESSED = int(_V6), int(SysFlag.COMPRESSED)
 _INNER_BATCH = int(INNER_BATCH_MASK)
 _ITEM = struct.Struct(">iiiii")  # size, magic and CRC (not read), flag, body length
 _MIN_ITEM_BYTES = _ITEM.size + _SHORT.size
-# A few kilobytes may become gigabytes: so much of an answer is made into messages at once. Each counts as an object, too.
+# A few compressed kilobytes may become gigabytes, so only this much of an answer is decoded at once, objects included.
 PORTION_BYTES = 64 << 20
 _OBJECT_BYTES = 512
-# A batch above that is not made into messages before they are used.
+# Messages of a larger batch are decoded when they are used.
 _LARGE_BATCH = 1 << 20
 
 
@@ -61,14 +61,13 @@ class BatchItem(NamedTuple):
     flag: int = 0
 
 
-# Where a stored message begins and ends, the offset that it says it has (None: its size does not fit), and whether it holds many.
+# Begin and end of a stored message, the queue offset in it (None if its size does not fit), and whether it is an inner batch.
 Stored = tuple[int, int, int | None, bool]
 
 
 class DecodeSettings(NamedTuple):
-    """How messages are read; those of one ``queue`` say nothing of it themselves, and no batch lies outside of a ``window``.
-
-    Without ``max_body_bytes`` a compressed body stays as it is.
+    """How messages are decoded: with ``queue``, all are assigned to it and to its topic, whatever is stored in them. A batch
+    outside of ``window`` is damaged. Without ``max_body_bytes``, compressed bodies stay compressed.
     """
 
     broker_name: str
@@ -79,7 +78,7 @@ class DecodeSettings(NamedTuple):
 
 
 def boundaries(body: Bytes) -> Iterator[tuple[int, int]]:
-    """Start and end of each message in an answer, by announced sizes alone; raises where they lead nowhere."""
+    """Start and end of each message in an answer, by their sizes alone; raises ``DecodeError`` if a size does not fit."""
     at = 0
     while at < len(body):
         size = _INT.unpack_from(body, at)[0] if len(body) - at >= _INT.size else 0
@@ -90,7 +89,7 @@ def boundaries(body: Bytes) -> Iterator[tuple[int, int]]:
 
 
 class Stamp(NamedTuple):
-    """Where and when a message was stored, and whether it holds many; ``offset`` is then that of the first."""
+    """Where and when a message was stored, and whether it is an inner batch: ``offset`` is then that of its first message."""
 
     offset: int
     stored_ms: int
@@ -98,7 +97,7 @@ class Stamp(NamedTuple):
 
 
 def stamp(body: Bytes) -> Stamp | None:
-    """Of the first message of an answer, which need not be one that can be decoded. None where there is no message."""
+    """The stamp of an answer's first message, even if that message cannot be decoded. None if the answer has no message."""
     if len(body) < _MIN_BYTES:
         return None
     magic, sys_flag = _HEAD.unpack_from(body)[1], body[_SYS_FLAG_AT]
@@ -118,7 +117,7 @@ def decode_messages(
 
 
 def decode_at(body: Bytes, start: int, end: int, how: DecodeSettings) -> list[ReceivedMessage]:
-    """The message between two ``boundaries``: one, or those of an inner batch."""
+    """The messages between two ``boundaries``: one, or those of an inner batch."""
     data = bytes(memoryview(body)[start:end])
     try:
         return list(_all(data, 0, len(data), how))
@@ -135,10 +134,10 @@ def decode_leniently(
     queue: MessageQueue | None = None,
     window: OffsetWindow | None = None,
 ) -> Iterator[ReceivedMessage]:
-    """The same one by one; those that cannot be decoded come raw, with the reason as their ``decode_error``.
+    """Decodes messages one by one; a message that cannot be decoded is returned raw, with the reason as its ``decode_error``.
 
-    All that lies in one ``queue`` is said to be of it and its topic, whatever is stored about that. An inner batch that cannot
-    lie in the ``window`` is one that cannot be decoded.
+    With ``queue``, all messages are assigned to it and to its topic, whatever is stored in them. An inner batch outside of
+    ``window`` counts as one that cannot be decoded.
     """
     data, how = bytes(body), DecodeSettings(broker_name, False, max_body_bytes, queue, window)
     for one in stored_in(data):
@@ -146,7 +145,7 @@ def decode_leniently(
 
 
 def decode_one(data: bytes, one: Stored, how: DecodeSettings) -> Iterable[ReceivedMessage]:
-    """The same of one of the messages that are ``stored_in`` ``data``, which may hold many."""
+    """Like ``decode_leniently``, for one of the messages that ``stored_in`` found. It may be an inner batch."""
     begin, end, offset, _ = one
     try:
         if offset is None:
@@ -157,7 +156,7 @@ def decode_one(data: bytes, one: Stored, how: DecodeSettings) -> Iterable[Receiv
 
 
 def decode_each(data: bytes, found: Iterable[Stored], how: DecodeSettings) -> Iterator[ReceivedMessage]:
-    """The same of messages whose sizes fit and none of which holds many."""
+    """Like ``decode_leniently``, for messages whose sizes fit and none of which is an inner batch."""
     for one in found:
         try:
             message = _decode(data, one[0], one[1], how)
@@ -167,7 +166,7 @@ def decode_each(data: bytes, found: Iterable[Stored], how: DecodeSettings) -> It
 
 
 def stored_in(data: bytes) -> list[Stored]:
-    """The messages of an answer, whatever they are."""
+    """The positions of all messages in an answer, including damaged ones and inner batches."""
     found: list[Stored] = []
     at, whole, place = 0, len(data), _PLACE.unpack_from
     while at < whole:
@@ -183,7 +182,7 @@ def stored_in(data: bytes) -> list[Stored]:
 
 
 def portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMessage], ReceivedMessage | None]:
-    """As many as become ``PORTION_BYTES``, at least one, and the first of the others, None where there is none."""
+    """The first messages, up to ``PORTION_BYTES`` but at least one, and the one after them, or None."""
     found: list[ReceivedMessage] = []
     room, rest = PORTION_BYTES, iter(messages)
     for message in rest:
@@ -195,8 +194,8 @@ def portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMessage],
 
 
 def _next(whole: bytes, at: int) -> int:
-    """Where messages go on behind one whose size is wrong: from there they follow each other to the end."""
-    nowhere: set[int] = set()  # what led nowhere once is not followed again
+    """Finds the next message after one whose size is wrong: from there, the sizes lead from message to message to the end."""
+    nowhere: set[int] = set()  # positions from which the sizes do not lead to the end
     for match in _MAGIC.finditer(whole, at + _INT.size + 1):
         followed = []
         start = end = match.start() - _INT.size
@@ -211,11 +210,11 @@ def _next(whole: bytes, at: int) -> int:
 
 
 class _AstrayError(DecodeError):
-    """A batch says that it lies where it cannot."""
+    """The offsets of an inner batch are outside of the window."""
 
 
 def _raw(data: bytes, fits: bool, error: DecodeError, how: DecodeSettings) -> ReceivedMessage:
-    """What can be read of a message: its stored body, and where its parts do not fit all of its bytes."""
+    """All that can be read of a bad message. Its body is the stored body, or all of its bytes if its parts do not fit."""
     why = error.message
     with contextlib.suppress(struct.error, DecodeError):
         if fits:
@@ -246,7 +245,7 @@ def _raw(data: bytes, fits: bool, error: DecodeError, how: DecodeSettings) -> Re
 
 
 def _all(data: bytes, start: int, end: int, how: DecodeSettings) -> Iterable[ReceivedMessage]:
-    """One message, or those of an inner batch; what is wrong is a ``DecodeError``."""
+    """One message, or those of an inner batch. Raises ``DecodeError``."""
     if end - start < _MIN_BYTES:
         raise DecodeError(f"{end - start} bytes are fewer than a message has")
     try:
@@ -257,9 +256,9 @@ def _all(data: bytes, start: int, end: int, how: DecodeSettings) -> Iterable[Rec
 
 
 def _decode(data: bytes, start: int, end: int, how: DecodeSettings) -> ReceivedMessage:
-    """The message in ``data[start:end]``, which is no shorter than the shortest one.
+    """The message in ``data[start:end]``, which has at least the size of the shortest message.
 
-    A consumer gets all of its messages through here, so nothing is called or made on the way that can be done without.
+    All messages of a consumer are decoded here, so this function avoids every call and object that it can.
     """
     fixed = _FIXED[data[start + _SYS_FLAG_AT] & _V6_BITS]
     (
@@ -279,7 +278,7 @@ def _decode(data: bytes, start: int, end: int, how: DecodeSettings) -> ReceivedM
     else:
         raise DecodeError(f"unknown magic {magic:#010x}")
     text_at = topic_end + 2
-    # Parts that follow each other and end where the message does lie within it.
+    # If the parts are in order and end where the message ends, all of them are inside it.
     fits = size == end - start and topic_at <= topic_end and text_at <= end
     if not fits or text_at + _LENGTH.unpack_from(data, topic_end)[0] != end:
         raise DecodeError(f"the parts of a message of {size} bytes do not fit the {end - start} bytes that it has")
@@ -298,13 +297,13 @@ def _decode(data: bytes, start: int, end: int, how: DecodeSettings) -> ReceivedM
 
 
 def _believable(message: ReceivedMessage, window: OffsetWindow | None) -> bool:
-    """Whether its offset may be true: that of a batch is not where it is not in the window."""
+    """Whether a message's offset can be right. The offset of a batch cannot be outside of the window."""
     inside = window is None or window.start <= message.queue_offset < window.end
     return inside or message.sys_flag & _INNER_BATCH != _INNER_BATCH
 
 
 def _unwrap(outer: ReceivedMessage, window: OffsetWindow | None) -> Iterable[ReceivedMessage]:
-    """What is wrong with any of them is found before the first is given."""
+    """The messages of an inner batch. All of them are checked before the first one is returned."""
     if len(outer.body) <= _LARGE_BATCH:
         items = decode_batch(outer.body)
         found: Iterable[ReceivedMessage] = list(_unwrapped(outer, items))
@@ -331,7 +330,7 @@ def _unwrapped(outer: ReceivedMessage, items: Iterable[BatchItem]) -> Iterator[R
 
 
 def _text(data: Bytes) -> str:
-    # As in Java: a producer in another language may have used another encoding, which must not stop readers.
+    # As in Java: readers must not fail because a producer in another language used another encoding.
     return str(data, "utf-8", "replace")
 
 
@@ -343,12 +342,12 @@ def _place(data: bytes, broker_name: str) -> str | None:
 
 
 def body_crc(stored_body: Bytes) -> int:
-    """CRC of a body as it is stored, so of its compressed form."""
+    """The CRC of a body as stored, so of a compressed body in its compressed form."""
     return zlib.crc32(stored_body) & 0x7FFFFFFF
 
 
 def crc_property(crc: int) -> str:
-    """The property that brokers may append for a CRC: ten digits, the least significant first."""
+    """The value of the CRC property that brokers may append: ten digits, the least significant first."""
     return f"{Property.CRC32}\x01{f'{crc:010d}'[::-1]}\x02"
 
 
@@ -364,7 +363,7 @@ def encode_batch(items: Iterable[BatchItem]) -> bytes:
 
 
 def encode_item(body: Bytes, text: str, flag: int) -> bytes:
-    """One message of such a body, with its encoded property string."""
+    """One message of a body of SEND_BATCH_MESSAGE, with its encoded property string."""
     try:
         properties = text.encode()
         size = _MIN_ITEM_BYTES + len(body) + len(properties)
@@ -374,14 +373,14 @@ def encode_item(body: Bytes, text: str, flag: int) -> bytes:
 
 
 def _part_end(at: int, length: int, size: int) -> int:
-    """Where a part ends that begins at ``at``, of a batch of ``size`` bytes."""
+    """The end of a part that begins at ``at``. Raises if it is not within the batch of ``size`` bytes."""
     if length < 0 or at + length > size:
         raise DecodeError(f"a part of {length} bytes at {at} does not fit {size} bytes")
     return at + length
 
 
 def decode_batch(body: Bytes) -> list[BatchItem]:
-    """The messages of a batch body; their bodies are views into it. As in Java, announced sizes are not looked at."""
+    """The messages of a batch body; their bodies are views into it. As in Java, the total sizes of the messages are ignored."""
     return list(_items(body))
 
 

@@ -1,8 +1,8 @@
-"""Names of topics and groups: which ones a broker takes, which belong to the system, and how namespaces and environments
-wrap them.
+"""Names of topics and groups: which names a broker accepts, which belong to the system, and how namespaces and environments
+change them.
 
-The texts of refusals are the broker's own (``TopicValidator``), so that a name is refused here as it would be there.
-Namespaces follow ``NamespaceUtil``; the suffix of an environment stands behind everything else.
+The texts of errors are the broker's own (``TopicValidator``), so that the user sees the same text wherever a name is rejected.
+Namespaces follow ``NamespaceUtil``; the suffix of an environment is the last part of a name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PREFIXES = (RETRY_PREFIX, DLQ_PREFIX)
 
 
 def topic_problem(topic: str) -> str | None:
-    """Why a broker refuses the name, or None. System names are legal here; see ``is_system_topic``."""
+    """Why a broker rejects the name, or None. System names are accepted here; see ``is_system_topic``."""
     if not topic.strip():
         return "The specified topic is blank."
     if not _LEGAL.fullmatch(topic):
@@ -48,7 +48,7 @@ def topic_problem(topic: str) -> str | None:
 
 
 def group_problem(group: str) -> str | None:
-    """Why a broker refuses the name of a producer or consumer group, or None."""
+    """Why a broker rejects the name of a producer or consumer group, or None."""
     if not group.strip():
         return "The specified group is blank."
     if not _LEGAL.fullmatch(group):
@@ -63,17 +63,17 @@ def is_system_topic(topic: str) -> bool:
 
 
 def is_system_group(group: str) -> bool:
-    """Groups of RocketMQ's own tools, which an application must not use."""
+    """Whether a group belongs to RocketMQ itself. Applications must not use such groups."""
     return group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX)
 
 
 def is_send_forbidden(topic: str) -> bool:
-    """System topics that refuse what clients send."""
+    """Whether a topic is a system topic that rejects messages of clients."""
     return topic in NO_SEND_TOPICS
 
 
 def is_user_topic(topic: str, broker_and_cluster_names: Collection[str] = ()) -> bool:
-    """Whether a name from a list of all topics is an application's. Each broker and cluster has a topic of its name."""
+    """Whether a name from a list of all topics is an application's. Every broker and cluster has a topic with its own name."""
     return not (
         is_system_topic(topic)
         or topic.startswith((*_PREFIXES, "RMQ_SYS_"))
@@ -96,9 +96,9 @@ def dlq_topic(group: str) -> str:
 
 
 def normal_topic(topic: str, group: str) -> str:
-    """The topic whose messages lie in a retry topic of pops, which a group has for each of its topics; any other as it is.
+    """The original topic of a retry topic of pops, of which a group has one for each topic; other topics unchanged.
 
-    Both names as on the wire. Mirrors ``KeyBuilder.parseNormalTopic``.
+    Both names are those on the wire. Mirrors ``KeyBuilder.parseNormalTopic``.
     """
     for separator in "+_":
         if topic.startswith(RETRY_PREFIX + group + separator):
@@ -107,7 +107,7 @@ def normal_topic(topic: str, group: str) -> str:
 
 
 def wrap_namespace(namespace: str, name: str) -> str:
-    """``namespace%name``, behind a retry or dead-letter prefix; system names and wrapped ones stay as they are."""
+    """``namespace%name``, after a retry or dead-letter prefix; system names and names with the namespace are unchanged."""
     if not namespace or not name or _is_system(name):
         return name
     prefix, bare = _split(name)
@@ -116,14 +116,14 @@ def wrap_namespace(namespace: str, name: str) -> str:
 
 
 def strip_namespace(namespace: str, name: str) -> str:
-    """``name`` without this namespace; names of another one stay as they are."""
+    """``name`` without this namespace; names in other namespaces are unchanged."""
     if not namespace or not _split(name)[1].startswith(namespace + NAMESPACE_SEPARATOR):
         return name
     return strip_any_namespace(name)
 
 
 def strip_any_namespace(name: str) -> str:
-    """``name`` without its namespace, whichever it is."""
+    """``name`` without any namespace."""
     namespace = namespace_of(name)
     if not namespace:
         return name
@@ -132,7 +132,7 @@ def strip_any_namespace(name: str) -> str:
 
 
 def namespace_of(name: str) -> str:
-    """The namespace a name is wrapped in, empty for none. Any ``%`` inside a name looks like one."""
+    """The namespace of a name, or an empty text. A ``%`` inside a name without a namespace cannot be distinguished from one."""
     if _is_system(name):
         return ""
     namespace, separator, _ = _split(name)[1].partition(NAMESPACE_SEPARATOR)
@@ -140,37 +140,37 @@ def namespace_of(name: str) -> str:
 
 
 class Scope(NamedTuple):
-    """How the names of a client stand on the wire: in a namespace, and with the suffix of an environment."""
+    """Converts the user's names to names on the wire, which have a namespace and the suffix of an environment, and back."""
 
     namespace: str = ""
     suffix: str = ""
 
     def on_wire(self, name: str) -> str:
-        """A topic or group as brokers know it; system names, and what stands so already, stay as they are."""
+        """The name of a topic or group on the wire; system names, and names that are so already, are unchanged."""
         wrapped = wrap_namespace(self.namespace, name)
         if not self.suffix or not name or _is_system(name) or wrapped.endswith(self._ending):
             return wrapped
         return wrapped + self._ending
 
     def plain(self, name: str) -> str:
-        """A name as the user wrote it; one of another scope stays as it is."""
+        """A name as the user wrote it; names of other scopes are unchanged."""
         if not self.suffix:
             return strip_namespace(self.namespace, name)
         inside = self.holds(name)
         return strip_namespace(self.namespace, name.removesuffix(self._ending)) if inside else name
 
     def holds(self, name: str) -> bool:
-        """Whether a name that brokers gave is of this scope."""
+        """Whether a name on the wire is of this scope."""
         if self.namespace and namespace_of(name) != self.namespace:
             return False
         return not self.suffix or (name.endswith(self._ending) and not _is_system(name))
 
     def reaches(self, name: str) -> bool:
-        """Whether the user's name of what brokers call ``name`` means just that. One of another scope may look the same."""
+        """Whether the user's form of the wire name ``name`` leads back to it. The form of a name of another scope may not."""
         return self.on_wire(self.plain(name)) == name
 
     def contains(self, name: str) -> bool:
-        """Whether a name that brokers gave is of this scope, and the user's name of it means just that."""
+        """Whether a name on the wire is of this scope, and the user's form of it leads back to it."""
         return self.holds(name) and self.reaches(name)
 
     @property
@@ -189,5 +189,5 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _is_system(name: str) -> bool:
-    # Java does not count its fixed tool groups here: TOOLS_CONSUMER is wrapped like any other name.
+    # As in Java, the groups of its tools are not system names here: TOOLS_CONSUMER gets a namespace like any other name.
     return is_system_topic(name) or name.startswith(SYSTEM_GROUP_PREFIX)

@@ -1,9 +1,9 @@
 """Property strings of messages (``name 0x01 value 0x02``, repeated, without escaping), and tag expressions (``*`` or ``a || b``).
 
 Decoding is as lenient as Java's (``MessageDecoder.string2messageProperties``): malformed parts are dropped. Encoding rejects
-what decoding would tear apart. Only ``codes.Property`` knows which names have a meaning.
+names and values that decoding would split. The names with a meaning are in ``codes.Property``.
 
-A broker compares 32-bit hashes of tags only, so what it lets through must be compared again by text. Tag expressions mirror
+A broker compares only 32-bit hashes of tags, so clients compare the texts of the tags again. Tag expressions mirror
 ``FilterAPI`` of the Java client. SQL92 filters are not parsed here.
 """
 
@@ -26,25 +26,25 @@ from rocketmq_spark.model import Message
 
 ALL = "*"
 
-# What Java's trim() removes: everything up to the blank, but not the no-break space.
+# The characters that Java's trim() removes: all up to the blank, but not the no-break space.
 _BLANKS = "".join(map(chr, range(0x21)))
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a group wants of a topic. No tags: everything."""
+    """The tags of a topic that a group subscribes to. Without tags it gets all messages."""
 
     sub_string: str = ALL
     tags: tuple[str, ...] = ()
     codes: tuple[int, ...] = ()
 
     def accepts(self, tag: str | None) -> bool:
-        """Whether a message with this tag was really asked for; brokers also pass tags with an equal hash."""
+        """Whether the subscription includes a message with this tag; brokers also return other tags with an equal hash."""
         return not self.tags or tag in self.tags
 
 
 def parse_subscription(expression: str | None) -> Subscription:
-    """The tags of an expression and their hashes, sorted. Raises ``ValueError`` when it consists of ``||`` only."""
+    """The tags of an expression and their hashes, sorted. Raises ``ValueError`` if the expression consists of ``||`` only."""
     if not expression or expression == ALL:
         return Subscription()
     parts = expression.split("||")
@@ -61,7 +61,7 @@ _VALUE_END = "\x02"
 
 
 def encode_properties(properties: Mapping[str, str | None], max_bytes: int = MAX_PROPERTIES_BYTES) -> str:
-    """The property string; None values are left out. ``max_bytes`` counts UTF-8."""
+    """The property string; None values are omitted. ``max_bytes`` limits its UTF-8 form."""
     text = "".join([f"{name}\x01{value}\x02" for name, value in properties.items() if value is not None])
     pairs = len(properties) if None not in properties.values() else sum(v is not None for v in properties.values())
     # One count over the whole text is cheaper than two searches in each part.
@@ -74,7 +74,7 @@ def encode_properties(properties: Mapping[str, str | None], max_bytes: int = MAX
 
 
 def decode_properties(text: str) -> dict[str, str]:
-    """Names and values; of a repeated name the last value counts, empty names and values are dropped."""
+    """Names and values. If a name is repeated, its last value counts; empty names and values are dropped."""
     properties: dict[str, str] = {}
     for pair in text.split(_VALUE_END):
         name, _, value = pair.partition(_NAME_END)
@@ -84,8 +84,8 @@ def decode_properties(text: str) -> dict[str, str]:
 
 
 class StoredProperties(Mapping[str, str]):
-    """Those of a stored message, from their bytes. They are taken apart when the first is asked for: a listener that wants
-    the body alone need not wait for them.
+    """Properties of a stored message. They are decoded at the first access, so a listener that reads only bodies saves the
+    time.
     """
 
     __slots__ = ("_found", "_stored")
@@ -96,7 +96,7 @@ class StoredProperties(Mapping[str, str]):
 
     def _all(self) -> dict[str, str]:
         if self._found is None:
-            # As in Java: a producer in another language may have used another encoding, which must not stop readers.
+            # As in Java: readers must not fail because a producer in another language used another encoding.
             self._found = decode_properties(str(self._stored, "utf-8", "replace"))
         return self._found
 
@@ -119,7 +119,7 @@ class StoredProperties(Mapping[str, str]):
 def message_properties(message: Message, **system: str | None) -> dict[str, str | None]:
     """All properties to be stored with ``message``: its tags, keys and own properties, then ``system`` by wire name.
 
-    Names that belong to RocketMQ are refused as the user's own.
+    Raises if the message's own properties contain a name that belongs to RocketMQ.
     """
     properties: dict[str, str | None] = {}
     if message.keys:
@@ -145,7 +145,7 @@ def message_properties(message: Message, **system: str | None) -> dict[str, str 
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a property is RocketMQ's own, so neither the user's to set nor to be shown among the user's."""
+    """Whether a property is RocketMQ's own: users can neither set it, nor is it listed among their properties."""
     return name in RESERVED_PROPERTIES or name.startswith(TRANSIENT_PROPERTY_PREFIX)
 
 

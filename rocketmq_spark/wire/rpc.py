@@ -1,10 +1,10 @@
 """One row per request: its code, its fields with types, and the fields of its answer.
 
-A row makes commands from keyword arguments and reads answers as typed values, so that field names and their texts
-exist here only. Names are the wire's own (camelCase); the requests that abbreviate them to single letters still take
-the long ones. Rows know nothing of who asks, nor of bodies (``bodies.py``, ``messages.py``).
+A row makes commands from keyword arguments and decodes answers into typed values, so that field names and their texts
+exist here only. Names are those of the protocol (camelCase). Some requests abbreviate names to single letters on the wire; the
+arguments are the long names there, too. Bodies are elsewhere (``bodies.py``, ``messages.py``).
 
-Notation of a field: ``name``, ``name:int`` or ``name:bool``; ``!`` marks a required one, ``=x`` its name on the wire.
+Notation of a field: ``name``, ``name:int`` or ``name:bool``; ``!`` marks a required field, ``=x`` its name on the wire.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.wire.header import Bytes, Command
 
 _LONG = 1 << 63  # no field has more than Java's long
-_TEXTS = {"str": str, "int": int}  # kinds whose text is that of the value
+_TEXTS = {"str": str, "int": int}  # types whose text is str(value)
 _FIELD = re.compile(r"(?P<name>\w+)(:(?P<kind>int|bool))?(?P<required>!)?(=(?P<wire>\w+))?")
 
 
@@ -48,7 +48,7 @@ class Field:
         return value
 
     def value(self, text: str) -> Any:
-        """What the text on the wire means; raises ``ValueError``. Java takes anything but "true" for false."""
+        """The value of a text on the wire. Raises ``ValueError``. As in Java, every bool but "true" is false."""
         if self.kind == "int":
             number = int(text)
             if not -_LONG <= number < _LONG:
@@ -58,7 +58,7 @@ class Field:
 
 
 class Fields(dict[str, Field]):
-    """Those of a request or of an answer, by name; ``required`` are the names on the wire of those that it needs."""
+    """The fields of a request or an answer by name; ``required`` has the wire names of the required fields."""
 
     required: frozenset[str] = frozenset()
 
@@ -87,11 +87,11 @@ class Row:
         return self.code.name
 
     def request(self, /, body: Bytes = b"", **values: Any) -> Command:
-        """The command with these fields; None and empty texts are left out."""
+        """The command with these fields; None and empty texts are omitted."""
         return Command(self.code, self._encode(self.fields, values), body)
 
     def oneway(self, /, body: Bytes = b"", **values: Any) -> Command:
-        """The same as ``request``, but the server will never answer it."""
+        """Like ``request``, but the server will not answer it."""
         return Command(self.code, self._encode(self.fields, values), body, flag=Flag.ONEWAY)
 
     def reply(
@@ -103,16 +103,16 @@ class Row:
         remark: str | None = None,
         **values: Any,
     ) -> Command:
-        """The answer to ``request``. Only a success has to carry the required fields."""
+        """The answer to ``request``. Required fields are required of a success only."""
         ext = self._encode(self.answer_fields, values, code == Response.SUCCESS)
         return Command(code, ext, body, request.opaque, Flag.RESPONSE, remark)
 
     def arguments(self, command: Command) -> dict[str, Any]:
-        """The request's fields as values, None for absent ones: for requests that a broker sends us."""
+        """The request's fields as values, None for absent fields: for requests that a broker sends to this client."""
         return self._decode(self.fields, command, True)
 
     def answer(self, command: Command) -> dict[str, Any]:
-        """The answer's fields as values, None for absent ones. Fields that no row names are ignored."""
+        """The answer's fields as values, None for absent fields. Fields that the row does not name are ignored."""
         return self._decode(self.answer_fields, command, command.code == Response.SUCCESS)
 
     def _encode(self, fields: Fields, values: Mapping[str, Any], complete: bool = True) -> dict[str, str]:
@@ -123,7 +123,7 @@ class Row:
                 raise LocalProtocolError(f"{self.name} has no field {name}")
             if value is None or value == "":
                 continue
-            if type(value) is _TEXTS.get(field.kind):  # what nearly all are; the rest is looked at
+            if type(value) is _TEXTS.get(field.kind):  # a fast path for nearly all values; the others are checked
                 ext[field.wire] = str(value)
                 continue
             try:
@@ -152,7 +152,7 @@ class Row:
         return values
 
 
-# What any request may carry: namespace, whether names are wrapped already, broker name (static topics), one-way, logic.
+# Fields of every request: namespace, whether names have it already, broker name (static topics), one-way, logical queue.
 _COMMON = _fields("ns nsd:bool bname oway:bool lo:bool")
 
 _TOPIC = "topic!"
@@ -218,7 +218,7 @@ GET_EARLIEST_MSG_STORETIME = _row(Request.GET_EARLIEST_MSG_STORETIME, _QUEUE, "t
 
 # Reading
 PULL_MESSAGE = _row(Request.PULL_MESSAGE, _PULL, _PULLED)
-# Of a pull that is answered at once and leaves nothing behind on the broker.
+# Fields of a pull that is answered at once and changes nothing on the broker.
 FLEETING: dict[str, Any] = {
     "sysFlag": PullSysFlag.SUBSCRIPTION,
     "commitOffset": 0,
@@ -282,7 +282,7 @@ AUTH_UPDATE_ACL = _row(Request.AUTH_UPDATE_ACL, "subject!")
 AUTH_DELETE_ACL = _row(Request.AUTH_DELETE_ACL, "subject! policyType resource")
 AUTH_LIST_ACL = _row(Request.AUTH_LIST_ACL, "subjectFilter resourceFilter")
 
-# What a broker asks of us
+# Requests of brokers to this client
 CHECK_TRANSACTION_STATE = _row(
     Request.CHECK_TRANSACTION_STATE,
     "topic tranStateTableOffset:int! commitLogOffset:int! msgId transactionId offsetMsgId",

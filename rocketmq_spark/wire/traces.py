@@ -16,19 +16,20 @@ _FIELD, _RECORD = "\x01", "\x02"
 _NULL = "null"
 DEFAULT_REGION = "DefaultRegion"
 
-# Of one trace message. A reader of a trace gets at most 64 messages, so those are not small; brokers take keys of 32 KB.
+# Limits of one trace message. A query for traces returns at most 64 messages, so they must not be small; brokers accept 32 KB
+# of keys.
 MOST_RECORDS, MOST_CHARACTERS, MOST_KEY_BYTES = 100, 100_000, 24_000
 
 
 class TraceRecord(NamedTuple):
-    """One record, and the keys by which it is found; the first is the message id."""
+    """One record, and the keys by which tools find it; the first key is the message id."""
 
     text: str
     keys: tuple[str, ...]
 
 
 class TracedMessage(NamedTuple):
-    """What records say of a message."""
+    """The data of a message that its records contain."""
 
     topic: str
     msg_id: str
@@ -38,7 +39,7 @@ class TracedMessage(NamedTuple):
 
     @classmethod
     def of(cls, topic: str, properties: Mapping[str, str], region: str | None = None) -> TracedMessage:
-        """By its properties; one of a batch has no region of its own."""
+        """Takes the data from properties. A message of a batch has no region in its own properties."""
         get = properties.get
         region = region or get(Property.MSG_REGION) or DEFAULT_REGION
         return cls(topic, get(Property.UNIQ_KEY, ""), get(Property.TAGS), get(Property.KEYS), region)
@@ -52,7 +53,7 @@ class TracedMessage(NamedTuple):
 
 
 class MessageKind(enum.IntEnum):
-    """The numbers are those of Java's ``MessageType``."""
+    """Kinds of messages; the numbers are those of Java's ``MessageType``."""
 
     NORMAL = 0
     HALF = 1
@@ -61,7 +62,7 @@ class MessageKind(enum.IntEnum):
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> MessageKind:
-        """Of a message that is sent."""
+        """The kind of a message that is sent, by its properties."""
         if properties.get(Property.TRANSACTION_PREPARED) == "true":
             return cls.HALF
         return cls.DELAY if _DELAYING & properties.keys() else cls.NORMAL
@@ -71,7 +72,7 @@ _DELAYING = frozenset((Property.DELAY, Property.TIMER_DELIVER_MS, Property.TIMER
 
 
 class ConsumeReturn(enum.IntEnum):
-    """How a listener ended; the numbers are those of Java's ``ConsumeReturnType``."""
+    """Results of listeners; the numbers are those of Java's ``ConsumeReturnType``."""
 
     SUCCESS = 0
     TIME_OUT = 1
@@ -80,7 +81,7 @@ class ConsumeReturn(enum.IntEnum):
 
 
 class Acknowledged(NamedTuple):
-    """A stored message: its size and kind, and what the broker said of it."""
+    """A stored message: its size and kind, and the broker's answer."""
 
     body_bytes: int
     kind: MessageKind
@@ -90,7 +91,7 @@ class Acknowledged(NamedTuple):
 
 
 def published(about: TracedMessage, group: str, began_ms: int, cost_ms: int, how: Acknowledged) -> TraceRecord:
-    """A message that a broker has stored."""
+    """The record of a message that a broker has stored."""
     return about.record(
         "Pub", began_ms, about.region, group, about.topic, about.msg_id, about.tags, about.keys, how.host, how.body_bytes,
         cost_ms, how.kind.value, how.offset_msg_id, how.ok,
@@ -98,7 +99,7 @@ def published(about: TracedMessage, group: str, began_ms: int, cost_ms: int, how
 
 
 def consuming(about: TracedMessage, group: str, request_id: str, now_ms: int, attempt: int) -> TraceRecord:
-    """A message that a listener is about to get; ``attempt`` counts from 0."""
+    """The record of a message before its listener is called; ``attempt`` counts from 0."""
     return about.record(
         "SubBefore", now_ms, about.region, group, request_id, about.msg_id, attempt, about.keys
     )  # fmt: skip
@@ -107,7 +108,7 @@ def consuming(about: TracedMessage, group: str, request_id: str, now_ms: int, at
 def consumed(
     about: TracedMessage, group: str, request_id: str, now_ms: int, cost_ms: int, ended: ConsumeReturn
 ) -> TraceRecord:
-    """A message that a listener had."""
+    """The record of a message after its listener has returned."""
     success = ended is ConsumeReturn.SUCCESS
     return about.record(
         "SubAfter", request_id, about.msg_id, cost_ms, success, about.keys, ended.value, now_ms, group
@@ -117,7 +118,7 @@ def consumed(
 def transaction_ended(
     about: TracedMessage, group: str, now_ms: int, transaction_id: str, state: str, asked: bool
 ) -> TraceRecord:
-    """A decision on a half message; ``state`` is the name of Java's ``LocalTransactionState``."""
+    """The record of a decision on a half message; ``state`` is a name of Java's ``LocalTransactionState``."""
     return about.record(
         "EndTransaction", now_ms, about.region, group, about.topic, about.msg_id, about.tags, about.keys, "",
         MessageKind.COMMIT.value, transaction_id, state, asked,
@@ -125,12 +126,12 @@ def transaction_ended(
 
 
 def recalled(about: TracedMessage, group: str, now_ms: int, success: bool) -> TraceRecord:
-    """A delayed message that was to be cancelled."""
+    """The record of an attempt to cancel a delayed message."""
     return about.record("Recall", now_ms, about.region, group, about.topic, about.msg_id, success)
 
 
 def messages(records: Iterable[TraceRecord]) -> Iterator[tuple[str, Sequence[str], int]]:
-    """The trace messages for ``records``: the body, the keys, and how many records it has."""
+    """The trace messages for ``records``: body, keys, and number of records of each."""
     texts: list[str] = []
     keys: dict[str, None] = {}
     size = key_bytes = 0
@@ -152,7 +153,7 @@ def messages(records: Iterable[TraceRecord]) -> Iterator[tuple[str, Sequence[str
 
 
 def _few(keys: Sequence[str]) -> Iterator[str]:
-    """The id, and as many keys as one message can have."""
+    """The message id, and as many keys as one trace message can have."""
     room = MOST_KEY_BYTES
     for key in dict.fromkeys(keys):
         room -= len(key.encode()) + 1

@@ -1,1 +1,1 @@
-"""Stored messages to columns: fetched buffers in, record batches out. Nothing here knows that there is a network."""
+"""Stored messages to columns: fetched buffers in, record batches out. Does not depend on a network."""

@@ -1,11 +1,11 @@
 """Fetched or polled answers to Arrow record batches, without a Python step per message.
 
-``stored_messages`` finds the messages, ``inner`` those within messages, ``properties`` takes their property strings apart,
-``arrow`` copies values; this module puts the columns together. What does not look as producers and brokers make it goes
-through the careful path (``rows.Careful``), which gives the same batch from objects.
+``stored_messages`` finds the messages, ``inner`` those within messages, ``properties`` splits their property strings,
+``arrow`` copies values; this module assembles the columns. Messages in an unusual form take the slow path (``rows.Careful``,
+called *careful* everywhere), which makes the same batch from objects.
 
-Compressed bodies are unpacked a portion at a time: a few kilobytes may become megabytes, and no message says how many. So
-rows are decompressed one by one and a portion is cut when it is full.
+Compressed bodies are decompressed a portion at a time, because a few kilobytes may become megabytes, and the size is not known
+before. So rows are decompressed one by one, and a portion ends when it is full.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from rocketmq_spark.pull.answers import Fetched, Piece
 from rocketmq_spark.wire import compression, messages
 from rocketmq_spark.wire.properties import parse_subscription
 
-# Plain numbers: an enumeration costs a microsecond an operation.
+# A plain number, because an operation with an enumeration takes a microsecond.
 _INNER = int(codes.SysFlag.INNER_BATCH)
 _COMPRESSED = int(codes.SysFlag.COMPRESSED)
 
 
 @dataclass(slots=True)
 class UnpackedPart:
-    """Bodies of the rows from ``begin`` on, None where one cannot be had, with the reason by its place in the part."""
+    """Bodies of the rows from ``begin`` on. A body that cannot be decompressed is None, with the reason by its index."""
 
     begin: int
     bodies: list[bytes | None] = field(default_factory=list)
@@ -48,7 +48,7 @@ class UnpackedPart:
 
 
 def parts(messages: StoredMessages, rows: slice, portion_bytes: int | None) -> Iterator[UnpackedPart]:
-    """The bodies of ``rows``, in parts that are cut as soon as they have ``portion_bytes``; always one."""
+    """The bodies of ``rows``, in parts that end as soon as they have ``portion_bytes``; at least one part."""
     starts, ends, flags = messages.body_start[rows], messages.body_end[rows], messages.sys_flags[rows]
     packed = (((flags & _COMPRESSED) != 0) & (ends > starts)).tolist()
     part, size, made = UnpackedPart(rows.start), 0, False
@@ -72,7 +72,7 @@ def parts(messages: StoredMessages, rows: slice, portion_bytes: int | None) -> I
 def with_errors(
     arrays: Sequence[pa.Array], columns: Sequence[Column], reasons: Mapping[int, str], flags: npt.NDArray[np.int32]
 ) -> list[pa.Array]:
-    """The columns with the reasons where they belong, and with the flags that bad messages are stored with."""
+    """The columns with the errors of bad messages, and with their flags as stored."""
     made = []
     for array, column in zip(arrays, columns, strict=True):
         name = column.name.lower() if column.property is None else ""
@@ -89,7 +89,7 @@ def with_errors(
 
 @dataclass(frozen=True)
 class Decoder:
-    """Decodes what was fetched, whose piece numbers index ``queues`` into batches of ``columns``."""
+    """Decodes fetched answers into batches of ``columns``. The piece numbers of answers are indexes of ``queues``."""
 
     queues: Sequence[MessageQueue]
     columns: tuple[Column, ...] = BASIC
@@ -118,7 +118,7 @@ class Decoder:
         return batch
 
     def batches(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
-        """The same in batches of about ``portion_bytes``, to be taken before more is fetched."""
+        """Like a call, but in batches of about ``portion_bytes``; the caller must use all of them before it fetches more."""
         try:
             messages = stored_messages.locate(fetched.buffer, fetched.pieces)
         except Malformed as e:
@@ -145,14 +145,14 @@ class Decoder:
         return Careful(self.queues, self.columns, self.include_properties, self.filtered, self.bad)
 
     def _usable(self, messages: StoredMessages, pieces: Sequence[Piece], dense: npt.NDArray[np.bool_] | None) -> int:
-        """How many answers: those behind a hole that may still be filled are not. Where a broker filters, holes are not asked
-        for."""
+        """How many of the answers are usable: none after a hole that may still be filled. If the broker filters, holes are not
+        checked."""
         if self.on_holes is None or not (holes := stored_messages.holes(messages, dense)):
             return len(pieces)
         return self.on_holes(pieces, holes)
 
     def _around(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
-        """Some answers cannot be located: those go the careful way, the others the usual one."""
+        """Decodes answers of which some cannot be located: these take the careful path, the others the fast one."""
         looks = apart(fetched)
         holes = [hole for look in looks for hole in look.holes]
         doubt = self.on_holes if holes else None
@@ -176,8 +176,8 @@ class Decoder:
         return undecodable(self.queues[piece.number], f"a message at or after offset {piece.start}", e.why)
 
     def _batches(self, messages: StoredMessages, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
-        """Bodies, most of the bytes, are copied portion by portion, which stay in a core's cache that way between
-        Arrow, the socket and the JVM; and the memory of one is taken for the next."""
+        """Yields batches. Bodies, which are most of the bytes, are copied portion by portion, so that a portion stays in the
+        processor's cache between Arrow, the socket and the JVM, and its memory is reused for the next one."""
         wanted = self.wanted
         made = props.Columns()
         if wanted.anything:
@@ -209,7 +209,7 @@ class Decoder:
         exact: pa.Array | None,
         portion_bytes: int | None,
     ) -> Iterator[pa.RecordBatch]:
-        """Rows with compressed bodies, cut again by what the bodies become. A bad one spoils no other row."""
+        """Batches of rows with compressed bodies, cut by the decompressed size. A bad body affects no other row."""
         for part in parts(messages, rows, portion_bytes):
             mine = slice(part.begin, part.begin + len(part.bodies))
             keep = np.ones(len(part.bodies), bool) if exact is None else arrow.truth(exact[mine])
@@ -227,7 +227,7 @@ class Decoder:
             yield batch if keep.all() else batch.filter(pa.array(keep))
 
     def _exact(self, made: props.Columns) -> pa.Array | None:
-        """Which rows really have a wanted tag, where some merely have the hash of one."""
+        """Which rows have one of the tags, since brokers compare only hashes; None if all have."""
         if not self.filtered or self.filtered.kind != "TAG":
             return None
         mask = pc.is_in(made.tags, pa.array(parse_subscription(self.filtered.expression).tags, pa.string()))
@@ -235,15 +235,15 @@ class Decoder:
 
 
 def _portions(rows: int, size: int, portion_bytes: int | None) -> list[slice]:
-    """Equal parts of ``rows`` rows that have ``size`` bytes together; always one, so that a schema gets through."""
+    """Splits ``rows`` rows of ``size`` bytes into equal parts; at least one, so that Spark gets a schema."""
     parts = math.ceil(size / portion_bytes) if portion_bytes else 1
     step = max(1, math.ceil(rows / max(1, parts)))
     return [slice(start, start + step) for start in range(0, max(1, rows), step)]
 
 
 def _begun(stored: StoredMessages, messages: StoredMessages) -> StoredMessages:
-    """Without what lies before the start in an inner batch, which comes whole. Elsewhere an offset before the start is that
-    of a message on a shifted index."""
+    """Drops the messages of an inner batch that are before the start of the answer, because brokers return whole batches. Outside
+    of a batch, an offset before the start is that of a message on a shifted index, and is kept."""
     starts = stored_messages.field(stored.pieces, "start")
     early = ((stored.sys_flags & _INNER) != 0) & (stored.part("queueOffset") < starts[stored.piece_of_row])
     if not early.any():
@@ -253,10 +253,10 @@ def _begun(stored: StoredMessages, messages: StoredMessages) -> StoredMessages:
 
 
 def _trimmed(messages: StoredMessages, on_beyond: OnBeyond | None) -> StoredMessages:
-    """Without the messages that an answer gave beyond what it was asked for: those belong to another pull.
+    """Drops the messages after the requested end of an answer, because they belong to another pull.
 
-    Only where the broker itself went on beyond the end: on a queue whose index was shifted by a damaged message the
-    offset inside a message may reach the end although its position does not. Where both is the case ``on_beyond`` says.
+    This is done only if the broker's next offset is beyond that end: on a queue whose index was shifted by a damaged message, the
+    offset inside a message may reach the end although its position does not. ``on_beyond`` decides if both are the case.
     """
     limits = stored_messages.field(messages.pieces, "limit")
     beyond = stored_messages.field(messages.pieces, "next_offset") > limits
@@ -275,21 +275,21 @@ def _bodies(messages: StoredMessages, rows: slice) -> pa.Array:
     return arrow.binary(messages.buffer, messages.body_start[rows], messages.body_end[rows])
 
 
-SLACK_BYTES = 64  # behind the messages, as in a reader's buffer: decoders look ahead
+SLACK_BYTES = 64  # after the messages, as in a reader's buffer, because decoders read ahead
 
 
-# Queue, the offset asked for, of each answer in a row the next offset and where its bytes end, stored messages.
+# Queue, the requested offset, the next offset and the end of the bytes of each consecutive answer, and the stored messages.
 Answered = tuple[MessageQueue, int, Sequence[tuple[int, int]], bytes | memoryview]
 
 
 def batch_of(
     parts: Iterable[tuple[Answered, Filter]], given: Mapping[tuple[MessageQueue, Filter], int] | None = None
 ) -> tuple[pa.RecordBatch, bool]:
-    """The messages of answers, each with the filter of its request, in the basic columns; and whether these are all. Of what
-    becomes more than ``PORTION_BYTES`` they are the first, at least one.
+    """The messages of answers, each with the filter of its request, in the basic columns; and whether these are all. If they
+    exceed ``PORTION_BYTES``, only the first ones are returned, at least one.
 
-    So many as ``given`` says, of the first answers of a queue by a filter, are left out. What messages say of their offsets and
-    queues does not matter: damage may have changed it. Rows of a queue are in the order of its answers. Raises ``DecodeError``
+    ``given`` is the number of messages to omit at the beginning, by queue and filter. The offsets and queues inside messages are
+    ignored, because damage may have changed them. Rows of a queue are in the order of its answers. Raises ``DecodeError``
     with queue and offset of a bad message.
     """
     found: list[pa.RecordBatch] = []
@@ -313,9 +313,10 @@ def batch_of(
 def _groups(
     parts: Iterable[tuple[Answered, Filter]], given: dict[tuple[MessageQueue, Filter], int]
 ) -> list[tuple[Filter, list[Answered], int]]:
-    """Answers that are decoded together, with their filter, and how many of their first messages are left out.
+    """Groups of answers that are decoded together: their filter, and how many of their first messages are omitted.
 
-    As few as can be: those of a filter, but none before what came before of its queue.
+    There are as few groups as possible: answers with the same filter share one, unless an earlier answer of their queue is in a
+    later group.
     """
     groups: list[tuple[Filter, list[Answered], int]] = []
     shared: dict[Filter, int] = {}

@@ -1,8 +1,8 @@
 """Messages within messages: an inner batch is stored as one message, whose body holds many. Here each becomes a row.
 
 A row of an inner batch has the outer message's fixed fields, but its own offset, flag, body and properties, as in
-``wire/messages``. A batch that was compressed as a whole is decompressed behind the fetched bytes. What is not as a
-producer makes it is left to the careful path.
+``wire/messages``. A batch that was compressed as a whole is decompressed, and appended to the fetched bytes. Batches in an
+unusual form take the careful path.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from rocketmq_spark.wire import compression
 
 _INNER = int(codes.INNER_BATCH_MASK)
 _COMPRESSED = int(codes.SysFlag.COMPRESSED)
-# Size, magic, CRC, flag and length of the body; behind the body the length of the properties.
+# Positions of flag, body length and body in a message of a batch; the length of its properties follows the body.
 _FLAG_AT, _LENGTH_AT, _BODY_AT = 12, 16, 20
 _SMALLEST = _BODY_AT + 2
-# What lies behind the last byte that is looked at, so that every number can be read where it might stand.
+# Bytes after the last message, so that a number can be read at every possible position.
 _SLACK = 32
-# More than this is decompressed portion by portion, on the careful path.
+# Larger batches are decompressed portion by portion, on the careful path.
 _MAX_UNPACKED = 64 << 20
 
 
 def present(messages: StoredMessages) -> bool:
-    """Whether there is any inner batch among them."""
+    """Whether any message is an inner batch."""
     return messages.any_flags & _INNER == _INNER and bool(_is_outer(messages).any())
 
 
@@ -42,7 +42,7 @@ def _is_outer(messages: StoredMessages) -> npt.NDArray[np.bool_]:
 
 
 def opened(messages: StoredMessages) -> StoredMessages | None:
-    """With the messages of inner batches in place of these; None where one is not as it should be."""
+    """Replaces inner batches with their messages; None if one has an unusual form."""
     is_outer = _is_outer(messages)
     outer = np.flatnonzero(is_outer)
     unpacked = _unpacked(messages, outer)
@@ -79,9 +79,9 @@ def opened(messages: StoredMessages) -> StoredMessages | None:
 
 
 def dense(messages: StoredMessages, within: StoredMessages) -> npt.NDArray[np.bool_]:
-    """In which answers all offsets follow each other, up to where the broker went on: there no message lies about its own.
+    """In which answers the offsets are consecutive up to the broker's next offset, so that no message has a wrong one.
 
-    ``within`` has the messages of batches in place of these.
+    ``within`` has the messages of batches in place of the batches.
     """
     first, behind = _extents(messages, within)
     piece = messages.piece_of_row
@@ -97,15 +97,15 @@ def dense(messages: StoredMessages, within: StoredMessages) -> npt.NDArray[np.bo
 
 
 def _extents(messages: StoredMessages, within: StoredMessages) -> tuple[Ints, Ints]:
-    """The first offset of each, and the one behind its last."""
+    """The first offset of each stored message, and the offset after its last one."""
     assert within.record is not None
     first: Ints = messages.part("queueOffset").astype(np.int64)
     return first, first + np.bincount(within.record, minlength=len(messages))
 
 
 def astray(messages: StoredMessages, within: StoredMessages, sure: npt.NDArray[np.bool_]) -> bool:
-    """Whether a batch of ``messages``, of which ``within`` has the messages, cannot lie where its answer was asked for, or says
-    two offsets; not in answers that are ``sure``.
+    """Whether a batch has impossible offsets: outside of its answer's request, or different ones in itself and its properties.
+    Answers that are ``sure`` are not checked. ``within`` has the messages of the batches.
     """
     outer = np.flatnonzero(_is_outer(messages) & ~sure[messages.piece_of_row])
     first, behind = (each[outer] for each in _extents(messages, within))
@@ -119,7 +119,7 @@ def astray(messages: StoredMessages, within: StoredMessages, sure: npt.NDArray[n
 def _in_place(
     stored: npt.NDArray[Any], record: npt.NDArray[np.intp], at: npt.NDArray[np.intp] | None, items: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
-    """What the stored messages have, ``items`` in the rows ``at``, or in all of them."""
+    """The values of the stored messages, replaced by ``items`` in the rows ``at``, or in all rows."""
     if at is None:
         return items
     rows = stored[record]
@@ -128,7 +128,7 @@ def _in_place(
 
 
 def _unpacked(messages: StoredMessages, outer: npt.NDArray[np.intp]) -> tuple[Bytes, Ints, Ints] | None:
-    """A buffer in which the bodies of all batches can be read, and where they lie."""
+    """A buffer with the readable bodies of all batches, and their positions; None if one cannot be decompressed here."""
     begins, ends = messages.body_start[outer], messages.body_end[outer]
     packed = np.flatnonzero(((messages.sys_flags[outer] & _COMPRESSED) != 0) & (ends > begins))
     if not len(packed):
@@ -150,7 +150,7 @@ def _unpacked(messages: StoredMessages, outer: npt.NDArray[np.intp]) -> tuple[By
 
 @dataclass(frozen=True, slots=True)
 class _Items:
-    """The messages of all batches: how many each batch has, and of each message its flag and where its parts lie."""
+    """The messages of all batches: the number per batch, and the flag and positions of each message."""
 
     counts: npt.NDArray[np.intp]
     flags: npt.NDArray[Any]
@@ -160,7 +160,7 @@ class _Items:
 
 
 def _items(buffer: Bytes, begins: Ints, ends: Ints) -> _Items | None:
-    """By the sizes and lengths that they announce; None unless those say that they lie end to end and fill the batches."""
+    """Finds the messages by their sizes and lengths; None unless these are consistent, and the messages fill their batches."""
     announced, found = _announced(buffer.data, begins, ends)
     starts, counts = np.array(announced, np.int64), np.array(found, np.intp)
     filled = np.flatnonzero(counts)
@@ -175,17 +175,17 @@ def _items(buffer: Bytes, begins: Ints, ends: Ints) -> _Items | None:
     if (body_end < body_start).any() or (body_end + 2 > stops).any():
         return None
     properties_end = body_end + 2 + number_at(buffer, body_end, ">u2")
-    # The size of a batch's last message leads nowhere: that one ends with the batch, on the careful path, too.
+    # The size of a batch's last message is not used: the message ends with the batch, as on the careful path.
     if not np.array_equal(properties_end, stops):
         return None
     return _Items(counts, number_at(buffer, starts + _FLAG_AT, ">i4"), body_start, body_end, properties_end)
 
 
 def _announced(view: memoryview, begins: Ints, ends: Ints) -> tuple[list[int], list[int]]:
-    """Where messages begin, batch by batch, and how many each batch has; sizes that lie are for ``_items`` to find.
+    """The positions of messages by their sizes, batch by batch, and how many each batch has; ``_items`` checks the sizes.
 
-    From size to size, the one step in Python that every message takes; as many steps as there can be messages, so that
-    sizes of 0 or less end, too.
+    This is the only Python step per message. The number of steps is limited by the possible number of messages, so that it ends
+    even with sizes of 0 or less.
     """
     unpack = struct.Struct(">i").unpack_from
     starts: list[int] = []

@@ -1,9 +1,9 @@
 """Property strings of many messages as columns: tags, keys, message id and the user's map.
 
-A string is ``name 0x01 value 0x02`` repeated. All strings are laid into one blob, every separator is found by one
-comparison, and the positions between them are the names and values. When all messages carry the same names in the same
-order, which is what one producer writes, names are looked at once; otherwise each is classified by its signature.
-Strings that do not alternate cleanly are taken apart one by one, with Java's rules.
+A string is ``name 0x01 value 0x02`` repeated. All strings are copied into one blob, one comparison finds every separator,
+and the positions between them are the names and values. If all messages have the same names in the same
+order, as those of one producer do, names are decoded once; otherwise each is classified by its signature.
+Strings whose separators do not alternate are decoded one by one, with Java's rules.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PAD = 16
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Names and values of all rows as positions in one blob; row ``i`` owns pairs ``first[i]`` to ``first[i + 1]``."""
+    """Names and values of all rows as positions in one blob; row ``i`` has the pairs ``first[i]`` to ``first[i + 1]``."""
 
     blob: Bytes
     row_starts: Ints
@@ -51,13 +51,13 @@ class Pairs:
 
 
 def locate(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
-    """Find names and values of the property strings ``buffer[start:end]``, one string a row."""
+    """Find names and values of the property strings ``buffer[start:end]``, one string per row."""
     return _cut(*_lay_out(buffer, starts, ends)) or _carefully(buffer, starts, ends)
 
 
 def _lay_out(buffer: Bytes, starts: Ints, ends: Ints) -> tuple[Bytes, Ints]:
-    """The strings one after the other, each closed by its last separator, and ``_PAD`` bytes more to look ahead."""
-    # A string may lack its last separator: such a row takes one byte more, which becomes the separator in the copy.
+    """The strings one after the other, each with its last separator, and ``_PAD`` more bytes for reading ahead."""
+    # A string may lack its last separator: its copy is one byte longer, for the separator.
     open_ended = (buffer[ends - 1] != _VALUE_END) & (ends > starts)
     any_open = bool(open_ended.any())
     upto = ends + open_ended if any_open else ends
@@ -72,7 +72,7 @@ def _lay_out(buffer: Bytes, starts: Ints, ends: Ints) -> tuple[Bytes, Ints]:
 
 
 def _cut(blob: Bytes, offsets: Ints) -> Pairs | None:
-    """The pairs, or None when a string does not alternate between the two separators or has an empty part."""
+    """The pairs, or None if a string does not alternate between the two separators, or has an empty part."""
     content = blob[: offsets[-1]]
     separators = np.flatnonzero(content <= _VALUE_END)
     if len(separators) % 2:
@@ -105,7 +105,7 @@ def _firsts(offsets: Ints, value_end: Ints) -> Ints:
 
 
 def _carefully(buffer: Bytes, starts: Ints, ends: Ints) -> Pairs:
-    """The same for strings that no RocketMQ client would write: every one decoded by Java's rules."""
+    """Like ``locate``, for strings that no RocketMQ client writes: each one is decoded by Java's rules."""
     parts: list[bytes] = []
     counts = []
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
@@ -140,7 +140,7 @@ class PropertySelection:
 
 @dataclass(slots=True)
 class Columns:
-    """Text columns, null where a message lacks the property; only the wanted ones are set."""
+    """Text columns, null if a message lacks the property; only the selected ones are set."""
 
     tags: pa.Array | None = None
     keys: pa.Array | None = None
@@ -150,7 +150,7 @@ class Columns:
 
 
 def columns(pairs: Pairs, wanted: PropertySelection) -> Columns:
-    """Build the wanted columns."""
+    """Build the selected columns."""
     layout = _common_layout(pairs)
     source: _Uniform | _Mixed = _Uniform(pairs, layout) if layout is not None else _Mixed(pairs)
     made = Columns()
@@ -167,7 +167,7 @@ def columns(pairs: Pairs, wanted: PropertySelection) -> Columns:
 
 
 def _common_layout(pairs: Pairs) -> tuple[str, ...] | None:
-    """The names, when every row has the same ones in the same order, none of them twice."""
+    """The names, if every row has the same ones in the same order, and none of them twice; otherwise None."""
     rows = pairs.rows
     if rows == 0 or len(pairs.name_start) % rows:
         return None
@@ -202,7 +202,7 @@ def _same_text(blob: Bytes, starts: Ints, text: bytes) -> bool:
 
 
 class _Uniform:
-    """Rows that all carry the same names in the same order: every property is a regular stride of pairs."""
+    """Rows that all have the same names in the same order: every property is a regular stride of pairs."""
 
     def __init__(self, pairs: Pairs, names: tuple[str, ...]) -> None:
         self._pairs = pairs
@@ -239,10 +239,10 @@ class _Mixed:
         pairs = self._pairs
         mine = np.flatnonzero(self._named(name))
         rows = self._rows[mine]
-        # Rows without the property take an empty slice at their own beginning, so that positions never decrease.
+        # Rows without the property get an empty slice at their beginning, so that positions never decrease.
         start = pairs.row_starts[:-1].copy()
         end = start.copy()
-        start[rows] = pairs.value_start[mine]  # of a repeated name the last value stays
+        start[rows] = pairs.value_start[mine]  # the last value of a repeated name counts
         end[rows] = pairs.value_end[mine]
         present = np.zeros(pairs.rows, bool)
         present[rows] = True
@@ -274,7 +274,7 @@ class _Mixed:
         return _map(offsets, names, arrow.strings(taken, None, pairs.ascii_only))
 
     def _without_repeats(self, chosen: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """Of a name that stands twice in a message only the last one, as in Java's map."""
+        """Keeps only the last one of repeated names in a message, as Java's map does."""
         rows = self._rows[chosen]
         with np.errstate(over="ignore"):
             key = self._signature[chosen] + rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -304,6 +304,6 @@ def _split_keys(column: pa.Array) -> pa.Array:
         bitmap = None if present.all() else arrow.validity(present)
         return pa.Array.from_buffers(KEYS, len(column), [bitmap, pa.py_buffer(offsets)], children=[column.drop_null()])
     split = pc.split_pattern(column, " ")
-    if pc.min(pc.binary_length(split.values)).as_py():  # else some key is empty
+    if pc.min(pc.binary_length(split.values)).as_py():  # otherwise a key is empty
         return split.cast(KEYS)
     return pa.array([None if row is None else [key for key in row if key] for row in split.to_pylist()], KEYS)

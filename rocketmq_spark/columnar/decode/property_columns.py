@@ -46,7 +46,7 @@ def is_system(name: str) -> bool:
 
 
 def words(content: Bytes) -> Words:
-    """Eight bytes at every position, little-endian; ``content`` must reach eight bytes behind the last one used."""
+    """The eight bytes at every position, little-endian; ``content`` must have eight bytes after the last position used."""
     return np.ndarray((len(content) - 7,), "<u8", content, strides=(1,))
 
 
@@ -112,7 +112,7 @@ _MOMENT = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]{1,6})?)?(Z|[+-][0-9]{2}:?[0-9]{2})?)?"
 )
 
-# Texts that Arrow casts all at once to what the patterns above mean; shorter than any that could overflow.
+# Texts that Arrow casts as the patterns above define, in one call; they are too short to overflow.
 _PLAIN = {
     pa.int32(): "^-?[0-9]{1,9}$",
     pa.int64(): "^-?[0-9]{1,18}$",
@@ -121,12 +121,12 @@ _PLAIN = {
 
 
 def cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """``texts`` as ``kind``: all at once where every text is a plain one, else one by one."""
+    """``texts`` as ``kind``: in one call if every text is a plain one, otherwise one by one."""
     if pa.types.is_string(kind):
         return texts
     if pa.types.is_binary(kind):
         return texts.cast(pa.binary())
-    if kind == pa.float32():  # the way of both paths, for a text rounded twice differs from one rounded once
+    if kind == pa.float32():  # on both paths, because rounding twice can differ from rounding once
         return cast(texts, pa.float64()).cast(kind, safe=False)
     plain = _PLAIN.get(kind)
     if plain is not None and pc.all(pc.match_substring_regex(texts, plain)).as_py() is not False:
@@ -155,7 +155,7 @@ def _date(text: str) -> date | None:
 
 
 def _moment(text: str) -> int | None:
-    """Microseconds. ISO-8601, without a zone in UTC, or epoch milliseconds."""
+    """The microseconds of a text: ISO-8601 (UTC without a zone), or epoch milliseconds."""
     if _INTEGER.fullmatch(text):
         ms = int(text)
         return ms * 1000 if EARLIEST_MS <= ms <= LATEST_MS else None

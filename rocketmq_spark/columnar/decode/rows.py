@@ -3,9 +3,9 @@
 ``Located`` implements ``schema.MessageRows``, one method for each kind of column: fixed fields (numbers, times, hosts, message
 ids) and properties.
 
-``Careful`` makes the same record batches of objects, and says which messages belong to an answer: for messages as objects, for
-buffers with inner batches and for answers with messages that cannot be decoded; and as the witness that the fast path is tested
-against. What the fast path decides of all answers of a buffer at once (``decoder``) is the same here, for one after the other.
+``Careful`` makes the same record batches from objects, and decides which messages belong to an answer. It is used for messages as
+objects, for unusual inner batches, for answers with messages that cannot be decoded, and as the reference in tests of the fast
+path. The fast path (``decoder``) makes the same decisions for all answers of a buffer at once.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ def number(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Array:
 
 
 def moment(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Array:
-    """Milliseconds as microseconds, within the calendar."""
+    """A column of milliseconds as microseconds, limited to the years of the calendar."""
     return arrow.integers(np.clip(messages.part(field).astype(np.int64), EARLIEST_MS, LATEST_MS) * 1000, kind)
 
 
 def flags(messages: StoredMessages) -> npt.NDArray[np.int32]:
-    """Bodies come out decompressed, so the flag does not say otherwise; an empty one is left alone. As in Java."""
+    """The system flags without ``COMPRESSED``, because bodies are returned decompressed. As in Java, empty bodies keep theirs."""
     packed = codes.SysFlag.COMPRESSED * (messages.body_end > messages.body_start)
     return messages.sys_flags & ~packed.astype(np.int32)
 
 
 def hosts(messages: StoredMessages, field: str) -> pa.Array:
-    """``address:port`` texts, made once per host."""
+    """``address:port`` texts; each host is formatted once."""
     different, which = np.unique(np.frombuffer(messages.part(field).tobytes(), ">u8"), return_inverse=True)
     texts = [_text(host.tobytes()) for host in different.reshape(-1, 1)]
     column = pa.array(texts, pa.string()).take(pa.array(which))
@@ -69,7 +69,7 @@ def _text(host: bytes) -> str:
 
 
 def _long_host(messages: StoredMessages, row: int, stored: bool) -> bytes:
-    """Sixteen bytes of address and four of port."""
+    """The bytes of an IPv6 host: sixteen of the address and four of the port."""
     at = int(messages.starts[row]) + 48
     if stored:
         at += 16 + (12 if messages.sys_flags[row] & codes.SysFlag.BORNHOST_V6 else 0)
@@ -77,7 +77,7 @@ def _long_host(messages: StoredMessages, row: int, stored: bool) -> bytes:
 
 
 def offset_message_ids(messages: StoredMessages) -> pa.Array:
-    """Hex of store host and commit log offset: 32 characters, 56 where the store host is IPv6."""
+    """Hex of store host and commit log offset: 32 characters, or 56 if the store host is IPv6."""
     host = messages.part("storeHost")
     rows = np.empty((len(messages), 16), np.uint8)
     rows[:, :8] = _as_bytes(host)
@@ -99,14 +99,14 @@ def _as_bytes(field: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The messages that were fetched, with what their properties are and the queues that the pieces are of."""
+    """Fetched messages, with the columns of their properties and the queues of the answers."""
 
     messages: StoredMessages
     made: props.Columns
     queues: Sequence[MessageQueue]
 
     def of_queue(self, field: str) -> pa.Array:
-        """A text that depends on the queue alone, which mostly means the same in every row."""
+        """A text that depends only on the queue, and so is mostly the same in every row."""
         names = [getattr(queue, field) for queue in self.queues]
         if len(set(names)) == 1:
             return arrow.repeated(names[0], len(self.messages))
@@ -139,7 +139,7 @@ class Located:
         return offset_message_ids(self.messages)
 
     def message_id(self) -> pa.Array:
-        """The client's id, and where a message has none the offset message id, as Java consumers show it."""
+        """The client's id, or if a message has none, the offset message id, as in Java consumers."""
         unique = self.made.msg_id
         assert unique is not None
         if not unique.null_count:
@@ -150,15 +150,15 @@ class Located:
         return arrow.null_column(kind, len(self.messages))
 
 
-# Says how many answers may be used, given the offsets that they jump over.
+# Returns how many answers may be used, given the offsets that they skip.
 OnHoles = Callable[[Sequence[Piece], Sequence[Hole]], int]
-# Gives answers that went beyond their ends ones that are true of the offsets inside of messages.
+# Corrects the ends of answers that went beyond them, by the offsets inside of messages.
 OnBeyond = Callable[[Sequence[Piece]], Sequence[Piece]]
 
 
 class AnswerCheck(NamedTuple):
-    """What an answer is when it is looked at alone: whether its messages can be located, whether some may belong to
-    another pull, and what it jumps over."""
+    """The check of a single answer: whether its messages can be located, whether some may belong to
+    another pull, and the offsets that it skips."""
 
     whole: bool
     beyond: bool
@@ -166,7 +166,7 @@ class AnswerCheck(NamedTuple):
 
 
 def apart(fetched: Fetched) -> list[AnswerCheck]:
-    """A look at each answer."""
+    """Checks each answer alone."""
     looks = []
     for i, piece in enumerate(fetched.pieces):
         beyond = piece.next_offset > piece.limit
@@ -176,31 +176,31 @@ def apart(fetched: Fetched) -> list[AnswerCheck]:
             looks.append(AnswerCheck(False, beyond, []))
             continue
         holes = [hole._replace(piece=i) for hole in stored_messages.holes(messages)]
-        # An inner batch has offsets behind the one that stands in its head.
+        # The offset in an inner batch's head is only that of its first message.
         last = messages.any_flags & SysFlag.INNER_BATCH or (messages.part("queueOffset") >= piece.limit).any()
         looks.append(AnswerCheck(True, beyond and bool(last), holes))
     return looks
 
 
 def usable(fetched: Fetched, on_holes: OnHoles, on_beyond: OnBeyond) -> list[Piece]:
-    """The answers that may be used, with ends that are true of the offsets inside of their messages."""
+    """The answers that may be used, with ends that match the offsets inside of their messages."""
     looks = apart(fetched)
     count = on_holes(fetched.pieces, [hole for look in looks for hole in look.holes])
     return ended(fetched.pieces[:count], [look.beyond for look in looks[:count]], on_beyond)
 
 
 def ended(pieces: Sequence[Piece], beyond: Sequence[bool], on_beyond: OnBeyond) -> list[Piece]:
-    """The answers, those that are ``beyond`` with true ends."""
+    """The answers, with corrected ends for those that are ``beyond``."""
     odd = [piece for piece, is_odd in zip(pieces, beyond, strict=True) if is_odd]
     meant = dict(zip(odd, on_beyond(odd), strict=True)) if odd else {}
     return [meant.get(piece, piece) for piece in pieces]
 
 
 def placed(messages: Iterable[ReceivedMessage], piece: Piece, dense: bool = True) -> Iterator[ReceivedMessage]:
-    """The messages of an answer that belong to what was asked for, as objects.
+    """The messages of an answer that belong to its request, as objects.
 
-    Those of unknown offset, which could not be decoded, stand for what is missing between their neighbours; one row for
-    each offset where every offset has a message (``dense``).
+    A message that could not be decoded, so that its offset is unknown, takes the missing offsets between its neighbours: one row
+    per offset if every offset has a message (``dense``).
     """
     end = min(piece.limit, piece.next_offset)
     at, lost = piece.start, None
@@ -211,8 +211,8 @@ def placed(messages: Iterable[ReceivedMessage], piece: Piece, dense: bool = True
         if lost is not None:
             yield from _standing(lost, at, min(message.queue_offset, end), dense)
             lost = None
-        # A pull inside an inner batch gives the whole batch. Only there do offsets before the start mean what they say;
-        # those behind the end only where the broker itself went on beyond it.
+        # A pull inside an inner batch returns the whole batch. Only there can offsets before the start be trusted;
+        # offsets after the end only if the broker's next offset is beyond it.
         before = message.queue_offset < piece.start and message.sys_flag & SysFlag.INNER_BATCH
         if not before and (piece.next_offset <= piece.limit or message.queue_offset < piece.limit):
             yield message
@@ -222,18 +222,18 @@ def placed(messages: Iterable[ReceivedMessage], piece: Piece, dense: bool = True
 
 
 def _standing(message: ReceivedMessage, start: int, end: int, dense: bool) -> Iterator[ReceivedMessage]:
-    # At least once: where neighbours are damaged too, or shifted, nothing may be missing between them.
+    # At least one row: if the neighbours are damaged or shifted, too, no offset may seem to be missing between them.
     for offset in range(start, max(end if dense else 0, start + 1)):
         yield replace(message, queue_offset=offset)
 
 
 Row = tuple[MessageQueue, ReceivedMessage]
-# Of a message of a batch beside its body and its properties.
+# Size of a message of a batch in addition to its body and its properties.
 _BATCHED_BYTES = 256
 
 
 class Careful:
-    """Decodes what was fetched, whose piece numbers index ``queues`` into batches of ``columns``."""
+    """Decodes fetched answers into batches of ``columns``. The piece numbers of answers are indexes of ``queues``."""
 
     def __init__(
         self,
@@ -252,12 +252,12 @@ class Careful:
         self._bodies = any(column.name.lower() == "body" for column in columns if column.property is None)
 
     def __call__(self, fetched: Fetched) -> pa.RecordBatch:
-        """Its messages as one batch."""
+        """All messages as one batch."""
         (batch,) = self.batches(fetched, None)
         return batch
 
     def batches(self, fetched: Fetched, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
-        """The same in batches of about ``portion_bytes``, at least one."""
+        """All messages in batches of about ``portion_bytes``, at least one batch."""
         rows: list[Row] = []
         size, made = 0, False
         for row in self._rows(fetched):
@@ -288,7 +288,7 @@ class Careful:
                     yield queue, message
 
     def _judged(self, message: ReceivedMessage) -> ReceivedMessage:
-        """A body that is not selected need not be readable."""
+        """Applies ``badMessage`` to a message. If the body is not selected, it need not be readable."""
         if message.decode_error is None or self._bodies or _unreadable(message) or _is_batch(message):
             return message
         return replace(message, decode_error=None, sys_flag=message.sys_flag & ~int(SysFlag.COMPRESSED))
@@ -307,7 +307,7 @@ class Careful:
 
 
 def _size(message: ReceivedMessage) -> int:
-    """About what it has as a row. One of a batch does not have the bytes of all of it."""
+    """The approximate size of a message as a row. A message of a batch counts without the other messages of the batch."""
     if message.decode_error is not None:
         return message.store_size
     if not _is_batch(message):
@@ -316,7 +316,7 @@ def _size(message: ReceivedMessage) -> int:
 
 
 def _unreadable(message: ReceivedMessage) -> bool:
-    """Not just its body: such a message has no topic."""
+    """Whether more than the body is unreadable: then the message has no topic."""
     return message.decode_error is not None and not message.topic
 
 
@@ -331,5 +331,5 @@ def decode(
     include_properties: str,
     filtered: Filter = NO_FILTER,
 ) -> pa.RecordBatch:
-    """What was fetched as ``columns``; a bad one is an error."""
+    """Fetched messages as ``columns``; a bad message is an error."""
     return Careful(queues, columns, include_properties, filtered)(fetched)

@@ -1,7 +1,7 @@
-"""The columns of the source, a row of ``BASIC`` or ``FULL`` each, and option ``badMessage`` for undecodable messages.
+"""The columns of the source, each as one entry of ``BASIC`` or ``FULL``, and option ``badMessage`` for undecodable messages.
 
-A row has the column's types in Spark and Arrow, how the fast path makes the column from located messages (``MessageRows``),
-and how the careful path takes the value from one message.
+An entry has the column's types in Spark and Arrow, a function that makes the column from located messages (``MessageRows``, the
+fast path), and one that takes the value from one message (the careful path).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
-# The years 1 to 9999, which Spark and Python can show. Senders choose the born timestamp, so it may be anything.
+# The years 1 to 9999, which Spark and Python can show. Senders choose the born timestamp, so it may have any value.
 EARLIEST_MS, LATEST_MS = -62_135_596_800_000, 253_402_300_799_999
 KEYS = pa.list_(pa.string())
 PROPERTIES = pa.map_(pa.string(), pa.string())
 
 
 class MessageRows(Protocol):
-    """Located messages (``rows.Located``)."""
+    """Located messages, implemented by ``rows.Located``."""
 
     def of_queue(self, field: str) -> pa.Array: ...
     def number(self, field: str, kind: pa.DataType) -> pa.Array: ...
@@ -50,16 +50,16 @@ class MessageRows(Protocol):
 
 
 Fast = Callable[[MessageRows, pa.DataType], pa.Array]
-# The value of one message, given its queue, the message, and option ``includeProperties``.
+# Returns a column's value from queue, message, and option ``includeProperties``.
 Reference = Callable[[MessageQueue, ReceivedMessage, str], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column's name, its type in Spark's DDL and in Arrow; ``property`` is the one that a property column has.
+    """A column's name, its type in Spark's DDL and in Arrow; ``property`` is the name of a property column's property.
 
-    ``fast`` None is copied portion by portion. ``of_queue`` columns are known of a message whose parts cannot be located
-    from each other, too: the rest of its row is null.
+    If ``fast`` is None, the column is copied portion by portion. ``of_queue`` columns are known even if a message cannot be
+    decoded; then the rest of its row is null.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Column:
     of_queue: bool = field(default=False, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Only what it is called travels to tasks; they have the table."""
+        """Pickles only the column's name, because tasks have the same table."""
         return _called, (self.name, self.ddl, self.property)
 
 
@@ -131,7 +131,7 @@ BASIC: tuple[Column, ...] = (
          lambda rows, kind: rows.properties(), lambda queue, m, include: _properties(m.properties, include)),
 )
 
-# What ``metadata=full`` adds.
+# Columns that ``metadata=full`` adds.
 FULL: tuple[Column, ...] = (
     _row("offsetMsgId", "string", pa.string(),
          lambda rows, kind: rows.offset_message_id(), lambda queue, m, _: m.offset_msg_id),
@@ -149,7 +149,7 @@ FULL: tuple[Column, ...] = (
          lambda rows, kind: rows.number("size", kind), lambda queue, m, _: m.store_size),
 )
 
-# What ``metadata=full`` adds with ``badMessage=null``, as the last one.
+# The last column of ``metadata=full`` with ``badMessage=null``.
 DECODE_ERROR = _of_queue("decodeError", "string", pa.string(),
                          lambda rows, kind: rows.null(kind), lambda queue, m, _: m.decode_error)
 # fmt: on
@@ -168,7 +168,7 @@ _PROPERTY_TYPES = {
 
 
 def columns_of(options: Options) -> tuple[Column, ...]:
-    """The columns that the options ask for, in schema order. Raises ``OptionError``."""
+    """The columns that the options select, in schema order. Raises ``OptionError``."""
     known = {column.name.lower(): column for column in (*BASIC, *FULL, DECODE_ERROR)}
     of_properties = tuple(Column(name, kind, _PROPERTY_TYPES[kind], name) for name, kind in options.property_columns)
     problems = [
@@ -196,7 +196,7 @@ def columns_of(options: Options) -> tuple[Column, ...]:
 
 
 def chosen(columns: tuple[Column, ...], schema: StructType) -> tuple[Column, ...]:
-    """``columns`` as a schema given to ``.schema(…)`` picks and orders them. Raises ``OptionError``."""
+    """``columns`` as selected and ordered by a schema given to ``.schema(…)``. Raises ``OptionError``."""
     by_name = {column.name.lower(): column for column in columns}
     problems, selected = [], []
     for wanted in schema.fields:
@@ -224,7 +224,7 @@ def ddl(columns: tuple[Column, ...] = BASIC) -> str:
 
 @functools.lru_cache(maxsize=32)
 def arrow_schema(columns: tuple[Column, ...] = BASIC) -> pa.Schema:
-    """What every record batch of these columns must carry; all fields are nullable, as Spark expects."""
+    """The schema of every record batch of these columns; all fields are nullable, as Spark expects."""
     return pa.schema([pa.field(column.name, column.arrow) for column in columns])
 
 
@@ -236,12 +236,12 @@ _REMEDY = (
 
 
 def undecodable(queue: MessageQueue, where: str, why: str) -> DecodeError:
-    """The error of ``fail``; ``where`` names message and offset."""
+    """The error of ``badMessage=fail``; ``where`` names message and offset."""
     return DecodeError(f"{where} cannot be decoded: {why}", topic=queue.topic, queue=str(queue), remedy=_REMEDY)
 
 
 class Bad:
-    """What to do about bad messages, and how many a task has met. The first ones are logged each, then their number."""
+    """Handles a task's bad messages as ``badMessage`` says, and counts them. Logs the first ones, and finally the number."""
 
     def __init__(self, policy: str = "fail") -> None:
         self.policy = policy
@@ -256,7 +256,7 @@ class Bad:
         return self.policy == "skip"
 
     def met(self, queue: MessageQueue, offset: int, why: str) -> None:
-        """Raises, or counts it."""
+        """Raises an error for a bad message, or counts it."""
         if self.fails:
             raise undecodable(queue, f"the message at offset {offset}", why)
         self.count += 1
@@ -265,6 +265,6 @@ class Bad:
             logger.warning("%s: the message at offset %d cannot be decoded, %s: %s", queue, offset, done, why)
 
     def summary(self) -> None:
-        """At the end of a task."""
+        """Logs the number of bad messages; call it at the end of a task."""
         if self.count > _SHOWN:
             logger.warning("%d messages in all cannot be decoded; badMessage=%s", self.count, self.policy)

@@ -1,8 +1,8 @@
-"""Where messages and their parts lie in a receive buffer: numpy over the stored layout, no step per message.
+"""Locates messages and their parts in a receive buffer, with numpy over the stored layout and no Python step per message.
 
-The layout is the protocol's stored message (``wire/messages.py`` has the same as objects). Anything that does not fit it
-raises ``Malformed`` with the place in the buffer, of which the caller makes a ``DecodeError``, for it knows queue and offset;
-inner batches are left to the careful path.
+The layout is the protocol's stored message (``wire/messages.py`` decodes the same to objects). Bytes that do not match it
+raise ``Malformed`` with the position in the buffer; the caller, which knows queue and offset, converts it to a ``DecodeError``.
+Inner batches are located as one message each (``inner`` opens them).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 SMALLEST_MESSAGE = 91
-# From this many answers, or parts of answers of so many messages, it pays to advance through all of them together.
+# With this many answers, or parts of answers, it is faster to advance through all of them together.
 _LOCK_STEP_FROM = 24
 _CHAIN = 32
 _MAGIC = re.compile(
@@ -76,7 +76,7 @@ _HEAD = np.dtype(
 
 
 class Malformed(Exception):
-    """The bytes at ``at`` are not a stored message; turned into a ``DecodeError`` where the queue is known."""
+    """The bytes at ``at`` are not a stored message; callers that know the queue convert this to a ``DecodeError``."""
 
     def __init__(self, at: int, why: str) -> None:
         super().__init__(at, why)
@@ -86,11 +86,11 @@ class Malformed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredMessages:
-    """What was fetched, message by message. Positions are byte indexes into the buffer; ``pieces`` has a row per answer
-    and a column per field of ``Piece``, ``counts`` how many messages each answer had.
+    """Fetched messages. Positions are byte indexes into the buffer; ``pieces`` has a row per answer
+    and a column per field of ``Piece``, ``counts`` the number of messages of each answer.
 
-    ``head`` has the fixed fields as they are stored: a record per message, or the one whose number ``record`` has, where
-    one was stored for many; ``own`` has the fields in which those differ."""
+    ``head`` has the fixed fields as stored, one record per message. With inner batches, several messages share a record:
+    ``record`` has its number for each message, and ``own`` the fields in which the messages differ."""
 
     buffer: Bytes
     pieces: Ints
@@ -119,7 +119,7 @@ class StoredMessages:
             self.counts,
             self.starts[rows],
             self.piece_of_row[rows],
-            # Twenty times as fast as an index, for a structured array.
+            # ``take`` is twenty times as fast as indexing, for a structured array.
             self.head.take(rows) if self.record is None else self.head,
             self.sys_flags[rows],
             self.any_flags,
@@ -132,7 +132,7 @@ class StoredMessages:
         )
 
     def part(self, name: str) -> npt.NDArray[Any]:
-        """A fixed field, also one behind the born host, whose length varies."""
+        """A fixed field, also one after the born host, whose length varies."""
         if name in self.own:
             return self.own[name]
         if name in _BEHIND_BORN_HOST and self.any_flags & _V6:
@@ -144,12 +144,12 @@ class StoredMessages:
 
 
 def field(pieces: Ints, name: str) -> Ints:
-    """A field of ``Piece`` of all answers."""
+    """One field of ``Piece``, of all answers."""
     return pieces[:, Piece._fields.index(name)]
 
 
 def locate(buffer: Bytes, pieces: list[Piece]) -> StoredMessages:
-    """Locate everything in the messages of ``pieces``. Raises ``Malformed``."""
+    """Locate the messages of ``pieces`` and all of their parts. Raises ``Malformed``."""
     table = np.array(pieces, np.int64).reshape(len(pieces), len(Piece._fields))
     starts, counts = boundaries(buffer, field(table, "begin"), field(table, "end"))
     head = _records(buffer, starts)
@@ -190,8 +190,8 @@ def locate(buffer: Bytes, pieces: list[Piece]) -> StoredMessages:
 
 
 def holes(messages: StoredMessages, dense: npt.NDArray[np.bool_] | None = None) -> list[Hole]:
-    """What answers jumped over, where every offset of a queue has a message: their number shows it, whatever offsets the
-    messages themselves have. Without holes it costs one comparison. Answers that are ``dense`` have none for sure."""
+    """The offsets that answers skipped, in queues in which every offset has a message. The number of messages shows it, even if
+    the offsets inside them are wrong. Without holes it costs one comparison. Answers that are ``dense`` have no holes."""
     going = field(messages.pieces, "next_offset") - field(messages.pieces, "start")
     odd = messages.counts != going if dense is None else ~dense
     return [hole for i in np.flatnonzero(odd).tolist() for hole in _holes_of(messages, i)]
@@ -205,7 +205,7 @@ def _holes_of(messages: StoredMessages, i: int) -> list[Hole]:
         texts = property_texts(messages, np.flatnonzero(mine))
         entries = zip(offsets, messages.sys_flags[mine].tolist(), texts, strict=True)
         covered = answers.spans(entries, start, next_offset)
-        # Of batches that do not say it: what is removed is removed from the front; what says that it lies behind the end is
+        # Batches without ``INNER_BASE``: brokers remove messages only from the front, and an offset after the end is
         # damaged.
         covered = covered or [(offsets[0] if start < offsets[0] < next_offset else start, next_offset)]
     elif len(offsets) >= next_offset - start:
@@ -221,7 +221,7 @@ def _holes_of(messages: StoredMessages, i: int) -> list[Hole]:
 
 
 def property_texts(messages: StoredMessages, rows: npt.NDArray[np.intp]) -> list[bytes]:
-    """The properties of some messages as they are stored."""
+    """The encoded properties of some messages."""
     view = messages.buffer.data
     bounds = zip(messages.properties_start[rows].tolist(), messages.properties_end[rows].tolist(), strict=True)
     return [bytes(view[start:end]) for start, end in bounds]
@@ -231,7 +231,7 @@ _V6 = codes.SysFlag.BORNHOST_V6 | codes.SysFlag.STOREHOST_V6
 
 
 def _shift(sys_flags: npt.NDArray[np.int32]) -> Ints:
-    """By how much IPv6 hosts move the body, per row."""
+    """By how many bytes IPv6 hosts shift the body, per row."""
     born = (sys_flags & codes.SysFlag.BORNHOST_V6) > 0
     stored = (sys_flags & codes.SysFlag.STOREHOST_V6) > 0
     return _V6_EXTRA * (born.astype(np.int64) + stored)
@@ -240,7 +240,7 @@ def _shift(sys_flags: npt.NDArray[np.int32]) -> Ints:
 def _behind_born_host(
     buffer: Bytes, starts: Ints, sys_flags: npt.NDArray[np.int32], any_flags: int, head: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
-    """Fields behind a host: the same record gathered again where IPv6 addresses moved it."""
+    """The fields after a host: the same record, read again at the shifted position if IPv6 addresses shift it."""
     if not any_flags & _V6:
         return head
     limit = len(buffer) - _HEAD.itemsize
@@ -253,8 +253,8 @@ def _behind_born_host(
 
 
 def _records(buffer: Bytes, starts: Ints) -> npt.NDArray[Any]:
-    """A copy of the fixed fields at every start; as plain bytes, for numpy would swap each field of each record."""
-    if not len(starts):  # of which a buffer may be too short for a single one
+    """A copy of the fixed fields at every start, as plain bytes, because numpy would swap each field of each record."""
+    if not len(starts):  # the buffer may be too short for a single record
         return np.empty(0, _HEAD)
     anywhere = np.ndarray((len(buffer) - _HEAD.itemsize + 1,), f"V{_HEAD.itemsize}", buffer, strides=(1,))
     records: npt.NDArray[Any] = anywhere[starts].view(_HEAD)
@@ -285,21 +285,21 @@ def number_at(buffer: Bytes, positions: Ints, kind: str) -> npt.NDArray[Any]:
 
 
 def boundaries(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
-    """Starts of all messages in the pieces, piece by piece, and how many each piece has. Raises ``Malformed``."""
+    """Starts of all messages in the pieces, piece by piece, and the number in each piece. Raises ``Malformed``."""
     chain_begins, chain_ends, first = _chains(buffer, begins, ends)
     if len(chain_begins) < _LOCK_STEP_FROM:
         return _one_by_one(buffer, begins, ends)
     try:
         starts, counts = _in_lock_step(buffer, chain_begins, chain_ends)
-    except Malformed:  # or a body has what looks like the beginning of a message
+    except Malformed:  # damaged, or a body contains bytes that look like the beginning of a message
         return _one_by_one(buffer, begins, ends)
     return starts, np.add.reduceat(counts, first)
 
 
 def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
-    """The pieces, long ones cut where a message seems to begin, and the number of each piece's first part.
+    """The pieces, with long ones cut where a message seems to begin, and the number of each piece's first part.
 
-    Whether it does is known when the part before ends there exactly.
+    A cut is right if the messages of the part before it end exactly there.
     """
     steps = _CHAIN * np.maximum(number_at(buffer, begins, ">i4").astype(np.int64), SMALLEST_MESSAGE)
     if not (ends - begins >= 2 * steps).any():
@@ -310,7 +310,7 @@ def _chains(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
     for begin, end, step in zip(begins.tolist(), ends.tolist(), steps.tolist(), strict=True):
         first.append(len(begins_of_parts))
         begins_of_parts.append(begin)
-        # From the last part on, so that no byte is looked at twice however large the messages become.
+        # Search from the last part on, so that no byte is read twice, however large the messages are.
         while match := search(view, begins_of_parts[-1] + step, end):
             begins_of_parts.append(match.start() - 4)
     chain_begins = np.array(begins_of_parts, np.int64)
@@ -340,7 +340,7 @@ def _one_by_one(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDAr
 
 
 def _in_lock_step(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.NDArray[np.intp]]:
-    """Sizes chain inside an answer but answers are independent: one cursor each, all advanced together."""
+    """Finds messages by their sizes. Answers are independent, so each has a cursor, and all cursors advance together."""
     sizes_at = np.ndarray((len(buffer) - 3,), ">i4", buffer, strides=(1,))
     steps: list[Ints] = []
     active = np.flatnonzero(begins < ends)
@@ -364,6 +364,6 @@ def _in_lock_step(buffer: Bytes, begins: Ints, ends: Ints) -> tuple[Ints, npt.ND
     if not steps:
         return np.empty(0, np.int64), np.zeros(len(begins), np.intp)
     rows = np.concatenate(rows_of)
-    # Numbers of 16 bits are sorted in linear time.
+    # 16-bit numbers are sorted in linear time.
     order = np.argsort(rows.astype(np.uint16) if len(begins) <= 1 << 16 else rows, kind="stable")
     return np.concatenate(steps)[order], np.bincount(rows, minlength=len(begins))

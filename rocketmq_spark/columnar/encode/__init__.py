@@ -1,1 +1,1 @@
-"""Arrow columns to batch bodies, and the rows that cannot be one. Nothing here knows that there is a network."""
+"""Arrow columns to batch bodies, and the checks of rows that cannot be sent. Does not depend on a network."""

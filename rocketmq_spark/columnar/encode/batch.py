@@ -19,7 +19,7 @@ from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode.properties import keys_of
 from rocketmq_spark.wire.identifiers import month_of
 
-# Two bytes as the four characters of their upper-case hex, in one word.
+# For each two bytes, the four characters of their upper-case hex as one word.
 HEX = np.frombuffer(np.arange(1 << 16, dtype=">u2").tobytes().hex().upper().encode(), np.uint32)
 _LOW = 1 << 16
 
@@ -27,8 +27,8 @@ _LOW = 1 << 16
 class UniqueIds:
     """Message ids of a task: 32 hex characters in the layout of Java's, whose tools recover the time from them.
 
-    A prefix that is the task's own, the upper half of a counter, milliseconds since the month began, the lower half.
-    ``now_ms`` is asked once for every ``fill``.
+    An id is a prefix of the task, the upper half of a counter, milliseconds since the month began, and the counter's lower half.
+    ``now_ms`` is called once for every ``fill``.
     """
 
     width = 32
@@ -61,7 +61,7 @@ class UniqueIds:
 
 
 class KeptIds(UniqueIds):
-    """Message ids for a caller that is told them: ``last`` are those that were made last."""
+    """Message ids that the caller can read: ``last`` has the most recent ones."""
 
     last: npt.NDArray[np.uint8] = np.empty((0, UniqueIds.width), np.uint8)
 
@@ -74,7 +74,7 @@ Rows = npt.NDArray[np.intp]
 
 
 def without_key(batch: pa.RecordBatch, columns: Mapping[str, str]) -> npt.NDArray[np.bool_]:
-    """Which rows of a batch have none; ``columns`` as for the encoder. Brokers do not count blanks as one."""
+    """Which rows of a batch have no key; ``columns`` as for the encoder. For brokers, a key of blanks is none."""
     if "keys" not in columns:
         return np.ones(len(batch), bool)
     keys = pc.utf8_trim_whitespace(keys_of(batch.column(columns["keys"])).cast(pa.string()))
@@ -82,13 +82,14 @@ def without_key(batch: pa.RecordBatch, columns: Mapping[str, str]) -> npt.NDArra
     return missing
 
 
-# More different words are not said: each costs a broker what a key of an ordinary message does, and leads to the batch only.
+# A batch with more different keys gets none: each key costs a broker as much as that of a single message, and leads only to the
+# batch.
 MAX_WORDS = 64
 _SEPARATOR = codes.KEY_SEPARATOR.encode()
 
 
 class About:
-    """Of the rows of an Arrow batch, whose columns are named by ``columns`` as for the encoder; ``max_bytes`` of tag and keys."""
+    """Tags and keys of the rows of an Arrow batch; ``columns`` as for the encoder, ``max_bytes`` limits tag and keys."""
 
     def __init__(self, batch: pa.RecordBatch, columns: Mapping[str, str], max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -100,11 +101,11 @@ class About:
 
     @property
     def tags(self) -> int:
-        """How many there are."""
+        """The number of different tags."""
         return len(self._names)
 
     def by_tag(self, rows: Rows) -> list[Rows]:
-        """The rows of each tag, in their order; those without one are a part, too."""
+        """The rows of each tag, in their order; rows without a tag are one part, too."""
         if self._codes is None:
             return [rows]
         mine = self._codes[rows]
@@ -114,7 +115,7 @@ class About:
         return np.split(rows[order], ends)
 
     def properties(self, rows: Rows) -> dict[str, str] | None:
-        """Of a batch of these rows; None where the tag is too long to be said, so that the batch must not be stored whole."""
+        """The properties of a batch of these rows; None if the tag is too long, so that the batch must not be stored whole."""
         tag = self._tag(rows)
         room = self._max_bytes - len(tag.encode())
         if room < 0:
@@ -142,7 +143,7 @@ class About:
 
 
 class _Keys:
-    """The keys of an Arrow batch, each different one once."""
+    """The different keys of an Arrow batch."""
 
     def __init__(self, keys: pa.Array) -> None:
         made = pc.dictionary_encode(keys)
@@ -153,7 +154,7 @@ class _Keys:
         self._single = not len(arrow.rows_with(made.dictionary, _SEPARATOR))
 
     def words(self, rows: Rows, max_bytes: int) -> str:
-        """The different words of the rows' keys, in the order of the Arrow batch; none where they are too many."""
+        """The different words of the rows' keys, in the order of the Arrow batch; empty if there are too many."""
         mine = self._codes[rows]
         there = np.zeros(len(self._different), np.bool_)
         there[mine[mine >= 0]] = True

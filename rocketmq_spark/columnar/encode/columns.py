@@ -1,7 +1,7 @@
-"""Which columns rows may have to be sent, and of which types. All that is wrong is named at once.
+"""The permitted columns of rows and their types. All problems are reported at once.
 
 The rules are the same for a DataFrame and for Arrow data: ``check_columns`` gets ``RowColumn`` values, whose kind is a word of
-``KINDS``. ``of_arrow`` makes them of an Arrow schema, ``plain_batch`` gives its columns the types that the encoder reads.
+``KINDS``. ``of_arrow`` makes them from an Arrow schema, ``plain_batch`` converts its columns to the types that the encoder reads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.options.names import of_kafka_column
 from rocketmq_spark.options.transport import TransportFeatures
 
-# Name, what it may be, and how that reads in a message.
+# Name, permitted kinds, and their text in an error.
 COLUMNS: dict[str, str] = {
     "body": "string or binary",
     "value": "string or binary",
@@ -62,7 +62,7 @@ _TAKEN: dict[str, tuple[str, ...]] = {
 
 
 class RowColumn(NamedTuple):
-    """A column as it is called and shown to its user; a ``kind`` that is none of ``KINDS`` fits nowhere."""
+    """A column with its name and type as the user sees them; a ``kind`` that is not in ``KINDS`` is never permitted."""
 
     name: str
     kind: str
@@ -78,9 +78,9 @@ class RowColumn(NamedTuple):
 def check_columns(
     columns: Sequence[RowColumn], topic: str | None, selector: object = None, row_id: str | None = None
 ) -> tuple[dict[str, str], list[str]]:
-    """The columns by role, that of the row id too, and what is wrong with them.
+    """The columns by role, including that of the row id, and the problems with them.
 
-    ``selector`` is None when the user named none.
+    ``selector`` is None if the user set none.
     """
     by_role, problems = _known_columns(columns, row_id)
     if row_id is not None:
@@ -94,7 +94,7 @@ def check_columns(
 
 
 def check_features(by_role: Mapping[str, str], features: TransportFeatures) -> list[str]:
-    """What a transport does not carry."""
+    """The problems with columns that a transport does not support."""
     if "priority" in by_role and not features.priorities:
         return [f"column {by_role['priority']!r} is for messages over gRPC only; expected option 'transport' grpc"]
     return []
@@ -159,7 +159,7 @@ def _is_map(kind: pa.DataType) -> bool:
     return bool(pa.types.is_map(kind)) and _is_text(kind.key_type) and _is_text(kind.item_type)
 
 
-# Python's whole numbers are 64 bits wide in Arrow. A moment without a time zone would be anybody's.
+# Python's integers are 64-bit numbers in Arrow. Timestamps need a time zone, because without one they are ambiguous.
 _OF_ARROW: tuple[tuple[Callable[[pa.DataType], bool], str, pa.DataType], ...] = (
     (_is_text, TEXT, pa.string()),
     (_is_bytes, BYTES, pa.binary()),
@@ -171,7 +171,7 @@ _OF_ARROW: tuple[tuple[Callable[[pa.DataType], bool], str, pa.DataType], ...] = 
 
 
 def of_arrow(schema: pa.Schema) -> list[RowColumn]:
-    """The columns of an Arrow schema. One of nulls alone says nothing, whatever it is called, and is left out."""
+    """The columns of an Arrow schema. Columns of type null are omitted."""
     return [
         RowColumn(field.name, _kind(field.type), str(field.type))
         for field in schema
@@ -188,13 +188,13 @@ def _kind(kind: pa.DataType) -> str:
 
 
 def plain_batch(batch: pa.RecordBatch, columns: Mapping[str, str]) -> pa.RecordBatch:
-    """The batch with the types that the encoder reads, of the ``columns`` that have a role."""
+    """The ``columns`` with a role, converted to the types that the encoder reads."""
     names = list(columns.values())
     return pa.RecordBatch.from_arrays([_plain(batch.column(name), name) for name in names], names=names)
 
 
 def plain_bytes(batch: pa.RecordBatch) -> int:
-    """How many bytes its columns have as ``plain_batch`` makes them, about: a value that rows share is there for each of them."""
+    """The approximate size of ``plain_batch``'s result, in which values that rows share are repeated for each row."""
     return sum(_bytes(column) for column in batch.columns)
 
 
@@ -213,7 +213,7 @@ def _bytes(column: pa.Array) -> int:
 
 
 def _sizes(values: pa.Array) -> npt.NDArray[np.int64]:
-    """How long each text is; those that are null are of any length up to that of the data."""
+    """The length of each text. Null rows have any length up to that of the data."""
     if not (pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type)):
         sizes: npt.NDArray[np.int64] = pc.fill_null(pc.binary_length(values).cast(pa.int64()), 0).to_numpy()
         return sizes
@@ -226,7 +226,7 @@ def _plain(column: pa.Array, name: str) -> pa.Array:
     target = next((wanted for fits, _, wanted in _OF_ARROW if fits(kind)), pa.binary())
     if column.type == target:
         return column
-    # What is finer than microseconds is cut off.
+    # Nanoseconds are truncated to microseconds.
     safe = not (pa.types.is_timestamp(kind) and kind.unit == "ns")
     try:
         if pa.types.is_dictionary(column.type):

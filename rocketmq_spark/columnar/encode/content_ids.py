@@ -1,7 +1,7 @@
-"""Message ids made of content: the same row of the same batch has the same id whenever, and in whatever order, it is sent.
+"""Message ids computed from content: the same row of the same batch has the same id whenever, and in whatever order, it is sent.
 
-An id has 28 bytes, as Java's has on hosts with IPv6: 7 of the batch, 3 of the partition, 12 of the row, then the time where
-Java's tools look for it and a counter. The first 22 are compared, the last 6 make each id of an attempt unique.
+An id has 28 bytes, as Java's ids on hosts with IPv6: 7 for the batch, 3 for the partition, 12 for the row, then the time (where
+Java's tools expect it) and a counter. The first 22 are compared; the last 6 make each id of an attempt unique.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Hashes = npt.NDArray[np.uint8]
 
 BATCH_BYTES, PARTITION_BYTES, ROW_BYTES = 7, 3, 12
 SCOPE_BYTES = BATCH_BYTES + PARTITION_BYTES
-# Of an id, as hexadecimal digits: those that are compared, and all.
+# Numbers of hexadecimal digits: of the compared part of an id, and of the whole id.
 COMPARED_DIGITS, ID_DIGITS = 2 * (SCOPE_BYTES + ROW_BYTES), 56
 MAX_PARTITION = (1 << 8 * PARTITION_BYTES) - 1
 
@@ -37,7 +37,7 @@ _PLACES = ("brokername", "queueid")
 
 
 class BatchName(NamedTuple):
-    """What makes a batch of a query another one: ``offsets`` are the bytes of Spark's entry of it, or a hash of them."""
+    """The identity of a batch of a query; ``offsets`` are the bytes of Spark's log entry, or a hash of them."""
 
     query: str
     epoch: int
@@ -60,10 +60,10 @@ class BatchName(NamedTuple):
 
 
 class RowHash:
-    """Hashes of rows with one key: 12 bytes each, the same for equal content only, whatever lies beside a row.
+    """Hashes of rows under a key: 12 bytes each, equal only for equal content, and independent of the other rows.
 
-    What is hashed of a row is the item that is sent, with an empty space for its id, and where it is sent to: two sums of
-    XXH3's 128 bits. With a column of row ids these are the content, beside the topic.
+    The hash covers the item that is sent, with an empty space for its id, and its destination: two sums of
+    XXH3's 128 bits. With a column of row ids, it covers only the row id and the topic.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -78,7 +78,7 @@ class RowHash:
         self._seeds = struct.unpack("<2Q", hashlib.blake2b(key, digest_size=16).digest())
 
     def __call__(self, items: pa.Array, batch: pa.RecordBatch, columns: Mapping[str, str], topic: str | None) -> Hashes:
-        """Of every row of ``batch``, whose ``columns`` and ``items`` are those of the encoder."""
+        """The hash of every row of ``batch``; ``columns`` and ``items`` are those of the encoder."""
         by_id = MESSAGE_ID in columns
         content, place = self._seeds
         total = self._of(_as_text(batch.column(columns[MESSAGE_ID])) if by_id else items, content)
@@ -93,7 +93,7 @@ class RowHash:
 
 
 def _places(batch: pa.RecordBatch, columns: Mapping[str, str], topic: str | None, others: Sequence[str]) -> pa.Array:
-    """Where each row goes, as far as the batch says it; one value where it is the same for all."""
+    """The destination of each row, as far as the batch contains it; one value if it is the same for all rows."""
     parts: list[pa.Array | bytes] = [_text_of("topic", batch, columns) if topic is None else topic.encode()]
     for name in others:
         parts += [b"\0", _text_of(name, batch, columns) if name in columns else b""]
@@ -140,7 +140,7 @@ class ContentIds:
             self._time, self._count = self._time + (self._count + count) // _LOW, (self._count + count) % _LOW
 
     def _tick(self) -> None:
-        """Go on with the counter, or begin a new moment; the last one may lie ahead of the clock."""
+        """Advance the counter, or at its end the time, which may then be ahead of the clock."""
         now_ms = self._now_ms()
         turned = not self._month[0] <= now_ms < self._month[1]
         if turned:
@@ -151,22 +151,22 @@ class ContentIds:
 
 
 class StoredRows:
-    """Which rows of one task are stored already, and how often."""
+    """The rows of one task that are stored already, and how often."""
 
     def __init__(self, hashes: Hashes) -> None:
         """``hashes`` are 12 bytes wide, one for every stored message, in any order."""
         flat = np.ascontiguousarray(hashes).reshape(-1, ROW_BYTES).view(f"S{ROW_BYTES}").reshape(-1)
         self._known, counts = np.unique(flat, return_counts=True)
         self._left = counts.astype(np.int64)
-        self.exceeded = False  # whether there were more equal rows than stored messages of them
+        self.exceeded = False  # whether some equal rows were more than their stored messages
 
     @property
     def left(self) -> int:
-        """Stored messages that no row has matched."""
+        """The number of stored messages that no row has matched."""
         return int(self._left.sum())
 
     def missing(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
-        """Which rows are not stored. Each stored message stands for one row: of equal rows the first ones."""
+        """Which rows are not stored. Each stored message matches one row; among equal rows, the first ones."""
         rows = np.ascontiguousarray(hashes).view(f"S{ROW_BYTES}").reshape(-1)
         missing = np.ones(len(rows), bool)
         if not len(self._known):

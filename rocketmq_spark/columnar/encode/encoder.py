@@ -1,8 +1,8 @@
 """Arrow columns to batch bodies, without a Python step per row.
 
 A batch item is ``total size, 0, 0, flag, body length, body, properties length, properties``. Its parts are made as
-Arrow columns and joined row by row in one go: the data buffer of the result is the batch body, and its offsets tell
-where it may be cut. Rows that no broker would take are found first, all of them, so that nothing of a faulty batch is
+Arrow columns and joined row by row in one call: the data buffer of the result is the batch body, and its offsets are the
+positions where it may be cut. All rows that every broker would reject are found first, so that nothing of such an Arrow batch is
 sent.
 """
 
@@ -32,7 +32,7 @@ _ID_START = f"{codes.Property.UNIQ_KEY}\x01".encode()
 
 
 class Growth(NamedTuple):
-    """By how much at most an item grows on its way to the broker, and what a batch may have there."""
+    """The maximum growth of an item before it reaches the broker, and the maximum size of a batch there."""
 
     item_bytes: int = 0
     max_bytes: int = 0
@@ -42,21 +42,21 @@ _NOT_GROWN = Growth()
 
 
 class Chunk(NamedTuple):
-    """One batch on the wire and how many rows it has: a memoryview of items, or what another transport's encoder makes."""
+    """One batch on the wire and its number of rows: a memoryview of items, or the batch of another transport's encoder."""
 
     body: memoryview | Batch
     rows: int
 
 
 class RowTopics(NamedTuple):
-    """The topics of an Arrow batch, and which of them each row has, where they are several."""
+    """The topics of an Arrow batch, and if there are several, the topic of each row."""
 
     names: Sequence[str]
     codes: Ints | None = None
 
 
 class Encoded:
-    """Rows of an Arrow batch as items: all in their order, or some in another."""
+    """Rows of an Arrow batch as items: all rows in order, or some in another order."""
 
     __slots__ = ()
 
@@ -75,9 +75,10 @@ class Encoded:
         raise NotImplementedError
 
     def chunks(self, max_bytes: int, max_rows: int | None = None, grown: Growth = _NOT_GROWN) -> Iterator[Chunk]:
-        """Cut into batches of at most ``max_bytes`` and ``max_rows``; a larger single item makes a batch of its own.
+        """Cut into batches of at most ``max_bytes`` and ``max_rows``; a larger item is a batch alone.
 
-        None keeps more than twice its bytes: who waits for a queue keeps those of its rows, and not of all others.
+        A batch references at most twice its own bytes, so that one that waits for its queue does not keep all other rows in
+        memory.
         """
         ends = self._ends()
         start, rows = 0, len(ends) - 1
@@ -93,27 +94,27 @@ class Encoded:
             start = end
 
     def _ends(self) -> Ints:
-        """Where each item ends, behind where the first one begins."""
+        """The begin of the first item, and the ends of all items."""
         raise NotImplementedError
 
     def _stored(self) -> Ints:
-        """The same in the layout that brokers count."""
+        """Like ``_ends``, in the layout whose size brokers limit."""
         return self._ends()
 
     def _body(self, start: int, end: int) -> memoryview | Batch:
         raise NotImplementedError
 
 
-# To join or to take fewer rows than that costs more than the copy that it saves.
+# For fewer rows, joining or taking costs more than the copy that it avoids.
 _FEW_ROWS = 64
 
 
-# Completes items that were joined, in place; the number of the first of them.
+# Completes joined items in place; the number is that of the first item.
 Complete = Callable[[pa.Array, int], None]
 
 
 class ItemParts:
-    """What the items of an Arrow batch are joined of, and where they end. All are joined only where it has to be."""
+    """The parts of an Arrow batch's items, and the ends of the items. All items are joined only if necessary."""
 
     def __init__(self, columns: Sequence[pa.Array | bytes], sizes: Ints) -> None:
         self._columns = columns
@@ -129,7 +130,7 @@ class ItemParts:
         return self._items
 
     def complete(self, how: Complete) -> None:
-        """Complete items as they are joined, while they are in the processor's cache; and those that were joined already."""
+        """Complete items when they are joined, while they are in the processor's cache, and items that are joined already."""
         self._complete = how
         if self._items is not None:
             how(self._items, 0)
@@ -141,7 +142,7 @@ class ItemParts:
         return items
 
     def between(self, start: int, end: int) -> memoryview:
-        """Items that follow each other, as the data buffer of a join of their own, or a copy of a part of the large one."""
+        """Consecutive items: the data buffer of a separate join, or a copy of a part of the large one."""
         if self._items is None and end - start >= _FEW_ROWS:
             columns = [part if isinstance(part, bytes) else part.slice(start, end - start) for part in self._columns]
             return arrow.content(self._joined(columns, start))[0]
@@ -159,7 +160,7 @@ class ItemParts:
 
 @dataclass(frozen=True, slots=True)
 class EncodedItems(Encoded):
-    """Items of batches of brokers: those of ``rows``, or without them the ones from ``first`` to ``last``."""
+    """Items in the format of brokers: those of ``rows``, or without ``rows`` those from ``first`` to ``last``."""
 
     parts: ItemParts
     first: int
@@ -192,7 +193,7 @@ class EncodedItems(Encoded):
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The parts of every row, looked through; ``delayed`` are the rows that must not travel in a batch."""
+    """The checked parts of every row; ``delayed`` are the rows that must not be sent in a batch."""
 
     body: pa.Array
     pieces: PropertyPieces
@@ -204,7 +205,7 @@ class Checked:
 class Encoder:
     """Encodes Arrow batches whose columns are named by ``columns`` (name in the sink's table to name in the DataFrame).
 
-    Items of more than ``alone_above`` bytes travel alone, where the broker adds to the properties.
+    Items of more than ``alone_above`` bytes are sent alone; then the broker adds to the properties.
     """
 
     columns: Mapping[str, str]
@@ -214,7 +215,7 @@ class Encoder:
 
     @property
     def id_bytes(self) -> int:
-        """What the id takes of a row's properties."""
+        """The bytes of the id in a row's properties."""
         return len(_ID_START) + self.ids.width + 1
 
     def __call__(self, batch: pa.RecordBatch, first_row: int = 0) -> Encoded:
@@ -225,7 +226,7 @@ class Encoder:
         return self.join(checked)
 
     def check(self, batch: pa.RecordBatch, bad_rows: BadRows) -> Checked:
-        """Everything but the joining; bad rows are noted."""
+        """Everything except joining; bad rows are added to ``bad_rows``."""
         body = arrow.as_bytes(batch.column(self.columns["body"]))
         self._check_bodies(body, bad_rows)
         pieces = self._pieces(batch, bad_rows)
@@ -242,7 +243,7 @@ class Encoder:
         return TextPieces(len(batch))
 
     def join(self, checked: Checked, topics: RowTopics | None = None) -> Encoded:
-        """The items of a batch without bad rows; ids of content are left out (``identify``). Some transports need the topic."""
+        """The items of a batch without bad rows; content ids are added later (``identify``). Some transports need the topic."""
         assert isinstance(checked.pieces, TextPieces)
         rows = len(checked.body)
         body_lengths = arrow.lengths(checked.body)
@@ -258,7 +259,7 @@ class Encoder:
         return EncodedItems(ItemParts(columns, body_lengths + lengths + OVERHEAD), 0, rows)
 
     def _middle(self, lengths: Ints, after: bytes) -> Any:
-        """Properties length, message id, and the constant that the other properties start with: all of one width."""
+        """Properties length, message id, and the constant at the start of the other properties: equal widths in all rows."""
         start = 2 + len(_ID_START)
         end = start + self.ids.width
         middle = np.empty((len(lengths), end + 1 + len(after)), np.uint8)
@@ -270,15 +271,15 @@ class Encoder:
         return middle
 
     def _fill(self, target: npt.NDArray[np.uint8]) -> None:
-        """The id of each row; zeros where it is made of the content, of which it is no part."""
+        """Write the id of each row, or zeros for a content id, which is no part of the content."""
         if isinstance(self.ids, ContentIds):
             target[:] = 0
         else:
             self.ids.fill(target)
 
     def identify(self, encoded: EncodedItems, checked: Checked, hashes: Callable[[pa.Array, int], Hashes]) -> None:
-        """Have the ids of content written into the items that ``join`` has made of ``checked``, before anything is taken of
-        them. ``hashes`` are those of items that follow each other, from the number of the first of them on.
+        """Add content ids to the items that ``join`` has made of ``checked``; call it before items are used. ``hashes`` returns
+        the hashes of consecutive items, from the given number on.
         """
         ids, lengths = self.ids, arrow.lengths(checked.body)
         assert isinstance(ids, ContentIds)

@@ -1,4 +1,4 @@
-"""Messages to the columns of rows, a few passes over all of them instead of many steps for each. Pure."""
+"""Messages to the columns of rows, with a few passes over all messages instead of many steps per message. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rocketmq_spark.model import Message, MessageQueue
 _BODIES = (bytes, bytearray, memoryview)
 _SEPARATOR = codes.KEY_SEPARATOR
 _NONE: dict[str, str] = {}
-# Of one column: offsets have 32 bits.
+# Maximum size of a column, because offsets have 32 bits.
 MOST_BYTES = 2**31 - 1
-# The role of a column with Java's hash of each key, where some are no texts: that of a number is not that of its text.
+# The role of a column with Java's hash of each key, if some keys are not texts: a number's hash differs from that of its text.
 KEY_HASH = "keyhash"
 
 Key = Callable[[Message], object]
@@ -30,9 +30,9 @@ Key = Callable[[Message], object]
 def batch_of(
     messages: Sequence[Message], bad_rows: BadRows, queue: MessageQueue | None = None, key: Key | None = None
 ) -> pa.RecordBatch:
-    """The columns of ``messages``, called by their roles: those that any of them needs. Raises for what fits in no column.
+    """The columns of ``messages`` by role; only columns that some message needs. Raises for values that fit in no column.
 
-    ``queue`` is that of all of them, ``key`` returns the sharding key of each.
+    ``queue`` is the queue of all messages, ``key`` returns the sharding key of each.
     """
     try:
         found = _columns(messages, bad_rows, key)
@@ -140,7 +140,7 @@ def _keys(keys: Sequence[Sequence[str]], bad_rows: BadRows) -> pa.Array:
 def _maps(own: Sequence[Any]) -> pa.Array:
     maps = [each or _NONE for each in own]
     values = [value for each in maps for value in each.values()]
-    if None in values:  # is left out, as Java does
+    if None in values:  # omitted, as in Java
         maps = [{name: value for name, value in each.items() if value is not None} for each in maps]
         values = [value for each in maps for value in each.values()]
     if not {*map(type, values)} <= {str}:

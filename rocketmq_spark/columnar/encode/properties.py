@@ -1,7 +1,7 @@
 """Properties of rows, and the rows that cannot be sent (``BadRows``).
 
-``add_properties`` finds what each row has: tags, keys, the user's map, and the columns that RocketMQ keeps as properties. What
-it adds them to is a transport's own: ``TextPieces`` make property strings, as brokers take them. ``BadRows`` collects the
+``add_properties`` collects the properties of rows: tags, keys, the user's map, and other columns that RocketMQ stores as
+properties. The result depends on the transport: ``TextPieces`` makes property strings for brokers. ``BadRows`` collects the
 problems of all checks of an Arrow batch and raises them as one error.
 
 In most DataFrames the maps have the same names in the same order in every row. One comparison of memory detects that; then
@@ -27,12 +27,12 @@ from rocketmq_spark.errors import MessageRefused
 
 SHOWN = 10
 
-# What is wrong with a row: the same for all of them, or by its number in the batch.
+# The problem of bad rows: one text for all of them, or a function of the row's number in the batch.
 Reason = str | Callable[[int], str]
 
 
 class BadRows:
-    """Bad rows with their reasons; the first ten are shown. A subclass says what a row is called, and what was not sent."""
+    """Bad rows with their reasons; the first ten are shown. Subclasses define the words for a row and for what was not sent."""
 
     noun, of_what, counted = "row", "their Arrow batch", "Rows are counted from 0 within their partition"
 
@@ -41,12 +41,12 @@ class BadRows:
         self._found: dict[int, str] = {}
 
     def add(self, bad: npt.NDArray[np.bool_], reason: Reason) -> None:
-        """Rows that are true in ``bad``; the first reason of a row counts."""
+        """Add the rows that are true in ``bad``; the first reason of a row counts."""
         if bad.any():
             self.rows(np.flatnonzero(bad), reason)
 
     def rows(self, rows: npt.NDArray[np.intp], reason: Reason) -> None:
-        """Rows by their numbers in the batch."""
+        """Add rows by their numbers in the batch."""
         for i in rows.tolist():
             if i not in self._found:
                 self._found[i] = reason if isinstance(reason, str) else reason(i)
@@ -55,7 +55,7 @@ class BadRows:
         return sorted(self._found.items())
 
     def raise_if_any(self, partition: int | None = None) -> None:
-        """``MessageRefused`` if there was a bad row; rows are counted from where the partition starts."""
+        """Raises ``MessageRefused`` if there was a bad row; rows are counted from the start of the partition."""
         if not self._found:
             return
         faults = self.found()
@@ -75,19 +75,19 @@ _MAX_CONSTANT = 16
 
 
 class PropertyPieces(Protocol):
-    """Takes the properties of all rows, name by name. ``lengths`` are those of their property strings, which brokers limit."""
+    """Collects the properties of all rows, name by name. ``lengths`` are those of the property strings, which brokers limit."""
 
     lengths: Ints
 
     def value(self, name: bytes, values: pa.Array, filled: Flags | None = None) -> None:
-        """One property of each row, or of those that are ``filled``; no value that counts is null or empty."""
+        """Add a property to each row, or to the ``filled`` ones; none of these values is null or empty."""
 
     def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
-        """Any properties of each row: those from one of the ``bounds`` to the next."""
+        """Add any properties to each row: those from one of the ``bounds`` to the next."""
 
 
 class TextPieces(Pieces):
-    """Property strings: ``name 0x01 value 0x02``. No escaping exists: a separator inside a value would tear them apart."""
+    """Property strings: ``name 0x01 value 0x02``. There is no escaping: a separator inside a value would split it."""
 
     def value(self, name: bytes, values: pa.Array, filled: Flags | None = None) -> None:
         start = name + _NAME_END
@@ -103,9 +103,9 @@ class TextPieces(Pieces):
 
 
 def add_map(pieces: PropertyPieces, column: Any, bad_rows: BadRows, reserved: pa.Array, by_name: bool = False) -> None:
-    """The user's map of every row, ``by_name`` sorted by names; null values are left out, as Java does."""
+    """Add the user's map of every row, with ``by_name`` sorted by names; null values are omitted, as in Java."""
     column = arrow.plain(column)
-    if column.null_count:  # a null map may own entries that are not visible
+    if column.null_count:  # a null map may have hidden entries
         column = pc.if_else(column.is_valid(), column, pa.scalar([], column.type))
     first = arrow.offsets(column)
     lo, hi = int(first[0]), int(first[-1])
@@ -123,7 +123,7 @@ def add_map(pieces: PropertyPieces, column: Any, bad_rows: BadRows, reserved: pa
 
 
 def _constant_width(names: pa.Array, bounds: Ints) -> int:
-    """How many entries every row has, if all have the same names in the same order; else 0."""
+    """The number of entries of every row, if all rows have the same names in the same order; otherwise 0."""
     rows = len(bounds) - 1
     width = int(bounds[1])
     if not 0 < width <= _MAX_CONSTANT or width * rows != len(names) or bool((np.diff(bounds) != width).any()):
@@ -170,7 +170,7 @@ def _add_entries(
 
 
 def _order(names: pa.Array, bounds: Ints) -> pa.Array | None:
-    """The entries of each row by their names; None where they are in order."""
+    """The order of each row's entries by name; None if they are in order."""
     coded = names.dictionary_encode()
     different = coded.dictionary.to_pylist()
     ranks = np.empty(len(different), np.int64)
@@ -185,7 +185,7 @@ def _empty(name: pa.Scalar) -> str:
 
 
 def _name_faults(names: pa.Array, reserved: pa.Array) -> dict[int, str]:
-    """What is wrong with names, by entry."""
+    """The problems of names, by entry."""
     faults = {int(i): "a property has an empty name" for i in np.flatnonzero(arrow.lengths(names) == 0)}
     for entry in arrow.rows_with(names, _SEPARATORS).tolist():
         faults.setdefault(entry, "a property's name contains the separator 0x01 or 0x02")
@@ -196,7 +196,7 @@ def _name_faults(names: pa.Array, reserved: pa.Array) -> dict[int, str]:
     return faults
 
 
-# The property that carries a row's id (option ``messageId``). It is the user's, so readers show it.
+# The property with a row's id (option ``messageId``). It is a user property, so readers show it.
 ROW_ID = "SPARK_ROW_ID"
 MESSAGE_ID = "messageid"
 
@@ -211,7 +211,7 @@ _PLAIN = (
 def add_properties(
     pieces: PropertyPieces, batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows, by_name: bool = False
 ) -> None:
-    """Everything but message ids and delays; ``by_name``: so that equal maps have equal strings."""
+    """Add all properties except message ids and delays; with ``by_name``, equal maps result in equal strings."""
     for column, name in _PLAIN:
         if column in columns:
             _add(pieces, name, arrow.as_bytes(batch.column(columns[column])), bad_rows, columns[column])
@@ -230,7 +230,7 @@ def add_properties(
 def add_delays(
     pieces: PropertyPieces, batch: pa.RecordBatch, columns: Mapping[str, str], bad_rows: BadRows
 ) -> Flags | None:
-    """The property of each delayed row; which rows these are, None when there is none."""
+    """Add the delay property of each delayed row. Returns which rows these are, or None if there is none."""
     numbers = _delays(batch, columns)
     if not numbers:
         return None
@@ -266,22 +266,22 @@ def any_delay(batch: pa.RecordBatch, columns: Mapping[str, str]) -> bool:
 
 
 def _numbers(column: Any, name: str) -> Ints:
-    """Levels, or milliseconds; 0 for null."""
+    """The values as levels or milliseconds; 0 for null."""
     values = pc.fill_null(arrow.plain(column).cast(pa.int64()), 0).to_numpy()
-    if name == "deliverat":  # microseconds; a moment is never too early
+    if name == "deliverat":  # microseconds, rounded up so that no message is early
         values = -(-values // 1000)
     numbers: Ints = values
     return numbers
 
 
 def _add(pieces: PropertyPieces, name: str, values: pa.Array, bad_rows: BadRows, column: str) -> None:
-    """A property of all rows where it is neither null nor empty."""
+    """Add a property to all rows in which it is neither null nor empty."""
     bad_rows.rows(arrow.rows_with(values, _NAME_END + _VALUE_END), f"{column} contains the separator 0x01 or 0x02")
     pieces.value(name.encode(), values, arrow.filled(values))
 
 
 def _add_priorities(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name: str) -> None:
-    """Of every row, for a topic takes messages with a priority only: 0 for null."""
+    """Add a priority to every row (0 for null), because such a topic accepts only messages with a priority."""
     values = pc.fill_null(arrow.plain(column).cast(pa.int64()), 0)
     bad_rows.add(values.to_numpy() < 0, f"{name} is negative")
     bad_rows.add(values.to_numpy() >> 31 > 0, f"{name} takes more than 31 bits")
@@ -298,7 +298,7 @@ def _add_row_ids(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name: s
 
 
 def _check_keys(column: Any, bad_rows: BadRows, name: str) -> None:
-    """Brokers, tools and readers split what is stored at blanks, so that an element with one would be several keys."""
+    """Reject keys with blanks: brokers, tools and readers split the stored text at blanks, so such a key would become several."""
     column = arrow.plain(column)
     if not pa.types.is_list(column.type):
         return
@@ -312,7 +312,7 @@ def _check_keys(column: Any, bad_rows: BadRows, name: str) -> None:
 
 
 def keys_of(column: Any) -> pa.Array:
-    """Keys as RocketMQ keeps them: one text, blanks between."""
+    """Keys as RocketMQ stores them: one text with blanks between them."""
     column = arrow.plain(column)
     if not pa.types.is_list(column.type):
         return arrow.as_bytes(column)

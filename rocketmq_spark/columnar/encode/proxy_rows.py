@@ -1,10 +1,10 @@
-"""Arrow columns to messages of requests to a Proxy, without a Python step per row: ``encoder``'s twin for gRPC.
+"""Arrow columns to messages of requests to a Proxy, without a Python step per row: the counterpart of ``encoder`` for gRPC.
 
-A message is a field of its request, so what stands for many messages are their fields behind each other, and a request may be
-cut out anywhere between two. Fields may be in any order: what all rows share is one constant as far as possible.
+A message is a field of its request, so many messages are their fields one after the other, and a request may be
+cut between any two. Fields may be in any order, so the fields that all rows share are joined into one constant if possible.
 
-Rows that are delayed travel alone, and many of them in envelopes: a batch that has some is encoded as items (``Encoder``), of
-which each becomes a message by itself.
+Delayed rows are sent alone, and many of them in envelopes. So an Arrow batch with delayed rows is encoded as items (``Encoder``),
+each of which becomes a message separately.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _COMMA = b","[0]
 _KINDS = {_GROUP: MessageType.FIFO.name, _PRIORITY: MessageType.PRIORITY.name}
 _NO_TEXT = "a property is not UTF-8, and gRPC carries no other text"
 _NULL = pa.nulls(1, pa.binary())[0]
-# As in ``encoding.prepare``; what UTF-8 makes of those above 127 has two bytes.
+# Control characters, as in ``encoding.prepare``; in UTF-8, those above 127 have two bytes.
 _CONTROLS, _HIGH_CONTROL = bytes([*range(32), 127]), re.compile(b"\xc2[\x80-\x9f]")
 _REFUSED = "which a Proxy rejects"
 _CONTROL = f"has a control character, {_REFUSED}"
 
 
 class _Check:
-    """Finds what is not UTF-8, which protobuf refuses (the way over items would put other characters there), and what a Proxy
-    refuses. ``kinds`` are what makes messages of another type than NORMAL, with the rows that have it.
+    """Finds texts that are not UTF-8, which protobuf rejects (encoding as items would replace characters), and values that a
+    Proxy rejects. ``kinds`` are the properties that make messages of another type than NORMAL, with their rows.
     """
 
     def __init__(self, bad_rows: BadRows) -> None:
@@ -77,7 +77,7 @@ class _Check:
 
 
 class _CheckedPieces(TextPieces):
-    """Those of a batch with delays: its items are read as text when they become messages."""
+    """The properties of an Arrow batch with delays, checked because its items are decoded as text when they become messages."""
 
     def __init__(self, rows: int, bad_rows: BadRows) -> None:
         super().__init__(rows)
@@ -93,7 +93,7 @@ class _CheckedPieces(TextPieces):
 
 
 class ProxyPieces:
-    """Implements ``properties.PropertyPieces``: the fields of a message, and those of its system properties."""
+    """Implements ``properties.PropertyPieces``: collects the fields of messages, and those of their system properties."""
 
     def __init__(self, rows: int, bad_rows: BadRows) -> None:
         self.lengths: Ints = np.zeros(rows, np.int64)
@@ -149,9 +149,10 @@ class ProxyPieces:
 
 @dataclass(frozen=True, slots=True)
 class ProxyEncoded(Encoded):
-    """Messages as fields of a request. ``ids`` have a comma behind each, and ``sizes`` are those of brokers' items.
+    """Messages as fields of a request. Each of the ``ids`` ends with a comma; ``sizes`` are those of items in the brokers'
+    format.
 
-    Those with ``groups``, or which are ``alone``, are requests of their own.
+    A message with a group (``groups``), or one that is ``alone``, is sent in a separate request.
     """
 
     items: pa.Array
@@ -194,7 +195,7 @@ class ProxyEncoded(Encoded):
 
 @dataclass(frozen=True, slots=True)
 class ProxyRowEncoder(Encoder):
-    """Encodes Arrow batches for ``proxy``, whose messages say their topic."""
+    """Encodes Arrow batches for ``proxy``. Its messages contain their topic."""
 
     proxy: ProxyEncoder | None = None
 
@@ -244,7 +245,7 @@ class ProxyRowEncoder(Encoder):
 
 
 def _system(first: bytes, ids: npt.NDArray[np.uint8], pieces: ProxyPieces) -> Pieces:
-    """The system properties of each row."""
+    """The encoded system properties of each row."""
     rows, width = ids.shape
     kind = b"" if pieces.priorities or pieces.groups is not None else outgoing.NORMAL
     made = Pieces(rows)
@@ -255,14 +256,14 @@ def _system(first: bytes, ids: npt.NDArray[np.uint8], pieces: ProxyPieces) -> Pi
 
 
 def _within(pieces: Pieces, first: bytes, fields: Pieces) -> None:
-    """A field of each row that is a message itself."""
+    """Add a field whose content is a message to each row."""
     pieces.constant(first)
     pieces.column(_varints(fields.lengths))
     pieces.extend(fields)
 
 
 def _add(pieces: Pieces, parts: tuple[pa.Array | bytes, ...], filled: Flags | None = None) -> None:
-    """The same parts in every row, or in those that are filled."""
+    """Add parts to every row, or to the ``filled`` ones."""
     if filled is not None:
         pieces.column(pc.if_else(pa.array(filled), arrow.joined(*parts), NOTHING))
         return
@@ -271,7 +272,7 @@ def _add(pieces: Pieces, parts: tuple[pa.Array | bytes, ...], filled: Flags | No
 
 
 def _key_fields(keys: pa.Array) -> pa.Array:
-    """One field for each word, as many as a row has."""
+    """One field for each key of a row."""
     if not len(arrow.rows_with(keys, outgoing.KEY_SEPARATOR_BYTES)):
         return arrow.joined(outgoing.KEY, _varints(arrow.lengths(keys)), keys)
     split = pc.split_pattern(keys, outgoing.KEY_SEPARATOR_BYTES)
@@ -283,7 +284,7 @@ def _key_fields(keys: pa.Array) -> pa.Array:
 
 
 def _no_texts(values: pa.Array) -> list[int]:
-    """Which values are not UTF-8."""
+    """The numbers of the values that are not UTF-8."""
     data, ends = arrow.content(values)
     used = bytes(data[int(ends[0]) : int(ends[-1])])
     if used.isascii():
@@ -291,13 +292,13 @@ def _no_texts(values: pa.Array) -> list[int]:
     first = np.frombuffer(used, np.uint8)[(ends[:-1] - ends[0])[np.diff(ends) > 0]]
     if _is_text(used) and not bool(
         (first & 0xC0 == 0x80).any()
-    ):  # nor does one begin within a letter of the one before
+    ):  # and no value begins inside a character of the one before
         return []
     return [i for i, value in enumerate(values.to_pylist()) if value is not None and not _is_text(value)]
 
 
 def _with_controls(values: pa.Array) -> Ints:
-    """Which values have a control character."""
+    """The numbers of the values with a control character."""
     data, ends = arrow.content(values)
     if not _has_controls(bytes(data[int(ends[0]) : int(ends[-1])])):
         return np.empty(0, np.int64)
@@ -319,7 +320,7 @@ def _is_text(data: bytes) -> bool:
 
 
 def _varints(numbers: Ints) -> pa.Array:
-    """Numbers as protobuf writes them, all as wide as the largest: it takes bytes that say nothing."""
+    """Numbers in protobuf's encoding, all as wide as the largest: protobuf accepts padding bytes."""
     width = max(1, -(-int(numbers.max(initial=0)).bit_length() // 7))
     made = (numbers[:, None] >> np.arange(0, 7 * width, 7) & 0x7F).astype(np.uint8)
     made[:, :-1] |= 0x80

@@ -1,1 +1,1 @@
-"""Spark writes: rows to batch bodies, and a task that succeeds only when every message is acknowledged."""
+"""Writing from Spark: rows become batches of messages, and a task succeeds only when every message is acknowledged."""

@@ -1,6 +1,6 @@
-"""What can be known before the first row is sent: options, columns, topics, and brokers too old for timers.
+"""Checks before the first row is sent: options, columns, topics, and whether brokers support timers.
 
-``check_columns`` says which columns a DataFrame may have to be written, and names all wrong ones at once.
+``check_columns`` checks the columns of a DataFrame, and reports all wrong ones at once.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def _column(field: StructField) -> RowColumn:
 def check_columns(
     schema: StructType, topic: str | None, selector: object = None, row_id: str | None = None
 ) -> tuple[dict[str, str], list[str]]:
-    """The DataFrame's columns by name, that of the row id too, and what is wrong with them.
+    """Returns the DataFrame's columns by name, including the column of the row id, and the problems with them.
 
-    ``selector`` is None when the user named none.
+    ``selector`` is None if the user set none.
     """
     return columns.check_columns([_column(field) for field in schema.fields], topic, selector, row_id)
 
@@ -77,15 +77,15 @@ def check_columns(
 logger = logging.getLogger(__name__)
 
 GROUP = "rocketmq_spark_sink"
-# One attempt of a batch; a broker that swallows requests is left after this and another one tried.
+# The time limit of one attempt to send a batch. After that, another broker is tried, because this one does not answer.
 ATTEMPT_S = 10.0
 _ATTEMPTS = 6
-# What a request takes beside its bytes, roughly: Python's objects. Small ones that wait for a queue are bounded by their number.
+# Approximate size of a request's Python objects. It limits the number of small requests that wait for a queue.
 _REQUEST_BYTES = 1 << 10
 
 _ASKED, _CHECKED = "brokers asked for timers", "topics checked"
 
-# Why no state remembers what an environment by its number counted.
+# The reason why such a write cannot keep the queues that an environment given by its number had at the start.
 _OF_STREAMS = (
     "Spark makes the writer of a stream anew for each micro-batch, in processes that come and go (foreach_batch_writer keeps "
     "what it counted)"
@@ -94,7 +94,7 @@ _OF_COLUMNS = "each task learns from column 'topic' by itself which topics there
 
 
 def settings(options: Options) -> ProducerSettings:
-    """How the sink sends: until the send timeout, whatever the cause, and to topics that exist."""
+    """The sink's settings for its producer: retries until ``sendTimeout`` after any failure, and creates no topic."""
     return dataclasses.replace(
         ProducerSettings.of(options),
         group=GROUP,
@@ -111,9 +111,9 @@ def settings(options: Options) -> ProducerSettings:
 
 
 def check(options: Options, schema: StructType, stream: bool = False) -> dict[str, str]:
-    """The DataFrame's columns by name. One ``OptionError`` lists everything that is wrong and can be known without a broker.
+    """Returns the DataFrame's columns by name. One ``OptionError`` lists all problems that can be found without a broker.
 
-    ``stream``: Spark makes the writer again for each micro-batch.
+    ``stream``: the write is a stream, for which Spark creates the writer again for each micro-batch.
     """
     selector = options.queue_selector if "queue_selector" in options.given else None
     by_role, problems = check_columns(schema, options.topic, selector, options.message_id)
@@ -161,12 +161,12 @@ def _problems_of(make: Callable[[], object]) -> list[str]:
 
 
 def check_topic(sender: Sender, topic: str, options: Options, expected: bool = False) -> None:
-    """That rows can be sent to ``topic``: it exists and has a queue that takes writes.
+    """Checks that rows can be sent to ``topic``: it exists and has a writable queue.
 
-    While no name server answers, no broker at all is up or the topic has no master, the answer is not known, and is
-    waited for as long as a send would wait; the error then is the first one. A topic is unknown when that was said
-    ``numRetries`` times while brokers were registered; one that is ``expected``, since it was there before, is waited
-    for: after a restart of the name server its brokers register one by one.
+    If no name server answers, no broker is registered, or the topic has no master, the check waits as long as a send would
+    wait, and then raises the first error. A topic is unknown if name servers reported that ``numRetries`` times while brokers
+    were registered. With ``expected`` (the topic existed before) the check waits, because brokers register one by one after a
+    name server was restarted.
     """
     deadline, pauses = Deadline.after(options.send_timeout), backoff(max(0.1, options.retry_interval), 2.0)
     first: RocketMQError | None = None
@@ -183,7 +183,7 @@ def check_topic(sender: Sender, topic: str, options: Options, expected: bool = F
         if first is None:
             first = e
             logger.warning("topic %s cannot be checked yet: %s", topic, e)
-        unknown += missing and registered  # brokers that register between two questions prove nothing
+        unknown += missing and registered  # proves nothing if brokers registered between the two requests
         registered = registered or (missing and _known(sender))
         final = unknown >= max(1, options.num_retries) and not expected
         if final or deadline.expired:
@@ -202,9 +202,9 @@ def _given_up(sender: Sender, cause: RocketMQError, waited_s: float | None) -> R
 def check_timers(
     sender: Sender, topic: str, options: Options, names: Mapping[str, str], brokers: Collection[str] | None = None
 ) -> None:
-    """That the topic's brokers have timers, if rows may need some: old ones would deliver at once.
+    """Checks that the topic's brokers have timers if rows may need them, because old brokers would deliver at once.
 
-    With ``longDelay=dmq`` nothing is asked here: each row finds its way.
+    With ``longDelay=dmq`` there is no check here, because each row is sent in the way that its brokers support.
     """
     wanted = [names[name] for name in TIMERS if name in names]
     if not wanted or options.long_delay == "dmq":
@@ -218,7 +218,7 @@ def check_timers(
 
 
 def check_types(options: Options, topic: str, names: Mapping[str, str]) -> None:
-    """That the topic takes messages such as the columns make, where a Proxy checks that."""
+    """Over gRPC, checks that the topic accepts the type of messages that these columns result in, because the Proxy checks it."""
     taken = session.message_types(options, topic, Deadline.after(options.request_timeout))
     if not taken:
         return
@@ -235,19 +235,19 @@ def check_types(options: Options, topic: str, names: Mapping[str, str]) -> None:
 
 
 def timers(sender: Sender, options: Options) -> Timers:
-    """What this process knows of brokers' timers: tasks are short, and each would ask anew."""
+    """The process's cache of brokers' timers. Tasks are short, and without the cache each of them would ask brokers again."""
     return Timers(sender, process.once(_ASKED, options.cluster, dict))
 
 
 def check_brokers(options: Options, names: Mapping[str, str], once: bool = False) -> None:
-    """The checks of a constant topic that ask brokers. With ``once`` they are not repeated in this process.
+    """The checks of a constant topic that need brokers. With ``once`` they are not repeated in this process.
 
-    A writer of a stream is made for every micro-batch, and again to commit it. It must not fail or wait then because
-    brokers are down: whether rows can be sent is found out by the tasks.
+    Spark creates a stream's writer for every micro-batch, and again to commit it. The later ones must not fail or wait while
+    brokers are down: the tasks find out whether rows can be sent.
     """
     if options.topic is None:
         return
-    sender = session.sender(options)  # one for each cluster, namespace and environment with topics of its own
+    sender = session.sender(options)  # one for each cluster and namespace, and each environment with its own topics
     key = (sender, options.topic, repr(sorted(names)))
     checked = process.kept(_CHECKED)
     if once and key in checked:
@@ -269,8 +269,8 @@ def check_brokers(options: Options, names: Mapping[str, str], once: bool = False
 
 
 def positions(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
-    """The queues of an environment by its number alone, by topic, which tasks must receive: each would count what is there
-    when it starts. Nothing for other layouts. Waits for who can say it, up to the send timeout.
+    """The queues of an environment that is only a number, by topic. The driver determines them for all tasks, because each task
+    would count the queues that exist when it starts. Empty for other environments. Waits for the route up to the send timeout.
     """
     if options.topic is None or not by_position(options):
         return {}
@@ -291,7 +291,7 @@ def _check_now(sender: Sender, topic: str, within_s: float) -> None:
         except RouteNotFound as e:
             if e.broker_code is None or not _known(sender):
                 raise
-            sender.publish_queues(topic, deadline, refresh=True)  # a broker may have registered in between
+            sender.publish_queues(topic, deadline, refresh=True)  # a broker may have registered meanwhile
     except RouteNotFound as e:
         if e.broker_code is None:
             raise
@@ -299,7 +299,7 @@ def _check_now(sender: Sender, topic: str, within_s: float) -> None:
 
 
 def _known(sender: Sender) -> bool:
-    """Whether there are brokers, so that a topic without a route does not exist."""
+    """Whether any broker is registered: then a topic without a route does not exist."""
     try:
         return sender.any_broker()
     except RocketMQError:

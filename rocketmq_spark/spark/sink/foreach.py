@@ -1,7 +1,7 @@
-"""Writing from the driver's side: a function for ``foreachBatch``, which serves every output mode, and one for DataFrames.
+"""Writing from the driver: a function for ``foreachBatch``, which supports every output mode, and one for DataFrames.
 
-Both run exactly one action, whose result is what each task had acknowledged. On Spark Connect Spark calls the function in
-a process of the server, so that what it keeps is not seen by the client; it logs there.
+Both run exactly one action, whose result contains the acknowledged rows of each task. With Spark Connect, Spark calls the
+function in a process of the server, so the client does not see its attributes; the function logs there.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _COUNTS = (
     "found_of_batch",
 )
 _WRITES = "exactly-once writes of batches"
-# The name of a write that was given none.
+# The generated name of a write without ``write_name``.
 _OF_TOPICS = re.compile("topics-[0-9a-f]{16}")
 _SCHEMA = ", ".join([*(f"{name} bigint" for name in _COUNTS), "brokers string"])
 
@@ -106,7 +106,7 @@ class QueryBatch(NamedTuple):
 
 
 def _write_name(name: str | None, options: Options) -> str:
-    """By default another one for other topics."""
+    """The name of a write. By default it depends on the topics."""
     if name is None:
         topics = " ".join(guarantee.topics(options))
         return f"topics-{hashlib.blake2b(topics.encode(), digest_size=8).hexdigest()}"
@@ -184,7 +184,7 @@ def _write(df: DataFrame, options: Options, what: str, once: bool, batch: QueryB
 
 
 def _sent(df: DataFrame, options: Options, names: dict[str, str], plan: OncePlan | None, what: str) -> Written:
-    # Not a lambda, whose own module Spark would have to send: workers import this one.
+    # Not a lambda: Spark would have to pickle its code, while workers import a function by its name.
     send = functools.partial(_send, options, names, checks.positions(options), plan)
     written = Written()
     for row in _map_in_arrow(df, send).collect():
@@ -205,8 +205,8 @@ def _check_context(df: DataFrame, options: Options, streaming: bool) -> None:
 
 
 class _Run(NamedTuple):
-    """The run of a query that a write belongs to, as far as it is known: each has a session, and a group of jobs that only its
-    own thread sees.
+    """The run of a query that a write belongs to: its session and job group, as far as they are known. Only the query's own
+    thread sees the job group.
     """
 
     session: str = ""
@@ -226,7 +226,9 @@ class _Run(NamedTuple):
 
 @contextmanager
 def _named(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -> Iterator[None]:
-    """A write of a batch, which no other one of the same name may follow, or run beside it. One that fails may be tried again."""
+    """Checks and registers a write of a batch. Another write with the same name, later or at the same time, is an error; a failed
+    write may be repeated.
+    """
     folder = checkpoint_folder(batch.checkpoint)
     name = notes.batch_name(folder, batch.write, batch.number)
     key, run = (name.query, name.write), _Run.of(df)
@@ -252,8 +254,8 @@ def _named(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -> Iterator[
 
 
 def _check_unfinished(folder: Folder, name: BatchName) -> None:
-    """Raises ``OptionError`` for a batch that Spark has logged as done. Tasks compare the query, but Spark Connect does not tell
-    them theirs: rows of another one that are equal would be taken for stored.
+    """Raises ``OptionError`` for a batch that Spark has logged as done. Tasks compare the id of their query, but with Spark
+    Connect they cannot see it: then equal rows of another query would count as stored.
     """
     if folder.read_bytes(f"commits/{name.number}") is not None:
         raise OptionError(
@@ -263,8 +265,8 @@ def _check_unfinished(folder: Folder, name: BatchName) -> None:
 
 
 def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _Run) -> None:
-    """Raises ``OptionError`` where an earlier run has begun this write for other topics, some of which are the same: without a
-    name of its own it has another one now, and would not see what is stored in these.
+    """Raises ``OptionError`` if an earlier run began this write for other topics and some of them are the same. A write without a
+    ``write_name`` is named after its topics, so it has another name now, and would not find the rows stored in these topics.
     """
     if not _OF_TOPICS.fullmatch(name.write):
         return
@@ -287,7 +289,9 @@ def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _
 
 
 def _map_in_arrow(df: DataFrame, send: Callable[..., Any]) -> DataFrame:
-    """PySpark's ``mapInArrow`` asks for pandas, and warns of its newest releases, although it makes no use of it."""
+    """``df.mapInArrow`` without pandas. PySpark's own function requires pandas, and warns of its newest versions, without using
+    it.
+    """
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)

@@ -1,8 +1,9 @@
-"""What ``deliveryGuarantee`` exactly-once needs: options, settings, and to know when Spark has given up the task that runs here.
+"""Requirements of ``deliveryGuarantee`` exactly-once: options, Spark's settings, and a check whether Spark has given up this
+task.
 
-What it cannot be combined with has a reason each. Pure, but for ``watch``: a task whose input fails is over for Spark, and tried
-again at once. Its Python worker is not killed: Spark closes the connection to it, which a worker that waits for brokers does not
-see, and what was handed over before can still be read, as if it were all.
+Each option that cannot be combined with it has a reason in ``_REFUSED``. Pure, except for ``watch``. When the input of a task
+fails, Spark retries the task at once and does not kill its Python worker; it only closes the connection to it. A worker that
+waits for brokers does not notice that, and can still read the rows that it received before, as if they were all.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ EXACTLY_ONCE = "exactly-once"
 # Columns of a delayed message.
 DELAYS = ("delaylevel", *TIMERS)
 MIN_SETTLE_S = 4.0
-# What is sent may be on its way for so long when its task has ended.
+# Messages may still be on their way for this time after their task has ended.
 SPARE_S = 2.0
 _KILL = "spark.python.task.killTimeout"
 ADAPTIVE = "spark.sql.adaptive.streaming.stateless.enabled"
-# Settings whose default is what is needed.
+# The values that count if a setting is not set.
 _DEFAULTS = {"spark.speculation": "false"}
 
 
@@ -41,7 +42,7 @@ def wanted(options: Options) -> bool:
     return options.delivery_guarantee == EXACTLY_ONCE
 
 
-# What is refused together with exactly-once: when, and why.
+# Options that are rejected together with exactly-once: a condition and its reason.
 _REFUSED: tuple[tuple[Callable[[Options], bool], str], ...] = (
     (
         lambda o: not transport.features(o).knows_offsets,
@@ -59,7 +60,7 @@ _REFUSED: tuple[tuple[Callable[[Options], bool], str], ...] = (
 
 
 def problems(options: Options, columns: Collection[str]) -> list[str]:
-    """What is wrong with the options of a sink whose DataFrame has these columns, by their names in lower case."""
+    """The problems of a sink's options; ``columns`` are the names of the DataFrame's columns in lower case."""
     found = []
     if options.allowed_topics and options.topic is not None:
         found.append(f"option 'allowedTopics' has no effect with option 'topic', which is {options.topic!r}")
@@ -98,8 +99,8 @@ def topics(options: Options) -> list[str]:
 
 
 def check_settings(get: Callable[[str], str | None], streaming: bool, where: str) -> None:
-    """Raises ``OptionError`` where Spark's settings allow what the sink cannot see: a stage that is run again, or tasks that are
-    cut in another way. ``get`` gives a setting, or None where it is not set.
+    """Raises ``OptionError`` if Spark's settings allow repeated stages or other partitions on a repeat, which the sink cannot
+    detect. ``get`` returns a setting, or None if it is not set.
     """
     wrong = [
         f"{name}={value} (it is {get(name) or 'not set'})"
@@ -115,13 +116,13 @@ def check_settings(get: Callable[[str], str | None], streaming: bool, where: str
 
 
 def check_settle(get: Callable[[str], str | None], settle_s: float) -> None:
-    """Raises ``OptionError`` where a task that Spark has cancelled may still send when the settle time is over."""
+    """Raises ``OptionError`` if a task that Spark has cancelled could still send after the settle time."""
     value = get(_KILL)
     if value is None:
         return
     try:
         killed_s = duration(value)
-    except ValueError:  # Spark has more units, for longer times
+    except ValueError:  # a unit that only Spark knows, for longer times
         killed_s = math.inf
     if killed_s + SPARE_S > settle_s:
         raise OptionError(
@@ -132,7 +133,7 @@ def check_settle(get: Callable[[str], str | None], settle_s: float) -> None:
 
 
 def check_batch(get: Callable[[str], str | None], query: str, number: int, names: Mapping[str, str]) -> None:
-    """Raises ``OptionError`` if a task runs in another query or batch than that of its note. ``names`` are the properties."""
+    """Raises ``OptionError`` if a task runs in another query or batch than its note says. ``names`` are the local properties."""
     for name, noted in ((names["query"], query), (names["batch"], str(number))):
         value = get(name)
         if value is not None and value != noted:
@@ -142,23 +143,23 @@ def check_batch(get: Callable[[str], str | None], query: str, number: int, names
             )
 
 
-# Linux says that the other side is gone also while there is something to read.
+# Linux reports a closed connection (POLLRDHUP) even while there is unread data.
 _GONE = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR if hasattr(select, "poll") else 0
 
 
 def never_given_up() -> bool:
-    """Outside of a worker there is no task that could be given up."""
+    """Returns False: outside of a worker there is no task that Spark could give up."""
     return False
 
 
 def watch() -> Callable[[], bool]:
-    """A function that says, on any thread, whether Spark has given up the task that calls this."""
+    """Returns a function that tells, on any thread, whether Spark has given up the task that called ``watch``."""
     number = _connection(sys._getframe())
     if number is None or not _GONE:
         return never_given_up
 
     def given_up() -> bool:
-        poll = select.poll()  # two threads cannot use one at a time
+        poll = select.poll()  # a new one, because two threads cannot use one at the same time
         poll.register(number, _GONE)
         return bool(poll.poll(0))
 
@@ -166,14 +167,14 @@ def watch() -> Callable[[], bool]:
 
 
 def given_up_error() -> ClosedError:
-    """What a send is refused with then: nothing has left this process."""
+    """The error for sends of a task that Spark has given up. ``unsent``: nothing has left this process."""
     made = ClosedError("Spark has given up this task: the next attempt sends what is not stored")
     made.unsent = True
     return made
 
 
 def _connection(frame: FrameType | None) -> int | None:
-    """The number of the file that PySpark's worker reads what it has to do from; None where there is none below us."""
+    """The descriptor of the connection from which PySpark's worker reads its task; None if no frame of the stack has one."""
     while frame is not None:
         if _module(frame).startswith("pyspark.") and "infile" in frame.f_locals:
             try:
@@ -192,7 +193,7 @@ def _number(file: Any) -> int | None:
 
 
 def _to_factory(environment: Mapping[str, str]) -> int | None:
-    """Of the connection that a worker has made itself, without Spark's daemon: its file shows no number. Linux only."""
+    """The descriptor of the connection of a worker without Spark's daemon, whose file has no ``fileno``. Linux only."""
     path, port = (environment.get(f"PYTHON_WORKER_FACTORY_{name}") for name in ("SOCK_PATH", "PORT"))
     with contextlib.suppress(OSError):
         for number in sorted(map(int, os.listdir("/proc/self/fd"))):
@@ -204,7 +205,7 @@ def _to_factory(environment: Mapping[str, str]) -> int | None:
 
 
 def _module(frame: FrameType) -> str:
-    """The module of its code. Without Spark's daemon the worker is the program, and is called so."""
+    """The module of a frame. Without Spark's daemon, the worker is the main program, so its module is called ``__main__``."""
     names = frame.f_globals
     run_as = getattr(names.get("__spec__"), "name", None) if names.get("__name__") == "__main__" else None
     return str(run_as or names.get("__name__"))

@@ -1,7 +1,7 @@
 """Exactly-once writes: the work of the planner and of the tasks.
 
-The planner notes where the queues end, or finds that note and checks what was stored since. A task computes the ids of its
-rows from their content, omits rows that are stored, and checks for itself if it is not the first attempt.
+The planner notes the ends of the queues. If there is already a note for the batch, it reads the ids that were stored since. A
+task computes the ids of its rows from their content and omits rows that are stored; a later attempt reads the stored ids itself.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from rocketmq_spark.stored.look import Look
 
 logger = logging.getLogger(__name__)
 
-# More ids do not travel with the plan: tasks read theirs again.
+# With more ids than this, the plan does not contain them, and each task reads its own.
 MAX_IDS = 1_000_000
 SINK = "sink"
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -62,10 +62,10 @@ _CHECKED = "topics checked for exactly-once"
 
 @dataclass(frozen=True, slots=True)
 class OncePlan:
-    """What the tasks of a batch must know. ``begun`` is whether an earlier run may have sent some of its rows.
+    """The planner's data for the tasks of a batch. ``begun`` tells whether an earlier run may have sent some of its rows.
 
-    Then ``found`` has the hashes of what is stored, by partition; or ``places`` what each task must read. ``counts`` are how many
-    they are, by partition.
+    If so, ``found`` has the hashes of stored rows by partition, or ``places`` the ranges that each task must read. ``counts`` are
+    the numbers of stored rows by partition.
     """
 
     name: BatchName
@@ -78,7 +78,7 @@ class OncePlan:
 
 
 def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int | None = None) -> OncePlan:
-    """Begin a micro-batch: by default the last one that Spark has planned."""
+    """Begin a micro-batch, by default the last one that Spark has planned."""
     folder = checkpoint_folder(checkpoint)
     name = notes.batch_name(folder, write, number)
     topics, within = guarantee.topics(options), _within(options)
@@ -107,7 +107,7 @@ def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int
 
 
 def _within(options: Options) -> str:
-    """Where the topics are: the same names elsewhere are other topics, or other queues."""
+    """The namespace and environment of the topics: in others, the same names mean other topics or queues."""
     words = [f"namespace {options.namespace!r}"] if options.namespace else []
     if options.environment is not None:
         layout = f"environments={layout_text(options.environments)}" if options.environments else ""
@@ -117,12 +117,12 @@ def _within(options: Options) -> str:
 
 
 def plan_job(options: Options) -> OncePlan:
-    """Begin a batch write, whose tasks Spark may repeat."""
+    """Begin a batch write. Spark may repeat its tasks, but not the write."""
     return OncePlan(BatchName(uuid.uuid4().hex, 0, 0, b"", "job"), noted(options), streaming=False)
 
 
 def noted(options: Options) -> QueueEnds:
-    """Where the queues of all topics end now. Raises what keeps a query from writing to them exactly once."""
+    """The current ends of all topics' queues. Raises an error if a query cannot write to them exactly once."""
     topics = guarantee.topics(options)
     ends = ends_now(
         session.routes(options),
@@ -137,7 +137,7 @@ def noted(options: Options) -> QueueEnds:
 
 
 def _enough(options: Options) -> Enough:
-    """The queues of an environment are waited for, as tasks would: they may go nowhere else."""
+    """Requires a queue of the environment whose broker has a master, because its rows cannot go anywhere else."""
     environment = checks.settings(options).environment
     kept = checks.positions(options)
 
@@ -153,7 +153,7 @@ def _enough(options: Options) -> Enough:
 
 
 def _check(options: Options, ends: QueueEnds) -> bool:
-    """That topics are of a kind whose messages can be found again, and that this user may read them."""
+    """Checks that the messages of the topics can be looked up later, and that this user may read them."""
     offsets, deadline = session.offsets(options), Deadline.after(options.send_timeout)
     for (topic, broker), queue in {(queue.topic, queue.broker_name): queue for queue in ends.queues}.items():
         if offsets.is_proxy(topic, broker, deadline):
@@ -175,7 +175,7 @@ def _check(options: Options, ends: QueueEnds) -> bool:
 
 
 def _found(options: Options, name: BatchName, note: BatchNote) -> BatchHashes:
-    """What is stored of a batch. Its runs before may have had more time to send."""
+    """The hashes of a batch's stored rows. If an earlier run had a longer settle time, the look waits for that."""
     hashes = BatchHashes(name.digest(), MAX_IDS)
     tools = look_tools(options, placed=hashes.placed)
     Look(dataclasses.replace(tools, settle_s=max(tools.settle_s, note.settle_s)), note.ends).run(hashes)
@@ -188,7 +188,7 @@ def _found(options: Options, name: BatchName, note: BatchNote) -> BatchHashes:
 
 
 class TaskOnce:
-    """One attempt of a task of a plan."""
+    """One attempt of one task."""
 
     def __init__(self, options: Options, plan: OncePlan, partition: int = 0, attempt: int = 0) -> None:
         scope = plan.name.scope(partition)
@@ -203,19 +203,19 @@ class TaskOnce:
         self._given_up = guarantee.watch()
 
     def count(self, tally: Tally) -> None:
-        """Note what is stored, and which of it no row has matched."""
+        """Count the stored messages in ``tally``, and those that no row has matched."""
         if self._rows is not None:
             tally.unmatched = self._rows.left
         tally.found, tally.found_of_batch = self._found, sum(self.plan.counts.values())
 
     def hashes(self, batch: pa.RecordBatch, columns: Mapping[str, str], items: pa.Array, first: int = 0) -> Hashes:
-        """Of some rows of ``batch``, from ``first`` on, whose ``items`` have no ids yet."""
+        """The hashes of the rows of ``batch`` from ``first`` on; ``items`` are these rows as encoded messages without ids."""
         return self._hash(items, batch.slice(first, len(items)), columns, self._topic)
 
     def missing(self, items: Callable[[], pa.Array], batch: pa.RecordBatch, columns: Mapping[str, str]) -> Flags | None:
-        """Which rows of ``batch`` are not stored and are to be sent; None where it is all of them.
+        """Which rows of ``batch`` must be sent, because they are not stored; None if all of them must be sent.
 
-        Its ``items`` are needed only where something may be stored.
+        ``items`` is called only if some rows may be stored.
         """
         if self._rows is None:
             return None
@@ -229,15 +229,15 @@ class TaskOnce:
         return None if missing.all() else missing
 
     def sender(self, sender: Sender) -> Sender:
-        """One that knows the queues of the note only, and sends while Spark wants this attempt."""
+        """``sender``, limited to the queues in the note. It stops sending when Spark gives up this attempt."""
         return cast(Sender, NotedSender(sender, self.plan.ends.queues, self._given_up))
 
     def end_sending(self) -> None:
-        """This attempt has failed: what waits for a slow way to its broker must not arrive when the next one has looked."""
+        """Close the connections after this attempt has failed: unsent data must not arrive after the next attempt has looked."""
         hang_up(self._options)
 
     def check_wanted(self) -> None:
-        """Raises ``ClosedError`` when Spark has given up this attempt."""
+        """Raises ``ClosedError`` if Spark has given up this attempt."""
         if self._given_up():
             raise guarantee.given_up_error()
 
@@ -262,7 +262,7 @@ def _stored_rows(options: Options, plan: OncePlan, partition: int, attempt: int)
 
 
 def check_task(plan: OncePlan, settle_s: float) -> None:
-    """That Spark runs this task as the plan needs it."""
+    """Checks that Spark runs this task in the batch of the plan, and with the required settings."""
     context = TaskContext.get()
     if context is None:
         return
@@ -279,10 +279,10 @@ def check_task(plan: OncePlan, settle_s: float) -> None:
 
 
 class NotedSender:
-    """A sender whose topics have the queues that were noted; what joined a route since is used from the next plan on.
+    """A sender that uses only the noted queues. Queues that have joined a route since are used from the next plan on.
 
-    Nothing is sent once its attempt is ``given_up``: the next one may have looked already. Those of one process with the same
-    queues are equal: each task makes one, and what a process keeps for its senders stays.
+    It sends nothing once its attempt is ``given_up``, because the next attempt may have looked already. Senders of one process
+    with the same queues are equal, so that tasks share the objects that a process keeps for each sender.
     """
 
     def __init__(
@@ -309,7 +309,7 @@ class NotedSender:
         deadline: Deadline,
         done: Callable[[SendResult | RocketMQError], None],
     ) -> None:
-        """Nothing goes to a queue that was not noted, where a repeat does not look."""
+        """Rejects queues that were not noted, because a repeat would not look there."""
         if self._given_up():
             done(guarantee.given_up_error())
             return

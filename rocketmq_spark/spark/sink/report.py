@@ -1,4 +1,4 @@
-"""What was acknowledged: by a task, and by all of them."""
+"""Counts of acknowledged rows, of one task and of all tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AtBroker:
-    """One broker's part; ``failures`` are attempts that it did not acknowledge."""
+    """The counts of one broker; ``failures`` are attempts that it did not acknowledge."""
 
     rows: int = 0
     bytes: int = 0
@@ -31,13 +31,13 @@ class AtBroker:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was acknowledged: rows, bytes of bodies and properties on the wire, batches, repeated attempts; by broker.
+    """Counts of acknowledged rows, bytes of bodies and properties on the wire, batches, and repeated attempts, also by broker.
 
-    ``batches`` counts requests: batches, and rows that travelled alone. ``spooled`` rows are not among ``rows``: they are
-    in the spool of their worker. With ``deliveryGuarantee`` exactly-once ``confirmed`` of the rows had no acknowledgement and
-    were found stored; ``already_stored`` rows, not among ``rows``, were stored by an earlier attempt; ``unmatched`` messages of
-    such attempts match no row of this one. ``found`` is what earlier runs of the batch stored for these tasks, and
-    ``found_of_batch`` what they stored in all.
+    ``batches`` counts requests: batches, and rows that were sent alone. ``spooled`` rows are not included in ``rows``: they are
+    in the spool of their worker. With ``deliveryGuarantee`` exactly-once, ``confirmed`` are rows without an acknowledgement that
+    a look found stored. ``already_stored`` rows, not included in ``rows``, were stored by an earlier attempt. ``unmatched``
+    messages of such attempts match no row of this one. ``found`` is the number of messages that earlier runs of the batch stored
+    for these tasks, and ``found_of_batch`` for all of its tasks.
     """
 
     rows: int = 0
@@ -75,7 +75,7 @@ class Written:
         )
 
     def of_all_tasks(self) -> Written:
-        """With what an earlier run stored of tasks that this one does not have: no row of these can match it."""
+        """Adds to ``unmatched`` the messages of tasks that only an earlier run had, because no row can match them."""
         return replace(self, unmatched=self.unmatched + max(0, self.found_of_batch - self.found))
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class Written:
 
 
 def total(tasks: Iterable[Written | None]) -> Written:
-    """The sum over the tasks; one that did not finish has None."""
+    """The sum of all tasks; None stands for a task that did not finish."""
     written, finished = Written(), True
     for task in tasks:
         if task is not None:
@@ -108,7 +108,7 @@ def total(tasks: Iterable[Written | None]) -> Written:
 
 
 def warn_of_unmatched(written: Written, what: str) -> None:
-    """Once for a batch."""
+    """Log one warning per batch with unmatched messages."""
     if written.unmatched:
         logger.warning(
             "%s: %d messages that an earlier attempt stored match no row of the repeat, which produced other rows, or split "
@@ -119,7 +119,7 @@ def warn_of_unmatched(written: Written, what: str) -> None:
 
 
 def with_report(error: RocketMQError, written: Written) -> RocketMQError:
-    """The error of a task that had ``written`` so much: all in its one line, for a traceback of Spark ends with that."""
+    """Adds a task's counts to its error, in the same line, because Spark shows only the last line of a traceback."""
     notes = [*getattr(error, "__notes__", ()), f"Acknowledged before that: {written}"]
     whole = ". ".join([*(note.removesuffix(".") for note in notes), *([error.remedy] if error.remedy else [])])
     same = type(error)(
@@ -130,7 +130,7 @@ def with_report(error: RocketMQError, written: Written) -> RocketMQError:
 
 
 class Tally:
-    """Counts of a running task; changed in place, since there may be many batches."""
+    """Counts of a running task; changed in place, because there may be many batches."""
 
     def __init__(self) -> None:
         self._rows = self._bytes = self._batches = self._retries = self._spooled = 0
@@ -139,7 +139,7 @@ class Tally:
         self._brokers: dict[str, list[int]] = {}
 
     def acknowledged(self, broker: str, rows: int, size: int, retries: int = 0, failed: Iterable[str] = ()) -> None:
-        """A batch is stored on ``broker``, after attempts that ``failed`` at brokers or found none to try."""
+        """Count a batch that ``broker`` has stored. ``failed`` are the brokers of its failed attempts."""
         self._rows += rows
         self._bytes += size
         self._batches += 1
@@ -152,15 +152,15 @@ class Tally:
             self._at(name)[3] += 1
 
     def spooled(self, rows: int) -> None:
-        """Rows that the spool has."""
+        """Count rows that are in the spool."""
         self._spooled += rows
 
     def already_stored(self, rows: int) -> None:
-        """Rows that are left out."""
+        """Count rows that were omitted, because they are stored."""
         self._already_stored += rows
 
     def confirmed(self, rows: int) -> None:
-        """Rows, acknowledged ones otherwise, that a look has found."""
+        """Count rows without an acknowledgement that a look found stored; they are counted as acknowledged, too."""
         self._confirmed += rows
 
     def written(self) -> Written:

@@ -1,9 +1,9 @@
 """The rows of one task: encoded, cut into batches, sent while the next ones are encoded, and counted.
 
-Nothing is left to ``__del__`` or a thread after the task: a killed task gets no chance to clean up, and its next attempt
-sends again what it sent. That is at-least-once delivery.
+Correctness does not depend on cleanup after the task (``__del__``, threads), because a killed task gets no chance for it. Its
+next attempt sends the same messages again: at-least-once delivery.
 
-How rows become batches is in ``producer/rows/sender``.
+``producer/rows/sender`` makes batches of rows.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from rocketmq_spark.spark.sink.report import Tally, Written, with_report
 
 logger = logging.getLogger(__name__)
 
-# How old a route may become in a long task, so that brokers that come back are used again; Java's interval.
+# In a long task, routes are refreshed after this time, so that brokers which return are used again. The interval is Java's.
 ROUTE_S = 30.0
 
-# Who waits for an outcome asks so often whether Spark still wants it.
+# How often a task that waits for an outcome checks whether Spark has given it up.
 WANTED_S = 0.5
 
 
 def _faults(options: Options) -> FaultTable:
-    """What this process knows of slow and failing brokers: tasks are short, and each would have to find out anew."""
+    """The process's table of slow and failing brokers. Tasks are short, and without it each would meet the same failures."""
     settings = checks.settings(options)
     how = settings.fault_tables, settings.send_latency_fault
     return process.once("fault tables", (options.cluster, *how), lambda: FaultTable(*how))
 
 
 class TaskWriter:
-    """Sends the rows of one task. ``positions`` are what the driver counted of an environment (``checks.positions``)."""
+    """Sends the rows of one task. ``positions`` are the queues of an environment, from the driver (``checks.positions``)."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class TaskWriter:
         self._fresh = Deadline.after(ROUTE_S)
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
-        """Send everything and wait for all acknowledgements. Raises the first failure, with what is in the topic then."""
+        """Send all rows and wait for all acknowledgements. Raises the first failure, with the number of stored rows."""
         done = False
         try:
             for batch in batches:
@@ -116,23 +116,23 @@ class TaskWriter:
             return self._tally.written()
         except RocketMQError as e:
             while not self._outcomes.empty():
-                with contextlib.suppress(RocketMQError):  # the first failure is the one that is reported
+                with contextlib.suppress(RocketMQError):  # only the first failure is reported
                     self._settle()
             error = with_report(e, self._tally.written())
             raise error from error.__cause__
         finally:
-            self._engine.close(Deadline.after(0), keep=False)  # Spark repeats what is left
+            self._engine.close(Deadline.after(0), keep=False)  # Spark repeats the unsent rows
             if self._once is not None and not done:
                 self._once.end_sending()
 
     def _write(self, batch: pa.RecordBatch) -> None:
-        """All rows are checked before any of them is sent."""
+        """Send an Arrow batch. All of its rows are checked before any of them is sent."""
         if not len(batch):
             return
         if self._fresh.expired:
             self._topics.refresh(Deadline.after(self._options.request_timeout))
             self._fresh = Deadline.after(ROUTE_S)
-            for topic in self._topics_seen:  # it may be on other brokers by now
+            for topic in self._topics_seen:  # a topic may have moved to other brokers
                 self._check_timers(topic)
         checked, plan = self._checked(batch)
         encoded = self._rows.join(batch, checked, plan)
@@ -148,31 +148,31 @@ class TaskWriter:
         self._rows.send(batch, checked, plan, encoded)
 
     def _checked(self, batch: pa.RecordBatch) -> tuple[Checked, RoutingPlan]:
-        """The parts of all rows, and where they go. Raises for bad rows."""
+        """The encoded parts of all rows, and their queues. Raises for bad rows."""
         return self._rows.check(batch, BadRows(self._row), self._row, self._partition)
 
     def check_topic(self, topic: str) -> None:
-        """Once for each topic of the task."""
+        """Check a topic, once per task."""
         if topic not in self._topics_seen:
             try:
                 checks.check_topic(self._sender, topic, self._options, expected=topic == self._options.topic)
                 deadline = Deadline.after(self._options.send_timeout)
                 self._topics.awaited(topic, deadline, deadline.pause)
                 self._check_timers(topic)
-            except RocketMQError as e:  # a topic that cannot be looked up now is the spool's to look up
+            except RocketMQError as e:  # with a spool, the spool looks the topic up later
                 if not self.may_pass(e):
                     raise
             self._topics_seen.add(topic)
 
     def may_pass(self, error: RocketMQError) -> bool:
-        """Whether a spool keeps what fails for it."""
+        """Whether sends that fail with ``error`` go to the spool."""
         return self._spool is not None and passing(error, self._sender)
 
     def _check_timers(self, topic: str) -> None:
         checks.check_timers(self._sender, topic, self._options, self._names, self._topics.brokers_of(topic))
 
     def submit(self, outgoing: Outgoing) -> None:
-        """Hand over what is counted when it ends; while there is no room for it, what ended is counted."""
+        """Pass a batch to the engine. While the engine has no room, count the batches that have ended."""
         while not self._outcomes.empty() or not self._engine.has_room(
             outgoing.size, outgoing.ordered_queue is not None
         ):
@@ -181,11 +181,11 @@ class TaskWriter:
         self._engine.submit(outgoing)
 
     def note(self, rows: Rows, ended: Ended) -> None:
-        """Count it later, on the task's thread."""
+        """Store the outcome of a batch; the task's thread counts it later."""
         self._outcomes.put((len(rows), ended))
 
     def _outcome(self) -> tuple[int, Ended]:
-        """The next one. Of what is out something ends within the send timeout, unless it was forgotten."""
+        """The next outcome. One must arrive within the send timeout; otherwise the engine has lost a batch."""
         looks = 1 if self._once is None else LOOKS
         patience = looks * self._options.send_timeout + LAST_RESORT_S
         until = Deadline.after(patience)
@@ -202,7 +202,7 @@ class TaskWriter:
         )
 
     def _settle(self) -> None:
-        """Wait for one outcome."""
+        """Wait for one outcome and count it."""
         rows, ended = self._outcome()
         self._expected -= 1
         outcome = ended.outcome
@@ -232,10 +232,10 @@ def write_task(
     batches: Iterable[pa.RecordBatch],
     once: OncePlan | None = None,
 ) -> Written:
-    """Send the rows of the task that calls this. A later attempt says that rows may be in the topic twice.
+    """Send the rows of the calling task. A later attempt warns that rows may be in the topic twice.
 
-    Writers cannot see whether ``spark.speculation`` is on, but a second attempt beside a running one is numbered like
-    one after a failure, and both have the same consequence. With ``once`` a later attempt looks what is stored.
+    Writers cannot see whether ``spark.speculation`` is on, but a speculative attempt has a number like an attempt after a
+    failure, and the same consequence. With ``once``, a later attempt reads which rows are stored instead.
     """
     task = TaskContext.get()
     partition = task.partitionId() if task is not None else None

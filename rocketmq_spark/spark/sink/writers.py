@@ -1,7 +1,7 @@
 """Spark's batch and stream writer: checks on the driver, a task writer per task, counts in the commit message.
 
-The constructor of a stream's writer runs twice per micro-batch, so whatever asks brokers is done once per process, and not
-where Spark only commits.
+The constructor of a stream's writer runs twice per micro-batch. So checks that need brokers run once per process, and not in
+the process in which Spark only commits.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _COMMITS = "pyspark.sql.worker.python_streaming_sink_runner"
 
 
 class _Writer:
-    """What batch and stream writers share.
+    """The common part of batch and stream writers.
 
-    Spark pickles a writer that tasks are to use, and no other: with the first pickling the batch begins. The writer is pickled
-    twice, and the answer is the same.
+    Spark pickles only writers that tasks will use, so the first pickling begins the batch. Spark pickles such a writer twice; the
+    second time the same plan is used.
     """
 
     def __init__(self, options: Options, schema: StructType, stream: bool, checkpoint: str | None = None) -> None:
@@ -43,7 +43,7 @@ class _Writer:
                 "show it spark.sql.streaming.checkpointLocation",
                 remedy="Give the writer .option('checkpointLocation', ...)",
             )
-        if not process.is_for(_COMMITS):  # what was sent must not fail there because brokers are away
+        if not process.is_for(_COMMITS):  # a commit of sent rows must not fail because brokers are down
             checks.check_brokers(options, self.names, once=stream)
         self.positions = checks.positions(options)
         self.checkpoint = checkpoint
@@ -65,7 +65,7 @@ class _Writer:
 
 
 class TaskCommitMessage(WriterCommitMessage):
-    """What a task hands to the driver through Spark."""
+    """A task's counts, which Spark passes to the driver."""
 
     def __init__(self, written: Written) -> None:
         self.written = written
