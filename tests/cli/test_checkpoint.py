@@ -86,6 +86,13 @@ def test_what_cannot_be_said(run: Run, query: Path, given: list[str], code: int,
     assert said.replace("{}", str(query)) in done.stderr
 
 
+def test_a_query_of_other_sources_has_no_differences_that_could_be_seen(run: Run, tmp_path: Path) -> None:
+    entry(tmp_path, 0, '{"logOffset":1}')
+    done = run("checkpoint", "diff", str(tmp_path))
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert f"batch 0 in {tmp_path} reads no RocketMQ topic" in done.stderr
+
+
 @pytest.mark.parametrize("word", ["--apply", "--execute", "--dry-run"])
 def test_other_words_for_yes_are_refused(run: Run, query: Path, word: str) -> None:
     for command in (("checkpoint", "rewind", str(query), "--to-batch", "0"), ("offsets", "set", "g", "--to", "latest")):

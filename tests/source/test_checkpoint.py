@@ -9,6 +9,7 @@ import pytest
 
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.spark.checkpoints import entries
 from rocketmq_spark.spark.checkpoints.entries import LoggedBatch, folder, history, last_batch, read, under_way
 from rocketmq_spark.spark.source.offsets import Offsets
 
@@ -77,6 +78,32 @@ def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:
             OffsetError, match="offsets/0 is not an entry of an offset log of version v1: it begins with"
         ):
             last_batch(folder(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "v1", "v1\n{}", "v1\n{}\n" + ours(7)[:-9], "v1\n{}\n-\n" + ours(7)[:1]], ids=[*"abcde"]
+)
+def test_a_damaged_entry_is_not_taken_for_one_without_a_source(tmp_path: Path, content: str) -> None:
+    entry(tmp_path, 0, ours(1))
+    entry(tmp_path, 1, ours(2))
+    (tmp_path / "offsets" / "1").write_text(content)
+    for look in (last_batch, history):
+        with pytest.raises(OffsetError, match=r"offsets/1 is damaged.*Restore that file"):
+            look(folder(str(tmp_path)))
+
+
+def test_batches_that_are_removed_during_a_look_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        entry(tmp_path, number, ours(number))
+    listed = entries.begun_batches
+
+    def then_removed(opened: entries.Folder) -> set[int]:
+        found = listed(opened)
+        (tmp_path / "offsets" / "0").unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(entries, "begun_batches", then_removed)
+    assert [found.batch.number for found in history(folder(str(tmp_path)))] == [1, 2]
 
 
 def test_what_each_batch_read(tmp_path: Path) -> None:
