@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -59,6 +60,21 @@ def test_the_batch_that_is_not_done_with_what_it_reads(tmp_path: Path) -> None:
 def test_sources_of_others_and_those_without_an_offset_are_left_out(tmp_path: Path) -> None:
     entry(tmp_path, 0, '{"other":{"0":5}}', "-", ours(7), '"12"', '{"logOffset":1}')
     assert read(folder(str(tmp_path)), 0).sources == {2: Offsets({Q: 7})}
+
+
+def test_a_folder_is_named_as_spark_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def from_uri(name: str) -> tuple[None, str]:
+        asked.append(name)
+        return None, "bucket/q"
+
+    monkeypatch.setattr("pyarrow.fs.FileSystem", SimpleNamespace(from_uri=from_uri))
+    for name in ("s3a://bucket/q", "s3n://bucket/q", "s3://bucket/q", "hdfs://h/q"):
+        folder(name)
+    assert asked == ["s3://bucket/q"] * 3 + ["hdfs://h/q"]
+    monkeypatch.chdir(tmp_path)
+    assert folder("s3a").name == "s3a"
 
 
 def test_a_query_without_a_batch_has_none(tmp_path: Path) -> None:

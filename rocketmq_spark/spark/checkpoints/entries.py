@@ -182,16 +182,14 @@ def _sync(folder: Path) -> None:
             os.close(descriptor)
 
 
-_SAME_SCHEMES = {"s3a://": "s3://", "s3n://": "s3://"}
+# Spark's names of schemes.
+_SAME_SCHEMES = {"s3a": "s3", "s3n": "s3"}
 
 
 def checkpoint_folder(location: str) -> Folder:
     """The folder of a ``checkpointLocation``, as Spark reads such a text."""
     if location.startswith("file:"):
         return folder("/" + location.removeprefix("file:").lstrip("/"))
-    for spark, ours in _SAME_SCHEMES.items():
-        if location.startswith(spark):
-            return folder(ours + location.removeprefix(spark))
     return folder(location)
 
 
@@ -199,6 +197,8 @@ def folder(name: str) -> Folder:
     """A folder by its path, or by an address with a scheme. Raises ``OffsetError`` for one that cannot be reached."""
     from pyarrow.fs import FileSystem, LocalFileSystem
 
+    scheme, colon, path_of_it = name.partition("://")
+    name = f"{_SAME_SCHEMES.get(scheme, scheme)}{colon}{path_of_it}" if colon else name
     if "://" not in name and not name.startswith("file:"):
         path = Path(name).expanduser().absolute()
         if _last(name) in (".", "..", "~"):  # no name that another folder beside it could begin with
