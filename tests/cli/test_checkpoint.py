@@ -123,6 +123,15 @@ def test_rewound_with_a_backup(run: Run, query: Path) -> None:
     assert (again.exit_code, again.stdout) == (0, "Batch 0 is the last: nothing to do\n")
 
 
+def test_nothing_is_removed_where_the_epoch_could_not_be_raised(run: Run, query: Path) -> None:
+    (query / "rocketmq").mkdir()
+    (query / "rocketmq" / "epoch").write_text("what")
+    done = run("checkpoint", "rewind", str(query), "--to-batch", "0", "--yes", "--force")
+    assert (done.exit_code, "rocketmq/epoch is no number" in done.stderr) == (1, True)
+    assert (query / "offsets" / "2").exists()
+    assert [path.name for path in query.parent.iterdir()] == ["query"]
+
+
 def test_a_folder_that_just_changed_is_left_alone(run: Run, query: Path) -> None:
     (query / "offsets" / "2").touch()
     rewind = ("checkpoint", "rewind", str(query), "--to-batch", "1", "--yes")
