@@ -70,7 +70,7 @@ ORDER = {
     "spool": "records changes files database lanes recovery store redelivery spool",
     "options": "names parsing transport table typed",
     "cli": "output command pages background connection positions broker cluster produce reading tail copy lag_view lag group"
-    " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.proxies doctor.command demo"
+    " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.rights doctor.proxies doctor.command demo"
     " demo.feed demo.stage demo.play",
     "queues": "environment selection allocation",
     "remoting": "protocol endpoint connection bulk pool",

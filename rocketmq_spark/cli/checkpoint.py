@@ -163,6 +163,8 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
     batch = last_batch(opened(folder))
     if batch is None:
         raise OffsetError(f"{folder} has no finished batch yet", remedy="Wait for the first one")
+    if not batch.sources:
+        raise OffsetError(f"batch {batch.number} in {folder} reads no RocketMQ topic", remedy="Name another query's")
     client = target.within(batch.reads).client()
     batch, elsewhere = batch.within(clusters(client))
     found, errors = differences(client, batch)

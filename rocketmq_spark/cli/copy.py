@@ -22,6 +22,7 @@ from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.produce import rate_option
 from rocketmq_spark.cli.tail import consuming, subscribed
 from rocketmq_spark.errors import DecodeError, MessageIllegal, MessageRefused, OffsetError, OptionError
+from rocketmq_spark.model.send import SendStatus
 from rocketmq_spark.queues.selection import by_hash
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Copier:
         self._sources: Sequence[MessageQueue] = consumer.queues(how["source"])
         self._sent: dict[MessageQueue, int] = {}
         self._committed_s = self._begun_s = time.monotonic()
-        self.copied = self.skipped = 0
+        self.copied = self.skipped = self.spooled = 0
 
     def send(self, messages: Sequence[ReceivedMessage]) -> None:
         """Send copies of messages of one queue, in order; ends before the last of them when it is to stop, or when the queue
@@ -97,11 +98,10 @@ class Copier:
     def _send_to(self, queue: MessageQueue, part: Sequence[ReceivedMessage]) -> None:
         try:
             copies = [self._copy(message) for message in part]
-            if len(copies) == 1:
-                self._producer.send(copies[0], queue=queue)
-            else:
-                self._producer.send_batch(copies, queue)
+            one = len(copies) == 1
+            result = self._producer.send(copies[0], queue=queue) if one else self._producer.send_batch(copies, queue)
             self.copied += len(copies)
+            self.spooled += len(copies) if result.status is SendStatus.SPOOLED else 0
         except _REFUSED as e:
             if len(part) == 1:
                 self._refused(part[0], e)
@@ -339,6 +339,10 @@ def _say(output: Output, copier: Copier, how: dict[str, Any], took_s: float) -> 
         "destination": how["destination"],
         "copied": copier.copied,
         "skipped": copier.skipped,
+        "spooled": copier.spooled,
     }
     text = f"Copied {copier.copied} messages from {how['source']} to {how['destination']} in {took_s:.1f} s"
+    text += f"; {copier.spooled} of them went to the spool" if copier.spooled else ""
     output.item(row, text + (f"; {copier.skipped} were skipped" if copier.skipped else ""))
+    if copier.spooled:
+        output.note("See what is not delivered yet: rocketmq-spark spool show SPOOLDIR; to deliver it: spool send")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from rocketmq_spark.cli.tail import document, line
 
 if TYPE_CHECKING:
     from rocketmq_spark.errors import RocketMQError
-    from rocketmq_spark.model import Message, OffsetRange, ReceivedMessage
+    from rocketmq_spark.model import Message, OffsetRange, ReceivedMessage, SendResult
     from rocketmq_spark.producer.producer import BaseProducer
     from rocketmq_spark.pull.answers import Cause
 
@@ -132,13 +133,13 @@ def resend(
                 row |= {"sent": False, "sentBefore": before}
                 text += f" is skipped: it was resent before, as {before}"
             elif really:
-                new_id = _sent(producer, message)
-                if isinstance(new_id, RocketMQError):  # of this letter alone
-                    refused.append(new_id)
-                    _leave_out(output, row, text, new_id)
+                result = _sent(producer, message)
+                if isinstance(result, RocketMQError):  # of this letter alone
+                    refused.append(result)
+                    _leave_out(output, row, text, result)
                     continue
-                row["newMsgId"] = new_id
-                text += f" as {new_id}"
+                row |= {"newMsgId": result.msg_id, "status": result.status.name}
+                text += f" as {result.msg_id}" + (" to the spool" if result.status.name == "SPOOLED" else "")
             output.item(row, text)
             counts["sent" if before is None else "before"] += 1
     _say(output, counts["sent"], counts["before"], really)
@@ -195,14 +196,14 @@ def _check_environment(target: Target, group: str) -> None:
         )
 
 
-def _sent(producer: BaseProducer, letter: ReceivedMessage) -> str | RocketMQError:
-    """Sends a letter again, to the queue of its sharding key if it has one; its new id, or why it is refused for good."""
+def _sent(producer: BaseProducer, letter: ReceivedMessage) -> SendResult | RocketMQError:
+    """Sends a letter again, to the queue of its sharding key if it has one; the result, or why it is refused for good."""
     from rocketmq_spark.base.codes import Property
     from rocketmq_spark.errors import RocketMQError, RouteNotFound
 
     key = letter.properties.get(Property.SHARDING_KEY)
     try:
-        return producer.send(_copy(letter), selector="hash" if key else None, arg=key or None).msg_id
+        return producer.send(_copy(letter), selector="hash" if key else None, arg=key or None)
     except RouteNotFound as e:  # no queue of its topic is writable: others may be
         return e
     except RocketMQError as e:
@@ -266,7 +267,7 @@ def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilte
     from rocketmq_spark.wire.names import dlq_topic, normal_topic
 
     def lost(part: OffsetRange, cause: Cause) -> None:
-        output.note(f"{part.size} messages of {part.queue} from offset {part.start} are gone: {cause.value}")
+        output.warning(f"{part.size} messages of {part.queue} from offset {part.start} are gone: {cause.value}")
 
     options = target.options()
     environment, scope = environment_of(options), scope_of(options)
@@ -351,7 +352,9 @@ def find(
     for one in found:
         output.item(document(one), line(one))
     if key is not None:
-        output.note(f"{len(found)} messages with key {key}")
+        full = any(count >= limit for count in Counter(one.broker_name for one in found).values())
+        more = "; older ones may be omitted: --limit (up to 64), or --to the first of these" if full else ""
+        output.note(f"{len(found)} messages with key {key}{more}")
     else:
         more = "; there may be more: --limit, or --from the last of these" if len(found) == limit else ""
         output.note(f"{len(found)} messages of that time{more}")

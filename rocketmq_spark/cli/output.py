@@ -40,6 +40,9 @@ class Output(Protocol):
     def note(self, text: str) -> None:
         """Information that is only for people."""
 
+    def warning(self, text: str) -> None:
+        """What is missing in the results: programs must be told, too."""
+
     def failure(self, error: BaseException) -> None:
         """The error that ends the command, in one line."""
 
@@ -60,6 +63,9 @@ class Text:
         for line in text.split("\n"):
             click.echo("\n".join(wrapped(safe(line), width_of(sys.stderr))), err=True)
 
+    def warning(self, text: str) -> None:
+        self.note(text)
+
     def failure(self, error: BaseException) -> None:
         click.echo("\n".join(wrapped(safe(f"Error: {one_line(error)}"), width_of(sys.stderr))), err=True)
 
@@ -78,6 +84,9 @@ class Json:
 
     def note(self, text: str) -> None:
         pass
+
+    def warning(self, text: str) -> None:
+        click.echo(_json({"warning": text}), err=True)
 
     def failure(self, error: BaseException) -> None:
         code = error.code if isinstance(error, RocketMQError) else type(error).__name__

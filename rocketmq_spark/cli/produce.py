@@ -23,7 +23,7 @@ from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import SendingCommand
 from rocketmq_spark.cli.connection import Target, connected, pairs
 from rocketmq_spark.cli.output import Output
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import Message
 
 if TYPE_CHECKING:
@@ -226,6 +226,9 @@ class _Report:
             }
             self._output.item({"topic": self._topic, "msgId": result.msg_id, **place}, "")
 
+    def failed(self, number: int) -> None:
+        self._output.warning(f"Message {number} failed (empty lines do not count)")
+
     def end(self, interrupted: bool = False) -> None:
         took = time.monotonic() - self._begin
         text = f"Sent {self.sent} messages to {self._topic} in {took:.1f} s"
@@ -252,7 +255,11 @@ def _send(producer: BaseProducer, messages: Iterable[Message], report: _Report) 
             under_way.append(producer.send_async(message))
             settle(_UNDER_WAY)
         settle(0)
-    except BaseException:
+    except BaseException as e:
+        if isinstance(e, RocketMQError):
+            in_line = under_way and under_way[0].done() and under_way[0].exception() is not None
+            number = report.sent + 1 + (0 if in_line else len(under_way))
+            report.failed(number)
         # The first failure is reported; some of the others under way still arrive.
         for future in under_way:
             if future.exception() is None:

@@ -70,13 +70,16 @@ def show(output: Output, folder: Path, records: bool) -> None:
                 "dead": totals and totals.dead,
                 "giveUps": totals and totals.give_ups,
                 "owner": str(reading.owner),
+                "damaged": False,
             }
         )
         if records:
             for entry in reading.entries():
                 row = _row_of(path, entry)
                 output.item(row, _line(row))
-        _close(output, path, reading)
+        for error in _closed(path, reading):
+            output.note(f"{error.message}. {error.remedy}.")
+            rows[-1]["damaged"] = True
     output.rows(_SUMMARY, rows)
 
 
@@ -84,18 +87,23 @@ def show(output: Output, folder: Path, records: bool) -> None:
 @_FOLDER
 @click.pass_obj
 def export(output: Output, folder: Path) -> None:
-    """Print every record of FOLDER as JSON, one object per line, with its body (base64) and properties."""
+    """Print every record of FOLDER as JSON, one object per line, with its body (base64) and properties.
+
+    The exit code is 1 if a folder is damaged, and not all of its records could be read.
+    """
     from rocketmq_spark.spool.spool import SpoolReading
 
     count = 0
+    damaged: list[SpoolError] = []
     for path in _paths(folder):
         reading = SpoolReading(path)
         for entry in reading.entries():
             row = {**_row_of(path, entry), **_content(entry)}
             output.item(row, json.dumps(row, ensure_ascii=False))
             count += 1
-        _close(output, path, reading)
+        damaged += _closed(path, reading)
     output.note(f"{count} records of {folder}")
+    _raise(output, damaged)
 
 
 @spool.command(cls=SendingCommand)
@@ -219,12 +227,13 @@ def _owners(path: Path, parsed: Options, delay_group: str | None) -> tuple[Spool
         reading.close()
 
 
-def _close(output: Output, path: Path, reading: SpoolReading) -> None:
+def _closed(path: Path, reading: SpoolReading) -> list[SpoolError]:
+    """What is to be said of a folder that was read."""
     from rocketmq_spark.spool.database import OPEN_IT
 
-    if reading.is_damaged:
-        output.note(f"{path} is damaged, and not all of it could be read. {OPEN_IT}.")
+    damaged = reading.is_damaged
     reading.close()
+    return [SpoolError(f"{path} is damaged, and not all of it could be read", remedy=OPEN_IT)] if damaged else []
 
 
 def _paths(folder: Path) -> list[Path]:

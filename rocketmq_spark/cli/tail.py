@@ -119,7 +119,7 @@ def tail(
     from rocketmq_spark.cli.reading import TopicReader
 
     def lost(part: OffsetRange, cause: Cause) -> None:
-        output.note(f"{part.size} messages of {part.queue} from offset {part.start} are gone: {cause.value}")
+        output.warning(f"{part.size} messages of {part.queue} from offset {part.start} are gone: {cause.value}")
 
     if end is not None and not (isinstance(begin, dict) and end.keys() <= begin.keys()):
         raise click.UsageError("--to needs --from with JSON that names its queues, too")

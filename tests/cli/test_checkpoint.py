@@ -86,6 +86,13 @@ def test_what_cannot_be_said(run: Run, query: Path, given: list[str], code: int,
     assert said.replace("{}", str(query)) in done.stderr
 
 
+def test_a_query_of_other_sources_has_no_differences_that_could_be_seen(run: Run, tmp_path: Path) -> None:
+    entry(tmp_path, 0, '{"logOffset":1}')
+    done = run("checkpoint", "diff", str(tmp_path))
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert f"batch 0 in {tmp_path} reads no RocketMQ topic" in done.stderr
+
+
 @pytest.mark.parametrize("word", ["--apply", "--execute", "--dry-run"])
 def test_other_words_for_yes_are_refused(run: Run, query: Path, word: str) -> None:
     for command in (("checkpoint", "rewind", str(query), "--to-batch", "0"), ("offsets", "set", "g", "--to", "latest")):
@@ -114,6 +121,15 @@ def test_rewound_with_a_backup(run: Run, query: Path) -> None:
     assert {path.name for path in Path(told["backup"], "offsets").iterdir()} == before
     again = run("checkpoint", "rewind", str(query), "--to-batch", "0")
     assert (again.exit_code, again.stdout) == (0, "Batch 0 is the last: nothing to do\n")
+
+
+def test_nothing_is_removed_where_the_epoch_could_not_be_raised(run: Run, query: Path) -> None:
+    (query / "rocketmq").mkdir()
+    (query / "rocketmq" / "epoch").write_text("what")
+    done = run("checkpoint", "rewind", str(query), "--to-batch", "0", "--yes", "--force")
+    assert (done.exit_code, "rocketmq/epoch is no number" in done.stderr) == (1, True)
+    assert (query / "offsets" / "2").exists()
+    assert [path.name for path in query.parent.iterdir()] == ["query"]
 
 
 def test_a_folder_that_just_changed_is_left_alone(run: Run, query: Path) -> None:

@@ -18,8 +18,10 @@ from rocketmq_spark import Admin, Message, Producer
 from rocketmq_spark.cli import copy as copying
 from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.copy import Copier, chunks, copy_of
+from rocketmq_spark.cli.output import Json, Text
 from rocketmq_spark.errors import DecodeError, MessageIllegal, OffsetError, OptionError, SendFailed
-from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage
+from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage, SendResult
+from rocketmq_spark.model.send import SendStatus
 from rocketmq_spark.queues.selection import by_hash
 from rocketmq_spark.wire.messages import decode_messages
 from tests.cli.conftest import COMMAND, documents
@@ -44,6 +46,7 @@ class Cluster:
         self.log: list[tuple[Any, ...]] = []
         self.refuse: set[bytes] = set()
         self.fail: set[bytes] = set()
+        self.status = SendStatus.SEND_OK
         self.own = list(SOURCE)
         self.now = 0.0
         monkeypatch.setattr(copying.time, "monotonic", lambda: self.now)
@@ -59,16 +62,17 @@ class Cluster:
     def queues(self, topic: str) -> list[MessageQueue]:
         return TARGET
 
-    def send(self, message: Message, queue: MessageQueue) -> None:
-        self.send_batch([message], queue)
+    def send(self, message: Message, queue: MessageQueue) -> SendResult:
+        return self.send_batch([message], queue)
 
-    def send_batch(self, messages: Sequence[Message], queue: MessageQueue) -> None:
+    def send_batch(self, messages: Sequence[Message], queue: MessageQueue) -> SendResult:
         bodies = [message.body for message in messages]
         if self.fail & set(bodies):
             raise SendFailed("no answer")
         if self.refuse & set(bodies):
             raise MessageIllegal("the message is illegal", remark="no")
         self.log.append((queue.queue_id, *map(int, bodies)))
+        return SendResult(self.status, "", queue, None)
 
 
 @pytest.fixture
@@ -97,9 +101,10 @@ def test_a_queue_that_another_member_has_now_is_left_to_it(cluster: Cluster) -> 
     copier.send([message(0, 1)])
     send_batch = cluster.send_batch
 
-    def moved(messages: Sequence[Message], queue: MessageQueue) -> None:
-        send_batch(messages, queue)
+    def moved(messages: Sequence[Message], queue: MessageQueue) -> SendResult:
+        result = send_batch(messages, queue)
         cluster.own.remove(SOURCE[0])
+        return result
 
     cluster.send_batch = moved  # type: ignore[method-assign]
     copier.send([message(n) for n in range(2, 6)])
@@ -152,6 +157,21 @@ def test_of_a_batch_that_is_refused_the_wrong_message_is_named_or_left_out(clust
     copier.send([message(n) for n in range(3)])
     assert cluster.log == [(0, 0), (0, 2)]
     assert (copier.copied, copier.skipped) == (2, 1)
+
+
+def test_copies_that_went_to_the_spool_are_counted_and_told(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copier = cluster.copier()
+    copier.send([message(0)])
+    cluster.status = SendStatus.SPOOLED
+    copier.send([message(n) for n in (1, 2)])
+    copying._say(Text(), copier, {"source": "src", "destination": "dst"}, 1.0)
+    told = capsys.readouterr()
+    assert told.out == "Copied 3 messages from src to dst in 1.0 s; 2 of them went to the spool\n"
+    assert "rocketmq-spark spool show" in told.err
+    copying._say(Json(), copier, {"source": "src", "destination": "dst"}, 1.0)
+    assert documents(capsys.readouterr().out)[0]["spooled"] == 2
 
 
 def test_a_message_that_cannot_be_decoded_is_an_error_or_left_out(cluster: Cluster) -> None:
@@ -316,7 +336,7 @@ def test_all_of_it_in_order_and_then_what_is_new(rocketmq, run, topics, group):
     source, destination = topics
     command = ("copy", source, destination, "--group", group, "--mark", "orig")
     assert documents(run(*command, "--json").stdout) == [
-        {"source": source, "destination": destination, "copied": 60, "skipped": 0}
+        {"source": source, "destination": destination, "copied": 60, "skipped": 0, "spooled": 0}
     ]
     copies = stored(rocketmq, destination, 60)
     by_queue = defaultdict(list)

@@ -21,7 +21,8 @@ from rocketmq_spark.cli.message import DeadLetterFilter, _copy
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.errors import AccessDenied, CallTimeout, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.model import Message
+from rocketmq_spark.model import Message, SendResult
+from rocketmq_spark.model.send import SendStatus
 from rocketmq_spark.options import parse
 from tests.cli.conftest import documents
 from tests.cli.test_tail import MESSAGE
@@ -187,6 +188,14 @@ def test_a_topic_that_is_not_writable_is_of_its_letters_alone() -> None:
     assert isinstance(message._sent(producer, MESSAGE), RouteNotFound)
     with pytest.raises(CallTimeout):
         message._sent(producer, MESSAGE)
+
+
+def test_letters_that_went_to_the_spool_are_told(run: Run, dead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = SendResult(SendStatus.SPOOLED, "ID", None, None)
+    monkeypatch.setattr(message, "_sent", lambda producer, letter: kept)
+    assert run("dlq", "resend", dead, "--yes").stdout.count(" as ID to the spool\n") == 2
+    told = documents(run("dlq", "resend", dead, "--yes", "--json").stdout)
+    assert [one["status"] for one in told] == ["SPOOLED"] * 2
 
 
 def test_two_letters_of_one_id_and_other_topics_are_two(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,12 @@ def test_json_is_an_object_a_line_and_says_nothing_else(capsys):
     assert seen.err == ""
 
 
+def test_what_is_missing_in_the_results_is_told_to_programs_too(capsys):
+    for out, told in ((Text(), "5 are gone\n"), (Json(), '{"warning": "5 are gone"}\n')):
+        out.warning("5 are gone")
+        assert capsys.readouterr() == ("", told)
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [

@@ -106,6 +106,7 @@ def test_a_misspelt_topic_is_told_before_anything_is_read(run, topic):
 def test_what_a_broker_would_refuse_is_said_with_what_was_sent(run, topic, given, named):
     done = run("produce", topic, "--property", given, input="a\n")
     assert done.exit_code == 1
+    assert "Message 1 failed" in done.stderr
     assert re.search(rf"Sent 0 messages.*\nError: \[ROCKETMQ_MESSAGE_REFUSED\].*{named}", done.stderr)
 
 
@@ -142,6 +143,7 @@ def test_what_was_acknowledged_when_a_send_fails_is_counted(capsys, output):
     assert report.sent == 4
     assert ("Sent 4 messages to t" in printed.err) is not output.machine
     assert [m["msgId"] for m in documents(printed.out)] == (["0", "1", "3", "5"] if output.machine else [])
+    assert "Message 3 failed (empty lines do not count)" in printed.err
 
 
 def test_ctrl_c_while_a_send_fails_still_counts(capsys):

@@ -165,13 +165,14 @@ def test_what_can_be_read_of_a_damaged_spool_is_shown_and_exported(
     done = run("spool", "show", str(tmp_path), "--records")
     assert done.exit_code == 0, done.output
     exported = run("spool", "export", str(tmp_path))
+    assert exported.exit_code == 1
     for one in (done, exported):
         assert "is damaged, and not all of it could be read. What opens it to send from it" in " ".join(
             one.stderr.split()
         )
     assert least <= sum(bool(one.get("body")) for one in documents(exported.stdout)) <= least + 39
-    (summary,) = documents(run("spool", "show", str(tmp_path), "--json").stdout)
-    assert summary["depth"] == depth
+    *_, summary = documents(run("spool", "show", str(tmp_path), "--json", "--records").stdout)
+    assert (summary["depth"], summary["damaged"]) == (depth, True)
     again = Store(tmp_path, sync="never")
     again.close()
     assert run("spool", "show", str(tmp_path)).stderr == ""

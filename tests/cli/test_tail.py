@@ -4,12 +4,16 @@ import re
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.cli import reading
+from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.tail import document, line
-from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest
+from rocketmq_spark.model import MessageQueue, OffsetRange, ReceivedMessage, SendRequest
 from rocketmq_spark.options import parse
+from rocketmq_spark.pull.answers import Cause
 from tests.cli.conftest import documents
 from tests.helpers import awaited
 
@@ -19,6 +23,27 @@ MESSAGE = ReceivedMessage(
     born_timestamp=1_000, store_timestamp=2_500, born_host="h:1", store_host="h:2", reconsume_times=0,
     prepared_transaction_offset=0, store_size=100, offset_msg_id="OFF",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [("tail", "t", "--no-follow"), ("dlq", "show", "g")])
+@pytest.mark.parametrize(("form", "told"), [((), "{}\n"), (("--json",), '{{"warning": "{}"}}\n')])
+def test_messages_that_are_gone_are_told_in_each_form(monkeypatch, command, form, told):
+    class Reader:
+        def __init__(self, options, topic, on_loss, tags=None):
+            self.on_loss = on_loss
+
+        def seek(self, start):
+            pass
+
+        def messages(self, follow=False):
+            self.on_loss(OffsetRange(MESSAGE.queue, 3, 8), Cause.TRUNCATED)
+            return iter(())
+
+    monkeypatch.setattr(reading, "TopicReader", Reader)
+    done = CliRunner().invoke(app, [*command, *form, "--name-server", "127.0.0.1:1"])
+    gone = f"5 messages of t/broker-a/1 from offset 3 are gone: {Cause.TRUNCATED.value}"
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr.startswith(told.format(gone))
 
 
 @pytest.fixture

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.spark.checkpoints import entries
 from rocketmq_spark.spark.checkpoints.entries import LoggedBatch, folder, history, last_batch, read, under_way
 from rocketmq_spark.spark.source.offsets import Offsets
 
@@ -60,6 +62,21 @@ def test_sources_of_others_and_those_without_an_offset_are_left_out(tmp_path: Pa
     assert read(folder(str(tmp_path)), 0).sources == {2: Offsets({Q: 7})}
 
 
+def test_a_folder_is_named_as_spark_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def from_uri(name: str) -> tuple[None, str]:
+        asked.append(name)
+        return None, "bucket/q"
+
+    monkeypatch.setattr("pyarrow.fs.FileSystem", SimpleNamespace(from_uri=from_uri))
+    for name in ("s3a://bucket/q", "s3n://bucket/q", "s3://bucket/q", "hdfs://h/q"):
+        folder(name)
+    assert asked == ["s3://bucket/q"] * 3 + ["hdfs://h/q"]
+    monkeypatch.chdir(tmp_path)
+    assert folder("s3a").name == "s3a"
+
+
 def test_a_query_without_a_batch_has_none(tmp_path: Path) -> None:
     (tmp_path / "offsets").mkdir()
     assert last_batch(folder(str(tmp_path))) is None
@@ -77,6 +94,32 @@ def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:
             OffsetError, match="offsets/0 is not an entry of an offset log of version v1: it begins with"
         ):
             last_batch(folder(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "v1", "v1\n{}", "v1\n{}\n" + ours(7)[:-9], "v1\n{}\n-\n" + ours(7)[:1]], ids=[*"abcde"]
+)
+def test_a_damaged_entry_is_not_taken_for_one_without_a_source(tmp_path: Path, content: str) -> None:
+    entry(tmp_path, 0, ours(1))
+    entry(tmp_path, 1, ours(2))
+    (tmp_path / "offsets" / "1").write_text(content)
+    for look in (last_batch, history):
+        with pytest.raises(OffsetError, match=r"offsets/1 is damaged.*Restore that file"):
+            look(folder(str(tmp_path)))
+
+
+def test_batches_that_are_removed_during_a_look_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        entry(tmp_path, number, ours(number))
+    listed = entries.begun_batches
+
+    def then_removed(opened: entries.Folder) -> set[int]:
+        found = listed(opened)
+        (tmp_path / "offsets" / "0").unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(entries, "begun_batches", then_removed)
+    assert [found.batch.number for found in history(folder(str(tmp_path)))] == [1, 2]
 
 
 def test_what_each_batch_read(tmp_path: Path) -> None:

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rocketmq_spark.admin import deadline
 from rocketmq_spark.admin.groups import QueuePositions, look_at, new_group, of_group
 from rocketmq_spark.cli import positions
 from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.connection import Target, connected
-from rocketmq_spark.cli.doctor import findings, proxies, servers
+from rocketmq_spark.cli.doctor import findings, proxies, rights, servers
 from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed
 from rocketmq_spark.cli.lag_view import under_way
 from rocketmq_spark.cli.output import Output, shown, width_of, wrapped
@@ -39,8 +38,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
 )
 from rocketmq_spark.localbroker.java import find_java
-from rocketmq_spark.model import BrokerData, MessageQueue, SendRequest, TopicRoute
-from rocketmq_spark.model.admin import GROUP
+from rocketmq_spark.model import BrokerData, TopicRoute
 from rocketmq_spark.spark import tuning
 from rocketmq_spark.wire import bodies, rpc
 
@@ -183,14 +181,14 @@ def of_topic(client: Client, options: Options, topic: str, group: str | None) ->
     yield from servers.topic(route, _attributes(client, route))
     answers: dict[str, RocketMQError | None] = {}
     if queues := [queue for queue in route.readable() if route.brokers[queue.broker_name].master]:
-        answers["source"] = _read(client, route, queues[0], group or options.group)
+        answers["source"] = rights.to_read(client, route, queues, group or options.group)
     try:
         writable = route.writable()
     except RemoteProtocolError as e:
         yield failed(f"topic {topic}", e, "Correct it with RocketMQ's own tool: mqadmin updateOrderConf")
         writable = []
     if writable:
-        answers["sink"] = _written(client, route, writable[0])
+        answers["sink"] = rights.to_write(client, route, writable)
     yield from servers.rights(topic, options.access_key, answers)
 
 
@@ -203,36 +201,6 @@ def _attributes(client: Client, route: TopicRoute) -> dict[str, str] | None:
     except RocketMQError:
         return None
     return found
-
-
-def _read(client: Client, route: TopicRoute, queue: MessageQueue, group: str) -> RocketMQError | None:
-    """What comes of the questions that a source asks: offsets, then messages as the group.
-
-    Those of a queue that there is not: an operator's reset waits at a broker for the next pull of the group.
-    """
-    nowhere = queue._replace(queue_id=max(data.read_queues for data in route.queues) + 1_000)
-    within = deadline(client)
-    try:
-        client.brokers.bounds([queue], within)
-    except RocketMQError as e:
-        return e
-    try:
-        client.brokers.sample(group, nowhere, 0, within)
-    except RocketMQError as e:
-        return e if isinstance(e, AccessDenied | GroupNotFound) or e.broker_code is None else None
-    return None
-
-
-def _written(client: Client, route: TopicRoute, queue: MessageQueue) -> RocketMQError | None:
-    """What a broker says to a message for a queue that there is not, which it cannot store; rights are looked at before."""
-    nowhere = queue._replace(queue_id=max(data.write_queues for data in route.queues) + 1_000)
-    try:
-        client.sender.send(nowhere, SendRequest(GROUP, b"x"), deadline(client))
-    except AccessDenied as e:
-        return e
-    except RocketMQError as e:
-        return None if e.broker_code is not None else e
-    return None
 
 
 def of_readers(target: Target, client: Client, subject: Subject) -> Iterator[Finding]:

@@ -221,7 +221,8 @@ def rights(topic: str, user: str | None, answers: Mapping[str, RocketMQError | N
         if error is None:
             yield ok(check, f"{who} may {what} {topic}")
         elif isinstance(error, AccessDenied):
-            text = f"{who} may not {what} {topic}: {error.remark or error.message}"
+            where = f" (at {error.addr})" if error.addr else ""
+            text = f"{who} may not {what} {topic}: {error.remark or error.message}{where}"
             remedy = f"Grant {needed[role]}, or give options 'accessKey' and 'secretKey'"
             yield (
                 broken(check, text, remedy)

@@ -182,16 +182,14 @@ def _sync(folder: Path) -> None:
             os.close(descriptor)
 
 
-_SAME_SCHEMES = {"s3a://": "s3://", "s3n://": "s3://"}
+# Spark's names of schemes.
+_SAME_SCHEMES = {"s3a": "s3", "s3n": "s3"}
 
 
 def checkpoint_folder(location: str) -> Folder:
     """The folder of a ``checkpointLocation``, as Spark reads such a text."""
     if location.startswith("file:"):
         return folder("/" + location.removeprefix("file:").lstrip("/"))
-    for spark, ours in _SAME_SCHEMES.items():
-        if location.startswith(spark):
-            return folder(ours + location.removeprefix(spark))
     return folder(location)
 
 
@@ -199,6 +197,8 @@ def folder(name: str) -> Folder:
     """A folder by its path, or by an address with a scheme. Raises ``OffsetError`` for one that cannot be reached."""
     from pyarrow.fs import FileSystem, LocalFileSystem
 
+    scheme, colon, path_of_it = name.partition("://")
+    name = f"{_SAME_SCHEMES.get(scheme, scheme)}{colon}{path_of_it}" if colon else name
     if "://" not in name and not name.startswith("file:"):
         path = Path(name).expanduser().absolute()
         if _last(name) in (".", "..", "~"):  # no name that another folder beside it could begin with
@@ -319,21 +319,34 @@ def read(folder: Folder, number: int) -> LoggedBatch:
     """One entry of the log. Raises ``OffsetError`` for one that cannot be read."""
     path = f"offsets/{number}"
     lines = folder.read(path).splitlines()
-    if not lines or lines[0] != VERSION:
+    if lines[:1] in ([], [VERSION]) and len(lines) <= _HEAD:
+        raise _damaged(folder, path)
+    if lines[0] != VERSION:
         raise OffsetError(
             f"{folder.name}/{path} is not an entry of an offset log of version {VERSION}: it begins with {lines[:1]}",
             remedy="Set spark.sql.streaming.offsetLog.formatVersion to 1 for a new query, which is Spark's default",
         )
-    found = {at: _ours(line) for at, line in enumerate(lines[_HEAD:])}
+    try:
+        found = {at: _ours(line) for at, line in enumerate(lines[_HEAD:])}
+    except ValueError as e:
+        raise _damaged(folder, path) from e
     return LoggedBatch(
         number, {at: offsets for at, offsets in found.items() if offsets is not None}, _begun(lines[1:2])
+    )
+
+
+def _damaged(folder: Folder, path: str) -> OffsetError:
+    """Spark writes an entry whole, with a line for each source."""
+    return OffsetError(
+        f"{folder.name}/{path} is damaged: it is cut, or its writer was killed",
+        remedy="Restore that file, or start the query with another checkpointLocation",
     )
 
 
 def history(folder: Folder) -> list[Read]:
     """All batches that are kept, the oldest first, with what each of them read."""
     done = numbers(folder, "commits")
-    batches = [read(folder, number) for number in sorted(begun_batches(folder))]
+    batches = list(_kept(folder))
     found = []
     before: LoggedBatch | None = None
     for batch in batches:
@@ -342,6 +355,16 @@ def history(folder: Folder) -> list[Read]:
         found.append(Read(batch, ranges, unknown, done.get(batch.number)))
         before = batch
     return found
+
+
+def _kept(folder: Folder) -> Iterator[LoggedBatch]:
+    """All batches, without those that Spark removes meanwhile, as it does with the oldest ones."""
+    for number in sorted(begun_batches(folder)):
+        try:
+            yield read(folder, number)
+        except OffsetError as e:
+            if not isinstance(e.__cause__, FileNotFoundError):
+                raise
 
 
 def _ranges(before: LoggedBatch | None, batch: LoggedBatch) -> tuple[list[OffsetRange], list[MessageQueue]]:
@@ -365,9 +388,12 @@ def _begun(lines: list[str]) -> int | None:
 
 
 def _ours(line: str) -> Offsets | None:
+    """The offsets of a source of ours. Raises ``ValueError`` for an object that is cut, which may have been one."""
     try:
         value = json.loads(line)
     except ValueError:
+        if line.startswith("{"):
+            raise
         return None  # a source that had nothing has "-"
     if not isinstance(value, dict) or "topics" not in value or "v" not in value:
         return None

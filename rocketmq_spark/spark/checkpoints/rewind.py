@@ -155,6 +155,7 @@ def carry_out(folder: Folder, planned: RewindPlan, at: datetime) -> Folder:
     # Before anything is removed: it needs numpy, which may be missing.
     from rocketmq_spark.spark.checkpoints import notes
 
+    notes.epoch(folder)  # one that is damaged could not be raised afterwards
     name = folder.name.rstrip("/").rpartition("/")[2]
     backup = folder.copy(planned.saved, f"{name}.before-rewind-{at:%Y%m%dT%H%M%SZ}")
     folder.delete(planned.removed)

@@ -8,10 +8,10 @@ import pytest
 
 from rocketmq_spark.admin import groups
 from rocketmq_spark.cli.connection import Target
-from rocketmq_spark.cli.doctor import command, servers
+from rocketmq_spark.cli.doctor import command, rights, servers
 from rocketmq_spark.cli.doctor.command import Subject
 from rocketmq_spark.cli.doctor.findings import Level
-from rocketmq_spark.errors import AccessDenied, CallTimeout, OffsetError
+from rocketmq_spark.errors import AccessDenied, CallTimeout, GroupNotFound, OffsetError
 from rocketmq_spark.model import BrokerData, Filter, MessageQueue, QueueBounds, QueueData, TopicRoute
 from rocketmq_spark.model.admin import QueueLag
 from rocketmq_spark.spark.checkpoints.rewind import drift
@@ -57,6 +57,21 @@ def test_rights_that_are_missing_are_named() -> None:
     assert [one.level for one in fine] == [Level.OK, Level.OK]
     (away,) = servers.rights("t", None, {"source": CallTimeout("no answer in time", "h:1")})
     assert (away.level, away.found) == (Level.BROKEN, "no answer in time (at h:1)")
+
+
+def test_every_broker_is_asked_for_rights_and_a_denial_counts_before_other_errors(monkeypatch) -> None:
+    denied, lacks = AccessDenied("access denied", "h:2"), GroupNotFound("no group", "h:1")
+    said = {"a": lacks, "b": denied, "c": None}
+    for name in ("_read", "_written"):
+        monkeypatch.setattr(rights, name, lambda client, route, queue, *group: said[queue.broker_name])
+
+    def asked(names):
+        queues = [MessageQueue("t", name, n) for name in names for n in range(2)]
+        return rights.to_read(Mock(), Mock(), queues, "g"), rights.to_write(Mock(), Mock(), queues)
+
+    assert [asked(names) for names in ("abc", "ac", "c")] == [(denied, denied), (lacks, lacks), (None, None)]
+    (told,) = servers.rights("t", "x", {"source": denied})
+    assert told.found == "user x may not read t: access denied (at h:2)"
 
 
 A, B = {"t": Filter("x || y")}, {"t": Filter("y||x"), "u": Filter()}
