@@ -10,8 +10,8 @@ from rocketmq_spark.consumer.pull.upkeep import Subscribed
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import RocketMQError, RouteNotFound
-from rocketmq_spark.model import NO_FILTER, MessageQueue
-from tests.consumer.fake_member import FakeMember
+from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
+from tests.consumer.fake_member import FakeMember, Hand, made
 
 QUEUES = [MessageQueue("t", "b", i) for i in range(3)]
 
@@ -81,3 +81,25 @@ def test_leaving_is_told_once(seen: Seen) -> None:
     seen.one.leave()
     assert not seen.fake.joined
     seen.one.leave()
+
+
+def test_members_that_want_other_messages_are_told_once(fake, hand, caplog, monkeypatch) -> None:
+    """As a ``Consumer`` does: half of what each wants goes to queues of the other."""
+    with made(fake, hand) as consumer:
+        consumer.subscribe("t", tags="a")
+        hand_on(hand, 60)
+        assert "different subscriptions" not in caplog.text
+        monkeypatch.setattr(fake, "filters", lambda *_: {"t": Filter("b")})
+        hand_on(hand, 19)
+        assert "different subscriptions" not in caplog.text, "it may be for a moment"
+        hand_on(hand, 120)
+    assert (
+        caplog.text.count("members of group g have different subscriptions: topic t is subscribed to with 'a' here")
+        == 1
+    )
+
+
+def hand_on(hand: Hand, seconds: int) -> None:
+    for _ in range(seconds):
+        hand.now += 1
+        hand.time.advance(1)

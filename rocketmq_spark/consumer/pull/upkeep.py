@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Mapping, MutableSet
 from rocketmq_spark.base.clock import Clock, Deadline, NowAndThen
 from rocketmq_spark.base.process import entry
 from rocketmq_spark.base.threads import Timer
+from rocketmq_spark.consumer.conflicts import LOOK_S as COMPARE_S
+from rocketmq_spark.consumer.conflicts import SubscriptionConflicts
 from rocketmq_spark.consumer.pull.assigned import FetchedPart, Left
 from rocketmq_spark.consumer.pull.polls import Polls, Positions
 from rocketmq_spark.consumer.rebalance import QueueShare, Start, clustering_share, wait_s
@@ -49,6 +51,7 @@ class Subscribed:
         self._leave: Callable[[Deadline], None] | None = None
         self._due_at = 0.0
         self._introductions = NowAndThen(INTRODUCED_S)
+        self._conflicts, self._compare_at = SubscriptionConflicts(member, settings.group, subscriptions), 0.0
         self._unheard = False  # a broker does not list this member, because it restarted
         self.balanced = False
 
@@ -86,6 +89,12 @@ class Subscribed:
     def changed(self) -> None:
         """The group has changed: the next check is due."""
         self._due_at = 0.0
+
+    def compare(self) -> None:
+        """Log, now and then, that other members of the group have different subscriptions."""
+        if (now := self._clock.now()) >= self._compare_at:
+            self._compare_at = now + COMPARE_S
+            self._conflicts.look(self._positions.soon())
 
     def wait_s(self) -> float:
         """Seconds until the next check."""
@@ -255,6 +264,7 @@ class Upkeep:
     def _turn(self) -> None:
         try:
             self.look()
+            self._shared.compare()
         finally:
             self._timer.later(FOLLOW_S, self._turn)
 
