@@ -20,7 +20,7 @@ from rocketmq_spark.wire.properties import parse_subscription
 logger = logging.getLogger(__name__)
 
 # Heartbeats come every 30 s, so each member's heartbeat is the last one at some of the checks.
-LOOK_S = 20.0
+COMPARE_S = 20.0
 
 
 class SubscriptionConflicts:

@@ -18,7 +18,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.ahead import ReadAhead
-from rocketmq_spark.consumer.conflicts import LOOK_S, SubscriptionConflicts
+from rocketmq_spark.consumer.conflicts import COMPARE_S, SubscriptionConflicts
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.concurrent import Concurrent
 from rocketmq_spark.consumer.push.introductions import Introductions
@@ -43,7 +43,7 @@ TIMEOUT_S = 3.0
 FIRST_PERSIST_S = 10.0
 FIRST_LOCK_S, LOCK_S = 1.0, 20.0
 STATS_S = 60.0
-HEARD_MS = 30_000  # a queue that is pulled is heard of sooner, also where nothing comes: pulls wait 15 s
+ENDS_S, HEARD_MS = 20.0, 30_000  # a queue that is pulled is heard of sooner, also where nothing comes: pulls wait 15 s
 HANGS_S = 1.0  # what is asked for nothing any more is not waited for longer: the last words need the time
 # What broadcasting members of a host are called in their folder, which must be the same after a restart; Java's default.
 INSTANCE_NAME = "DEFAULT"
@@ -117,8 +117,8 @@ class RunningConsumer:
         self.rebalancing.begin()
         self._upkeep.every(self._settings.persist_interval_s, self._persist, FIRST_PERSIST_S)
         self._upkeep.every(STATS_S, self._log_stats, STATS_S)
-        self._upkeep.every(LOOK_S, self._look_at_others, LOOK_S)
-        self._upkeep.every(LOOK_S, self._look_at_ends, LOOK_S)
+        self._upkeep.every(COMPARE_S, self._look_at_others, COMPARE_S)
+        self._upkeep.every(ENDS_S, self._look_at_ends, ENDS_S)
         if isinstance(self._consuming, Concurrent):
             timeout_s = self._settings.consume_timeout_s
             self._upkeep.every(timeout_s, self._consuming.clean, timeout_s)
