@@ -57,6 +57,7 @@ class ProcessQueue:
         self.queue = queue
         self.dropped = False
         self.last_pull_ms = now_ms
+        self.end_ms = now_ms  # when a broker said at last where it ends
         self.last_consume_ms = now_ms
         self.lock = QueueLock()
         self.count = 0

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.push.running import SubscriptionConflicts, differences
+from rocketmq_spark.consumer.conflicts import SubscriptionConflicts, differences
 from rocketmq_spark.consumer.settings import Subscriptions
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import NO_FILTER, Filter

@@ -38,6 +38,23 @@ def test_4_22_4_25_a_queue_whose_offset_is_not_known_waits_a_second(group: Group
     assert not [request for request in port.seen("pull") if request.offset < 0]
 
 
+def test_queues_that_cannot_be_begun_are_a_warning_for_each_topic_and_broker(group: GroupBench, caplog) -> None:
+    caplog.set_level("INFO")
+    group.brokers.failing["committed a"] = AccessDenied("no")
+    consumer, _ = group.start()
+    for told in (1, 2):
+        group.time.advance(5)
+        lines = [line.levelname for line in caplog.records if "is not started yet" in line.message]
+        assert (lines.count("WARNING"), len(lines) > 8 * told) == (told, True)
+        del group.brokers.failing["committed a"]
+        group.time.advance(2)
+        assert group.owned(consumer) == ALL
+        consumer.unsubscribe("T")
+        group.time.advance(2)
+        group.brokers.failing["committed a"] = AccessDenied("no")
+        consumer.subscribe("T")
+
+
 def test_a_lock_of_a_queue_that_cannot_be_begun_is_given_back(group: GroupBench) -> None:
     """Else the next owner, or the members that are left, would wait until it expires: here for ever."""
     group.brokers.failing["committed a"] = ServerFault("code 1")

@@ -10,7 +10,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.pop.in_hand import InvisibleMessage
 from rocketmq_spark.consumer.pop.running import Popping
 from rocketmq_spark.consumer.settings import Subscriptions
-from rocketmq_spark.errors import ConnectionLost
+from rocketmq_spark.errors import ConnectionLost, ServiceNotAvailable
 from rocketmq_spark.model import NO_FILTER
 from tests.consumer.pop import SETTINGS, PopBench, of
 from tests.helpers import no_more_threads
@@ -75,6 +75,29 @@ def test_an_error_is_said_and_the_broker_asked_again(asks, caplog):
     asks.proxy.put(of("A"))
     eventually(lambda: asks.ids() == ["A"], 60)
     assert "cannot receive messages of t now, retrying: " in caplog.text
+
+
+def test_an_error_that_lasts_is_one_line_and_its_end_another(asks, caplog, monkeypatch):
+    """A Proxy may be away for hours, and there is a thread for each broker, or queue, of a topic."""
+    asks.proxy.counts["t"] = 1
+    errors = [ConnectionLost("away")] * 3 + [ServiceNotAvailable("it starts", "p:1", 50001)] * 3
+    receive = asks.proxy.receive
+
+    def failing(*given):
+        if errors:
+            raise errors.pop(0)
+        return receive(*given)
+
+    monkeypatch.setattr(asks.proxy, "receive", failing)
+    caplog.set_level("INFO")
+    asks.look("t")
+    asks.proxy.put(of("A"))
+    eventually(lambda: asks.ids() == ["A"], 60)
+    asks.proxy.put(of("B"))
+    eventually(lambda: asks.ids() == ["A", "B"], 60)
+    levels = [line.levelname for line in caplog.records if "cannot receive messages of t" in line.message]
+    assert levels == ["WARNING", "INFO", "INFO"] * 2
+    assert caplog.text.count("messages of t are received again") == 1
 
 
 def test_a_thread_that_ends_is_started_again_by_the_next_look(asks, caplog):

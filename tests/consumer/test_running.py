@@ -7,7 +7,7 @@ import pytest
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.push.running import TIMEOUT_S
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
-from rocketmq_spark.errors import RouteNotFound
+from rocketmq_spark.errors import CallTimeout, RouteNotFound
 from tests.consumer.group import GroupBench
 from tests.queues import q, qs
 
@@ -87,6 +87,46 @@ def test_every_bound_of_the_cache_stops_the_pulls(group: GroupBench, bound: Thre
     cached = consumer.stats().cached
     assert cached is not None
     assert 50 < cached <= 60 + 2
+
+
+def test_the_lag_of_a_queue_that_is_not_pulled_grows_with_what_is_sent(group: GroupBench) -> None:
+    """Its cache is full because its listener stands still: that is when the lag is looked at."""
+    consumer, _ = group.start(thresholds=Thresholds(max_count=50), pull_batch_size=10)
+    group.workers[0].held = True
+    group.time.advance(12)
+    group.brokers.send(q("a:0"), *(b"x" for _ in range(200)))
+    group.time.advance(60)
+    assert consumer.stats().lag == 200
+    group.brokers.send(q("a:0"), *(b"x" for _ in range(1000)))
+    group.time.advance(21)
+    assert consumer.stats().lag == 1200
+    group.workers[0].let_go()
+    group.time.advance(5)
+    assert consumer.stats().lag == 0
+
+
+def test_the_lag_is_unknown_while_no_broker_says_where_a_queue_ends(group: GroupBench) -> None:
+    consumer, port = group.start()
+    group.time.advance(60)
+    assert consumer.stats().lag == 0
+    assert not port.seen("bounds"), "pulls say it"
+    group.brokers.failing |= dict.fromkeys(("pull a", "bounds a"), CallTimeout("no answer"))
+    group.brokers.parked.clear()
+    group.time.advance(60)
+    assert consumer.stats().lag is None
+    asked = [queue.broker_name for queue in port.seen("bounds")]
+    assert 1 <= asked.count("a") <= 3, "a broker that does not answer is waited for once in a look"
+
+
+@pytest.mark.parametrize("verb", ["queues", "committed b"])
+def test_the_lag_is_unknown_until_all_queues_are(group: GroupBench, verb: str) -> None:
+    group.brokers.failing[verb] = RouteNotFound("away")
+    consumer, _ = group.start()
+    group.time.advance(40)
+    assert consumer.stats().lag is None
+    del group.brokers.failing[verb]
+    group.time.advance(40)
+    assert consumer.stats().lag == 0
 
 
 def test_bytes_of_a_topic_count_for_all_its_queues_together(group: GroupBench) -> None:

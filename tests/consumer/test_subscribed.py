@@ -9,9 +9,9 @@ from rocketmq_spark.consumer.pull.polls import Positions
 from rocketmq_spark.consumer.pull.upkeep import Subscribed
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
-from rocketmq_spark.errors import RocketMQError, RouteNotFound
-from rocketmq_spark.model import NO_FILTER, MessageQueue
-from tests.consumer.fake_member import FakeMember
+from rocketmq_spark.errors import AccessDenied, CallTimeout, RocketMQError, RouteNotFound
+from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
+from tests.consumer.fake_member import FakeMember, Hand, made
 
 QUEUES = [MessageQueue("t", "b", i) for i in range(3)]
 
@@ -81,3 +81,58 @@ def test_leaving_is_told_once(seen: Seen) -> None:
     seen.one.leave()
     assert not seen.fake.joined
     seen.one.leave()
+
+
+def test_members_that_want_other_messages_are_told_once(fake, hand, caplog, monkeypatch) -> None:
+    """As a ``Consumer`` does: half of what each wants goes to queues of the other."""
+    with made(fake, hand) as consumer:
+        consumer.subscribe("t", tags="a")
+        hand_on(hand, 60)
+        assert "different subscriptions" not in caplog.text
+        monkeypatch.setattr(fake, "filters", lambda *_: {"t": Filter("b")})
+        hand_on(hand, 19)
+        assert "different subscriptions" not in caplog.text, "it may be for a moment"
+        hand_on(hand, 120)
+    assert (
+        caplog.text.count("members of group g have different subscriptions: topic t is subscribed to with 'a' here")
+        == 1
+    )
+
+
+def hand_on(hand: Hand, seconds: int) -> None:
+    for _ in range(seconds):
+        hand.now += 1
+        hand.time.advance(1)
+
+
+def warnings(caplog, text: str) -> int:
+    return sum(text in line.message and line.levelname == "WARNING" for line in caplog.records)
+
+
+def test_what_fails_each_second_is_a_warning_once_until_it_ends(seen: Seen, caplog, monkeypatch) -> None:
+    errors = [AccessDenied("no"), AccessDenied("no"), CallTimeout("late"), None, CallTimeout("late")]
+
+    def members(*args: object) -> list[str]:
+        if (error := errors.pop(0)) is not None:
+            raise error
+        return ["me"]
+
+    monkeypatch.setattr(seen.fake, "members", members)
+    told = []
+    while errors:
+        seen.one.look(QUEUES)
+        assert seen.one.balanced == (len(errors) == 1)
+        told.append(warnings(caplog, "the assignment of topic t stays unchanged"))
+    assert told == [1, 1, 2, 2, 3]
+
+
+def test_queues_that_cannot_be_begun_are_a_warning_for_each_topic_and_broker(seen: Seen, caplog) -> None:
+    seen.fake.unknown = dict.fromkeys(QUEUES, AccessDenied("no"))
+    for _ in range(3):
+        assert seen.one.look([]) == {}
+    assert warnings(caplog, "its start offset cannot be read yet") == 1
+    seen.fake.unknown.clear()
+    assert len(seen.one.look([])) == 3
+    seen.fake.unknown = dict.fromkeys(QUEUES, AccessDenied("no"))
+    seen.one.look([])
+    assert warnings(caplog, "its start offset cannot be read yet") == 2

@@ -14,6 +14,7 @@ from functools import partial
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer, start_thread
+from rocketmq_spark.consumer.complaints import Complaints
 from rocketmq_spark.consumer.pop.in_hand import INVISIBLE_S, InHand, InvisibleMessage, Settling, line_of
 from rocketmq_spark.consumer.pop.in_hand import LOOK_S as RENEW_S
 from rocketmq_spark.consumer.pop.listening import InAnyOrder, InOrder, Listening
@@ -55,6 +56,7 @@ class Popping:
         self._threads: dict[Place, threading.Thread] = {}
         self._wanted: set[Place] = set()
         self._closed = threading.Event()
+        self._complaints = Complaints()  # of places
 
     @property
     def closed(self) -> bool:
@@ -90,12 +92,14 @@ class Popping:
                 self._turn(place)
             except RocketMQError as e:
                 if not self._closed.is_set():
-                    logger.warning("cannot receive messages of %s now, retrying: %s", place[0], e)
+                    level = self._complaints.level(place, e)
+                    logger.log(level, "cannot receive messages of %s now, retrying: %s", place[0], e)
                 self._closed.wait(self._settings.pull_delay_on_error_s)
 
     def _ended(self, place: Place) -> None:
         with self._lock:
             del self._threads[place]
+            self._complaints.over(place)
 
     def _turn(self, place: Place) -> None:
         """Send one request when there is room."""
@@ -106,6 +110,8 @@ class Popping:
         # The invisible time began after this moment. The answer may be read much later, if the process was suspended.
         asked_ms = self._timer.lease_ms()
         found = self._port.receive(place, self._settings.pull_batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
+        if self._complaints.over(place):
+            logger.warning("messages of %s are received again", topic)
         if not found or self._over(place):
             return  # others get messages that arrived after the close
         until_ms = asked_ms + round(1000 * INVISIBLE_S)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Mapping, MutableSet
 from rocketmq_spark.base.clock import Clock, Deadline, NowAndThen
 from rocketmq_spark.base.process import entry
 from rocketmq_spark.base.threads import Timer
+from rocketmq_spark.consumer.complaints import Complaints
+from rocketmq_spark.consumer.conflicts import COMPARE_S, SubscriptionConflicts
 from rocketmq_spark.consumer.pull.assigned import FetchedPart, Left
 from rocketmq_spark.consumer.pull.polls import Polls, Positions
 from rocketmq_spark.consumer.rebalance import QueueShare, Start, clustering_share, wait_s
@@ -49,7 +51,9 @@ class Subscribed:
         self._leave: Callable[[Deadline], None] | None = None
         self._due_at = 0.0
         self._introductions = NowAndThen(INTRODUCED_S)
+        self.conflicts = SubscriptionConflicts(member, settings.group, subscriptions)
         self._unheard = False  # a broker does not list this member, because it restarted
+        self._complaints = Complaints()  # of topics, and of queues
         self.balanced = False
 
     @property
@@ -119,31 +123,36 @@ class Subscribed:
 
     def _start(self, queue: MessageQueue, troubled: MutableSet[str]) -> Start | None:
         try:
-            return self._positions.start(queue)
+            start = self._positions.start(queue)
         except RocketMQError as e:
             self.balanced = False
-            logger.warning("%s is assigned, but its start offset cannot be read yet: %s", queue, e)
+            level = self._complaints.level((queue.topic, queue.broker_name), e)
+            logger.log(level, "%s is assigned, but its start offset cannot be read yet: %s", queue, e)
             if isinstance(e, CallTimeout | ConnectionLost):  # other errors may concern only this queue or topic
                 troubled.add(queue.broker_name)
             return None
+        self._complaints.over((queue.topic, queue.broker_name))
+        return start
 
     def _share(self, topic: str) -> QueueShare:
         try:
             queues = self._positions.queues(topic)
             members = self._member.members(self._settings.group, topic, self._positions.soon())
         except RocketMQError as e:
-            logger.warning("the assignment of topic %s stays unchanged: %s", topic, e)
-            self.balanced = False
+            self._stays(topic, e)
             self._unheard |= isinstance(e, ServerFault)
             return QueueShare(None)
         self._unheard |= self._member.client_id not in members
         share = clustering_share(self._settings.allocate, self._member.client_id, queues, members)
         if share.problem is not None or not members:
-            self.balanced = False
-            logger.warning(
-                "the assignment of topic %s stays unchanged: %s", topic, share.problem or "no member is known yet"
-            )
+            self._stays(topic, share.problem or "no member is known yet")
+        else:
+            self._complaints.over(topic)
         return share
+
+    def _stays(self, topic: str, why: object) -> None:
+        self.balanced = False
+        logger.log(self._complaints.level(topic, why), "the assignment of topic %s stays unchanged: %s", topic, why)
 
     def leave(self) -> None:
         """Unregister from the brokers, so that other members take over."""
@@ -251,6 +260,7 @@ class Upkeep:
             return
         self._timer.later(FOLLOW_S, self._turn)
         self._following = True  # only now: without a thread the next call tries again
+        self._timer.every(COMPARE_S, lambda: self._shared.conflicts.look(self._positions.soon()), COMPARE_S)
 
     def _turn(self) -> None:
         try:

@@ -189,6 +189,18 @@ class MemberState:
         if offset is not None and not queue.dropped:
             self.offsets.raise_to(queue.queue, offset)
 
+    def heard(self, queue: ProcessQueue, end: int | None, now_ms: int) -> None:
+        """A broker was asked at ``now_ms`` where an owned queue ends; None: it did not say. A pull that was answered since knows
+        better.
+        """
+        with self.lock:
+            if self.queues.get(queue.queue) is not queue or queue.end_ms > now_ms:
+                return
+            if end is None:
+                self.ends.pop(queue.queue, None)
+            else:
+                self.ends[queue.queue] = end
+
     def owned(self) -> list[ProcessQueue]:
         """Those that are not dropped."""
         with self.lock:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
+from rocketmq_spark.consumer.complaints import Complaints
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.offset_store import OffsetStore
@@ -67,6 +68,7 @@ class Ownership:
         # Queues between a release and the next begin, and until when: a reset that comes meanwhile counts for them, too.
         self._expected: dict[MessageQueue, int] = {}
         self._resets = 0
+        self._complaints = Complaints()  # of the queues of a topic at a broker
 
     def drop(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Release ``queues``; returns those that were released. A queue whose messages a listener has is released later."""
@@ -231,10 +233,12 @@ class Ownership:
         try:
             offset, stored = self._start(queue)
         except RocketMQError as e:
-            logger.warning("queue %s is not started yet, its offset cannot be read: %s", queue, e)
+            level = self._complaints.level((queue.topic, queue.broker_name), e)
+            logger.log(level, "queue %s is not started yet, its offset cannot be read: %s", queue, e)
             if isinstance(e, CallTimeout | ConnectionLost):  # others may be of this queue alone
                 troubled.add(queue.broker_name)
             return False
+        self._complaints.over((queue.topic, queue.broker_name))
         fresh = ProcessQueue(queue, self._timer.now_ms())
         if self._locks:
             fresh.lock.grant(locked_ms, connection)

@@ -344,7 +344,7 @@ class Pulling:
     def _note(self, queue: ProcessQueue, answer: PullAnswer | RocketMQError, then: NextPull) -> None:
         with self._held.lock:
             if isinstance(answer, PullAnswer):
-                self._held.ends[queue.queue] = answer.max_offset
+                self._held.ends[queue.queue], queue.end_ms = answer.max_offset, self._timer.now_ms()
                 if answer.status is PullStatus.FOUND:
                     now_ms = self._timer.now_ms()
                     spent_ms = now_ms - queue.last_pull_ms

@@ -77,6 +77,7 @@ class Rebalancing:
         self._ownership = ownership
         self._timer = timer
         self._own = Own(settings.environment)
+        self.shared: set[str] = set()  # topics of which this member has had all of its share
         self._lock = threading.Lock()
         self._due_ms = math.inf
         self._last_ms = -math.inf
@@ -197,7 +198,10 @@ class Rebalancing:
             self.wake(BUSY_S)
         if gone or added:
             self._moved(topic, gone, added)
-        return rebalance.is_balanced(self._known(), topic, share), bool(gone or added)
+        balanced = rebalance.is_balanced(self._known(), topic, share)
+        if balanced and share.queues is not None:
+            self.shared.add(topic)
+        return balanced, bool(gone or added)
 
     def _share(self, topic: str) -> rebalance.QueueShare:
         deadline = Deadline.after(TIMEOUT_S)

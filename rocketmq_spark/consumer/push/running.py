@@ -3,9 +3,7 @@
 Four threads besides those of the listener: pulls (which never wait), rebalances, commits with other upkeep, and locks. A broker
 that hangs delays only its own requests.
 
-The upkeep looks for members of the group that have different subscriptions, which causes no error. Brokers keep one
-subscription per group, that of the last heartbeat, and filter the messages of all members by it; queues are shared among all
-members, also those without the topic. So messages that only one member subscribes to are lost or stay unread.
+The upkeep commits, compares subscriptions (``consumer/conflicts``), and asks for the ends of queues that are not pulled.
 """
 
 from __future__ import annotations
@@ -13,13 +11,14 @@ from __future__ import annotations
 import itertools
 import logging
 import platform
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.ahead import ReadAhead
+from rocketmq_spark.consumer.conflicts import COMPARE_S, SubscriptionConflicts
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.concurrent import Concurrent
 from rocketmq_spark.consumer.push.introductions import Introductions
@@ -33,76 +32,18 @@ from rocketmq_spark.consumer.push.workers import SendBack, Workers
 from rocketmq_spark.consumer.result import Listener, Replier
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.consumer.tracing import ListenerTraces
-from rocketmq_spark.errors import OptionError, RocketMQError
-from rocketmq_spark.model import Filter, ReceivedMessage
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RocketMQError
+from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats, Membership, TopicFigures
 from rocketmq_spark.ports import GroupMember
-from rocketmq_spark.wire.properties import parse_subscription
 
 logger = logging.getLogger(__name__)
-
-# Heartbeats come every 30 s, so each member's heartbeat is the last one at some of the checks.
-LOOK_S = 20.0
-
-
-class SubscriptionConflicts:
-    """Compares the subscriptions at brokers with this member's. Logs a difference once, if two checks find it."""
-
-    def __init__(self, port: GroupMember, group: str, subscriptions: Subscriptions) -> None:
-        self._port = port
-        self._group = group
-        self._subscriptions = subscriptions
-        self._last: tuple[str, ...] = ()
-        self._logged: set[tuple[str, ...]] = set()
-
-    def look(self, deadline: Deadline) -> None:
-        mine = self._subscriptions.all()
-        topic = next((topic for topic in mine if not topic.startswith(RETRY_PREFIX)), None)
-        if topic is None:
-            return
-        try:
-            found = differences(mine, self._port.filters(self._group, topic, deadline))
-        except RocketMQError as e:
-            logger.debug("cannot read the subscriptions of group %s: %s", self._group, e)
-            return
-        if found and found == self._last and found not in self._logged:
-            self._logged.add(found)
-            logger.warning(
-                "members of group %s have different subscriptions: %s. Brokers keep one subscription per group, so messages "
-                "are lost to some: let all members subscribe to the same, or give them groups of their own",
-                self._group,
-                "; ".join(found),
-            )
-        self._last = found
-
-
-def differences(mine: Mapping[str, Filter], theirs: Mapping[str, Filter]) -> tuple[str, ...]:
-    """Describe the differences between two sets of subscriptions. The order of tags is ignored."""
-    found = []
-    for topic in sorted(mine.keys() | theirs.keys()):
-        here, there = mine.get(topic), theirs.get(topic)
-        if here is None or there is None or _meaning(here) != _meaning(there):
-            found.append(f"topic {topic} is {_shown(here)} here and {_shown(there)} elsewhere")
-    return tuple(found)
-
-
-def _meaning(wanted: Filter) -> object:
-    if wanted.kind != "TAG":
-        return wanted.kind, wanted.expression
-    try:
-        return wanted.kind, parse_subscription(wanted.expression).tags
-    except ValueError:
-        return wanted.kind, wanted.expression
-
-
-def _shown(wanted: Filter | None) -> str:
-    return "not subscribed to" if wanted is None else f"subscribed to with {wanted.expression!r}"
-
 
 TIMEOUT_S = 3.0
 FIRST_PERSIST_S = 10.0
 FIRST_LOCK_S, LOCK_S = 1.0, 20.0
 STATS_S = 60.0
+ENDS_S, HEARD_MS = 20.0, 30_000  # a queue that is pulled is heard of sooner, also where nothing comes: pulls wait 15 s
 HANGS_S = 1.0  # what is asked for nothing any more is not waited for longer: the last words need the time
 # What broadcasting members of a host are called in their folder, which must be the same after a restart; Java's default.
 INSTANCE_NAME = "DEFAULT"
@@ -176,7 +117,8 @@ class RunningConsumer:
         self.rebalancing.begin()
         self._upkeep.every(self._settings.persist_interval_s, self._persist, FIRST_PERSIST_S)
         self._upkeep.every(STATS_S, self._log_stats, STATS_S)
-        self._upkeep.every(LOOK_S, self._look_at_others, LOOK_S)
+        self._upkeep.every(COMPARE_S, self._look_at_others, COMPARE_S)
+        self._upkeep.every(ENDS_S, self._look_at_ends, ENDS_S)
         if isinstance(self._consuming, Concurrent):
             timeout_s = self._settings.consume_timeout_s
             self._upkeep.every(timeout_s, self._consuming.clean, timeout_s)
@@ -233,7 +175,9 @@ class RunningConsumer:
         return self._workers.here
 
     def stats(self) -> ConsumerStats:
-        return self.held.stats()
+        stats = self.held.stats()
+        topics = {topic for topic in self._subscriptions.all() if not topic.startswith(RETRY_PREFIX)}
+        return stats if topics <= self.rebalancing.shared else replace(stats, lag=None)  # some queues are not known yet
 
     def figures(self) -> dict[str, TopicFigures]:
         """Return the recent figures of each topic."""
@@ -291,6 +235,23 @@ class RunningConsumer:
 
     def _look_at_others(self) -> None:
         self._differing.look(Deadline.after(TIMEOUT_S))
+
+    def _look_at_ends(self) -> None:
+        """Ask for the ends of queues that are not pulled, such as full ones: the lag would be that of their last pull."""
+        now_ms, deadline = self._pulls.now_ms(), Deadline.after(TIMEOUT_S)
+        troubled: set[str] = set()  # brokers that do not answer: waited for once
+        for queue in self.held.owned():
+            if now_ms - queue.end_ms <= HEARD_MS:
+                continue
+            end = None
+            if queue.queue.broker_name not in troubled and not deadline.expired:
+                try:
+                    end = self._port.bounds(queue.queue, deadline).max_offset
+                except RocketMQError as e:
+                    logger.debug("the end of %s is unknown: %s", queue.queue, e)
+                    if isinstance(e, CallTimeout | ConnectionLost):
+                        troubled.add(queue.queue.broker_name)
+            self.held.heard(queue, end, now_ms)
 
     def _log_stats(self) -> None:
         logger.info("group %s: %s", self._settings.group, self.stats())
