@@ -72,9 +72,9 @@ def create(
     given = batch_attributes(attributes) if batch else attributes
     if there := tools.admin.queues_of(topic, brokers):
         raise OptionError(
-            f"topic {topic} exists already: it has {shown_queues(there)}",
-            remedy=f"To change it: rocketmq-spark topic widen {topic} --queues N, or topic shrink; to create it on another "
-            "broker, use --broker",
+            f"topic {topic} exists already; its queues: {shown_queues(there)}",
+            remedy=f"Use it as it is. To change it: rocketmq-spark topic widen {topic} --queues N, or topic shrink; to create "
+            "it on another broker, use --broker",
         )
     return _queues(tools.admin.create_topic(topic, queues, brokers, attributes=given))
 

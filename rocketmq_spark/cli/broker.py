@@ -75,6 +75,8 @@ def stop(output: Output) -> None:
     """Shut all servers down cleanly. The data is kept."""
     from rocketmq_spark.cli import background
 
+    if background.running() is not None:
+        output.note("Stopping RocketMQ, which may take 20 s ...")
     running = background.stop()
     output.item({"running": False, "data": running.data}, f"RocketMQ has stopped; its data stays in {running.data}")
 

@@ -64,8 +64,10 @@ def _row(state: BrokerState, machine: bool) -> dict[str, object]:
     }
     if machine:
         row |= {"error": state.error, "facts": None if state.facts is None else dict(state.facts)}
-    elif state.disk_used is not None:
-        row["diskUsed"] = f"{state.disk_used:.0%}"
+        return row
+    for name, value in (("putPerSecond", state.put_per_s), ("getPerSecond", state.get_per_s)):
+        row[name] = None if value is None else f"{value:.1f}"
+    row["diskUsed"] = None if state.disk_used is None else f"{state.disk_used:.0%}"
     return row
 
 

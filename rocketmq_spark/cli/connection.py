@@ -173,6 +173,7 @@ def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 _NAMES = ("name_server", "access_key", "secret_key", "tls", "tls_ca_file", "environment")
 _OPTIONS = (
     click.option(
+        "-n",
         "--name-server",
         envvar="ROCKETMQ_NAMESRV",
         metavar="HOST:PORT",

@@ -161,6 +161,8 @@ def produce(
         if rate is None:
             lines = (Message(topic, line, tags, keys, properties) for line in _lines(file, output))
             _send(producer, islice(lines, count), report)
+            if not report.sent:
+                output.note("There were no lines to send. To send generated orders: --rate 100/s")
             return
         stop = Latch()
         orders = (

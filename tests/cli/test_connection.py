@@ -3,6 +3,7 @@ import pytest
 from click.testing import CliRunner
 
 from rocketmq_spark.cli import background
+from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.connection import GROUP, Target, connected, pairs
 from rocketmq_spark.errors import OptionError
 
@@ -24,6 +25,18 @@ def shown(*arguments, **env):
 def test_options_beat_the_environment(no_broker):
     assert "(('h:2',), None, None, False, 3.0)" in shown("--name-server", "h:2", ROCKETMQ_NAMESRV="h:1")
     assert "(('h:1',)" in shown(ROCKETMQ_NAMESRV="h:1")
+
+
+def commands(group, ctx):
+    for name in group.list_commands(ctx):
+        command = group.get_command(ctx, name)
+        yield from commands(command, ctx) if isinstance(command, click.Group) else [command]
+
+
+def test_every_command_that_has_a_name_server_has_it_by_one_letter():
+    found = [p.opts for c in commands(app, click.Context(app)) for p in c.params if "--name-server" in p.opts]
+    assert len(found) > 30
+    assert all(opts == ["-n", "--name-server"] for opts in found)
 
 
 def test_secrets_come_from_the_environment_and_are_never_shown(no_broker):

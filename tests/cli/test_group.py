@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from rocketmq_spark import Message, Producer, PullConsumer
 from rocketmq_spark.admin import groups
+from rocketmq_spark.cli.cluster import _row
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.model.admin import GroupDescription, QueueLag
+from rocketmq_spark.model.admin import BrokerState, GroupDescription, QueueLag
 from tests.cli.conftest import documents
 from tests.helpers import awaited, total
 
@@ -134,6 +136,14 @@ def test_the_brokers_of_a_cluster(run, rocketmq):
     assert found["facts"]["brokerVersionDesc"] == "V5_5_0"
     heading, row = run("cluster").stdout.splitlines()
     assert (heading.split()[:3], row.split()[:2]) == (["CLUSTER", "NAME", "BROKER"], ["DefaultCluster", "broker-a"])
+
+
+def test_the_rates_of_a_broker_have_one_decimal():
+    state = BrokerState("b", "c", 0, "127.0.0.1:1", "V5_5_0", 0, 19.99400179946016, 0.0, 0.25, {}, None)
+    shown = _row(state, machine=False)
+    assert (shown["putPerSecond"], shown["getPerSecond"], shown["diskUsed"]) == ("20.0", "0.0", "25%")
+    assert _row(state, machine=True)["putPerSecond"] == 19.99400179946016
+    assert _row(replace(state, put_per_s=None), machine=False)["putPerSecond"] is None
 
 
 def test_a_topic_is_described_with_its_type_and_permission(run, rocketmq, make_topic):

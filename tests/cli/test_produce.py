@@ -33,6 +33,13 @@ def test_lines_of_standard_input(run, topic, stored):
     assert sorted(bodies) == sorted(["one", "two  ", "//4=", "last without end"])
 
 
+def test_no_lines_are_not_a_success_without_a_word(run, topic):
+    """``--count`` alone, where standard input is empty, as under cron: somebody may have expected orders."""
+    done = run("produce", topic, "--count", "2000", input=b"")
+    assert done.stdout.startswith("Sent 0 messages")
+    assert "To send generated orders: --rate 100/s" in done.stderr
+
+
 def test_a_file_with_tags_keys_and_properties(run, topic, tmp_path, stored):
     path = tmp_path / "lines.txt"
     path.write_text("a\nb\nc\n")

@@ -38,7 +38,8 @@ def test_a_topic_that_is_there_is_not_created_over(run, rocketmq, name):
     for queues in ("2", "8", "9"):
         done = run("topic", "create", name, "--queues", queues)
         assert done.exit_code == 1
-        assert f"topic {name} exists already: it has 8 on broker-a" in done.stderr
+        assert f"topic {name} exists already; its queues: 8 on broker-a" in done.stderr
+        assert "Use it as it is" in done.stderr
         assert f"rocketmq-spark topic widen {name} --queues N, or topic shrink" in done.stderr
     assert len(rocketmq.admin.describe_topic(name)) == 8
 

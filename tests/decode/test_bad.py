@@ -168,6 +168,7 @@ def test_the_first_are_logged_each_and_all_are_counted(caplog):
 
 
 def test_an_error_has_queue_and_topic():
-    made = undecodable(MessageQueue("t", "b", 0), "the message at offset 7", "why")
+    made = undecodable(MessageQueue("t", "b", 0), 7, "why")
     assert (made.topic, made.queue) == ("t", "t/b/0")
     assert "the message at offset 7 cannot be decoded: why" in str(made)
+    assert """rocketmq-spark tail t --no-follow --count 1 --from '{"t":{"b":{"0":7}}}'; to continue""" in str(made)

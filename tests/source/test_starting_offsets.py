@@ -36,7 +36,7 @@ def test_numbers():
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({A: 0}, "option 'startingOffsets' must name every queue; it lacks t/b/1"),
+        ({A: 0}, "option 'startingOffsets' must name every queue; it lacks t/b/1. Add them, with -2 for"),
         ({A: 0, B: 0, MessageQueue("t", "b", 2): 0}, "names queues that are not read: t/b/2"),
         ({A: 21, B: 0}, "t/b/0 is 21, but the queue ends at 20"),
     ],

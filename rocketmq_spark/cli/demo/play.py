@@ -149,7 +149,7 @@ _STILL_S = 180.0
 )
 @click.option("--rate", type=click.FloatRange(1, 5000), default=500.0, show_default=True, help="Orders per second.")
 @click.option(
-    "--name-server", metavar="HOST:PORT", help="Use this cluster and create two topics [default: a new broker]."
+    "-n", "--name-server", metavar="HOST:PORT", help="Use this cluster and create two topics [default: a new broker]."
 )
 @click.option(
     "--transport",

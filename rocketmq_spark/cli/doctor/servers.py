@@ -255,7 +255,8 @@ def subscriptions(group: str, members: Mapping[str, Mapping[str, Filter] | None]
             "cannot be reached, or their clients do not answer such questions",
             f"Restart those that hang, for their queues are not read; rocketmq-spark group describe {group} has the addresses",
         )
-    return ok(check, f"{len(members)} members, all want {_shown(next(iter(known.values())))}")
+    count = "1 member, which subscribes" if len(members) == 1 else f"{len(members)} members, all of which subscribe"
+    return ok(check, f"{count} to {_shown(next(iter(known.values())))}")
 
 
 def _meaning(wanted: Mapping[str, Filter]) -> frozenset[tuple[str, str, frozenset[str]]]:
@@ -283,7 +284,9 @@ def retention(whose: str, rows: Sequence[QueueLag], kept_ms: int | None, now_ms:
             f"See: rocketmq-spark lag --{whose}. To read all that is there now: rocketmq-spark offsets set "
             f"{whose.partition(' ')[2]} --to earliest --yes",
         )
-    remedy = "Raise fileReservedTime, or read faster; what is gone needs failOnDataLoss=warn to be passed over"
+    remedy = "Raise fileReservedTime, or read faster"
+    if whose.startswith("checkpoint "):  # members of a group continue at the first message that is kept
+        remedy += "; to continue after removed messages, start the query once with failOnDataLoss=warn"
     if every.lost:
         return broken(whose, f"{every.lost} messages were removed before they were read", remedy)
     if every.lag is None:

@@ -173,7 +173,7 @@ class Decoder:
 
     def _decode_error(self, fetched: Fetched, e: Malformed) -> DecodeError:
         piece = next(piece for piece in fetched.pieces if piece.begin <= e.at < piece.end)
-        return undecodable(self.queues[piece.number], f"a message at or after offset {piece.start}", e.why)
+        return undecodable(self.queues[piece.number], piece.start, e.why, "a message at or after")
 
     def _batches(self, messages: StoredMessages, portion_bytes: int | None) -> Iterator[pa.RecordBatch]:
         """Yields batches. Bodies, which are most of the bytes, are copied portion by portion, so that a portion stays in the

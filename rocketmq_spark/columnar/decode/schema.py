@@ -7,6 +7,7 @@ fast path), and one that takes the value from one message (the careful path).
 from __future__ import annotations
 
 import functools
+import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -230,14 +231,18 @@ def arrow_schema(columns: tuple[Column, ...] = BASIC) -> pa.Schema:
 
 _SHOWN = 10
 _REMEDY = (
-    "Look at it with: rocketmq-spark tail; to go on, set option 'badMessage' to 'null' (a row whose body is null, with "
+    "Look at it with: rocketmq-spark tail {topic} --no-follow --count 1 --from '{place}'; to continue, set option "
+    "'badMessage' to 'null' (a row whose body is null, with "
     "the cause in column decodeError of metadata=full) or to 'skip' (it is counted and logged)"
 )
 
 
-def undecodable(queue: MessageQueue, where: str, why: str) -> DecodeError:
-    """The error of ``badMessage=fail``; ``where`` names message and offset."""
-    return DecodeError(f"{where} cannot be decoded: {why}", topic=queue.topic, queue=str(queue), remedy=_REMEDY)
+def undecodable(queue: MessageQueue, offset: int, why: str, which: str = "the message at") -> DecodeError:
+    """Return the error of ``badMessage=fail``. The remedy has the command that shows the message."""
+    place = json.dumps({queue.topic: {queue.broker_name: {str(queue.queue_id): offset}}}, separators=(",", ":"))
+    remedy = _REMEDY.format(topic=queue.topic, place=place)
+    text = f"{which} offset {offset} cannot be decoded: {why}"
+    return DecodeError(text, topic=queue.topic, queue=str(queue), remedy=remedy)
 
 
 class Bad:
@@ -258,7 +263,7 @@ class Bad:
     def met(self, queue: MessageQueue, offset: int, why: str) -> None:
         """Raises an error for a bad message, or counts it."""
         if self.fails:
-            raise undecodable(queue, f"the message at offset {offset}", why)
+            raise undecodable(queue, offset, why)
         self.count += 1
         if self.count <= _SHOWN:
             done = "left out" if self.skips else "a row without its body"

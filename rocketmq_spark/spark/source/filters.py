@@ -165,7 +165,7 @@ def check_checkpoint(options: Options, begin: Offsets) -> None:
         raise CheckpointMismatch(
             f"the checkpoint is of {_named(topics)}, and this query of {_subscribed(options)}",
             remedy="Start it with a new checkpointLocation, or subscribe to a topic of the checkpoint, too; "
-            "option 'failOnDataLoss' as 'warn' leaves these and reads the others from their minimum",
+            "with failOnDataLoss=warn the query drops the checkpoint's positions and reads its topics from their first message",
         )
 
 

@@ -261,11 +261,20 @@ def resolve(wanted: str | Positions, bounds: Bounds, option: str) -> dict[Messag
     return resolved
 
 
+_ADD_QUEUES = {
+    "startingOffsets": "Add them, with -2 for the first message that is kept, or -1 for the end",
+    "endingOffsets": "Add them, with -1 for the end",
+}
+
+
 def same_queues(wanted: Iterable[MessageQueue], bounds: Bounds, option: str) -> None:
     """Raise ``OffsetError`` unless exactly the queues that are read are named."""
     named = set(wanted)
     if missing := bounds.keys() - named:
-        raise OffsetError(f"option {option!r} must name every queue; it lacks {listed(missing)}")
+        raise OffsetError(
+            f"option {option!r} must name every queue; it lacks {listed(missing)}",
+            remedy=_ADD_QUEUES.get(option, "Add them, each with a time"),
+        )
     if unknown := named - bounds.keys():
         raise OffsetError(f"option {option!r} names queues that are not read: {listed(unknown)}")
 

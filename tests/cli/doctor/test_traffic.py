@@ -81,7 +81,8 @@ A, B = {"t": Filter("x || y")}, {"t": Filter("y||x"), "u": Filter()}
     ("members", "level", "words"),
     [
         ({}, Level.OK, "no member"),
-        ({"m": A, "n": {"t": Filter("y||x")}}, Level.OK, "2 members, all want t (x || y)"),
+        ({"m": A, "n": {"t": Filter("y||x")}}, Level.OK, "2 members, all of which subscribe to t (x || y)"),
+        ({"m": A}, Level.OK, "1 member, which subscribes to"),
         ({"m": A, "n": B}, Level.BROKEN, "m wants t (x || y); n wants t (y||x), u (*)"),
         ({"m": A, "n": {"t": Filter("x || y", "SQL92")}}, Level.BROKEN, "have different subscriptions"),
         ({"m": A, "n": None}, Level.ADVICE, "n did not say"),
@@ -110,6 +111,13 @@ def test_how_far_a_reader_is_next_to_retention(row, kept_ms, level, words) -> No
     found = servers.retention("group g", [row], kept_ms, NOW_MS)
     assert (found.check, found.level) == ("group g", level)
     assert words in found.found
+
+
+@pytest.mark.parametrize(("whose", "option"), [("group g", False), ("checkpoint /c", True)])
+def test_only_a_query_is_told_of_an_option_of_queries(whose: str, option: bool) -> None:
+    """A group has no ``failOnDataLoss``: its members continue at the first message that is kept."""
+    found = servers.retention(whose, [QueueLag(Q, 7, 4, 10)], HOUR_MS, NOW_MS)
+    assert ("failOnDataLoss=warn" in (found.remedy or "")) is option
 
 
 def test_a_batch_that_waits_for_a_broker() -> None:
