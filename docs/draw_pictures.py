@@ -18,7 +18,7 @@ SIZE = 10.0
 
 
 def main() -> None:
-    for name, draw in (("architecture", architecture), ("exactly-once", exactly_once), ("cost", cost)):
+    for name, draw in PICTURES.items():
         draw().savefig(HERE / "pictures" / f"{name}.png", dpi=90)
 
 
@@ -177,6 +177,8 @@ def cost() -> Figure:
     figure.legend(*sides[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     return figure
 
+
+PICTURES = {"architecture": architecture, "exactly-once": exactly_once, "cost": cost}
 
 if __name__ == "__main__":
     main()

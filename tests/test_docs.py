@@ -207,9 +207,9 @@ def test_pictures_show_the_figures_of_the_page():
     ) == pytest.approx(sum(parts))
 
 
-@pytest.mark.parametrize("name", ["architecture", "exactly_once", "cost"])
+@pytest.mark.parametrize("name", draw_pictures.PICTURES)
 def test_pictures_are_drawn_by_code_and_on_a_page(name: str):
-    file = f"{name.replace('_', '-')}.png"
+    file = f"{name}.png"
     assert (ROOT / "docs" / "pictures" / file).exists()
     assert any(f"pictures/{file})" in page.read_text("utf-8") for page in PAGES)
-    assert getattr(draw_pictures, name)().axes
+    assert draw_pictures.PICTURES[name]().axes

@@ -5,7 +5,7 @@ pull asks for twice as much, in case an operator raised the limits or cold data 
 
 ``Replica`` starts at the master that the plan knew, then follows the route, then the broker's own suggestions (``Hints``).
 ``Patience`` bounds the waits: for the next bytes, for a new connection, and for any progress. It logs a wait at once when
-something failed, and every ten seconds; as a warning only if it may take that long.
+something failed, and every ten seconds; at level INFO in reads that wait for a second at most.
 """
 
 from __future__ import annotations
@@ -217,6 +217,8 @@ SILENCE_S = 20.0
 _LONGEST_WAIT_S = 1.0
 _SHORTEST_WAIT_S = 0.001
 _TOLD_EVERY_S = 10.0
+# The driver waits no longer for a batch that a task can read as well.
+_BRIEF_S = 1.0
 
 
 class Patience:
@@ -296,9 +298,9 @@ class Patience:
     def _tell(self, place: Callable[[], str], why: str) -> None:
         self._told_at = self._clock.now()
         waited_s = self._told_at - self._begun_at
-        # The error at the end of a short wait is enough. The driver waits a second for a batch that a task can read as well.
+        # The error at the end of a short wait is enough.
         logger.log(
-            logging.WARNING if self._read_deadline_s >= _TOLD_EVERY_S else logging.INFO,
+            logging.WARNING if self._read_deadline_s > _BRIEF_S else logging.INFO,
             "the read waits for %s, for %.0f s of %g s (option 'readDeadline'): %s",
             place(),
             waited_s,

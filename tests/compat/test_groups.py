@@ -54,7 +54,7 @@ def test_members_of_both_clients_share_the_queues_and_each_message_comes_once(cr
             lambda: sum(offset or 0 for offset in crew.stored().values()) >= done, 60
         )  # members of ours store soon
     # Java stores its offsets every ten seconds, and says the last ones as it leaves without awaiting an answer.
-    eventually(lambda: crew.owned(ours[0]) + crew.owned(ours[1]) == 8, 60)
+    eventually(lambda: [crew.owned(each) for each in ours] == [4, 4], 60)
     more = feed(crew.mq, crew.topic, 80)
     eventually(lambda: set(handed(crew, theirs)) == {*sent, *more}, 60)
     assert set(handed(crew, theirs) - Counter([*sent, *more])) <= set(theirs.bodies())

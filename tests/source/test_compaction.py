@@ -100,7 +100,7 @@ def test_a_time_is_looked_up_again_while_the_kind_of_the_topic_is_unknown(broker
 def test_what_has_no_key_at_the_end_is_told_as_what_is_not_kept(broker, table, caplog):
     """Brokers take messages without a key in a batch, and do not put them into a compaction topic's log."""
     table.kept = [300, 597]
-    given = {**QUICK, "startingOffsets": "earliest", "readDeadline": "400ms"}
+    given = {**QUICK, "startingOffsets": "earliest", "readDeadline": "2s"}
     with pytest.raises(DataLossError, match=r"t/broker-a/0 offsets 598 to 600 .*without a key"):
         read(broker.address, **given)
     found = read(broker.address, failOnDataLoss="warn", **given)

@@ -44,7 +44,7 @@ TOTAL = "window_start timestamp, window_end timestamp, region string, orders big
 
 
 def read_orders(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
-    """The topic as a stream of orders, from its beginning. A body that is no order gives nulls, and counts nowhere."""
+    """The topic as a stream of orders, from its beginning. A body that is not an order gives nulls, which no total includes."""
     messages = (
         spark.readStream.format("rocketmq")
         .option("nameServer", name_server)
@@ -56,7 +56,7 @@ def read_orders(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
 
 
 def region_totals(orders: DataFrame, window: str, watermark: str) -> DataFrame:
-    """Orders and their amount per window of event time and region; a window ends when no order of it is expected."""
+    """Orders and their amount per window of event time and region; a window ends when the watermark passes it."""
     return (
         orders.withWatermark("ts", watermark)
         .groupBy(sf.window("ts", window).alias("w"), "region")
@@ -67,7 +67,7 @@ def region_totals(orders: DataFrame, window: str, watermark: str) -> DataFrame:
 
 
 def as_messages(totals: DataFrame) -> DataFrame:
-    """The columns that the sink takes: the total as JSON, its region as tags, region and window as key."""
+    """Return the columns of the sink: the total as JSON, its region as tags, region and window as key."""
     return totals.select(
         sf.to_json(sf.struct("*")).alias("body"),
         sf.col("region").alias("tags"),
@@ -76,7 +76,7 @@ def as_messages(totals: DataFrame) -> DataFrame:
 
 
 def write_totals(totals: DataFrame, name_server: str, topic: str, checkpoint: str) -> DataStreamWriter:
-    """How the stream is written; append mode, so each total is sent once, when its window has ended."""
+    """Return the writer. Append mode sends each total once, when its window has ended."""
     return (
         as_messages(totals)
         .writeStream.format("rocketmq")
