@@ -78,8 +78,8 @@ def without_key(batch: pa.RecordBatch, columns: Mapping[str, str]) -> npt.NDArra
     if "keys" not in columns:
         return np.ones(len(batch), bool)
     keys = pc.utf8_trim_whitespace(keys_of(batch.column(columns["keys"])).cast(pa.string()))
-    missing: npt.NDArray[np.bool_] = (arrow.lengths(arrow.as_bytes(keys)) == 0) | arrow.flags(keys.is_null())
-    return missing
+    filled = arrow.filled(arrow.as_bytes(keys))
+    return np.zeros(len(batch), bool) if filled is None else ~filled
 
 
 # A batch with more different keys gets none: each key costs a broker as much as that of a single message, and leads only to the
