@@ -46,7 +46,7 @@ RANKS = """
 # Inside a room a module imports from those before it only.
 ORDER = {
     "producer": "accumulator attempts outgoing settings topics spooling encoding plain destination in_flight"
-    " confirming long_delays batching engine resending producer tracing transactions requests rows"
+    " confirming long_delays batching engine resending producer tracing fates transactions requests rows"
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
     "consumer": "pop pull push process_queue rebalance result push.member_state push.offset_store push.workers settings"
     " complaints conflicts tracing push.concurrent pull.assigned ahead push.pulling push.orderly push.ownership"
@@ -124,8 +124,8 @@ OUTSIDE = {
     " remoting.connection remoting.pool client.calls client.instance client.route base.copies"
     " producer.batching producer.destination producer.attempts"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
-    " producer.transactions producer.requests producer.tracing producer.rows.calls client.replies localbroker aio.producer"
-    " cli consumer.push.member_state consumer.push.workers consumer.settings consumer.push.offset_store"
+    " producer.fates producer.transactions producer.requests producer.tracing producer.rows.calls client.replies localbroker"
+    " aio.producer cli consumer.push.member_state consumer.push.workers consumer.settings consumer.push.offset_store"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"
     " consumer.push.rebalancing consumer.push.consumer consumer.ahead grpc_proxy.transactions"

@@ -69,6 +69,23 @@ class EventLoop:
             raise
         return await begun
 
+    async def call_or_undo(self, undo: Callable[[T], object], code: Callable[[], T]) -> T:
+        """As ``call``. If the caller is cancelled while ``code`` runs, ``undo`` gets the result, on a thread."""
+        work, begun = [functools.partial(copy_context().run, functools.partial(code))], None
+        try:
+            begun = self.start(lambda: work.pop()())
+            return await asyncio.shield(begun)
+        except BaseException:
+            work.clear()
+            if begun is not None:
+                begun.add_done_callback(functools.partial(self._undo, undo))
+            raise
+
+    def _undo(self, undo: Callable[[T], object], done: asyncio.Future[T]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            with contextlib.suppress(RuntimeError):  # there can be no more threads
+                self.finish(undo, done.result())
+
     def finish(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """As ``start``, for what was begun before ``close`` and ends behind it."""
         if self.closed:

@@ -25,7 +25,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt, never_waiting, start_thread
 from rocketmq_spark.errors import SendFailed
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendResult
-from rocketmq_spark.model.send import HalfState
+from rocketmq_spark.model.send import HalfState, TransactionState
 from rocketmq_spark.producer.encoding import ANYHOW, How
 from rocketmq_spark.producer.engine import Unsent
 from rocketmq_spark.producer.outgoing import PromptCallback
@@ -285,9 +285,18 @@ class Producer(Asynchronous):
         await self._ask(self._producer.reply, to, body, properties=properties, timeout_s=timeout_s)
 
     async def send_half(self, message: Message, *, timeout_s: float | None = None) -> AsyncHalfMessage:
-        """Store a half message, which is delivered when you commit it. See ``rocketmq_spark.Producer.send_half``."""
-        half = await self._ask(self._producer.send_half, message, timeout_s=timeout_s)
+        """Store a half message, which is delivered when you commit it. See ``rocketmq_spark.Producer.send_half``.
+
+        If the call is cancelled, the message is rolled back: you may send another one.
+        """
+        self._check()
+        half = await self._half(functools.partial(self._producer.send_half, message, timeout_s=timeout_s))
         return AsyncHalfMessage(half, self._loop.finished)
+
+    async def _half(self, store: Callable[[], HalfMessage]) -> HalfMessage:
+        """No one holds the half message of a caller that was cancelled: the check would find what another attempt saved."""
+        roll_back = functools.partial(self._producer._left, decision=TransactionState.ROLLBACK)
+        return await self._loop.call_or_undo(roll_back, store)
 
     @contextlib.asynccontextmanager
     async def transaction(self, message: Message, *, timeout_s: float | None = None) -> AsyncIterator[AsyncHalfMessage]:
@@ -297,12 +306,7 @@ class Producer(Asynchronous):
         """
         self._check()
         transaction = self._producer.transaction(message, timeout_s=timeout_s)
-        entering = self._loop.start(copy_context().run, transaction.__enter__)
-        try:
-            half = await asyncio.shield(entering)
-        except asyncio.CancelledError as e:  # the half message may be stored, so the rollback runs in the background
-            entering.add_done_callback(functools.partial(self._rolled_back, transaction, e))
-            raise
+        half = await self._half(transaction.__enter__)
         try:
             yield AsyncHalfMessage(half, self._loop.finished)
         except BaseException as e:
@@ -320,11 +324,6 @@ class Producer(Asynchronous):
             if e not in error:
                 logger.warning("half message %s is not decided, its broker will ask for it: %s", half.result.msg_id, e)
                 half._fate.leave()
-
-    def _rolled_back(self, transaction: Any, error: BaseException, entered: asyncio.Future[Any]) -> None:
-        if not entered.cancelled() and entered.exception() is None:
-            with contextlib.suppress(RuntimeError):  # there can be no more threads
-                self._loop.finish(transaction.__exit__, type(error), error, None)
 
     async def recall(self, topic: str, recall_handle: str) -> str:
         """Cancel a delayed message of ``topic`` by the ``recall_handle`` of its result; returns its id."""

@@ -25,10 +25,8 @@ from dataclasses import replace
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.copies import CROSSING_S
 from rocketmq_spark.base.threads import Failure, attempt, left_by_collection
 from rocketmq_spark.errors import (
-    CallTimeout,
     ClosedError,
     LocalProtocolError,
     MessageRefused,
@@ -42,6 +40,7 @@ from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.encoding import How
+from rocketmq_spark.producer.fates import DECIDING_S, HalfFate
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 
@@ -53,110 +52,12 @@ TransactionCheck = (
 )
 _Shown = ReceivedMessage | PoppedMessage
 
-# Brokers ask for seven and a half minutes with the default settings; decisions are remembered for longer.
-REMEMBERED_S, MOST_REMEMBERED = 900.0, 100_000
-# A check that arrives while a decision is being sent waits for its end, at most this long.
-DECIDING_S = 5.0
+# Brokers ask for seven and a half minutes with the default settings; decisions are remembered for longer. A send without an
+# answer may have met a broker that dies. When it is back it asks, unless the message is older than 72 hours (fileReservedTime).
+REMEMBERED_S, ABANDONED_S, MOST_REMEMBERED = 900.0, 72 * 3600.0, 100_000
 # A half message may be referenced only by garbage, such as the traceback of a failed attempt. Then the user's function must
 # decide, but an idle process does not collect garbage. So it is collected when brokers ask, at most at this interval.
 SWEPT_S = 20.0
-
-
-# All transitions: from a state, by a decision.
-_MOVES = {
-    (HalfState.PREPARED, TransactionState.COMMIT): HalfState.COMMITTED,
-    (HalfState.PREPARED, TransactionState.ROLLBACK): HalfState.ROLLED_BACK,
-}
-
-
-class _Fate:
-    """The state of a half message in this process, without the message, because many are kept.
-
-    While the program references the message, it may decide: ``held`` is a weak reference to it.
-    """
-
-    __slots__ = ("_delivered", "_end", "_lock", "_place", "held", "said", "state")
-
-    def __init__(self, place: HalfPlace, end: _End, state: HalfState = HalfState.PREPARED) -> None:
-        self._place = place
-        self._end: _End | None = end
-        self._lock = threading.Lock()
-        self._delivered: Deadline | None = None
-        self.state = state
-        self.said: TransactionState | None = None  # the last decision, even if it could not be sent
-        self.held: Callable[[], object] = lambda: True  # while it is being sent
-
-    @property
-    def deciding(self) -> bool:
-        """Whether a decision is being sent, so that the answer about a copy follows soon."""
-        return self._lock.locked()
-
-    def asked(self, place: HalfPlace, patience_s: float = 0.0) -> TransactionState | None:
-        """The decision about a copy that its broker has written to ``place``; None if the user's function must decide."""
-        if not self._lock.acquire(timeout=patience_s):
-            return TransactionState.UNKNOWN
-        try:
-            if self.state is HalfState.PREPARED:  # brokers before 5.1 do not send their name
-                self._place = place._replace(broker_name=place.broker_name or self._place.broker_name)
-                return None if self.held() is None else TransactionState.UNKNOWN
-            if self.state is HalfState.COMMITTED:
-                crossing = self._delivered is not None and not self._delivered.expired
-                return TransactionState.ROLLBACK if crossing else TransactionState.COMMIT
-            return TransactionState.ROLLBACK if self.state is HalfState.ROLLED_BACK else None
-        finally:
-            self._lock.release()
-
-    def stored(self, place: HalfPlace) -> None:
-        """Note its place, unless its broker has already asked about a copy at another place."""
-        with self._lock:
-            at = self._place
-            asked = at.broker_name or at.half_offset is not None
-            self._place = at._replace(broker_name=at.broker_name or place.broker_name) if asked else place
-
-    def decide(self, decision: TransactionState, timeout_s: float) -> bool:
-        """Send a decision. Returns whether it was still possible; raises errors of the request."""
-        timeout = Deadline.after(timeout_s)
-        with self._alone(timeout):
-            after = _MOVES.get((self.state, decision))
-            if after is None:
-                return False
-            assert self._end is not None
-            self.said = decision
-            self.state = HalfState.UNKNOWN  # in case this is interrupted
-            try:
-                proved = self._end(self._place, decision, timeout)
-            except RocketMQError as e:
-                if e.unsent:
-                    self.state = HalfState.PREPARED
-                raise
-            finally:
-                if self.state is not HalfState.PREPARED:
-                    self.over(self.state)
-            self.state = after
-            self._delivered = Deadline.after(CROSSING_S) if proved else None
-            return True
-
-    def leave(self) -> None:
-        """The program can no longer decide: an undecided message is left to the user's function."""
-        with contextlib.suppress(CallTimeout), self._alone(Deadline.after(DECIDING_S)):
-            if self.state is HalfState.PREPARED:
-                self.over(HalfState.UNKNOWN)
-
-    def over(self, state: HalfState) -> None:
-        """No decision follows. Drops the function that sends decisions, which references the producer."""
-        self.state, self._end = state, None
-
-    @contextlib.contextmanager
-    def _alone(self, deadline: Deadline) -> Iterator[None]:
-        """Hold the lock of decisions. In a fork, its owner may be a thread of the parent, which never releases it."""
-        if not self._lock.acquire(timeout=min(deadline.remaining(), threading.TIMEOUT_MAX)):
-            late = CallTimeout("another decision on the half message is on its way", topic=self._place.topic)
-            late.unsent = True
-            raise late
-        try:
-            yield
-        finally:
-            self._lock.release()
 
 
 class HalfMessage:
@@ -172,7 +73,7 @@ class HalfMessage:
         timeout_s: Seconds that ``commit`` and ``rollback`` wait for the broker's answer.
     """
 
-    def __init__(self, message: Message, result: SendResult, fate: _Fate, timeout_s: float) -> None:
+    def __init__(self, message: Message, result: SendResult, fate: HalfFate, timeout_s: float) -> None:
         self.message = message
         self.result = result
         self._timeout_s = timeout_s
@@ -213,7 +114,7 @@ class HalfMessage:
         _halves.add(self.result.msg_id, self._fate, self)  # brokers may ask from now on, however long it took
 
 
-_End = Callable[[HalfPlace, TransactionState, Deadline], bool]
+_Fates = OrderedDict[str, tuple[Deadline, HalfFate]]
 
 
 class _Halves:
@@ -226,22 +127,31 @@ class _Halves:
 
     def forget(self) -> None:
         self._lock = threading.RLock()  # reentrant: garbage collection may end a block or a half message here
-        self._known: OrderedDict[str, tuple[Deadline, _Fate]] = OrderedDict()
+        self._known: _Fates = OrderedDict()
+        self._abandoned: _Fates = OrderedDict()  # apart, so that later messages do not displace them
         self._held: weakref.WeakValueDictionary[str, HalfMessage] = weakref.WeakValueDictionary()
 
-    def add(self, msg_id: str, fate: _Fate, half: HalfMessage | None = None) -> None:
+    def add(self, msg_id: str, fate: HalfFate, half: HalfMessage | None = None) -> None:
         with self._lock:
             if half is not None:
                 self._held[msg_id] = half
-            self._known[msg_id] = Deadline.after(REMEMBERED_S), fate
-            self._known.move_to_end(msg_id)
-            with contextlib.suppress(RuntimeError):  # garbage collection may change the dict meanwhile
-                while len(self._known) > MOST_REMEMBERED or next(iter(self._known.values()))[0].expired:
-                    self._known.popitem(last=False)
+            self._remember(self._known, msg_id, fate, REMEMBERED_S)
 
-    def get(self, msg_id: str) -> _Fate | None:
+    def abandon(self, msg_id: str, fate: HalfFate) -> None:
+        """Its send failed, and it may be stored."""
         with self._lock:
-            known, half = self._known.get(msg_id), self._held.get(msg_id)
+            self._remember(self._abandoned, msg_id, fate, ABANDONED_S)
+
+    def _remember(self, fates: _Fates, msg_id: str, fate: HalfFate, seconds: float) -> None:
+        fates[msg_id] = Deadline.after(seconds), fate
+        fates.move_to_end(msg_id)
+        with contextlib.suppress(RuntimeError):  # garbage collection may change the dict meanwhile
+            while len(fates) > MOST_REMEMBERED or next(iter(fates.values()))[0].expired:
+                fates.popitem(last=False)
+
+    def get(self, msg_id: str) -> HalfFate | None:
+        with self._lock:
+            known, half = self._known.get(msg_id) or self._abandoned.get(msg_id), self._held.get(msg_id)
         if known is not None:
             return known[1]
         return None if half is None else half._fate
@@ -273,7 +183,7 @@ def answer(
     return functools.partial(_ask, check, message) if known is None else known
 
 
-def _ask_later(fate: _Fate, check: Callable[[Any], Any], message: _Shown, place: HalfPlace) -> TransactionState:
+def _ask_later(fate: HalfFate, check: Callable[[Any], Any], message: _Shown, place: HalfPlace) -> TransactionState:
     known = fate.asked(place, DECIDING_S)
     return _ask(check, message) if known is None else known
 
@@ -329,7 +239,7 @@ class TransactionProducer(BaseProducer):
         prepared, place, deadline = self._admitted(message, How(timeout_s=timeout_s))
         prepared = encoding.as_half(prepared)
         msg_id = prepared.msg_id
-        fate = _Fate(HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id), self._ended)
+        fate = HalfFate(HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id), self._ended)
         _halves.add(msg_id, fate)  # its broker may ask before it acknowledges
         try:
             result = self._engine.send(self._outgoing(prepared, place, deadline)._replace(spoolable=False, once=True))
@@ -341,7 +251,11 @@ class TransactionProducer(BaseProducer):
             if result.status is not SendStatus.SEND_OK:
                 self._badly_stored(half, result)
         except BaseException as e:  # another attempt is another message
-            fate.over(HalfState.UNKNOWN if getattr(e, "unsent", False) else HalfState.ROLLED_BACK)
+            if getattr(e, "unsent", False):
+                fate.over(HalfState.UNKNOWN)
+            else:
+                fate.over(HalfState.ROLLED_BACK)
+                _halves.abandon(msg_id, fate)
             raise
         return half
 

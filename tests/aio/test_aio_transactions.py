@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import Message, aio
+from rocketmq_spark.aio.loop import WAITING_THREADS
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
 from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState
 from tests.aio.conftest import producing, run, until
@@ -65,9 +66,10 @@ def test_a_block_commits_and_one_that_raises_or_is_cancelled_rolls_back(sender: 
     run(body)
 
 
+@pytest.mark.parametrize("alone", [False, True], ids=["block", "send_half"])
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_block_that_is_cancelled_before_it_begins_rolls_back_what_was_stored_meanwhile(
-    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch, closed: bool
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch, closed: bool, alone: bool
 ) -> None:
     """Who cancelled it may keep the error, which holds the block. It ended in the event loop when that was dropped."""
     begun, may_end, threads, send = threading.Event(), threading.Event(), list[str](), sender.send
@@ -90,6 +92,8 @@ def test_a_block_that_is_cancelled_before_it_begins_rolls_back_what_was_stored_m
         async with producing(transaction_check=lambda message: "COMMIT") as producer:
 
             async def block() -> None:
+                if alone:  # its message would be left to the function, which finds what the next attempt saved
+                    await producer.send_half(Message("T", b"x"))
                 async with producer.transaction(Message("T", b"x")):
                     pytest.fail("it was cancelled")
 
@@ -105,6 +109,34 @@ def test_a_block_that_is_cancelled_before_it_begins_rolls_back_what_was_stored_m
             assert kept.tb is not None
             assert [decision for _, decision in sender.seen("end")] == [ROLLBACK]
             assert threads[0].startswith("rocketmq-aio")
+
+    run(body)
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["block", "send_half"])
+def test_what_is_cancelled_before_it_has_a_thread_is_not_sent(sender: ScriptedSender, alone: bool) -> None:
+    async def body() -> None:
+        may_end = threading.Event()
+        async with producing(transaction_check=lambda message: "COMMIT") as producer:
+            sender.script = [stored] * 2
+
+            async def block() -> None:
+                if alone:
+                    await producer.send_half(Message("T", b"cancelled"))
+                async with producer.transaction(Message("T", b"cancelled")):
+                    pytest.fail("it was cancelled")
+
+            waiting = [producer._loop.start(may_end.wait, 60) for _ in range(WAITING_THREADS)]
+            task = asyncio.create_task(block())
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            may_end.set()
+            await asyncio.wait(waiting)
+            async with producer.transaction(Message("T", b"x")):
+                pass
+        assert [request.data for request in sender.requests] == [b"x"]
 
     run(body)
 

@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from rocketmq_spark.errors import CallTimeout, LocalProtocolError
 from rocketmq_spark.model import Message, MessageQueue, SendResult, SendStatus
 from rocketmq_spark.model.send import HalfPlace, TransactionState
-from rocketmq_spark.producer.transactions import HalfMessage, _Fate
+from rocketmq_spark.producer.fates import HalfFate
+from rocketmq_spark.producer.transactions import HalfMessage
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 COPY = HalfPlace("T", "a", "g", "copy", "copy", 9, 99)
@@ -22,7 +23,7 @@ class HalfModel(RuleBasedStateMachine):
         self.sent: list[TransactionState] = []
         self.error: Exception | None = None
         where = SendResult(SendStatus.SEND_OK, "ID", MessageQueue("T", "a", 0), None)
-        self.half = HalfMessage(Message("T", b"x"), where, _Fate(COPY, self._end), 1.0)
+        self.half = HalfMessage(Message("T", b"x"), where, HalfFate(COPY, self._end), 1.0)
         self.unanswered = False
 
     def _end(self, place: HalfPlace, decision: TransactionState, deadline: object) -> bool:

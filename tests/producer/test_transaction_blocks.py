@@ -232,3 +232,32 @@ def test_a_question_that_comes_before_the_answer_of_the_send_is_not_for_the_func
     monkeypatch.setattr(shop.sender, "send", slow)
     shop.producer.send_half(Message("T", b"x")).commit()
     assert (heard, shop.asked, shop.ends()) == ([TransactionState.UNKNOWN], [], [(COPY, COMMIT)])
+
+
+def test_what_was_sent_without_an_answer_is_rolled_back_however_many_were_sent_since(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its broker asks when it is back, and the function would find what was sent instead."""
+    monkeypatch.setattr(transactions, "MOST_REMEMBERED", 3)
+    shop.sender.script = [lambda queue, request: CallTimeout("no answer")]
+    with pytest.raises(CallTimeout):
+        shop.producer.send_half(Message("T", b"x", keys=["7"]))
+    for _ in range(5):
+        with shop.producer.transaction(Message("T", b"x", keys=["7"])):
+            pass
+    first = shop.sender.requests[0]
+    assert shop.question(decode_properties(first.properties)[Property.UNIQ_KEY]) is ROLLBACK
+    assert shop.asked == []
+
+
+def test_no_more_are_remembered_of_those_that_were_sent_without_an_answer(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "MOST_REMEMBERED", 3)
+    shop.sender.script = [lambda queue, request: CallTimeout("no answer")] * 5
+    for _ in range(5):
+        with pytest.raises(CallTimeout):
+            shop.producer.send_half(Message("T", b"x"))
+    ids = [decode_properties(request.properties)[Property.UNIQ_KEY] for request in shop.sender.requests]
+    shop.answers = [COMMIT, COMMIT]
+    assert [shop.question(msg_id) for msg_id in ids] == [COMMIT, COMMIT, ROLLBACK, ROLLBACK, ROLLBACK]

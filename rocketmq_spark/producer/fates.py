@@ -1,0 +1,113 @@
+"""The state of a half message in this process: by which decision it changes, and what a broker that asks is answered."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.copies import CROSSING_S
+from rocketmq_spark.errors import CallTimeout, RocketMQError
+from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState
+
+SendDecision = Callable[[HalfPlace, TransactionState, Deadline], bool]
+
+# A check that arrives while a decision is being sent waits for its end, at most this long.
+DECIDING_S = 5.0
+
+# All transitions: from a state, by a decision.
+_MOVES = {
+    (HalfState.PREPARED, TransactionState.COMMIT): HalfState.COMMITTED,
+    (HalfState.PREPARED, TransactionState.ROLLBACK): HalfState.ROLLED_BACK,
+}
+
+
+class HalfFate:
+    """The state of a half message in this process, without the message, because many are kept.
+
+    While the program references the message, it may decide: ``held`` is a weak reference to it.
+    """
+
+    __slots__ = ("_delivered", "_end", "_lock", "_place", "held", "said", "state")
+
+    def __init__(self, place: HalfPlace, end: SendDecision, state: HalfState = HalfState.PREPARED) -> None:
+        self._place = place
+        self._end: SendDecision | None = end
+        self._lock = threading.Lock()
+        self._delivered: Deadline | None = None
+        self.state = state
+        self.said: TransactionState | None = None  # the last decision, even if it could not be sent
+        self.held: Callable[[], object] = lambda: True  # while it is being sent
+
+    @property
+    def deciding(self) -> bool:
+        """Whether a decision is being sent, so that the answer about a copy follows soon."""
+        return self._lock.locked()
+
+    def asked(self, place: HalfPlace, patience_s: float = 0.0) -> TransactionState | None:
+        """The decision about a copy that its broker has written to ``place``; None if the user's function must decide."""
+        if not self._lock.acquire(timeout=patience_s):
+            return TransactionState.UNKNOWN
+        try:
+            if self.state is HalfState.PREPARED:  # brokers before 5.1 do not send their name
+                self._place = place._replace(broker_name=place.broker_name or self._place.broker_name)
+                return None if self.held() is None else TransactionState.UNKNOWN
+            if self.state is HalfState.COMMITTED:
+                crossing = self._delivered is not None and not self._delivered.expired
+                return TransactionState.ROLLBACK if crossing else TransactionState.COMMIT
+            return TransactionState.ROLLBACK if self.state is HalfState.ROLLED_BACK else None
+        finally:
+            self._lock.release()
+
+    def stored(self, place: HalfPlace) -> None:
+        """Note its place, unless its broker has already asked about a copy at another place."""
+        with self._lock:
+            at = self._place
+            asked = at.broker_name or at.half_offset is not None
+            self._place = at._replace(broker_name=at.broker_name or place.broker_name) if asked else place
+
+    def decide(self, decision: TransactionState, timeout_s: float) -> bool:
+        """Send a decision. Returns whether it was still possible; raises errors of the request."""
+        timeout = Deadline.after(timeout_s)
+        with self._alone(timeout):
+            after = _MOVES.get((self.state, decision))
+            if after is None:
+                return False
+            assert self._end is not None
+            self.said = decision
+            self.state = HalfState.UNKNOWN  # in case this is interrupted
+            try:
+                proved = self._end(self._place, decision, timeout)
+            except RocketMQError as e:
+                if e.unsent:
+                    self.state = HalfState.PREPARED
+                raise
+            finally:
+                if self.state is not HalfState.PREPARED:
+                    self.over(self.state)
+            self.state = after
+            self._delivered = Deadline.after(CROSSING_S) if proved else None
+            return True
+
+    def leave(self) -> None:
+        """The program can no longer decide: an undecided message is left to the user's function."""
+        with contextlib.suppress(CallTimeout), self._alone(Deadline.after(DECIDING_S)):
+            if self.state is HalfState.PREPARED:
+                self.over(HalfState.UNKNOWN)
+
+    def over(self, state: HalfState) -> None:
+        """No decision follows. Drops the function that sends decisions, which references the producer."""
+        self.state, self._end = state, None
+
+    @contextlib.contextmanager
+    def _alone(self, deadline: Deadline) -> Iterator[None]:
+        """Hold the lock of decisions. In a fork, its owner may be a thread of the parent, which never releases it."""
+        if not self._lock.acquire(timeout=min(deadline.remaining(), threading.TIMEOUT_MAX)):
+            late = CallTimeout("another decision on the half message is on its way", topic=self._place.topic)
+            late.unsent = True
+            raise late
+        try:
+            yield
+        finally:
+            self._lock.release()
