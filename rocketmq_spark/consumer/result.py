@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -339,9 +339,17 @@ def once_more(message: ReceivedMessage) -> ReceivedMessage:
     return replace(message, reconsume_times=message.reconsume_times + 1)
 
 
-def slices(messages: Sequence[ReceivedMessage], size: int) -> list[tuple[ReceivedMessage, ...]]:
-    """Consecutive parts of at most ``size``, as listeners get them: they cannot take a message out."""
-    return [tuple(messages[i : i + size]) for i in range(0, len(messages), size)]
+def slices(messages: Sequence[ReceivedMessage], size: int) -> Iterator[tuple[ReceivedMessage, ...]]:
+    """Consecutive parts of at most ``size``, as listeners get them: they cannot take a message out.
+
+    Several threads may take parts at the same time, which a generator would refuse. Each part is returned once.
+    """
+    whole = tuple(messages)
+
+    def part(start: int) -> tuple[ReceivedMessage, ...]:
+        return whole[start : start + size]
+
+    return map(part, range(0, len(whole), size))
 
 
 def _is_whole(value: object) -> bool:

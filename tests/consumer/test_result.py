@@ -102,7 +102,7 @@ def test_attempts_are_counted_in_a_copy() -> None:
 
 
 def test_1_16_a_pull_is_cut_into_slices() -> None:
-    found = slices([message(i) for i in range(32)], 10)
+    found = list(slices([message(i) for i in range(32)], 10))
     assert [len(part) for part in found] == [10, 10, 10, 2]
     assert all(isinstance(part, tuple) for part in found)
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import repeat
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -130,7 +131,12 @@ class Concurrent:
 
     def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
         """Queue messages for the listener, in batches of ``consumeMessageBatchMaxSize``."""
-        self._workers.submit(*[partial(self._consume, queue, part) for part in slices(messages, self._size)])
+        parts, calls = slices(messages, self._size), -(-len(messages) // self._size)
+        # One object for all calls: those that wait for a thread are looked at by each run of the garbage collector.
+        self._workers.submit(*repeat(partial(self._next, queue, parts), calls))
+
+    def _next(self, queue: ProcessQueue, parts: Iterator[tuple[ReceivedMessage, ...]]) -> None:
+        self._consume(queue, next(parts))
 
     def context(self, queue: MessageQueue, messages: Sequence[ReceivedMessage]) -> Context:
         """Return the context for these messages."""
