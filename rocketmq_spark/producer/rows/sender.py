@@ -212,6 +212,8 @@ class RowSender:
         for rows in topics:
             self._owner.check_topic(rows.topic)
         self._storage.check(batch, topics, bad_rows)
+        if self._router.loops:
+            bad_rows.raise_if_any(partition)
         plan = self._router.plan(topics, bad_rows)
         bad_rows.raise_if_any(partition)
         return checked, plan
