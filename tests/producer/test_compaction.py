@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+from unittest.mock import Mock
+
+import pyarrow as pa
 import pytest
 
+from rocketmq_spark import options as options_table
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
 from rocketmq_spark.producer.resending import EngineResender
+from rocketmq_spark.producer.rows.routing import TopicRows
+from rocketmq_spark.producer.rows.sender import StoragePlan
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
 from tests.helpers import raising
@@ -69,6 +77,24 @@ def test_a_function_that_chooses_queues_does_not_see_rows_that_are_refused(bulk:
     with pytest.raises(MessageRefused, match="row 1: no key, but 'T' is a compaction topic"):
         bulk.producer().send_arrow(table("a", "b", keys=["k", None]), "T", selector=raising(AssertionError("called")))
     assert not bulk.sender.requests
+
+
+@pytest.mark.parametrize(("hangs", "asked"), [(True, "tu"), (False, "tututu")])
+def test_where_nothing_answers_rows_do_not_wait_again_and_again(hangs: bool, asked: str) -> None:
+    """As while a name server hangs: with a spool, each batch of rows would wait before it goes there."""
+    found: list[str] = []
+
+    def batch_storage(topic: str, deadline: Deadline) -> None:
+        found.append(topic)
+        if hangs:
+            deadline.pause(1)
+
+    options = options_table.parse({"nameServer": "x:1", "requestTimeout": "5ms"}).for_role("sink")
+    plan = StoragePlan(options, {}, cast(Any, Mock(batch_storage=batch_storage)), lambda: 0)
+    rows = pa.record_batch({"body": ["a"]})
+    for _ in range(3):
+        plan.check(rows, [TopicRows(rows, topic, None, 0) for topic in "tu"], BadRows())
+    assert "".join(found) == asked
 
 
 def test_rows_without_a_key_are_named_among_those_of_several_topics(bulk: Bulk) -> None:
