@@ -22,7 +22,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import FIRST_WITH_TIMERS, TIMER_MAX_DELAY_S, Response
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.route import Routes
-from rocketmq_spark.errors import AccessDenied, BrokerNotFound, NotSupported, RocketMQError
+from rocketmq_spark.errors import AccessDenied, BrokerNotFound, CallTimeout, NotSupported, RocketMQError
 from rocketmq_spark.model import NO_FILTER, MessageQueue
 from rocketmq_spark.model.send import BatchStorage
 from rocketmq_spark.wire import bodies, rpc
@@ -240,6 +240,7 @@ class Kinds:
         self._routes = routes
         self._known: dict[tuple[str, str], _Known] = {}
         self._silent: dict[tuple[str, str], Deadline] = {}
+        self._hung: dict[str, Deadline] = {}
 
     def attributes(
         self, topic: str, broker_name: str, deadline: Deadline, max_age_s: float | None = None
@@ -267,11 +268,11 @@ class Kinds:
     def batch_storage(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> BatchStorage | None:
         """Return how batches of the topic are stored, according to the first of ``brokers`` that answers; None without an answer.
 
-        A broker that did not answer is skipped for a while, so that it does not delay every task. Each gets a share of the
-        time, so that one that hangs leaves some for the others.
+        A broker that did not answer is skipped for a while, so that it does not delay every task, and asked last about other
+        topics. Each gets a share of the time, so that one that hangs leaves some for the others.
         """
         silent = {name for (of, name), until in list(self._silent.items()) if of == topic and not until.expired}
-        asked = [name for name in brokers if name not in silent]
+        asked = sorted((name for name in brokers if name not in silent), key=self._hangs)
         for number, name in enumerate(asked):
             share = deadline.within(deadline.remaining() / (len(asked) - number))
             try:
@@ -282,6 +283,9 @@ class Kinds:
             else:
                 return BatchStorage(is_batched(found) is True, is_compacted(found))
         return None
+
+    def _hangs(self, broker_name: str) -> bool:
+        return (until := self._hung.get(broker_name)) is not None and not until.expired
 
     def fresh(self, queue: MessageQueue) -> bool:
         """Whether ``attributes`` would answer from the cache."""
@@ -294,6 +298,8 @@ class Kinds:
         except AccessDenied as e:
             return e
         except RocketMQError as e:
+            if isinstance(e, CallTimeout):
+                self._hung[broker_name] = Deadline.after(AGE_S)
             if before is None or not e.retriable:
                 raise
             return before.answer

@@ -261,3 +261,8 @@ class Accumulator:
 def key_words(keys: Sequence[str]) -> list[str]:
     """The words that a broker indexes: a key may be several."""
     return [word for key in keys for word in key.split(codes.KEY_SEPARATOR) if word]
+
+
+def has_key(keys: Sequence[str]) -> bool:
+    """Whether a compaction topic keeps a message with these keys: for its broker, keys of nothing but whitespace are none."""
+    return any(key.strip() for key in keys)

@@ -24,7 +24,7 @@ from rocketmq_spark.errors import CallTimeout, ClosedError, MessageIllegal, Rock
 from rocketmq_spark.model import Message, MessageQueue, SendResult
 from rocketmq_spark.model.send import BatchStorage, MessageEncoder
 from rocketmq_spark.producer import encoding, plain
-from rocketmq_spark.producer.accumulator import Accumulator, BatchEntry, Key, MessageBatch, PlainEntry, key_words
+from rocketmq_spark.producer.accumulator import Accumulator, BatchEntry, Key, MessageBatch, PlainEntry, has_key
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.in_flight import Pending, Promise
 from rocketmq_spark.producer.outgoing import Callback, Outcome, split
@@ -248,7 +248,7 @@ class AccumulatorMember:
             return False
         if message.topic not in self._topics.storage:  # who sends the batch must not wait for an answer
             self._topics.ask_storage(message.topic, Deadline.after(self._send_timeout_s))
-        return bool(key_words(message.keys)) or not self._topics.stored_by_key(message.topic)
+        return has_key(message.keys) or not self._topics.stored_by_key(message.topic)
 
     def quick(self, message: Message, callback: Callback | None) -> Promise | None:
         """Return the future of a plain message that a batch took; it is encoded with the others when the batch is sent. None if

@@ -21,7 +21,7 @@ from rocketmq_spark.model import Message, MessageQueue, SendRequest
 from rocketmq_spark.model.message import KeyedMessage
 from rocketmq_spark.model.send import Batch, BatchStorage, MessageEncoder
 from rocketmq_spark.options.transport import SELECTORS
-from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, MessageBatch, key_words
+from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, MessageBatch, has_key, key_words
 from rocketmq_spark.producer.settings import COMPRESSIONS, ProducerSettings
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.wire.compression import smaller
@@ -331,7 +331,7 @@ def for_storage(
         MessageRefused: A message without a key, which a compaction topic would drop.
     """
     messages = [each.message for each in prepared]
-    if storage.by_key and (keyless := [number for number, each in enumerate(messages) if not key_words(each.keys)]):
+    if storage.by_key and (keyless := [number for number, each in enumerate(messages) if not has_key(each.keys)]):
         topic = messages[0].topic
         raise MessageRefused(f"Message {keyless[0]} of a batch has {no_key(topic)}", topic=topic)
     if not storage.whole:

@@ -98,6 +98,19 @@ def test_a_broker_that_hangs_leaves_time_for_those_that_answer(broker: MockBroke
         assert parts.sender.batch_storage("t", Deadline.after(0.5)) == WHOLE
 
 
+def test_a_broker_that_hangs_is_asked_last_about_other_topics(broker: MockBroker, parts: Parts) -> None:
+    """Otherwise a write to many topics would wait for it once for each of them."""
+    with MockBroker() as other:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address, "broker-b": other.address}))
+        broker.on(CONFIG, never)
+        found = [parts.sender.batch_storage(topic, Deadline.after(0.5)) for topic in "tuv"]
+        assert found == [BatchStorage()] * 3
+        assert [command.ext["topic"] for command in broker.seen(CONFIG)] == ["t"]
+        other.on(CONFIG, refuse(Response.SYSTEM_BUSY))
+        broker.on(CONFIG, topic_config(queue_type=BATCH_QUEUE))
+        assert parts.sender.batch_storage("w", parts.soon) == WHOLE
+
+
 def test_while_nobody_says_it_the_storage_is_not_known_and_asked_about_later(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

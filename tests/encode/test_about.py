@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.columnar.encode.batch import MAX_WORDS, About
+from rocketmq_spark.columnar.encode.batch import MAX_WORDS, About, without_key
 from tests.live.writes import frame
 
 COLUMNS = {"tags": "tags", "keys": "keys"}
@@ -34,6 +34,22 @@ def test_rows_of_a_tag_come_together_and_say_it(tags, data):
         places = [mine.tolist().index(row) for row in part.tolist()]
         assert places == sorted(places)
     assert made.tags == len({tag for tag in tags if tag})
+
+
+def test_tags_and_keys_that_are_no_utf_8_are_said_as_java_reads_them():
+    """Spark's ``cast(binary as string)`` makes such texts, and the messages have their bytes."""
+    texts = pa.array([b"\xff", b"a", None, b"b"], pa.binary()).view(pa.string())
+    lists = pa.ListArray.from_arrays(
+        [0, 1, 2, 2, 4], pa.array([b"\xff", b"a", b" ", b"\n"], pa.binary()).view(pa.string())
+    )
+    for keys in (texts, lists):
+        made = of(tags=texts, keys=keys)
+        assert made.properties(rows(0)) == {"TAGS": "\ufffd", "KEYS": "\ufffd"}
+        assert made.properties(rows(0, 1)) == {"KEYS": "\ufffd a"}
+    assert [without_key(frame(keys=keys), {"keys": "keys"}).tolist() for keys in (texts, lists)] == [
+        [False, False, True, False],
+        [False, False, True, True],
+    ]
 
 
 def test_messages_of_several_tags_have_none_together():

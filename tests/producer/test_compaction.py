@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+from unittest.mock import Mock
+
+import pyarrow as pa
 import pytest
 
+from rocketmq_spark import options as options_table
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
 from rocketmq_spark.producer.resending import EngineResender
+from rocketmq_spark.producer.rows.routing import TopicRows
+from rocketmq_spark.producer.rows.sender import StoragePlan
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
+from tests.helpers import raising
 from tests.producer.scripted import Bench, ManualTimer
 from tests.producer.test_batching import message
 from tests.producer.test_bulk import Bulk, table
@@ -26,7 +35,7 @@ def bulk(bench: Bench) -> Bulk:
 def test_an_explicit_batch_has_no_message_that_a_compaction_topic_would_not_keep(bench: Bench) -> None:
     bench.sender.compaction_topics.add("T")
     producer = bench.producer()
-    for keys in ((), " ", [""]):
+    for keys in ((), " ", [""], ["\t"]):
         with pytest.raises(MessageRefused, match="Message 1 of a batch has no key, but 'T' is a compaction topic"):
             producer.send_batch([Message("T", b"0", keys="k"), Message("T", b"1", keys=keys)])
     assert not bench.sender.requests
@@ -42,11 +51,11 @@ def test_a_message_without_a_key_travels_alone_to_a_compaction_topic(bench: Benc
     bench.sender.compaction_topics.add("T")
     producer = bench.producer(auto_batch=True)
     producer.send_async(message("0", keys=["k"]))
-    for body, keys in (("1", ["k"]), ("2", ["l"]), ("3", []), ("4", " ")):
+    for body, keys in (("1", ["k"]), ("2", ["l"]), ("3", []), ("4", " "), ("5", ["\t\n"])):
         producer.send_async(message(body, keys=keys), **({} if quick else {"queue": q("b:1")}))
     bench.time.advance(0.01)
     alone = [bytes(request.body) for request in bench.sender.requests if not request.batch]
-    assert alone == [b"3", b"4"]
+    assert alone == [b"3", b"4", b"5"]
     together = [item.body for request in bench.sender.requests if request.batch for item in decode_batch(request.body)]
     assert sorted(map(bytes, together)) == [b"0", b"1", b"2"]
 
@@ -62,6 +71,30 @@ def test_rows_that_a_compaction_topic_would_not_keep_are_refused(bulk: Bulk) -> 
     assert not bulk.sender.requests
     bulk.producer().send_arrow(table("a", "b", keys=["k", "l"]), "T")
     assert bulk.bodies == [["a", "b"]]
+
+
+def test_a_function_that_chooses_queues_does_not_see_rows_that_are_refused(bulk: Bulk) -> None:
+    with pytest.raises(MessageRefused, match="row 1: no key, but 'T' is a compaction topic"):
+        bulk.producer().send_arrow(table("a", "b", keys=["k", None]), "T", selector=raising(AssertionError("called")))
+    assert not bulk.sender.requests
+
+
+@pytest.mark.parametrize(("hangs", "asked"), [(True, "tu"), (False, "tututu")])
+def test_where_nothing_answers_rows_do_not_wait_again_and_again(hangs: bool, asked: str) -> None:
+    """As while a name server hangs: with a spool, each batch of rows would wait before it goes there."""
+    found: list[str] = []
+
+    def batch_storage(topic: str, deadline: Deadline) -> None:
+        found.append(topic)
+        if hangs:
+            deadline.pause(1)
+
+    options = options_table.parse({"nameServer": "x:1", "requestTimeout": "5ms"}).for_role("sink")
+    plan = StoragePlan(options, {}, cast(Any, Mock(batch_storage=batch_storage)), lambda: 0)
+    rows = pa.record_batch({"body": ["a"]})
+    for _ in range(3):
+        plan.check(rows, [TopicRows(rows, topic, None, 0) for topic in "tu"], BadRows())
+    assert "".join(found) == asked
 
 
 def test_rows_without_a_key_are_named_among_those_of_several_topics(bulk: Bulk) -> None:

@@ -74,12 +74,16 @@ Rows = npt.NDArray[np.intp]
 
 
 def without_key(batch: pa.RecordBatch, columns: Mapping[str, str]) -> npt.NDArray[np.bool_]:
-    """Which rows of a batch have no key; ``columns`` as for the encoder. For brokers, a key of blanks is none."""
+    """Which rows of a batch have no key; ``columns`` as for the encoder. For brokers, a key of whitespace is none."""
     if "keys" not in columns:
         return np.ones(len(batch), bool)
-    keys = pc.utf8_trim_whitespace(keys_of(batch.column(columns["keys"])).cast(pa.string()))
-    filled = arrow.filled(arrow.as_bytes(keys))
+    filled = arrow.filled(arrow.as_bytes(pc.utf8_trim_whitespace(_readable(keys_of(batch.column(columns["keys"]))))))
     return np.zeros(len(batch), bool) if filled is None else ~filled
+
+
+def _readable(texts: pa.Array) -> pa.Array:
+    """Texts that may not be UTF-8 (Spark does not check ``cast(binary as string)``), as Java reads them."""
+    return arrow.strings(arrow.as_bytes(texts), arrow.present(texts) if texts.null_count else None, ascii_only=False)
 
 
 # A batch with more different keys gets none: each key costs a broker as much as that of a single message, and leads only to the
@@ -126,7 +130,7 @@ class About:
 
     def _encode(self, tags: Any) -> None:
         made = pc.dictionary_encode(tags)
-        names = made.dictionary.to_pylist()
+        names = _readable(made.dictionary).to_pylist()
         self._codes = pc.fill_null(made.indices, -1).to_numpy().astype(np.int32)
         if "" in names:  # as good as none
             empty = names.index("")
@@ -162,7 +166,8 @@ class _Keys:
         if not len(found) or (self._single and len(found) > MAX_WORDS):
             return ""
         keys = self._different.take(pa.array(found))
-        text: str = pc.binary_join(pa.ListArray.from_arrays([0, len(keys)], keys), _SEPARATOR)[0].as_py().decode()
+        joined = pc.binary_join(pa.ListArray.from_arrays([0, len(keys)], keys), _SEPARATOR)[0].as_py()
+        text: str = joined.decode("utf-8", "replace")
         if not self._single:  # a word may stand in several keys
             words = dict.fromkeys(word for word in text.split(codes.KEY_SEPARATOR) if word)
             text = codes.KEY_SEPARATOR.join(words) if len(words) <= MAX_WORDS else ""

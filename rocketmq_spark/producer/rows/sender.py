@@ -44,6 +44,9 @@ from rocketmq_spark.wire.messages import decode_batch
 # With more tags in an Arrow batch each batch would have few rows.
 MAX_TAGS = 16
 
+# The storage of a topic is not asked about again for so long if the question took its time and had no answer.
+SILENT_S = 30.0
+
 # When nothing at all ends for so long beyond the send timeout, a batch was forgotten.
 LAST_RESORT_S = 60.0
 # A batch that may be stored is looked up, in steps that each may take that long.
@@ -61,6 +64,7 @@ class StoragePlan:
         self._sender = sender
         self._ids = UniqueIds(os.urandom(8), now_ms)
         self._about: About | None = None
+        self._silent: dict[str, Deadline] = {}
 
     def check(self, batch: pa.RecordBatch, topics: Sequence[TopicRows], bad_rows: BadRows) -> None:
         """Note rows that a broker would acknowledge in a batch, and drop."""
@@ -98,7 +102,14 @@ class StoragePlan:
         return (found := self._storage(topic)) is not None and found.whole
 
     def _storage(self, topic: str) -> BatchStorage | None:
-        return self._sender.batch_storage(topic, Deadline.after(self._options.request_timeout))
+        if (silent := self._silent.get(topic)) is not None and not silent.expired:
+            return None
+        deadline = Deadline.after(within_s := self._options.request_timeout)
+        found = self._sender.batch_storage(topic, deadline)
+        # Otherwise each batch of rows would wait so long, twice.
+        if found is None and deadline.remaining() < within_s / 2:
+            self._silent[topic] = Deadline.after(SILENT_S)
+        return found
 
 
 def together(plan: RoutingPlan, about: About, stored_whole: Callable[[str], bool], by_tag: str) -> RoutingPlan:
@@ -212,6 +223,8 @@ class RowSender:
         for rows in topics:
             self._owner.check_topic(rows.topic)
         self._storage.check(batch, topics, bad_rows)
+        if self._router.loops:
+            bad_rows.raise_if_any(partition)
         plan = self._router.plan(topics, bad_rows)
         bad_rows.raise_if_any(partition)
         return checked, plan
