@@ -246,7 +246,7 @@ class PullConsumer(Asynchronous):
         await self._ask(self._consumer.resume, *queues)
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue at ``offset`` of ``queue``. Raises ``OffsetError`` if the queue is not assigned or has no such one."""
+        """Continue at ``offset`` of ``queue``. Raises ``OffsetError`` if the queue is not assigned or has no such offset."""
         await self._ask(self._consumer.seek, queue, offset)
 
     async def seek_to_beginning(self, *queues: MessageQueue) -> None:

@@ -91,7 +91,7 @@ class ReplyingContext:
         Raises:
             MessageRefused: The message is not a request, or the answer is empty or too large. Nothing was sent.
             RocketMQError: The requester did not get the answer. If the listener does not catch the error, the message fails.
-            NotSupported: Over gRPC, because a Proxy passes no replies on.
+            NotSupported: Over gRPC, because a Proxy does not forward replies.
         """
         replier = getattr(self, "_replier", None)
         if replier is None:

@@ -76,11 +76,11 @@ class TopicOnBroker:
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic: how each broker keeps it, and what its queues have.
+    """A topic: its settings on each broker, and the offsets of its queues.
 
     Args:
         topic: The topic.
-        brokers: How each broker keeps it.
+        brokers: Its settings on each broker.
         queues: First and end offset of each queue, whether or not it may be read now, and the time of its last message.
     """
 
@@ -114,7 +114,7 @@ class GroupConnection:
 
     Args:
         client_id: The id by which the members share the queues.
-        address: Where it is connected from, ``host:port``.
+        address: The address from which it is connected, ``host:port``.
         language: What its client is written in, such as ``JAVA``.
         version: The number of its client's version; RocketMQ 5.5.0 is 513.
     """
@@ -146,7 +146,7 @@ class GroupOnline:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A consumer group: its settings, its members and how far it is.
+    """A consumer group: its settings, its members and its offsets.
 
     Args:
         group: The group.
@@ -155,7 +155,7 @@ class GroupDescription:
         consume_type: ``CONSUME_PASSIVELY`` (push) or ``CONSUME_ACTIVELY`` (pull); None without members.
         message_model: ``CLUSTERING`` or ``BROADCASTING``; None without members.
         filters: What its members subscribe to, by topic.
-        queues: How far it is in each queue of the topics in which it has offsets, its retry topic among them.
+        queues: Committed offset and lag of each queue of the topics for which it has offsets, its retry topic included.
     """
 
     group: str
@@ -175,7 +175,7 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True)
 class OffsetChange:
-    """A group's offset of one queue before and after a change. The group reads next from it.
+    """A group's committed offset of one queue before and after a change. The group continues at the new offset.
 
     Args:
         queue: The queue.
@@ -189,7 +189,7 @@ class OffsetChange:
 
     @property
     def effect(self) -> str:
-        """What follows from the change, in words."""
+        """The effect of the change, as a phrase for people."""
         if self.before is None:
             return "begins there"
         moved = self.after - self.before
@@ -211,7 +211,7 @@ class BrokerState:
         get_per_s: Messages read per second, in the last ten seconds.
         disk_used: How full the disk of its commit log is, 0 to 1.
         facts: Everything that it reports, by its own names (``GET_BROKER_RUNTIME_INFO``).
-        error: Why nothing is known of it; None if it answered.
+        error: Why its state is unknown; None if it answered.
     """
 
     broker_name: str
@@ -229,7 +229,7 @@ class BrokerState:
 
 @dataclass(frozen=True, slots=True)
 class UserAccount:
-    """A user of ACL 2.0. If brokers have different properties of a name, there is an account for each set of properties.
+    """A user of ACL 2.0. If brokers have different properties for a user, there is an account for each set of properties.
 
     Args:
         name: The user name, which is the access key.

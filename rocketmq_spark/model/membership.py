@@ -106,8 +106,8 @@ class ConsumerStats:
         failed: Messages that a listener did not finish; each attempt counts.
         sent_back: Messages that were returned to the broker, which delivers them again later.
         cached: Messages that were pulled and are not finished.
-        lag: Messages between what is finished and the ends of the consumer's queues, as brokers said within the last minute. None
-            while an end is unknown, or which queues it has.
+        lag: Unfinished messages in the consumer's queues, up to the ends that brokers reported within the last minute. None
+            while an end, or the list of its queues, is unknown.
         rebalances: How often the assigned queues of a topic changed.
         topics: Recent figures by topic, the retry topic included.
     """

@@ -309,7 +309,7 @@ class TransactionProducer(BaseProducer):
     def send_half(self, message: Message, *, timeout_s: float | None = None) -> HalfMessage:
         """Store a message that is delivered when you commit it.
 
-        While you hold the returned object undecided, the broker is answered ``UNKNOWN``. If you drop it, or the program ends,
+        While you hold the returned object undecided, the broker's checks get ``UNKNOWN``. If you drop it, or the program ends,
         the broker calls ``transaction_check``, 15 times at most by default. Half messages are not batched, spooled or delayed.
 
         Args:

@@ -186,7 +186,7 @@ class BrokerAdmin(AdminBase):
     def brokers(self) -> list[BrokerState]:
         """Return what each broker, master or slave, reports of itself (``mqadmin brokerStatus``).
 
-        All are asked in parallel. The state of a broker that does not answer has an ``error``.
+        Requests are sent in parallel. The state of a broker that does not answer has an ``error``.
         """
         return brokers.states(self._tools)
 

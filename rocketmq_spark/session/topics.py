@@ -31,7 +31,7 @@ class AdminBase(Closing):
         return group if environment is None else environment.group(group)
 
     def close(self) -> None:
-        """End it: every verb raises ``ClosedError`` from now on. Connections belong to the process, and others may use them."""
+        """Close it: other methods then raise ``ClosedError``. Connections stay open, because the process may share them."""
         self._closed = True
 
 

@@ -92,7 +92,7 @@ class BaseSimpleConsumer(Closing):
     def receive(
         self, max_messages: int = MAX_MESSAGES, invisible: str | float = "30s", wait: str | float = "5s"
     ) -> Sequence[PoppedMessage]:
-        """Return the next messages. Brokers and topics are asked in turn.
+        """Return the next messages. Calls go to brokers and topics in turn.
 
         Each message is invisible to other members for ``invisible``. Call ``ack`` within that time, or it is delivered again.
         If there is no message, a call takes at least 5 s, because the Proxy holds it that long, even if ``wait`` is shorter.

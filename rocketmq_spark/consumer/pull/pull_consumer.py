@@ -131,7 +131,7 @@ class BasePullConsumer(Closing):
             queues: The queues to read.
 
         Raises:
-            OptionError: There is something else than queues, or a queue of another environment.
+            OptionError: An item is not a queue, or belongs to another environment.
             RocketMQError: A start offset could not be read. The assignment is then unchanged.
             LocalProtocolError: The consumer uses ``subscribe`` already.
         """
@@ -173,7 +173,7 @@ class BasePullConsumer(Closing):
 
     @entry
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue at ``offset``, which is committed next.
+        """Continue at ``offset``. The next commit stores this offset.
 
         Args:
             queue: An assigned queue.
@@ -245,7 +245,7 @@ class BasePullConsumer(Closing):
             message that cannot be decoded has a ``decode_error``, and its stored bytes as the body.
 
         Raises:
-            RocketMQError: A failure that does not pass, such as ``AccessDenied``. Others are logged and retried.
+            RocketMQError: A permanent failure, such as ``AccessDenied``. Temporary ones are logged and retried.
         """
         messages, left = self._polled(timeout_s)
         self._polls.given, self._polls.given_up_to = left is None, left
@@ -265,7 +265,7 @@ class BasePullConsumer(Closing):
         return [], None
 
     def poll_arrow(self, timeout_s: float = POLL_S) -> Any:
-        """Return all messages that have come, of any queue, as one record batch.
+        """Return all messages that have arrived, of any queue, as one record batch.
 
         Args:
             timeout_s: Seconds to wait for a message.
