@@ -1,5 +1,5 @@
-"""What administration returns: topics, groups and brokers as they were when they were asked, and how far a reader is behind
-the ends of its queues. Pure: who asks brokers and what time it is are arguments.
+"""Results of administration: topics, groups and brokers as they were at the request, and the lag of a reader. Pure: the time is
+an argument, and other modules send the requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
     "UserAccount",
 ]
 
-# The group as which administration, and commands, look at messages and send them.
+# The group under which administration and commands pull and send messages.
 GROUP = "rocketmq-spark-cli"
 
 
@@ -90,12 +90,12 @@ class TopicDescription:
 
     @property
     def message_type(self) -> str | None:
-        """Its type. Where brokers differ, all types; None where they do not know types."""
+        """Its message type. All types, if brokers differ; None on brokers that do not have types."""
         return _joined({there.message_type for there in self.brokers.values()})
 
     @property
     def permission(self) -> str | None:
-        """Its permission. Where brokers differ, all of them."""
+        """Its permission. All permissions, if brokers differ."""
         return _joined({there.permission for there in self.brokers.values()})
 
     @property
@@ -127,14 +127,14 @@ class GroupConnection:
 
 @dataclass(frozen=True, slots=True)
 class GroupOnline:
-    """The members of a consumer group on one broker, and what they said of the group.
+    """The members of a consumer group on one broker, and the group's settings that they reported.
 
     Args:
-        members: Those that are connected.
+        members: The members that are connected.
         consume_type: ``CONSUME_PASSIVELY`` (push) or ``CONSUME_ACTIVELY`` (pull).
         message_model: ``CLUSTERING`` or ``BROADCASTING``.
         consume_from_where: Where the group begins in a queue without an offset.
-        filters: What it subscribes to, by topic, as the member said it that spoke last.
+        filters: The subscriptions by topic, as the last heartbeat of any member reported them.
     """
 
     members: Sequence[GroupConnection]
@@ -168,7 +168,7 @@ class GroupDescription:
 
     @property
     def lag(self) -> int | None:
-        """How many messages it has not read; None where no queue's lag is known."""
+        """How many messages the group has not read; None if the lag of no queue is known."""
         lags = [row.lag for row in self.queues if row.lag is not None]
         return sum(lags) if lags else None
 
@@ -284,12 +284,12 @@ class QueueLag(NamedTuple):
 
     @property
     def went_back(self) -> bool:
-        """Whether the queue ends before the position: its topic was made again, or its broker lost messages."""
+        """Whether the queue ends before the position: its topic was created again, or its broker lost messages."""
         return self.position is not None and self.max_offset is not None and self.position > self.max_offset
 
     @property
     def lag(self) -> int | None:
-        """Messages that can be read and are not; with gaps, offsets. None for a queue that went back."""
+        """Messages that can be read and were not; gaps in the offsets count, too. None for a queue that went back."""
         if self.next_offset is None or self.max_offset is None or self.went_back:
             return None
         return max(0, self.max_offset - self.next_offset)
@@ -311,7 +311,7 @@ class QueueLag(NamedTuple):
 class Total(NamedTuple):
     """Totals of all queues: unread and lost messages, the age of the oldest unread one, and queues whose lag is unknown.
 
-    None where no queue is known.
+    The first three are None if no queue's lag is known.
     """
 
     lag: int | None
@@ -321,7 +321,7 @@ class Total(NamedTuple):
 
 
 def total(queues: Iterable[QueueLag], now_ms: int) -> Total:
-    """Queues whose lag is not known count apart and nowhere else; an age that is not known makes that of all unknown."""
+    """Add up ``queues``. Those without a known lag are only counted; if the age of one queue is unknown, so is the total age."""
     every = list(queues)
     known = [one for one in every if one.lag is not None]
     if not known:
@@ -336,9 +336,9 @@ def total(queues: Iterable[QueueLag], now_ms: int) -> Total:
 
 
 class Pace(NamedTuple):
-    """Offsets read and written a second between two looks, and the seconds in which, at that pace, nothing is behind.
+    """Offsets read and written per second between two measurements, and the seconds until the reader has caught up at this pace.
 
-    None where it is not known; the last one also where the reader does not catch up.
+    Unknown values are None, and so is the last one if the reader does not catch up.
     """
 
     read_per_s: float | None = None
@@ -347,8 +347,8 @@ class Pace(NamedTuple):
 
 
 def pace(before: Iterable[QueueLag], now: Iterable[QueueLag], seconds: float) -> Pace:
-    """Of the queues whose lag was known at both looks. One that went back, as a group's offsets do that are set, or those of a
-    topic that was made again, has no pace.
+    """Compute the pace from queues whose lag was known both times. Queues whose offsets decreased are excluded: the group's
+    offsets were reset, or the topic was created again.
     """
     old = {one.queue: one for one in before if one.lag is not None}
     pairs = [(old[one.queue], one) for one in now if one.lag is not None and one.queue in old]

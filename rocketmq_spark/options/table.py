@@ -1,8 +1,8 @@
-"""The one table of options: every name, its parser, default, where it may stand and what it does.
+"""The table of all options: name, parser, default, the roles that accept the option, and its meaning.
 
 A row is a field of ``Options``; its public name is the field's in camelCase. Parsing collects all problems into one
-``OptionError``. The data source's constructor only parses (``parse``); what depends on being source or sink, batch or
-stream is settled when the reader or writer is made (``for_role``). No other module reads raw options.
+``OptionError``. The data source's constructor only parses (``parse``). What depends on the role (source or sink, batch or
+stream) is checked when the reader or writer is created (``for_role``). No other module reads raw options.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ SOURCE_ROLES = ("batch source", "stream source")
 ROLES = (*SOURCE_ROLES, "sink", "producer", "consumer", "pull consumer", "simple consumer", "cluster admin")
 DEFAULT_GROUP = "rocketmq_spark"
 ENVIRONMENT_VARIABLE = "ROCKETMQ_ENVIRONMENT"
-# Where the value of a field comes from when it is not given.
+# Environment variables that give a field its value if the option is not set.
 _VARIABLES = {"environment": ENVIRONMENT_VARIABLE}
 
-# What Spark itself hands to a source or sink beside the user's options.
+# Options that Spark itself passes to a source or sink besides the user's.
 TOLERATED = frozenset(
     {"path", "checkpointlocation", "queryname", "outputmode", "triggerinterval", "serializationformat"}
     # properties of a table in Spark's catalogue
@@ -39,7 +39,7 @@ TOLERATED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A row of the table. ``default`` may differ by role; ``shown`` is how the default reads in the docs."""
+    """A row of the table. ``default`` may differ by role; ``shown`` is the text of the default in the docs."""
 
     name: str
     field: str
@@ -88,7 +88,7 @@ _TIMES = '{"orders":{"broker-a":{"0":1767225600000}}}'
 _POLL = ("pull consumer",)
 _PUSH = ("consumer",)
 _CONSUME = ("consumer", "pull consumer")
-# For all roles too, but options about queues are no connection options: those are ``_ALL``.
+# All roles. Separate from ``_ALL``, which marks connection options: options about queues are not connection options.
 _QUEUES = (*_CONSUME, *_SOURCE, *_WRITE, "simple consumer", "cluster admin")
 
 
@@ -682,7 +682,7 @@ class Options:
         return f"Options({', '.join(f'{name}={getattr(self, name)!r}' for name in sorted(self.given))})"
 
     def for_role(self, role: str) -> Options:
-        """The same options with the defaults of ``role``; an ``OptionError`` lists what may not stand there."""
+        """Return the options with the defaults of ``role``. Raises ``OptionError`` with all options that it rejects."""
         problems = [
             f"option {(row.field if self.keywords else row.name)!r} does not belong to a {role}; "
             f"it is for: {', '.join(row.roles)}"
@@ -699,17 +699,17 @@ class Options:
 
     @property
     def cluster(self) -> tuple[str, ...]:
-        """The servers by which a cluster is known: as a key of what is remembered of it."""
+        """The addresses that identify a cluster, as a key for cached values."""
         return self.proxy_endpoint if self.transport == transport.GRPC else self.name_server
 
     @property
     def in_environment(self) -> str:
-        """Which environment is used, for logs."""
+        """The environment as a phrase for logs."""
         return f"environment {self.environment!r} ({self.environment_source}), environmentMode {self.environment_mode}"
 
     @property
     def environment_source(self) -> str:
-        """What says which environment is used; for messages."""
+        """Where the environment was set, for error messages: the option or a variable."""
         return f"variable {ENVIRONMENT_VARIABLE}" if "environment" in self.from_variables else "option 'environment'"
 
 
@@ -724,10 +724,10 @@ _BY_NAME = {name.lower(): row for row in TABLE for name in (row.name, *row.alias
 
 
 def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ, *, keywords: bool = False) -> Options:
-    """Options from what a user gave, names in any case, camelCase or snake_case; one ``OptionError`` for all.
+    """Parse a user's options; names are case-insensitive, in camelCase or snake_case. One ``OptionError`` lists all problems.
 
-    What is not given may come from ``variables``. They are read once, where the options are; tasks receive the values.
-    ``keywords``: they are those of a Python call, and errors name them in snake_case.
+    Options that are not given may come from environment ``variables``, which are read only here; tasks receive the values.
+    ``keywords``: the options are keywords of a Python call, so errors name them in snake_case.
     """
     values: dict[str, Any] = {}
     problems: list[str] = []

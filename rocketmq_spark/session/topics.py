@@ -1,4 +1,4 @@
-"""What ``Admin`` is made of: the options, its end, and its verbs on topics."""
+"""Base classes of ``Admin``: its options, ``close``, and its methods about topics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rocketmq_spark.session import client
 
 
 class AdminBase(Closing):
-    """The options, and whether it was closed."""
+    """Has the options, and is closed with ``close``."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -36,7 +36,7 @@ class AdminBase(Closing):
 
 
 class TopicAdmin(AdminBase):
-    """Verbs on topics."""
+    """Methods about topics."""
 
     def topics(self, system: bool = False) -> list[str]:
         """Return the names of all topics, sorted.

@@ -43,7 +43,7 @@ class DriftState(enum.Enum):
 
 
 class Drift(NamedTuple):
-    """One queue: where the query continues, what the broker has, and how many ``offsets`` are unread, lost or to be read again."""
+    """One queue: where the query continues, what the broker has, and how many ``offsets`` are unread, lost, or read again."""
 
     queue: MessageQueue
     position: int | None
@@ -159,7 +159,7 @@ def carry_out(folder: Folder, planned: RewindPlan, at: datetime) -> Folder:
     name = folder.name.rstrip("/").rpartition("/")[2]
     backup = folder.copy(planned.saved, f"{name}.before-rewind-{at:%Y%m%dT%H%M%SZ}")
     folder.delete(planned.removed)
-    notes.raise_epoch(folder)  # last: otherwise an unfinished batch that is still in the log would get new ids and be sent twice
+    notes.raise_epoch(folder)  # last: until then, an unfinished batch in the log must keep its ids
     return backup
 
 
