@@ -189,7 +189,7 @@ class Options:
         ByRole({"batch source": "earliest", "stream source": "latest"}),
         _SOURCE,
         '`earliest`, `latest`, `committed` (with `group`), or JSON `{"t":{"broker-a":{"0":17,"1":-2}}}` (−2 earliest, −1 '
-        "latest) for every queue. A stream's checkpoint wins over it; a batch cannot start at the end",
+        "latest) for every queue. A stream's checkpoint overrides it; a batch cannot start at the end",
         shown="stream `latest`, batch `earliest`",
     )
     committed_fallback: str = _row(
@@ -238,7 +238,7 @@ class Options:
         lambda v: {"true": "fail", "false": "ignore"}.get(v.strip().lower()) or p.choice("fail", "warn", "ignore")(v),
         "fail",
         _SOURCE,
-        "what to do if offsets that were to be read no longer exist: `fail`/`true`, `warn` or `ignore`/`false`",
+        "what to do if offsets no longer exist when they are to be read: `fail`/`true`, `warn` or `ignore`/`false`",
     )
     max_offsets_per_trigger: int | None = _row(
         p.integer(1), None, _STREAM, "maximum number of offsets in a batch, shared in proportion to backlog"
@@ -257,10 +257,10 @@ class Options:
         "averagely",
         (*_SOURCE, *_CONSUME),
         "how queues are assigned to Spark partitions: `averagely`, `averagelyByCircle`, `consistentHash`, `config`, "
-        "`machineRoom`, `machineRoomNearby`, `environment`, or `module:callable`. The strategy sees partitions as consumers "
-        "named `partition-00000`, …; a queue that it gives to none (as `config`, `machineRoom` or a callable may) is not read, "
-        "and a warning names it. In a `Consumer` or `PullConsumer`: how queues are assigned to the members of the group, by the "
-        "same without `machineRoomNearby`",
+        "`machineRoom`, `machineRoomNearby`, `environment`, or `module:callable`. For the strategy, partitions are consumers "
+        "named `partition-00000`, …; a queue that it assigns to no partition (as `config`, `machineRoom` or a callable may) is "
+        "not read, and a warning names it. In a `Consumer` or `PullConsumer`: how queues are assigned to the members of the "
+        "group, with the same strategies except `machineRoomNearby`",
         raw=True,
     )
     allocation_config: str | None = _row(
@@ -280,7 +280,7 @@ class Options:
         p.names_with_repeats,
         (),
         _SOURCE,
-        "for `machineRoomNearby`: room of each partition in order, begun again if there are more; brokers are named `room@name`",
+        "for `machineRoomNearby`: room of each partition in order, repeated for further ones; brokers are named `room@name`",
     )
     num_partitions: int | None = _row(
         p.auto_integer,
@@ -301,7 +301,7 @@ class Options:
         False,
         _BATCH,
         "let Spark predicates shorten the read, if `spark.sql.python.filterPushdown.enabled` is set. Only for DataFrames that "
-        "are used once: if a DataFrame is used again, Spark reads it as the earlier predicate left it",
+        "are used once: if a DataFrame is used again, Spark reads only the range of the first predicate",
     )
     columns: tuple[str, ...] = _row(
         p.names, (), _SOURCE, "columns to build, any of the schema; other columns are not decoded", shown="all basic"
@@ -507,8 +507,9 @@ class Options:
         p.choice("always", "batch", "never"),
         "always",
         _WRITE,
-        "how a SPOOLED message is flushed to disk before its send returns: `always` by itself, `batch` with one flush for all "
-        "sends that wait; with `never` the operating system does it: messages survive the process but not the machine",
+        "how a SPOOLED message is flushed to disk before its send returns: `always` flushes for each send, `batch` once for all "
+        "waiting sends. `never` leaves the flush to the operating system: messages survive a crash of the process, but not of "
+        "the machine",
     )
     spool_max_bytes: int = _row(
         p.size(1), 1 << 30, _WRITE, "maximum size, dead letters included; when it is full, sends fail", shown="1g"
@@ -517,8 +518,8 @@ class Options:
         p.choice("error", "dmq"),
         "error",
         _WRITE,
-        "delays that the timers of brokers do not support (longer than `timerMaxDelaySec`, switched off, or older than 5.0): "
-        "`error`, or through the delay service, which must run (`dmq`, docs/delay.md)",
+        "what to do with delays that brokers do not support (longer than `timerMaxDelaySec`, timers switched off, or brokers "
+        "before 5.0): raise an `error`, or use the delay service, which must run (`dmq`, docs/delay.md)",
     )
     message_id: str | None = _row(
         p.string,
@@ -543,9 +544,9 @@ class Options:
         p.positive_duration,
         10.0,
         ("sink", "producer"),
-        "how long to wait for earlier requests that may still arrive before what they sent counts as not stored. Sink with "
-        "`exactly-once`: at least 4s, and 2s more than `spark.python.task.killTimeout`; `Producer` with "
-        "`confirmAmbiguous`: more than 2s. Without these an error",
+        "earlier requests may still arrive at a broker; only after this time, messages that it does not have count as not "
+        "stored. Sink with `exactly-once`: at least 4s, and 2s more than `spark.python.task.killTimeout`; `Producer` with "
+        "`confirmAmbiguous`: more than 2s. Without either of these two options it is an error",
         shown="10s",
     )
     confirm_ambiguous: bool = _row(
@@ -577,7 +578,7 @@ class Options:
         p.boolean,
         False,
         ("producer", *_CONSUME, "simple consumer"),
-        "make OpenTelemetry spans and metrics, and hand traces on in the messages' properties (docs/opentelemetry.md)",
+        "create OpenTelemetry spans and metrics, and propagate trace contexts in messages' properties (docs/opentelemetry.md)",
     )
 
     # Consumers
@@ -644,7 +645,7 @@ class Options:
         None,
         _PUSH,
         "how often a failed message is delivered again before it goes to the group's dead-letter topic, `%DLQ%<group>`",
-        shown="16, `ordered` without end",
+        shown="16; unlimited if `ordered`",
     )
     suspend_current_queue_time: float = _row(
         p.positive_duration, 1.0, _PUSH, "how long an ordered queue pauses after a failure: 10ms to 30s", shown="1s"
@@ -670,7 +671,7 @@ class Options:
         p.string,
         None,
         _PUSH,
-        "where a broadcasting consumer stores its offsets, by host and group; give each one on a machine its own folder",
+        "where a broadcasting consumer stores its offsets, by host and group; give each consumer on a machine its own folder",
         shown="`~/.rocketmq_offsets`",
     )
 
