@@ -236,7 +236,7 @@ class BaseProducer(Closing):
         """Send ``messages`` of one topic in one request, to ``queue`` or any queue; tags may differ.
 
         ``timeout_s`` replaces the send timeout; ``msg_id`` of the result has all ids, joined by commas. Raises as ``send``, and
-        ``MessageRefused`` if there are no messages, a delayed one, several topics, or more than ``max_message_size`` bytes.
+        ``MessageRefused`` for an empty or too large batch, delayed messages, or different topics or ``wait_store_ok``.
         """
         self._owner.check(self._closing.locked())
         deadline, now_ms = self._deadline(timeout_s), self._engine.timer.wall_ms()

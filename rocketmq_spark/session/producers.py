@@ -1,4 +1,4 @@
-"""``Producer``: its options parsed, and wired to what speaks with brokers or a Proxy."""
+"""The public ``Producer``: it parses its options and creates the client for brokers or a Proxy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.options.typed import ProducerOptions
     from rocketmq_spark.producer.tracing import TraceProducer
 
-# For the traces of the last sends, where the time of a close is over.
+# Time for the traces of the last sends, if the timeout of ``close`` has passed.
 _LAST_TRACES_S = 1.0
 
 

@@ -1,7 +1,7 @@
-"""A consumer that asks for messages: what its user calls. Mirrors ``DefaultLitePullConsumer``.
+"""The methods of a ``PullConsumer``. Mirrors ``DefaultLitePullConsumer``.
 
-What must happen now and then happens while a poll waits, or when it begins; only the changes of a group are followed without
-polls, and queues that are far behind are read ahead. One thread polls; ``close`` may be called by another.
+Periodic work is done at the beginning of a poll and while it waits. Only rebalances, and reading ahead in queues that are far
+behind, happen between polls, too. One thread polls; another one may call ``close``.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.wire.messages import PORTION_BYTES, portion
 
-# Makes one ``pyarrow.RecordBatch`` of the stored messages of several parts. Of one part that becomes large it may be the first
-# messages: then it says from which offset on the others are to be had. (This room does not know Arrow.)
+# Decodes the stored messages of several parts into one ``pyarrow.RecordBatch``. If a single part is too large, it decodes the
+# first messages, and returns the offset of the next one. (This package does not import Arrow.)
 ToArrow = Callable[[Sequence[FetchedPart]], tuple[Any, int | None]]
 ARROW_PARTS = 1024
 POLL_S, MAX_POLL_S = 5.0, 1e9
 
 
 class BasePullConsumer(Closing):
-    """Gives messages of topics that its group shares, or of queues that its user names. ``close`` it at the end.
+    """Returns messages of topics that its group shares, or of queues that its user names. ``close`` it at the end.
 
     Delivery is at least once: messages that a poll returned are finished when the next poll begins, or ``commit`` is called.
     If neither follows, they are delivered again after a restart.
