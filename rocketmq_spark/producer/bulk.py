@@ -1,4 +1,4 @@
-"""Many messages with one call: Arrow columns, or an iterable of messages. What needs pyarrow is imported when it is used."""
+"""Sends many messages with one call: Arrow columns, or an iterable of messages. Modules that need pyarrow are imported on use."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class BulkProducer(RequestProducer):
-    """A producer that sends many messages with one call. ``options`` are those it was made with, and ``row_encoder`` returns what
-    makes the transport's encoder of columns.
+    """A producer that sends many messages with one call. ``options`` are the producer's; ``row_encoder`` creates the transport's
+    encoder of columns.
     """
 
     def __init__(
