@@ -168,7 +168,7 @@ class HalfMessage:
     Args:
         message: What was sent.
         result: The broker's acknowledgement. ``queue_offset`` is None, because a message has no offset before it is committed.
-        fate: Its state in this process, and how to decide it.
+        fate: Internal: its state in this process, and the function that sends a decision.
         timeout_s: Seconds that ``commit`` and ``rollback`` wait for the broker's answer.
     """
 
