@@ -34,9 +34,9 @@ class RocketMQError(Exception):
     retriable: ClassVar[bool] = False
     refresh_route: ClassVar[bool] = False
     unsent = False  # whether it is certain that no byte of the request left this process
-    # The results, by id, of messages of the same send that were acknowledged: where a send is several requests.
+    # If a send consists of several requests: the results, by id, of its messages that were acknowledged.
     stored: Mapping[str, Any] = MappingProxyType({})
-    behind: Collection[str] = ()  # those that were not sent, for one before them in their order was refused
+    behind: Collection[str] = ()  # messages that were not sent, because an earlier one in their order was rejected
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class CallTimeout(RocketMQError):
 
     code = "ROCKETMQ_TIMEOUT"
     retriable = True
-    refresh_route = True  # who does not answer may be back at another address
+    refresh_route = True  # the server may return with another address
 
 
 class ReplyTimeout(CallTimeout):
@@ -283,7 +283,7 @@ class OffsetError(RocketMQError, ValueError):
 
 
 class DataLossError(RocketMQError):
-    """Offsets that were to be read no longer exist; see ``failOnDataLoss``."""
+    """Offsets that a read needs no longer exist; see ``failOnDataLoss``."""
 
     code = "ROCKETMQ_DATA_LOSS"
 
@@ -325,11 +325,11 @@ _BY_CODE: dict[int, type[BrokerError]] = {
 }
 
 
-# Brokers with ACL 1.0 have no code for it: what they raised comes as a fault of theirs.
+# Brokers with ACL 1.0 have no code for denied access: they report the exception as a system error.
 _DENIED_BY_ACL_1 = "org.apache.rocketmq.acl.common.AclException"
 
 
 def error_for(broker_code: int, remark: str = "") -> type[BrokerError]:
-    """The class for a broker's number, and what it said; ``BrokerError`` for numbers without one of their own."""
+    """Return the class for a broker's response code and text; ``BrokerError`` for codes without a class."""
     kind = _BY_CODE.get(broker_code, BrokerError)
     return AccessDenied if kind is ServerFault and remark.startswith(_DENIED_BY_ACL_1) else kind

@@ -27,7 +27,7 @@ _BLUE, _ORANGE = "#1f77b4", "#d95f02"
 
 
 class Point(NamedTuple):
-    """A micro-batch: when it began (epoch s), what it read, how long it took, and what was waiting behind it."""
+    """A micro-batch: when it began (epoch s), its rows, its duration, and the lag after it."""
 
     batch: int
     at_s: float
@@ -109,14 +109,14 @@ class LagChart:
     def _look(self) -> None:
         try:
             recent = [json.loads(one.json) for one in self._query.recentProgress]
-        except Exception:  # as above: what was seen so far stays
+        except Exception:  # as above: the points so far are kept
             logger.info("cannot read the progress of the query", exc_info=True)
             return
         with self._lock:
             for progress_of_batch in recent:
                 point = _point(progress_of_batch)
                 before = self._points.get(point.batch)
-                if before is None or point.rows >= before.rows:  # an idle look at the same batch has no rows
+                if before is None or point.rows >= before.rows:  # an idle query reports the same batch without rows
                     self._points[point.batch] = point
 
     def _draw(self) -> None:
@@ -129,12 +129,12 @@ class LagChart:
 
 
 def draw(figure: Figure, points: list[Point]) -> None:
-    """Two axes above each other over the seconds since the first batch."""
+    """Draw lag and durations as two charts, one above the other, over the seconds since the first batch."""
     above, below = figure.subplots(2, 1, sharex=True)
     begin = points[0].at_s if points else 0.0
     seconds = [point.at_s - begin for point in points]
     known = [(at, point.lag) for at, point in zip(seconds, points, strict=True) if point.lag is not None]
-    # Not clipped: half of a point at 0 would be cut off, and it is what a query that keeps up shows.
+    # Not clipped: half of a point at 0 would be cut off, and a query that keeps up has only these.
     above.step([at for at, _ in known], [lag for _, lag in known], where="post", color=_BLUE, marker=".", clip_on=False)
     _label(above, "messages behind")
     read = [(at, point) for at, point in zip(seconds, points, strict=True) if point.rows]
@@ -163,7 +163,7 @@ def _extremes(values: list[int | None]) -> dict[str, int | None]:
 
 
 def _display(figure: Figure) -> Any:
-    """The place below the cell, or None where there is no notebook."""
+    """The display below the cell; None outside a notebook."""
     try:
         from IPython import get_ipython
         from IPython.display import display
@@ -175,7 +175,7 @@ def _display(figure: Figure) -> Any:
 
 
 def _picture(figure: Figure) -> Any:
-    """A notebook shows figures by itself only when pyplot made them."""
+    """The figure as an image: notebooks show only figures of pyplot by themselves."""
     from IPython.display import Image
 
     drawn = io.BytesIO()

@@ -53,7 +53,7 @@ class _Coroutines(LaterListener):
             self._woken = True
             try:
                 self._loop.soon(self._spread)
-            except RuntimeError:  # the loop is closed, and the consumer is not
+            except RuntimeError:  # the loop was closed, but the consumer was not
                 self._woken = False
                 self._line.clear()
                 raise
@@ -65,7 +65,7 @@ class _Coroutines(LaterListener):
             self._loop.run_task(self._run(), self._ended)
 
     def _ended(self, task: object) -> None:
-        """Also of a task that was cancelled, perhaps before it began. The calls behind it have their turn."""
+        """Called at the end of a task, also if it was cancelled before it began. Starts the next waiting calls."""
         self._running -= 1
         if self._line and not self._loop.closed:
             self._spread()
@@ -81,9 +81,9 @@ class _Coroutines(LaterListener):
             try:
                 outcome = await self._code(messages, context)
             except BaseException as e:
-                outcome = Failure(e)  # also where what the listener waited for was cancelled, and not the listener
+                outcome = Failure(e)  # also if an operation that the listener awaited was cancelled, not the listener
                 if isinstance(e, asyncio.CancelledError) and _is_cancelled():
-                    if not self._loop.closed:  # else the consumer has stopped: its messages come again
+                    if not self._loop.closed:  # otherwise the consumer has stopped, and its messages are redelivered
                         self._settle(context, done, outcome)
                     raise
             if outcome is None and context.ack_index is None:
@@ -95,9 +95,9 @@ class _Coroutines(LaterListener):
                 pause_at = time.monotonic() + PAUSE_S
 
     def _settle(self, context: Any, done: Callable[[object], None], outcome: object) -> None:
-        """On a thread: a broker may be asked to take messages back."""
+        """Apply an outcome on a thread, because this may send messages back to a broker."""
         settling = attempt(self._loop.start, done, outcome)
-        if isinstance(settling, Failure):  # no thread now: the next one that starts does it
+        if isinstance(settling, Failure):  # no thread can start now; the next one that starts applies it
             logger.warning("messages of %s cannot be returned to the broker now: %s", context.queue, settling)
 
 
@@ -152,7 +152,7 @@ class Consumer(Asynchronous):
         await self._loop.call(self._consumer.start, code)
 
     def _leave(self) -> None:
-        """A member without its event loop would have messages fail that others could consume."""
+        """Leave the group when the event loop was closed: every further message would fail here, and others can consume it."""
         logger.warning(
             "the event loop of a consumer was closed before the consumer, which now leaves group %s; close the consumer first",
             self._consumer.settings.group,
@@ -246,7 +246,7 @@ class PullConsumer(Asynchronous):
         await self._ask(self._consumer.resume, *queues)
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue at ``offset`` of ``queue``. Raises ``OffsetError`` if the queue is not assigned or has no such one."""
+        """Continue at ``offset`` of ``queue``. Raises ``OffsetError`` if the queue is not assigned or has no such offset."""
         await self._ask(self._consumer.seek, queue, offset)
 
     async def seek_to_beginning(self, *queues: MessageQueue) -> None:

@@ -1,4 +1,4 @@
-"""Calls between an event loop of asyncio and threads, in both directions."""
+"""Calls from an asyncio event loop to threads, and from threads to the loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 WAITING_THREADS = 8
-PAUSE_S = 0.005  # code that runs in the loop without awaiting yields to it after so long
+PAUSE_S = 0.005  # code that runs in the loop without awaiting yields after this time
 _ALIVE_S = 1.0  # how often a thread that waits for a coroutine checks that the loop is not closed
 
 
@@ -64,7 +64,7 @@ class EventLoop:
         work = [functools.partial(copy_context().run, functools.partial(code, *args, **kwargs))]
         try:
             begun = self.start(lambda: work.pop()())
-        except BaseException:  # no thread for it now, and a later one must not do what was said not to have begun
+        except BaseException:  # no thread could start; a later one must not run ``code`` after this error
             work.clear()
             raise
         return await begun
@@ -87,13 +87,13 @@ class EventLoop:
                 self.finish(undo, done.result())
 
     def finish(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        """As ``start``, for what was begun before ``close`` and ends behind it."""
+        """As ``start``, also after ``close``, for operations that began before it."""
         if self.closed:
             return self.apart(functools.partial(code, *args, **kwargs))
         return self.start(code, *args, **kwargs)
 
     async def finished(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As ``call``, for what was begun before ``close`` and ends behind it; it begins also if the caller is cancelled."""
+        """As ``call``, also after ``close``, for operations that began before it. ``code`` runs even if the call is cancelled."""
         return await asyncio.shield(self.finish(copy_context().run, functools.partial(code, *args, **kwargs)))
 
     def apart(self, code: Callable[[], T]) -> asyncio.Future[T]:
@@ -138,7 +138,7 @@ class EventLoop:
         try:
             while self._ready:
                 self._ready.popleft()()
-        except BaseException:  # Ctrl-C is for the user, and costs those behind it nothing
+        except BaseException:  # Ctrl-C is raised to the user, and the later calls still run
             self.here().call_soon(self._drain)
             raise
 
@@ -171,7 +171,7 @@ class EventLoop:
 
     def _begin(self, coroutine: Coroutine[Any, Any, Any], done: Future[Any]) -> None:
         def ended(task: object) -> None:
-            coroutine.close()  # which did not begin if its task was cancelled at once
+            coroutine.close()  # avoids a warning if its task was cancelled before it began
             if not done.done():
                 done.set_exception(ClosedError("the coroutine was cancelled"))
 
@@ -196,7 +196,7 @@ class EventLoop:
 
 
 async def _run(coroutine: Coroutine[Any, Any, Any], done: Future[Any]) -> None:
-    """Whatever the user's coroutine raises is its outcome; a ``SystemExit`` of it would end the event loop."""
+    """Run the user's coroutine, and put whatever it raises into ``done``; a ``SystemExit`` would otherwise end the event loop."""
     try:
         done.set_result(await coroutine)
     except BaseException as e:
@@ -208,7 +208,7 @@ async def _run(coroutine: Coroutine[Any, Any, Any], done: Future[Any]) -> None:
 def _put(future: asyncio.Future[Any], outcome: object) -> None:
     if future.done():  # cancelled
         return
-    if isinstance(outcome, StopIteration):  # which no future takes
+    if isinstance(outcome, StopIteration):  # which futures do not accept
         future.set_exception(RuntimeError("StopIteration was raised"))
     elif isinstance(outcome, BaseException):
         future.set_exception(outcome)
@@ -236,13 +236,13 @@ class Asynchronous:
         return loop
 
     async def _ask(self, code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What a call of the object for threads returns or raises."""
+        """Run a method of the wrapped object on a thread; returns or raises what it does."""
         self._check()
         return await self._loop.call(code, *args, **kwargs)
 
     async def _end(self, code: Callable[[], T]) -> T:
-        """Closed from now on, and ``code`` goes on if its caller is cancelled. Where it fails, or there is no thread for it,
-        another call may close.
+        """Close with ``code``, which continues if the caller is cancelled. If it fails, or no thread can start, ``close`` may be
+        called again.
         """
         self._closed = True
         try:
@@ -260,7 +260,7 @@ class Asynchronous:
             self._closed = False
 
     async def close(self) -> object:
-        """Give back what is held; nothing is done the second time."""
+        """Release all resources. A second call does nothing."""
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:

@@ -1,8 +1,8 @@
 """A producer for coroutines. It wraps ``session/producers.Producer``.
 
-Sends of one turn of the event loop begin together, so that they need few writes. A send that does not block, because the route
-is cached and the window has room, begins in the loop. Threads begin the others: the first send to a topic, which fetches the
-route, and sends that wait for room, in their order.
+Sends of one iteration of the event loop begin together, so that they need few writes. A send that does not block, because the
+route is cached and there is room for unacknowledged messages, begins in the loop. Threads begin the others: the first send to a
+topic, which fetches the route, and sends that wait for room, in their order.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Larger bodies are handed to a thread, because to compress 256 KiB takes up to 50 ms.
+# Larger bodies are sent from a thread, because compressing 256 KiB takes up to 50 ms.
 MOST_IN_LOOP = 64 * 1024
-# Why a send that is handed to a thread did not begin in its time, and what to do.
+# Cause and remedy for a send that was passed to a thread and did not begin within its timeout.
 _NO_ROOM = "too many messages are under way", "Send more slowly, or await earlier sends first"
 _NO_ROUTE = "too many sends wait for routes of topics", "Check that a name server answers"
 
@@ -98,7 +98,7 @@ class _Handed:
             self._futures.add(waiting.future)
 
     def discard(self, waiting: _Waiting) -> None:
-        """Also a second time: one for which there was no thread may get one later."""
+        """Remove ``waiting``. May be called twice, because a send for which no thread could start may get one later."""
         with self._lock:
             self._futures.discard(waiting.future)
             self._changed.notify_all()
@@ -131,12 +131,12 @@ class Producer(Asynchronous):
         super().__init__()
         check = None if transaction_check is None else functools.partial(self._loop.run, transaction_check)
         self._producer = producers.Producer(name_server, group, transaction_check=check, **options)
-        self._fresh: deque[_Waiting] = deque()  # of this turn of the event loop
-        self._begun = 0  # how many of them were, ever
+        self._fresh: deque[_Waiting] = deque()  # of this iteration of the event loop
+        self._begun = 0  # number of sends that have begun since the start
         self._line: SimpleQueue[_Waiting | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._handed = _Handed()
-        self._rows = EventLoop()  # of calls that may take long, whose threads no other call waits for
+        self._rows = EventLoop()  # for calls that may take long, on separate threads
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of ``topic`` can go to."""
@@ -169,7 +169,7 @@ class Producer(Asynchronous):
         return result
 
     def _begin_fresh(self) -> None:
-        """Begin the sends of this turn; yield to the event loop after some milliseconds."""
+        """Begin the sends of this iteration; yields to the event loop after some milliseconds."""
         pause_at = time.monotonic() + PAUSE_S
         try:
             with never_waiting(), together():
@@ -183,13 +183,13 @@ class Producer(Asynchronous):
                         raise
                     if isinstance(begun, Failure):
                         self._loop.put(waiting.future, _not_begun(begun.error, waiting))
-        finally:  # no other turn begins the sends behind the one that was interrupted
+        finally:  # nothing else would begin the sends after the interrupted one
             if self._fresh:
                 self._loop.here().call_soon(self._begin_fresh)
 
     def _begin_or_hand_over(self, waiting: _Waiting) -> None:
         message, how = waiting.message, waiting.how
-        if not _sized(message):  # which is refused before anything is asked or waited for
+        if not _sized(message):  # the producer rejects it at once
             self._begin(waiting)
         elif not routed(self._producer, message.topic, how.timeout_s is how.delay_level is None):
             # A slow route must not hold up other topics.
@@ -201,7 +201,7 @@ class Producer(Asynchronous):
             self._hand_over(waiting, lambda: self._line.put(waiting))
 
     def _is_quick(self, message: Message, how: How) -> bool:
-        """Whether nothing is asked of a broker for its delay, and no large body is compressed."""
+        """Whether a send neither requests a broker's timer limit nor compresses a large body."""
         return how.delay is how.deliver_at is None and len(message.body) <= MOST_IN_LOOP
 
     def _hand_over(self, waiting: _Waiting, start: Callable[[], object]) -> None:
@@ -316,11 +316,11 @@ class Producer(Asynchronous):
         await self._leave_block(half, transaction.__exit__, None, None, None)
 
     async def _leave_block(self, half: HalfMessage, leave: Callable[..., object], *error: object) -> None:
-        """Of a block, whatever was closed in it."""
+        """Commit or roll back at the end of a block, even if the producer was closed in it."""
         try:
             await self._loop.finished(leave, *error)
         except RuntimeError as e:
-            # There can be no more threads: what was saved must not be rolled back when this is dropped.
+            # No thread can start. The work of the block is done, so dropping the message must not roll it back.
             if e not in error:
                 logger.warning("half message %s is not decided, its broker will ask for it: %s", half.result.msg_id, e)
                 half._fate.leave()
@@ -334,7 +334,7 @@ class Producer(Asynchronous):
         self._check()
         deadline, until = self._deadline(timeout_s), self._begun + len(self._fresh)
         self._begin_fresh()
-        while self._begun < until:  # each turn of the event loop begins some
+        while self._begun < until:  # each iteration of the event loop begins some
             if deadline.expired:
                 return False
             await asyncio.sleep(0)
@@ -363,14 +363,14 @@ class Producer(Asynchronous):
 
     def _close(self, timeout_s: float | None) -> list[Unsent]:
         deadline = self._deadline(timeout_s)
-        self._handed.none_left(deadline)  # what was given to threads before goes out
+        self._handed.none_left(deadline)  # sends that were passed to threads before are sent
         if self._thread is not None:
             self._line.put(None)
-            self._thread = None  # should what follows fail, later sends have another one
+            self._thread = None  # if the next step fails, later sends create another one
         return self._producer.close(deadline.remaining())
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
-        return self._producer._deadline(timeout_s)  # which refuses what is no number
+        return self._producer._deadline(timeout_s)  # which rejects a timeout that is not a number
 
 
 def _sized(message: object) -> bool:

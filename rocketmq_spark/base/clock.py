@@ -1,6 +1,6 @@
-"""Time as values: a deadline made once at the public call, and the pauses between tries.
+"""Time as values: deadlines, which a public call creates once, and the pauses between attempts.
 
-Pure code gets ``now`` as an argument; only drivers read the clock, and those that tests move in time read it through ``Clock``.
+Pure code gets ``now`` as an argument. Only code that does I/O reads the clock, through ``Clock`` if tests control its time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 _SHORTEST_S = 0.01
-LONGEST_S = 1e9  # a time without end: locks take no infinity, and there is no calculating with it
+LONGEST_S = 1e9  # stands for "without a timeout": locks do not accept infinity
 
 
 class Deadline(NamedTuple):
@@ -34,7 +34,7 @@ class Deadline(NamedTuple):
         return time.monotonic() >= self.at
 
     def pause(self, seconds: float) -> None:
-        """Hold the calling thread for ``seconds``, but not past this point for long: a last try comes after it."""
+        """Block the calling thread for ``seconds``, or until shortly after the deadline, so that a last attempt can follow."""
         time.sleep(max(_SHORTEST_S, min(seconds, self.remaining())))
 
     def within(self, seconds: float) -> Deadline:
@@ -43,14 +43,14 @@ class Deadline(NamedTuple):
 
 
 class NowAndThen:
-    """Says whether enough time has passed since it last said yes: for log lines that a flood of events would repeat."""
+    """Limits how often something is done, such as a log line that a flood of events would repeat."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._next = Deadline.after(0)
 
     def due(self) -> bool:
-        """The first time, and then every ``every_s`` seconds at most."""
+        """Whether to do it now: True at the first call, then at most once every ``every_s`` seconds."""
         if not self._next.expired:
             return False
         self._next = Deadline.after(self._every_s)
@@ -58,12 +58,12 @@ class NowAndThen:
 
 
 def epoch_ms() -> int:
-    """Now, as times of messages are written."""
+    """Return the current time in ms since 1970, the unit of message times."""
     return time.time_ns() // 1_000_000
 
 
 def utc_text(epoch_ms: int, timespec: str = "milliseconds") -> str:
-    """``2026-01-31T12:00:00.000Z``; what no calendar has, for messages may bear any number, as ``@`` and the number."""
+    """Return ``2026-01-31T12:00:00.000Z``; or ``@`` and the number if it is no valid date, as messages may have any number."""
     try:
         moment = datetime.fromtimestamp(epoch_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
@@ -72,7 +72,7 @@ def utc_text(epoch_ms: int, timespec: str = "milliseconds") -> str:
 
 
 def wait_until(done: Callable[[], object], deadline: Deadline, every_s: float) -> bool:
-    """Look every ``every_s`` seconds, and at least once, whether it is ``done``; False when ``deadline`` comes first."""
+    """Call ``done`` every ``every_s`` seconds, at least once, until it is true; False if ``deadline`` comes first."""
     while not done():
         if deadline.expired:
             return False
@@ -81,7 +81,7 @@ def wait_until(done: Callable[[], object], deadline: Deadline, every_s: float) -
 
 
 def backoff(initial_s: float, max_s: float = 30.0, rng: random.Random | None = None) -> Iterator[float]:
-    """Endless pauses in seconds: doubling up to ``max_s``, each drawn from its upper half to spread clients out."""
+    """Yield pauses in seconds: they double up to ``max_s``, minus up to half at random, so that clients do not retry together."""
     rng = rng or random.Random()
     pause = initial_s
     while True:
@@ -91,7 +91,7 @@ def backoff(initial_s: float, max_s: float = 30.0, rng: random.Random | None = N
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Time as a driver sees it, and pauses between two tries of the same thing."""
+    """The system's clock, and pauses between attempts; tests replace it."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep

@@ -1,8 +1,7 @@
-"""Every number and every name that RocketMQ puts on the wire, once.
+"""Every number and every name that RocketMQ uses on the wire, each defined once.
 
-Nothing here knows how a number is carried or what to do about it: the layouts are in ``wire/``, the reactions in
-``errors.py`` and above. Names follow the Java classes (RequestCode, ResponseCode, MessageSysFlag, MessageConst), so
-that they can be looked up there.
+How they are encoded is in ``wire/``; how errors are handled is in ``errors.py`` and the modules that import it. Names follow
+the Java classes (RequestCode, ResponseCode, MessageSysFlag, MessageConst), so that they can be looked up there.
 """
 
 from __future__ import annotations
@@ -10,20 +9,20 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-# The release whose behaviour the server shows us. 513 stands for 5.5.0; from 401 on name servers write standard JSON
-# routes, and above 475 a server that drains answers GO_AWAY instead of just closing.
+# The version that this client reports; servers adapt to it. 513 is 5.5.0; from 401 on name servers write routes as standard
+# JSON, and above 475 a server that shuts down answers GO_AWAY instead of just closing connections.
 VERSION = 513
-FIRST_WITH_TIMERS = 412  # 5.0.0; older brokers take timer properties for the user's own and deliver at once
+FIRST_WITH_TIMERS = 412  # 5.0.0; older brokers treat timer properties as the user's and deliver at once
 FIRST_WITH_BOUNDARY = 440  # 5.1.4; older brokers answer a search by time with the message nearest to it
-FIRST_WITH_ATTRIBUTES = FIRST_WITH_TIMERS  # of topics; older brokers leave them out
-FIRST_TO_UPDATE_USERS = 476  # 5.3.2; 5.3.0 and 5.3.1 say that they did, and change nothing
+FIRST_WITH_ATTRIBUTES = FIRST_WITH_TIMERS  # of topics; older brokers ignore them
+FIRST_TO_UPDATE_USERS = 476  # 5.3.2; 5.3.0 and 5.3.1 report success, but change nothing
 TIMER_MAX_DELAY_S = 3 * 24 * 3600  # a broker's timerMaxDelaySec unless it is configured otherwise
-# A broker adds the time to it, and delivers at once what is negative then: half of what a long of Java holds.
+# Half of Java's largest long. A broker adds the current time; if the sum overflows to a negative number, it delivers at once.
 LONGEST_DELAY_MS = 1 << 62
 
 
 class SerializeType(enum.IntEnum):
-    """How a frame's header is written; each frame says so itself."""
+    """The encoding of a frame's header; a byte of each frame has it."""
 
     JSON = 0
     ROCKETMQ = 1
@@ -56,7 +55,7 @@ class Flag(enum.IntFlag):
 
 
 class Request(enum.IntEnum):
-    """What is asked. The comment-free ones go from us to a server; see ``wire/rpc.py`` for their fields."""
+    """Request codes. Those without a comment are sent by clients to servers; ``wire/rpc.py`` has their fields."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -116,7 +115,7 @@ class Request(enum.IntEnum):
 
 
 class Response(enum.IntEnum):
-    """How it went. Codes are reused across requests: "not found" is 1, 17 or 22, so match on (request, code)."""
+    """Response codes. Their meaning depends on the request: "not found" is 1, 17 or 22, so match on (request, code)."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -168,8 +167,8 @@ class Response(enum.IntEnum):
 
 
 class SysFlag(enum.IntFlag):
-    """Bits of a message's system flag. Build it for each send and never copy it from a received message: an address
-    bit that does not fit the connection is acknowledged and then loses the message."""
+    """Bits of a message's system flag. Compute it for each send and never copy it from a received message: if an address
+    bit does not fit the connection, the broker acknowledges the message and then loses it."""
 
     COMPRESSED = 0x1
     MULTI_TAGS = 0x2
@@ -187,10 +186,10 @@ class SysFlag(enum.IntFlag):
 
 COMPRESSION_MASK = 0x700
 TRANSACTION_MASK = 0xC
-INNER_BATCH_MASK = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH  # a body is opened with both only, as in Java
+INNER_BATCH_MASK = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH  # a body is unpacked only if both are set, as in Java
 OFFSET_RESET = "OFFSET_RESET"  # remark of the pull that receives an operator's reset of its group
-UNREADABLE = frozenset({1, 3})  # ``forbiddenType`` of a pull: the broker, the topic has no read permission now
-PULLS_FORBIDDEN = "pulling message is forbidden"  # in the remark then; brokers before 5.0 say no ``forbiddenType``
+UNREADABLE = frozenset({1, 3})  # ``forbiddenType`` of a pull: the broker or the topic has no read permission
+PULLS_FORBIDDEN = "pulling message is forbidden"  # in its remark; brokers before 5.0 return no ``forbiddenType``
 SENDABLE_SYS_FLAGS = SysFlag.COMPRESSED | COMPRESSION_MASK | SysFlag.TRANSACTION_PREPARED
 
 
@@ -216,18 +215,18 @@ MESSAGE_MAGIC_V1 = 0xDAA320A7
 MESSAGE_MAGIC_V2 = 0xDAA320AB
 BLANK_MAGIC = 0xCBD43194  # padding at the end of a data file, never sent to clients
 
-# An attribute of a topic and its value where only the last message of each key is kept.
+# The attribute of a topic, and its value, with which brokers keep only the last message of each key.
 CLEANUP_POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
 QUEUE_TYPE, BATCH_QUEUE = "queue.type", "BatchCQ"
 MESSAGE_TYPE = "message.type"  # a ``TopicType``; without it NORMAL
 
-# Limits, in characters for names and in bytes otherwise. The broker enforces them; we refuse earlier.
+# Limits, in characters for names and in bytes otherwise. The broker enforces them; the client checks them before it sends.
 MAX_TOPIC_LENGTH = 127
 MAX_RETRY_OR_DLQ_TOPIC_LENGTH = 255
 MAX_GROUP_LENGTH = 120
 MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_BATCH_BYTES = MAX_BODY_BYTES
-# Of a topic, over all brokers: more than anybody has. A number above it is a mistake, or an attack.
+# Of a topic, over all brokers: more than any real topic has. A larger number in an answer is a mistake or an attack.
 MAX_QUEUES = 200_000
 MAX_FRAME_BYTES = 16 * 1024 * 1024 - 4  # what a server accepts as ``length``; its answers may be larger
 MAX_PROPERTIES_BYTES = 32767
@@ -238,11 +237,11 @@ MAX_PULL_MESSAGES = 107_374_182  # twenty times more overflows an int in the bro
 DELAY_LEVELS = (
     "1s", "5s", "10s", "30s", "1m", "2m", "3m", "4m", "5m", "6m", "7m", "8m", "9m", "10m", "20m", "30m", "1h", "2h",
 )  # fmt: skip
-FIRST_RETRY_LEVEL = 3  # of a message that failed for the first time; each time it comes again adds one
+FIRST_RETRY_LEVEL = 3  # delay level after the first failure of a message; each further one adds one
 
 
 class TopicType:
-    """Values of a topic's attribute ``message.type``: what a Proxy takes for it."""
+    """Values of a topic's attribute ``message.type``: which messages a Proxy accepts for the topic."""
 
     NORMAL = "NORMAL"
     FIFO = "FIFO"
@@ -333,7 +332,7 @@ class Property:
 TRANSIENT_PROPERTY_PREFIX = "__RMQ.TRANSIENT."
 KEY_SEPARATOR = " "
 
-# Names that belong to RocketMQ: readers leave them out of the user's properties, senders refuse them from users.
+# Names that RocketMQ reserves: readers omit them from the user's properties, and producers reject them in messages.
 RESERVED_PROPERTIES = frozenset(
     value for name, value in vars(Property).items() if not name.startswith("__") and isinstance(value, str)
 )
@@ -341,7 +340,7 @@ RESERVED_PROPERTIES = frozenset(
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 NAMESPACE_SEPARATOR = "%"
-REPLY_SUFFIX = "_REPLY_TOPIC"  # of a cluster's topic for replies
+REPLY_SUFFIX = "_REPLY_TOPIC"  # ends the name of a cluster's topic for replies
 
 AUTO_CREATE_TOPIC = "TBW102"  # template of automatically created topics
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
@@ -379,7 +378,7 @@ SYSTEM_GROUPS = frozenset(
 
 
 def timer_due_ms(properties: Mapping[str, str], born_ms: int) -> int | None:
-    """When a message with a timer is due (ms since 1970), of a delay as from its birth on; None without a timer."""
+    """When a message with a timer is due (ms since 1970); a delay counts from ``born_ms``. None without a timer."""
     if Property.TIMER_DELIVER_MS in properties:
         return int(properties[Property.TIMER_DELIVER_MS])
     if Property.TIMER_DELAY_MS in properties:

@@ -1,4 +1,7 @@
-"""Decides about copies of a thing by a slow user function, which is called once for all copies that arrive meanwhile."""
+"""Decides about copies of the same thing with a slow user function, which is called once for all copies that arrive meanwhile.
+
+It decides about half messages: a broker repeats its question, and a send that was retried may have stored several copies.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ D = TypeVar("D")
 
 # Questions of one broker that may wait for the user's function, or whose answers wait for the broker. The broker repeats others.
 MOST_WAITING = 1000
-# How often this is logged.
+# Pause between log lines about ignored questions.
 SAID_S = 10.0
 # A broker records decisions some seconds later (``transactionOpBatchInterval``), and may ask about a new copy until then. If it
 # asks long after a commit, it has lost the commit.
@@ -178,7 +181,7 @@ class CopyQuestions(Generic[P, D]):
         return whose is not None and whose[0] is self
 
     def _drop(self, what: str) -> None:
-        """With the lock."""
+        """Forget ``what``. Call with the lock."""
         del self._newest[what], self._answering[what]
         mine, who = self._whose.pop(what)
         mine._behind.discard(what)

@@ -1,7 +1,7 @@
-"""Figures for Prometheus: their text, which prometheus-client writes (extra ``metrics``), and a server of it.
+"""Metrics for Prometheus: their text format, which prometheus-client writes (extra ``metrics``), and a server for it.
 
-Anyone who reaches the port may ask, so few requests are served at once and no connection is kept open. A server that listens
-on loopback only rejects requests whose Host header names another host (DNS rebinding).
+Anyone who can connect to the port may send requests, so few are served at once and no connection is kept open. A server that
+listens only on loopback rejects requests whose Host header names another host (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Samples = Sequence[tuple[Mapping[str, str], float]]
 
 
 class Family(NamedTuple):
-    """A figure: its name, ``gauge`` or ``counter``, what it means, and its values by labels. Unknown values are omitted."""
+    """A metric: name, type (``gauge`` or ``counter``), meaning, and values by labels. Unknown values are omitted."""
 
     name: str
     kind: str
@@ -40,7 +40,7 @@ class Family(NamedTuple):
 
 
 def missing() -> str | None:
-    """The command that installs what is needed; None if it is there."""
+    """Return the command that installs prometheus-client; None if it is installed."""
     return None if extras.installed("prometheus_client") else extras.command(extras.METRICS)
 
 
@@ -57,7 +57,7 @@ def metrics(families: Sequence[Family]) -> Iterator[Metric]:
 
 
 def text(families: Sequence[Family]) -> str:
-    """In Prometheus' text format, version 0.0.4."""
+    """Return the metrics in Prometheus' text format, version 0.0.4."""
     from prometheus_client import generate_latest
 
     return generate_latest(_Collector(families)).decode()

@@ -1,6 +1,6 @@
-"""The packages that parts of this one need, by the extra of setup.cfg that has them; a test compares the two.
+"""The packages that parts of this package need, by the extra in setup.cfg that installs them; a test compares the two.
 
-A remedy names the packages themselves, so that it works wherever this package came from.
+A remedy names the packages instead of the extra, so that it works however this package was installed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ SPARK, ARROW, CLI, SPOOL, GRPC, DELAY, NOTEBOOK = "spark", "arrow", "cli", "spoo
 OTEL = "otel"
 METRICS = "metrics"
 
-# xxhash: ids of content, which exactly-once writes.
+# xxhash computes the ids of rows for exactly-once writes.
 _ARROW = ("pyarrow>=18.0", "numpy>=1.23.2", "xxhash>=3.1")
 _PROTOBUF = "protobuf>=6.33.5"
 REQUIREMENTS: dict[str, tuple[str, ...]] = {
@@ -39,7 +39,7 @@ def installed(module: str) -> bool:
 
 
 def extra_of(module: str) -> str | None:
-    """The extra that has the package of ``module``, of those that commands need beside their own; None if none has."""
+    """Return the extra that installs ``module``, of the extras that commands need besides ``cli``; None if none does."""
     package = module.partition(".")[0]
     return next(
         (extra for extra in (ARROW, SPARK) if any(bounds(each)[0] == package for each in REQUIREMENTS[extra])), None
@@ -47,11 +47,11 @@ def extra_of(module: str) -> str | None:
 
 
 def bounds(requirement: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """Name, lowest version and first version that is too new (empty: there is none) of a requirement of the table."""
+    """Return name, lowest version and first version that is too new (empty if there is none) of a requirement in the table."""
     name, low, high = re.fullmatch(r"([\w-]+)>=([\d.]+)(?:,<([\d.]+))?", requirement).groups()  # type: ignore[union-attr]
     return name, tuple(map(int, low.split("."))), tuple(map(int, high.split("."))) if high else ()
 
 
 def command(extra: str) -> str:
-    """The shell command that installs what ``extra`` needs."""
+    """Return the shell command that installs the packages of ``extra``."""
     return "pip install " + " ".join(f"'{requirement}'" for requirement in REQUIREMENTS[extra])

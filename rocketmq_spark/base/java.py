@@ -29,7 +29,7 @@ def string_order(text: str) -> bytes:
 
 
 def sorted_texts(texts: Iterable[str]) -> list[str]:
-    """In the order of ``String.compareTo``, which is plain for names in ASCII."""
+    """Sort as ``String.compareTo`` does; for ASCII this is Python's order."""
     texts = list(texts)
     return sorted(texts, key=None if all(map(str.isascii, texts)) else string_order)
 

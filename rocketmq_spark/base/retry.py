@@ -32,7 +32,7 @@ class Trouble:
     tries: int = 0
 
     def note(self, error: RocketMQError, now: float, cut_short: bool = False) -> None:
-        """Another error; ``cut_short`` if it came of a deadline that expired while it was asked."""
+        """Record an error; ``cut_short`` if the deadline expired during the request."""
         if self.first is None:
             self.first, self.since = error, now
         if self.last is None or not cut_short:
@@ -43,9 +43,9 @@ class Trouble:
         self.first, self.last, self.since, self.tries = None, None, 0.0, 0
 
     def cause(self, error: RocketMQError, now: float) -> RocketMQError:
-        """What to raise in place of ``error``: the first one with how often and how long was tried, and what was said last.
+        """Return the error to raise for ``error``: the first one, with the number and duration of attempts and the last error.
 
-        A single error stands for itself, and so does one that no waiting heals.
+        A single error is returned as it is, and so is a permanent one.
         """
         first, last = self.first, self.last
         if first is None or last is None or self.tries < 2 or not error.retriable:
@@ -63,7 +63,7 @@ class Trouble:
         )
 
     def give_up(self, error: RocketMQError, now: float) -> NoReturn:
-        """Raise ``cause``, which came of ``error`` unless it is that."""
+        """Raise ``cause(error)``, chained to ``error`` unless it is the same."""
         cause = self.cause(error, now)
         if cause is error:
             raise error
@@ -72,13 +72,13 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How a metadata question is repeated: ``times`` more tries, pauses that double from ``interval_s``."""
+    """Repeats a metadata request: up to ``times`` more attempts, with pauses that double from ``interval_s``."""
 
     times: int = 3
     interval_s: float = 0.5
 
     def run(self, ask: Callable[[], T], deadline: Deadline | None = None) -> T:
-        """The first success; the last error when tries are over, the first one when time is, others at once."""
+        """Return the first success. Raises a permanent error at once, the last after all attempts, the first at the deadline."""
         pauses, trouble = backoff(self.interval_s, 10.0), Trouble()
         for left in range(self.times, -1, -1):
             try:

@@ -272,9 +272,10 @@ def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
 def rewind(
     output: Output, /, folder: str, number: int | None, time_ms: int | None, really: bool, **when: float
 ) -> None:
-    """Rewind a stopped query to the end of an earlier batch: give --to-batch or --to-time. It reads again what came after it.
+    """Rewind a stopped query to the end of an earlier batch: give --to-batch or --to-time.
 
-    The removed files are first copied to a backup beside FOLDER. Nothing is sent to brokers.
+    The query reads the messages after that batch again. The removed files are first copied to a backup beside FOLDER. Nothing
+    is sent to brokers.
     """
     from rocketmq_spark.spark.checkpoints import rewind as back
     from rocketmq_spark.spark.checkpoints.entries import folder as opened

@@ -194,8 +194,8 @@ def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> KeyedMess
     multiple=True,
     callback=pairs,
     metavar="NAME=VALUE",
-    help="An option of the destination's producer, such as accessKey=… or tls=true (may be repeated). Its environment is that of "
-    "the source, unless this names another one; environment= is none.",
+    help="An option of the destination's producer, such as accessKey=… or tls=true (may be repeated). The default environment "
+    "is that of the source; environment=NAME selects another one, environment= none.",
 )
 @rate_option("Copy at most this many messages a second.")
 @click.option(

@@ -141,7 +141,7 @@ def _queues(there: GroupDescription) -> list[dict[str, object]]:
 def delete(output: Output, /, target: Target, name: str, topics: bool, force: bool, yes: bool) -> None:
     """Delete the settings and the offsets of a consumer group. Stop its members first.
 
-    It fails while the group has members, but brokers do not know those that consume over gRPC: after a deletion these may get
+    It fails while the group has members. Brokers do not know members that consume over gRPC: after the deletion these may get
     all messages again.
     """
     from rocketmq_spark.admin import groups

@@ -75,8 +75,8 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
     If a broker is unavailable, --checkpoint shows null for the queues of that broker and exits with 1; --group fails, because
     the brokers store the offsets of a group.
 
-    The lag of a queue that ends before the position is unknown: its topic was created again, or its broker lost messages. The
-    exit code is 1 then, too.
+    If a queue ends before the position of the group or query, its lag is unknown: its topic was created again, or its broker
+    lost messages. The exit code is 1 then, too.
     """
     from rocketmq_spark.cli.lag_view import LagSnapshot, prometheus, went_back
 

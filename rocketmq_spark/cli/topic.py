@@ -45,7 +45,7 @@ def topic() -> None:
 @connected
 @click.pass_obj
 def create(output: Output, /, target: Target, name: str, queues: int, brokers: tuple[str, ...], **kind: Any) -> None:
-    """Create a topic. It is an error if one of the brokers has it."""
+    """Create a topic. Fails if one of the brokers already has the topic."""
     from rocketmq_spark.admin import topics
 
     _show(output, topics.create(target.client(), name, queues, brokers or None, kind["attribute"], kind["batch"]))

@@ -19,7 +19,7 @@ from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.options.transport import NO_REPLIES
 
 MIN_SUSPEND_MS, MAX_SUSPEND_MS = 10, 30_000
-MAX_LEVEL = (1 << 31) - 1  # brokers take their highest level for what is above it
+MAX_LEVEL = (1 << 31) - 1  # brokers reduce larger levels to their highest one
 
 
 class Listener(Protocol):
@@ -30,13 +30,13 @@ class Listener(Protocol):
     returned. An exception, or any other value, means that they failed.
     """
 
-    # The names are the user's to choose; messages and context are of the consumer's kind, which types cannot say.
+    # Positional, so that users may name the arguments freely. Their types depend on the kind of consumer.
     def __call__(self, messages: Any, context: Any, /) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Redeliver:
-    """The messages failed; ``level`` is that of ``Context.retry``."""
+    """A listener's result: the messages failed. ``level`` is that of ``Context.retry``."""
 
     level: int = 0
 
@@ -46,7 +46,7 @@ class Redeliver:
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """The messages failed, and the queue pauses for ``ms``; None: the consumer's setting."""
+    """A listener's result: the messages failed, and the queue pauses for ``ms``, None for the consumer's setting."""
 
     ms: float | None = None
 
@@ -91,7 +91,7 @@ class ReplyingContext:
         Raises:
             MessageRefused: The message is not a request, or the answer is empty or too large. Nothing was sent.
             RocketMQError: The requester did not get the answer. If the listener does not catch the error, the message fails.
-            NotSupported: Over gRPC, because a Proxy passes no replies on.
+            NotSupported: Over gRPC, because a Proxy does not forward replies.
         """
         replier = getattr(self, "_replier", None)
         if replier is None:
@@ -109,7 +109,7 @@ AnyContext = TypeVar("AnyContext", bound=ReplyingContext)
 
 
 def replying(context: AnyContext, messages: Sequence[ReceivedMessage], replier: Replier | None) -> AnyContext:
-    """The context of a call with these messages."""
+    """Return the context prepared for a call with these messages, so that ``reply`` can answer them."""
     context._messages, context._replier = messages, replier
     return context
 
@@ -190,7 +190,7 @@ class OrderedContext(ReplyingContext):
 
 
 class AcknowledgingContext(OrderedContext):
-    """Of a message from a Proxy, which is acknowledged by itself: there is nothing that a later commit could finish."""
+    """The context over gRPC: each message is acknowledged separately, so a later ``commit`` has nothing to finish."""
 
     __slots__ = ()
 
@@ -204,9 +204,9 @@ class AcknowledgingContext(OrderedContext):
 
 
 class OutcomeLater(NamedTuple):
-    """What a concurrent listener of ours returns that has its outcome later. ``begin`` is called once, with what takes the
-    outcome: that is called once, on any thread that may wait. With ``waits`` it does not begin at once: it has to ask what takes
-    the outcome whether it still may, when its turn comes.
+    """Returned by an internal concurrent listener whose outcome comes later. ``begin`` is called once, with a ``TakesOutcome``,
+    which must be called once, on any thread that may block. With ``waits`` the call does not begin at once: when its turn comes,
+    the listener first calls ``begins``.
     """
 
     begin: Callable[[Callable[[object], None]], None]
@@ -214,16 +214,16 @@ class OutcomeLater(NamedTuple):
 
 
 class TakesOutcome:
-    """Takes an outcome that comes later. ``begins`` says whether the listener may be called now, and starts its time."""
+    """Receives an outcome that comes later. ``begins`` returns whether the listener may be called now, and starts its timeout."""
 
     __slots__ = ()
 
     def begins(self) -> bool:
-        """False where the consumer has stopped, or the queue has gone to another member: there is no outcome then."""
+        """False if the consumer has stopped or another member owns the queue: then the listener must not be called."""
         raise NotImplementedError
 
     def __call__(self, outcome: object) -> None:
-        """The outcome is there."""
+        """Receive the outcome."""
         raise NotImplementedError
 
 
@@ -231,10 +231,10 @@ Ended = Callable[[object], None]
 
 
 class LaterListener:
-    """A listener of ours whose calls have to wait for their turn: it returns an ``OutcomeLater`` with ``waits``, at once."""
+    """An internal listener whose calls wait for their turn: it immediately returns an ``OutcomeLater`` with ``waits``."""
 
     def __call__(self, messages: Any, context: Any) -> OutcomeLater:
-        """The outcome comes later."""
+        """Return at once; the outcome comes later."""
         raise NotImplementedError
 
 
@@ -257,7 +257,7 @@ class _Watched(TakesOutcome):
 
 
 def watched(later: OutcomeLater, ended: Ended) -> OutcomeLater:
-    """The same; ``ended`` sees the outcome first. It does not raise."""
+    """Wrap ``later`` so that ``ended``, which must not raise, gets the outcome first."""
     return later._replace(begin=lambda done: later.begin(_Watched(done, ended)))
 
 
@@ -271,16 +271,16 @@ class _WatchedListener(LaterListener):
 
 
 def watched_listener(listener: LaterListener, begin: Callable[[Any, Any], Ended]) -> Listener:
-    """The same; ``begin`` is called with messages and context when their turn has come, and what it returns sees the outcome
-    first. They do not raise.
+    """Wrap ``listener``: ``begin`` is called with messages and context when their turn comes, and the function that it returns
+    gets the outcome first. Neither may raise.
     """
     return _WatchedListener(listener, begin)
 
 
 class Verdict(NamedTuple):
-    """Which messages of a concurrent listener's batch are done, and at which level the others come again.
+    """Which messages of a concurrent listener's batch are done, and the delay level for the redelivery of the others.
 
-    ``why`` is a sentence for the log where the listener did something that it should not.
+    ``why`` is a sentence for the log if the listener returned something invalid.
     """
 
     done: int
@@ -289,7 +289,7 @@ class Verdict(NamedTuple):
 
 
 def concurrent(outcome: object, context: Context, size: int) -> Verdict:
-    """What the outcome of ``size`` messages means: their return value, or ``Failure``."""
+    """Return the verdict for ``size`` messages. ``outcome``: the listener's return value, or ``Failure``."""
     if outcome is None:
         last = size - 1 if context.ack_index is None else context.ack_index
         return Verdict(max(0, min(last + 1, size)), context.delay_level)
@@ -299,7 +299,7 @@ def concurrent(outcome: object, context: Context, size: int) -> Verdict:
 
 
 class Step(enum.Enum):
-    """What an orderly consumer does next."""
+    """The next action of an ordered consumer."""
 
     COMMIT = "COMMIT"
     CONTINUE = "CONTINUE"
@@ -309,7 +309,7 @@ class Step(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OrderedVerdict:
-    """The step, for how long the queue waits after ``AGAIN`` and ``ROLLBACK``, and ``why`` as in ``Verdict``."""
+    """The step, the pause of the queue after ``AGAIN`` and ``ROLLBACK``, and ``why`` as in ``Verdict``."""
 
     step: Step
     pause_ms: int = 0
@@ -317,9 +317,9 @@ class OrderedVerdict:
 
 
 def ordered(outcome: object, context: OrderedContext, suspend_ms: int) -> OrderedVerdict:
-    """What the outcome means. Without a clear word the same messages come again.
+    """Return the verdict. If the outcome is not clear, the same messages are delivered again.
 
-    Unlike in Java a rollback is none of success where the consumer commits by itself: nothing would be rolled back.
+    Unlike in Java, a rollback with ``auto_commit`` does not count as success, because nothing would be rolled back.
     """
     if outcome is None:
         return OrderedVerdict(Step.COMMIT if context.auto_commit else Step.CONTINUE)
@@ -335,12 +335,12 @@ def ordered(outcome: object, context: OrderedContext, suspend_ms: int) -> Ordere
 
 
 def once_more(message: ReceivedMessage) -> ReceivedMessage:
-    """The message with one more attempt behind it, where no broker counts."""
+    """Return the message with its number of attempts increased, for redeliveries that no broker counts."""
     return replace(message, reconsume_times=message.reconsume_times + 1)
 
 
 def slices(messages: Sequence[ReceivedMessage], size: int) -> Iterator[tuple[ReceivedMessage, ...]]:
-    """Consecutive parts of at most ``size``, as listeners get them: they cannot take a message out.
+    """Return consecutive parts of at most ``size`` messages, as tuples, so that listeners cannot change them.
 
     Several threads may take parts at the same time, which a generator would refuse. Each part is returned once.
     """

@@ -1,4 +1,4 @@
-"""Values: messages, routes, pulls, sends, groups. They know nothing of the wire, of sockets or of threads."""
+"""Values: messages, routes, pulls, sends, groups. No I/O, no threads, no encoding."""
 
 from rocketmq_spark.model.message import Message, MessageQueue, ReceivedMessage
 from rocketmq_spark.model.pull import (

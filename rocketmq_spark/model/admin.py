@@ -1,5 +1,5 @@
-"""What administration returns: topics, groups and brokers as they were when they were asked, and how far a reader is behind
-the ends of its queues. Pure: who asks brokers and what time it is are arguments.
+"""Results of administration: topics, groups and brokers as they were at the request, and the lag of a reader. Pure: the time is
+an argument, and other modules send the requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
     "UserAccount",
 ]
 
-# The group as which administration, and commands, look at messages and send them.
+# The group under which administration and commands pull and send messages.
 GROUP = "rocketmq-spark-cli"
 
 
@@ -76,11 +76,11 @@ class TopicOnBroker:
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic: how each broker keeps it, and what its queues have.
+    """A topic: its settings on each broker, and the offsets of its queues.
 
     Args:
         topic: The topic.
-        brokers: How each broker keeps it.
+        brokers: Its settings on each broker.
         queues: First and end offset of each queue, whether or not it may be read now, and the time of its last message.
     """
 
@@ -90,12 +90,12 @@ class TopicDescription:
 
     @property
     def message_type(self) -> str | None:
-        """Its type. Where brokers differ, all types; None where they do not know types."""
+        """Its message type. All types, if brokers differ; None on brokers that do not have types."""
         return _joined({there.message_type for there in self.brokers.values()})
 
     @property
     def permission(self) -> str | None:
-        """Its permission. Where brokers differ, all of them."""
+        """Its permission. All permissions, if brokers differ."""
         return _joined({there.permission for there in self.brokers.values()})
 
     @property
@@ -114,7 +114,7 @@ class GroupConnection:
 
     Args:
         client_id: The id by which the members share the queues.
-        address: Where it is connected from, ``host:port``.
+        address: The address from which it is connected, ``host:port``.
         language: What its client is written in, such as ``JAVA``.
         version: The number of its client's version; RocketMQ 5.5.0 is 513.
     """
@@ -127,14 +127,14 @@ class GroupConnection:
 
 @dataclass(frozen=True, slots=True)
 class GroupOnline:
-    """The members of a consumer group on one broker, and what they said of the group.
+    """The members of a consumer group on one broker, and the group's settings that they reported.
 
     Args:
-        members: Those that are connected.
+        members: The members that are connected.
         consume_type: ``CONSUME_PASSIVELY`` (push) or ``CONSUME_ACTIVELY`` (pull).
         message_model: ``CLUSTERING`` or ``BROADCASTING``.
         consume_from_where: Where the group begins in a queue without an offset.
-        filters: What it subscribes to, by topic, as the member said it that spoke last.
+        filters: The subscriptions by topic, as the last heartbeat of any member reported them.
     """
 
     members: Sequence[GroupConnection]
@@ -146,7 +146,7 @@ class GroupOnline:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A consumer group: its settings, its members and how far it is.
+    """A consumer group: its settings, its members and its offsets.
 
     Args:
         group: The group.
@@ -155,7 +155,7 @@ class GroupDescription:
         consume_type: ``CONSUME_PASSIVELY`` (push) or ``CONSUME_ACTIVELY`` (pull); None without members.
         message_model: ``CLUSTERING`` or ``BROADCASTING``; None without members.
         filters: What its members subscribe to, by topic.
-        queues: How far it is in each queue of the topics in which it has offsets, its retry topic among them.
+        queues: Committed offset and lag of each queue of the topics for which it has offsets, its retry topic included.
     """
 
     group: str
@@ -168,14 +168,14 @@ class GroupDescription:
 
     @property
     def lag(self) -> int | None:
-        """How many messages it has not read; None where no queue's lag is known."""
+        """How many messages the group has not read; None if the lag of no queue is known."""
         lags = [row.lag for row in self.queues if row.lag is not None]
         return sum(lags) if lags else None
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetChange:
-    """A group's offset of one queue before and after a change. The group reads next from it.
+    """A group's committed offset of one queue before and after a change. The group continues at the new offset.
 
     Args:
         queue: The queue.
@@ -189,7 +189,7 @@ class OffsetChange:
 
     @property
     def effect(self) -> str:
-        """What follows from the change, in words."""
+        """The effect of the change, as a phrase for people."""
         if self.before is None:
             return "begins there"
         moved = self.after - self.before
@@ -211,7 +211,7 @@ class BrokerState:
         get_per_s: Messages read per second, in the last ten seconds.
         disk_used: How full the disk of its commit log is, 0 to 1.
         facts: Everything that it reports, by its own names (``GET_BROKER_RUNTIME_INFO``).
-        error: Why nothing is known of it; None if it answered.
+        error: Why its state is unknown; None if it answered.
     """
 
     broker_name: str
@@ -229,7 +229,7 @@ class BrokerState:
 
 @dataclass(frozen=True, slots=True)
 class UserAccount:
-    """A user of ACL 2.0. If brokers have different properties of a name, there is an account for each set of properties.
+    """A user of ACL 2.0. If brokers have different properties for a user, there is an account for each set of properties.
 
     Args:
         name: The user name, which is the access key.
@@ -284,12 +284,12 @@ class QueueLag(NamedTuple):
 
     @property
     def went_back(self) -> bool:
-        """Whether the queue ends before the position: its topic was made again, or its broker lost messages."""
+        """Whether the queue ends before the position: its topic was created again, or its broker lost messages."""
         return self.position is not None and self.max_offset is not None and self.position > self.max_offset
 
     @property
     def lag(self) -> int | None:
-        """Messages that can be read and are not; with gaps, offsets. None for a queue that went back."""
+        """Messages that can be read and were not; gaps in the offsets count, too. None for a queue that went back."""
         if self.next_offset is None or self.max_offset is None or self.went_back:
             return None
         return max(0, self.max_offset - self.next_offset)
@@ -311,7 +311,7 @@ class QueueLag(NamedTuple):
 class Total(NamedTuple):
     """Totals of all queues: unread and lost messages, the age of the oldest unread one, and queues whose lag is unknown.
 
-    None where no queue is known.
+    The first three are None if no queue's lag is known.
     """
 
     lag: int | None
@@ -321,7 +321,7 @@ class Total(NamedTuple):
 
 
 def total(queues: Iterable[QueueLag], now_ms: int) -> Total:
-    """Queues whose lag is not known count apart and nowhere else; an age that is not known makes that of all unknown."""
+    """Add up ``queues``. Those without a known lag are only counted; if the age of one queue is unknown, so is the total age."""
     every = list(queues)
     known = [one for one in every if one.lag is not None]
     if not known:
@@ -336,9 +336,9 @@ def total(queues: Iterable[QueueLag], now_ms: int) -> Total:
 
 
 class Pace(NamedTuple):
-    """Offsets read and written a second between two looks, and the seconds in which, at that pace, nothing is behind.
+    """Offsets read and written per second between two measurements, and the seconds until the reader has caught up at this pace.
 
-    None where it is not known; the last one also where the reader does not catch up.
+    Unknown values are None, and so is the last one if the reader does not catch up.
     """
 
     read_per_s: float | None = None
@@ -347,8 +347,8 @@ class Pace(NamedTuple):
 
 
 def pace(before: Iterable[QueueLag], now: Iterable[QueueLag], seconds: float) -> Pace:
-    """Of the queues whose lag was known at both looks. One that went back, as a group's offsets do that are set, or those of a
-    topic that was made again, has no pace.
+    """Compute the pace from queues whose lag was known both times. Queues whose offsets decreased are excluded: the group's
+    offsets were reset, or the topic was created again.
     """
     old = {one.queue: one for one in before if one.lag is not None}
     pairs = [(old[one.queue], one) for one in now if one.lag is not None and one.queue in old]

@@ -1,7 +1,7 @@
-"""What a member of a consumer group reports to brokers, what brokers ask of it, and its answers.
+"""What a member of a consumer group reports to brokers, the requests of brokers to it, and its answers.
 
-Values only, in the words of Java's ``ConsumerData``, ``ConsumerRunningInfo`` and ``ConsumeMessageDirectlyResult``; how
-they are written is ``wire/bodies``'s business.
+Values only, named as in Java's ``ConsumerData``, ``ConsumerRunningInfo`` and ``ConsumeMessageDirectlyResult``; ``wire/bodies``
+encodes them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A consumer as heartbeats describe it: what it wants of each topic, and since when."""
+    """A consumer as heartbeats describe it: its settings, and its subscriptions with the time of their last change."""
 
     subscriptions: Mapping[str, Filter]
     versions_ms: Mapping[str, int] = field(default_factory=dict)
@@ -27,12 +27,12 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class MembersChanged:
-    """A member joined or left the group, or changed its subscription (request 40). No answer is awaited."""
+    """A broker's notice that a member joined or left, or changed its subscription (request 40). It expects no answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResetOffsets:
-    """Go on at these offsets (request 220, of ``mqadmin resetOffsetByTime``). No answer is awaited."""
+    """A broker's request to continue at these offsets (220, from ``mqadmin resetOffsetByTime``). It expects no answer."""
 
     topic: str
     offsets: Mapping[MessageQueue, int]
@@ -40,28 +40,28 @@ class ResetOffsets:
 
 @dataclass(frozen=True, slots=True)
 class OffsetsAsked:
-    """Which offsets of ``topic`` are consumed (request 221)? The answer is an offset for each queue."""
+    """A broker's request for the consumed offsets of ``topic`` (221). The answer is an offset for each queue."""
 
     topic: str
 
 
 @dataclass(frozen=True, slots=True)
 class InfoAsked:
-    """How is the member (request 307)? The answer is a ``RunningInfo``, with its threads' stacks if wanted."""
+    """A broker's request for the state of the member (307). The answer is a ``RunningInfo``, on request with thread stacks."""
 
     stacks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumeDirectly:
-    """Let the listener have this message now (request 309). The answer is a ``DirectResult``; no offset changes."""
+    """A broker's request to pass this message to the listener now (309). The answer is a ``DirectResult``; no offset changes."""
 
     message: ReceivedMessage
 
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """What a member has of one queue. Offsets are None where nothing is cached; times are ms since 1970, None for never."""
+    """The state of one queue of a member. Offsets are None if nothing is cached; times are ms since 1970, None for never."""
 
     commit_offset: int | None = None
     cached_min_offset: int | None = None
@@ -106,8 +106,8 @@ class ConsumerStats:
         failed: Messages that a listener did not finish; each attempt counts.
         sent_back: Messages that were returned to the broker, which delivers them again later.
         cached: Messages that were pulled and are not finished.
-        lag: Messages between what is finished and the ends of the consumer's queues, as brokers said within the last minute. None
-            while an end is unknown, or which queues it has.
+        lag: Unfinished messages in the consumer's queues, up to the ends that brokers reported within the last minute. None
+            while an end, or the list of its queues, is unknown.
         rebalances: How often the assigned queues of a topic changed.
         topics: Recent figures by topic, the retry topic included.
     """
@@ -125,7 +125,7 @@ class ConsumerStats:
 class RunningInfo:
     """A member as ``mqadmin consumerStatus`` shows it; ``properties`` are its settings by Java's names.
 
-    ``started_ms`` is since 1970; tools compare subscriptions of members that run for two minutes.
+    ``started_ms`` is in ms since 1970; tools compare the subscriptions only of members that have run for two minutes.
     """
 
     membership: Membership
@@ -139,7 +139,7 @@ class RunningInfo:
 
 
 class DirectOutcome(enum.Enum):
-    """What a listener made of one message, as in Java's ``CMResult``."""
+    """The outcome of a listener's call with one message, as in Java's ``CMResult``."""
 
     SUCCESS = "CR_SUCCESS"
     LATER = "CR_LATER"
@@ -151,7 +151,7 @@ class DirectOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DirectResult:
-    """The answer to ``ConsumeDirectly``; ``remark`` is the text of what was raised."""
+    """The answer to ``ConsumeDirectly``; ``remark`` is the text of the listener's exception."""
 
     outcome: DirectOutcome
     spent_ms: int
@@ -163,5 +163,5 @@ class DirectResult:
 BrokerRequest = MembersChanged | ResetOffsets | OffsetsAsked | InfoAsked | ConsumeDirectly
 Answer = Mapping[MessageQueue, int] | RunningInfo | DirectResult
 
-# Gets the broker's address and its question, on a thread of the group's own, and may block; None where nothing is to say.
+# Called with the broker's address and its request, on a thread of the group, and may block. Returns None for no answer.
 Asked = Callable[[str, BrokerRequest], Answer | None]

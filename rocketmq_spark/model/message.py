@@ -1,6 +1,5 @@
-"""Messages as a user sends and gets them, and the queues that hold them.
-
-A popped message is one that a Proxy hands out for a while (POP), with what it says of the consumer group.
+"""Messages as users send and receive them, and queues. Also messages that a Proxy hands out for a limited time (POP), and the
+settings of a consumer group that it reports.
 """
 
 from __future__ import annotations
@@ -62,12 +61,12 @@ class Message:
 
 @dataclass(slots=True)
 class KeyedMessage(Message):
-    """What is sent again of a stored message whose sender gave it a sharding key, which is RocketMQ's property."""
+    """A stored message that is sent again with its sharding key, a reserved property, which ``Message`` would reject."""
 
     sharding_key: str | None = None
 
 
-@dataclass(slots=True)  # not frozen: to make one would take six times as long, and there is one for each message
+@dataclass(slots=True)  # not frozen: creating one would take six times as long, and there is one for each message
 class ReceivedMessage:
     """A stored message, as consumers, commands and look-ups return it. Reads of Spark and ``poll_arrow`` do not create these.
 
@@ -88,7 +87,7 @@ class ReceivedMessage:
         prepared_transaction_offset: Position of its half message in the commit log, in bytes; 0 outside transactions.
         store_size: Its size in the commit log, in bytes.
         offset_msg_id: The id that consists of the broker's address and ``commit_log_offset``.
-        decode_error: Why it could not be decoded; None when it could. With an error ``body`` is the stored bytes, and unknown
+        decode_error: Why it could not be decoded; None if it could. With an error, ``body`` has the stored bytes, and unknown
             fields are 0, empty or -1.
     """
 
@@ -185,8 +184,8 @@ Place = tuple[str, int]  # where messages are popped: a topic, and which of its 
 
 @dataclass(frozen=True, slots=True)
 class GroupPolicy:
-    """What a Proxy says of a consumer group: in how many attempts a message is given up, whether its messages keep their
-    order, and the pauses in seconds before a message is handed out again, the last one for all that follow.
+    """Settings of a consumer group that a Proxy reports: the number of attempts before a message becomes a dead letter, whether
+    messages keep their order, and the pauses in seconds before each redelivery; the last pause applies to all further ones.
     """
 
     max_attempts: int

@@ -15,8 +15,8 @@ from rocketmq_spark.model.message import MessageQueue, ReceivedMessage
 
 
 class OffsetWindow(NamedTuple):
-    """The offset that a pull asked for, and the one where its broker went on. A batch has offsets between them; it may begin
-    before, but not before ``least``, and ends by ``most``.
+    """The offset that a pull requested, and the next offset that the broker returned. A batch has offsets between these; it may
+    begin before the first, but not before ``least``, and ends at ``most`` or earlier.
     """
 
     start: int
@@ -25,7 +25,7 @@ class OffsetWindow(NamedTuple):
     most: int | None = None
 
     def holds(self, first: int, count: int) -> bool:
-        """Whether a batch of so many offsets can lie there."""
+        """Whether a batch of ``count`` offsets from ``first`` on is possible in this window."""
         fits = (self.least is None or self.least <= first) and (self.most is None or first + count <= self.most)
         return fits and first < self.end and first + count > self.start
 
@@ -48,8 +48,8 @@ class QueueData:
 class BrokerData:
     """Addresses of one broker name by broker id; 0 is the master and may be missing while it is down.
 
-    ``acting``: what stands at 0 is a slave that acts for a master that is down (a name server with ``supportActingMaster``).
-    It answers and may lack the last messages.
+    ``acting``: the address at 0 is that of a slave which acts for a master that is down (a name server with
+    ``supportActingMaster``). This slave answers, but may lack the last messages.
     """
 
     broker_name: str
@@ -63,7 +63,7 @@ class BrokerData:
 
     @property
     def own_master(self) -> str | None:
-        """The master, unless it is an acting one: data that the master lacks exist nowhere."""
+        """The real master; None if a slave acts for it. Only the real master has all acknowledged messages."""
         return None if self.acting else self.master
 
     @property
@@ -72,9 +72,9 @@ class BrokerData:
         return [address for number, address in sorted(self.addresses.items()) if number != MASTER_ID]
 
     def replica(self, read_from: str, suggested: int = MASTER_ID) -> str | None:
-        """Where to read: the master; a slave where one is wanted or suggested, or where the master is missing.
+        """The address to read from: the master, or a slave if ``read_from`` or the broker asks for one, or the master is missing.
 
-        ``read_from`` is the option: only ``master`` never leads to a slave.
+        ``read_from`` is the option; with ``master`` no slave is used.
         """
         if read_from == "slave":
             return self._first_slave or self.master
@@ -103,7 +103,7 @@ class TopicRoute:
         return self._queues_for_readers(Perm.READ)
 
     def kept(self) -> list[MessageQueue]:
-        """The same with those that may not be pulled now, and have their messages all the same."""
+        """All queues that store messages: the ``readable`` ones, and those that may not be pulled now."""
         return self._queues_for_readers(0)
 
     def _queues_for_readers(self, perm: int) -> list[MessageQueue]:
@@ -116,13 +116,13 @@ class TopicRoute:
 
     @property
     def closed(self) -> list[str]:
-        """Brokers that have queues of the topic and let nobody read them."""
+        """Brokers that have queues of the topic, but do not permit reads."""
         return sorted(data.broker_name for data in self.queues if data.read_queues and not data.perm & Perm.READ)
 
     def writable(self) -> list[MessageQueue]:
         """Queues that may be sent to, in Java's publish order: write permission and a live master.
 
-        Raises ``RemoteProtocolError`` for an ``order_conf`` that is none: an operator writes it.
+        Raises ``RemoteProtocolError`` if ``order_conf``, which operators write, is malformed.
 
         Mirrors ``MQClientInstance.topicRouteData2TopicPublishInfo``.
         """
@@ -162,7 +162,7 @@ class OffsetRange(NamedTuple):
 
 
 class QueueEnd(NamedTuple):
-    """Where a queue ended, and the address of the master that said so: another copy may lack what that one stored."""
+    """The end of a queue, and the address of the master that reported it: another replica may lack messages before this end."""
 
     offset: int
     master: str
@@ -178,13 +178,13 @@ class QueueBounds(NamedTuple):
     last_update_ms: int
 
     def clamp(self, offset: int) -> int:
-        """The nearest offset that can be read next."""
+        """The offset in these bounds that is nearest to ``offset``."""
         return min(max(offset, self.min_offset), self.max_offset)
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What a broker sends of a topic: a tag expression (``TAG``) or an SQL one (``SQL92``)."""
+    """Which messages of a topic a broker returns: a tag expression (``TAG``) or an SQL expression (``SQL92``)."""
 
     expression: str = "*"
     kind: str = "TAG"
@@ -203,14 +203,14 @@ class PullRequest:
     Mirrors what ``DefaultMQPushConsumerImpl.pullMessage`` passes to ``PullAPIWrapper``.
 
     Args:
-        filter: What is wanted; tags are compared once more by text when the answer comes.
-        post_filter: Send the filter along; otherwise the broker takes the one of the last heartbeat.
-        version_ms: When the subscription was made; a broker that knows a newer one refuses.
-        suspend_s: How long a broker keeps the request while there is nothing new; 0: it answers at once.
-        commit_offset: The group's offset of the queue, stored on the way if the request goes to the master; None for none.
-        broker_id: The replica to ask: what the last answer suggested, 0 for the master.
-        max_bytes: A bound of the answer in bytes, as far as the broker knows it (since 5.0); None for none.
-        decoded: False leaves messages as they are stored, to be read later.
+        filter: Which messages to return; brokers compare hashes of tags, so tags are compared again in the answer.
+        post_filter: Send the filter with the pull; otherwise the broker uses the one of the last heartbeat.
+        version_ms: When the subscription was made; a broker that has a newer one rejects the pull.
+        suspend_s: How long a broker holds the request while there are no new messages; 0: it answers at once.
+        commit_offset: The group's offset of the queue, which the master stores with the request; None to store none.
+        broker_id: The replica to send to: the one that the last answer suggested, 0 for the master.
+        max_bytes: The largest answer in bytes, which brokers before 5.0 ignore; None for no limit.
+        decoded: False leaves messages as they are stored, to be decoded later.
     """
 
     group: str
@@ -228,7 +228,7 @@ class PullRequest:
 
 
 class PullStatus(enum.Enum):
-    """What came of a pull, as in Java's ``PullStatus``."""
+    """The outcome of a pull, as in Java's ``PullStatus``."""
 
     FOUND = "FOUND"
     NO_NEW_MSG = "NO_NEW_MSG"
@@ -240,11 +240,11 @@ class PullStatus(enum.Enum):
 class PullAnswer:
     """A broker's answer to a ``PullRequest``.
 
-    ``next_offset`` is where to go on: after OFFSET_ILLEGAL the nearest offset that there is. ``messages`` are those that
-    were wanted, so that there may be none although some were FOUND; one that cannot be decoded has a ``decode_error``.
-    If the request was not to decode them they are ``stored``, the unwanted too, and ``read`` gives what ``messages`` would be,
-    one by one. Of an answer that becomes large they are the first, and ``next_offset`` is that of the next one.
-    ``reset``: an operator moved the group to ``next_offset``, which its broker says once.
+    ``next_offset`` is where to continue: after OFFSET_ILLEGAL the nearest existing offset. ``messages`` are those that match
+    the filter, so it may be empty although the status is FOUND; one that cannot be decoded has a ``decode_error``.
+    If the request did not ask to decode, ``stored`` has all messages, also those that do not match, and ``read`` yields what
+    ``messages`` would have. If an answer becomes too large, it has only the first messages, and ``next_offset`` follows these.
+    ``reset``: an operator moved the group to ``next_offset``, which the broker reports once.
     """
 
     status: PullStatus
@@ -259,8 +259,8 @@ class PullAnswer:
 
 
 class LogState(NamedTuple):
-    """A broker's commit log: its end, how far its index is behind, how long the first send in its queue waits, when that
-    was known, by the monotonic clock, and for how long one send has had the log for itself, behind which others wait.
+    """A broker's commit log: its end, how far the index is behind it, how long the first queued send has waited, when this was
+    measured (monotonic clock), and for how long one send has held the lock of the log, for which the others wait.
     """
 
     max_offset: int
@@ -271,5 +271,5 @@ class LogState(NamedTuple):
 
     @property
     def indexed(self) -> int:
-        """Up to where messages can be read from their queues."""
+        """The position up to which the index has the messages, so that they can be read from their queues."""
         return self.max_offset - self.behind

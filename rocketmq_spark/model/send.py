@@ -1,4 +1,4 @@
-"""Sends: requests, results, and what a spool has of them."""
+"""Sends: requests, results, and the form in which a spool stores them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class TransactionState(enum.Enum):
 
 
 class HalfState(enum.Enum):
-    """What a process knows of a half message. ``UNKNOWN``: a decision was sent, and it is not known whether it has arrived."""
+    """The state of a half message as this process knows it. ``UNKNOWN``: a decision was sent, and may not have arrived."""
 
     PREPARED = "PREPARED"
     COMMITTED = "COMMITTED"
@@ -104,7 +104,7 @@ class HalfState(enum.Enum):
 
 
 class HalfPlace(NamedTuple):
-    """A half message as its broker finds it: over remoting by where it is, through a Proxy by its ids.
+    """Identifies a half message for its broker: over remoting by its position, through a Proxy by its ids.
 
     ``half_offset`` is an offset of the internal topic, ``commit_log_offset`` a position in bytes; None through a Proxy.
     """
@@ -119,7 +119,7 @@ class HalfPlace(NamedTuple):
 
     @classmethod
     def of(cls, result: SendResult, group: str, topic: str, msg_id: str) -> HalfPlace:
-        """Where a send has stored it. Raises ``RemoteProtocolError`` if its broker does not say it."""
+        """The place in the result of a send. Raises ``RemoteProtocolError`` if the broker did not return it."""
         assert result.queue is not None
         given = result.offset_msg_id or ""
         try:
@@ -130,12 +130,13 @@ class HalfPlace(NamedTuple):
         return cls(topic, result.queue.broker_name, group, msg_id, transaction_id, result.queue_offset, at)
 
 
-# What a transport asks when a broker wants a decision. It does not block: what may take long is returned to be called aside.
+# Called by a transport when a broker requests a decision. It does not block: if a user's function has to decide, it returns a
+# function that the transport calls on another thread.
 HalfCheck = Callable[[ReceivedMessage | PoppedMessage, HalfPlace], TransactionState | Callable[[], TransactionState]]
 
 
 class SentMessage(NamedTuple):
-    """One message that is sent, with its properties as they are stored."""
+    """One message of a send, with its properties in stored form."""
 
     body: bytes | memoryview
     properties: Mapping[str, str]
@@ -143,22 +144,22 @@ class SentMessage(NamedTuple):
 
 
 class Batch(Protocol):
-    """The messages of one send as a ``MessageEncoder`` made them, which nobody else looks into."""
+    """The encoded messages of one send, opaque to all but the ``MessageEncoder`` that made them."""
 
     def __len__(self) -> int:
         """Return their bytes on the wire."""
 
     def messages(self) -> Sequence[SentMessage]:
-        """Read the messages back, for a spool and for traces: whoever sends them needs none of that."""
+        """Decode the messages, for spools and traces; sending does not need this."""
 
 
 class MessageEncoder(Protocol):
-    """Makes the batches of a transport of messages, one by one. Pure. Of columns ``session.row_encoder`` makes them."""
+    """Encodes single messages into the batches of a transport. Pure. ``session.row_encoder`` does this for columns."""
 
     def item(self, topic: str, body: bytes | memoryview, properties: str, flag: int, born_ms: int) -> Sized:
-        """Return a message as a part of batches; its length is what it adds to them. ``properties`` is the encoded string.
+        """Return a message as a part of batches; its length is what it adds to a batch. ``properties`` is the encoded string.
 
-        Raises ``MessageRefused`` for what has no place in a message of this transport.
+        Raises ``MessageRefused`` if the transport cannot encode the message.
         """
 
     def batch(self, items: Iterable[Any]) -> bytes | Batch:
@@ -166,11 +167,11 @@ class MessageEncoder(Protocol):
 
 
 class SendRequest(NamedTuple):
-    """One send as it is handed to a transport: a message or a batch, and what holds for the whole. A tuple, as results are.
+    """One send for a transport: a message or a batch, and the fields that apply to all of it. A tuple, because there are many.
 
-    ``body`` is a single message's (possibly compressed) body, or a ``batch``: what the transport's own encoder made, or bytes in
-    the layout of ``wire.messages.encode_batch``, which spools keep and every transport reads. ``properties`` is the encoded
-    property string, of the message or of the batch itself.
+    ``body`` is the (possibly compressed) body of a single message, or with ``batch`` a batch: the object of the transport's
+    encoder, or bytes in the layout of ``wire.messages.encode_batch``, which spools store and every transport accepts.
+    ``properties`` is the encoded property string of the message or of the batch itself.
     """
 
     group: str
@@ -186,15 +187,15 @@ class SendRequest(NamedTuple):
 
     @property
     def data(self) -> bytes | memoryview:
-        """The body as bytes, of any send but a batch of a transport's encoder."""
+        """The body as bytes. Not for a batch object of a transport's encoder."""
         assert isinstance(self.body, bytes | memoryview), "a batch that only its transport can read"
         return self.body
 
 
 @dataclass(frozen=True, slots=True)
 class SpooledSend:
-    """A send that a spool keeps, with a body of bytes. Without a ``queue`` one is chosen when it is sent: by the ``selector``,
-    which has a name, and its ``arg``, which JSON knows, or any.
+    """A send that a spool stores, with its body as bytes. Without a ``queue``, one is chosen when it is sent: by the name of a
+    ``selector`` and its ``arg``, a JSON value, or else any queue.
     """
 
     topic: str
@@ -206,7 +207,7 @@ class SpooledSend:
 
 
 class Resent(NamedTuple):
-    """What came of a spooled send: the queue that has it, or the error, and whether that may pass."""
+    """The outcome of a spooled send: the queue that stores it, or the error, and whether the error is temporary."""
 
     queue: MessageQueue | None = None
     error: str | None = None
@@ -225,7 +226,7 @@ class SpoolMetrics:
         dead_bytes: Their bytes.
         give_ups: Number of records that were ever given up in this folder.
         delivered: Records that this process sent.
-        trouble: Why nothing can be read or written now, such as a full disk; None if it can be.
+        trouble: Why the spool cannot be read or written now, such as a full disk; None if it can.
     """
 
     depth: int

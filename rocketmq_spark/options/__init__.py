@@ -1,4 +1,4 @@
-"""Options: the one table, how texts become values, and which go with which transport."""
+"""Options: the table of all options, how their texts are parsed, and which of them each transport supports."""
 
 from rocketmq_spark.options.table import (
     DEFAULT_GROUP,

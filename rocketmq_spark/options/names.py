@@ -1,6 +1,6 @@
-"""Names in options: functions named as ``module:callable``, names that mean nothing, and those of Spark's Kafka source.
+"""Names in options: functions (``module:callable``), unknown names, and names of Spark's Kafka source.
 
-For names of Kafka's there are hints; docs/coming-from-kafka.md has both side by side, with the habits behind the names.
+An error for a Kafka name contains the name here; docs/coming-from-kafka.md compares all of them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 from rocketmq_spark.errors import OptionError
 
-# Where options come from strangers, as in a service that runs the queries of others, names of code must not be followed.
+# A service that runs other people's queries must not import code that their options name.
 ALLOWED = "ROCKETMQ_SPARK_ALLOW_CALLABLES"
 _NO = ("0", "false", "no")
 
 
 def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
-    """``given`` itself when it can be called, else what ``module:callable`` names; ``option`` is for the error."""
+    """Return ``given`` if it is callable, else the function that ``module:callable`` names; ``option`` is for the error."""
     if callable(given):
         return given
     if os.environ.get(ALLOWED, "1").strip().lower() in _NO:
@@ -41,7 +41,7 @@ def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
 
 
 def nearest(option: str, given: str, known: Sequence[str]) -> str:
-    """What is wrong with ``given``, the known names, and the one that was probably meant."""
+    """Return the problem of the unknown name ``given``, with the known names and the nearest one."""
     by_lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(given.lower(), by_lower, n=1)
     hint = f"; did you mean {by_lower[near[0]]!r}?" if near else ""
@@ -79,7 +79,7 @@ KAFKA_OPTIONS = {
     "kafka.max.request.size": "the largest message that is sent is option 'maxMessageSize'",
 }
 
-# Columns that its source gives, with those that stand for them here.
+# Columns of Kafka's source, with the columns of this source that replace them.
 KAFKA_SOURCE_COLUMNS = {
     "key": "'keys' (array<string>)",
     "value": "'body' (binary)",
@@ -90,7 +90,7 @@ KAFKA_SOURCE_COLUMNS = {
     "headers": "'properties' (map<string,string>)",
 }
 
-# Columns that its sink takes; ``value`` and ``topic`` are known here too.
+# Columns of Kafka's sink, without ``value`` and ``topic``, which this sink has, too.
 KAFKA_SINK_COLUMNS = {
     "key": "'shardingKey', which chooses the queue with option 'queueSelector' = hash, and 'keys', by which messages are found",
     "partition": "'queueId' and 'brokerName'",
@@ -100,7 +100,7 @@ KAFKA_SINK_COLUMNS = {
 
 
 def of_kafka_option(name: str) -> str | None:
-    """What the option of Kafka's is here; None where ``name`` is none of its options."""
+    """Return the equivalent of a Kafka option; None if ``name`` is not a Kafka option."""
     lower = name.lower()
     other = "settings of Kafka's clients mean nothing here; rocketmq-spark help coming-from-kafka lists what there is instead"
     known = KAFKA_OPTIONS.get(lower) or KAFKA_OPTIONS.get(lower.removeprefix("kafka."))
@@ -108,7 +108,7 @@ def of_kafka_option(name: str) -> str | None:
 
 
 def unknown_option(name: str, options: Sequence[str]) -> str:
-    """The sentence about an option that is none of ``options``: what Kafka's is here, or the nearest name."""
+    """Return the sentence about an unknown option, with the equivalent of a Kafka option or the nearest of ``options``."""
     if of_kafka := of_kafka_option(name):
         return f"option {name!r} is unknown: {of_kafka}"
     known = {each.lower().replace("_", ""): each for each in options}
@@ -118,6 +118,6 @@ def unknown_option(name: str, options: Sequence[str]) -> str:
 
 
 def of_kafka_column(name: str, sink: bool = False) -> str:
-    """The end of a sentence about an unknown column; empty where ``name`` is none of Kafka's."""
+    """Return the end of a sentence about an unknown column; empty if ``name`` is not a Kafka column."""
     here = (KAFKA_SINK_COLUMNS if sink else KAFKA_SOURCE_COLUMNS).get(name.lower())
     return f"; for Kafka's {name.lower()!r} there is {here}" if here else ""

@@ -1,6 +1,6 @@
-"""From an option's text to its value: each function raises ``ValueError`` saying what was expected, nothing else.
+"""Parses the texts of options. Each function raises only ``ValueError``, whose text says what was expected.
 
-Values come as text from Spark and as Python values from calls; both take the same road through ``text``.
+Spark passes values as text, and Python calls as values; ``text`` converts the latter, so that both are parsed in the same way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rocketmq_spark.model import MessageQueue
 EARLIEST = -2
 LATEST = -1
 
-# As it is written: "00" would be another name of a queue that has one.
+# Without leading zeros: otherwise one queue could be named twice in an option.
 QUEUE_ID = re.compile("0|[1-9][0-9]{0,9}")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _DURATION_S = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -26,7 +26,7 @@ _SIZE_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 class Secret(str):
-    """A text that never shows itself: ``repr`` and ``str`` give stars, ``reveal`` the value."""
+    """A text that is hidden in output: ``repr`` and ``str`` return asterisks, ``reveal`` the value."""
 
     __slots__ = ()
 
@@ -43,7 +43,7 @@ class Secret(str):
 
 
 def text(value: object) -> str:
-    """The option text of a Python value: booleans in lower case, containers as JSON, all else by ``str``."""
+    """Return the option text of a Python value: booleans in lower case, containers as JSON, everything else by ``str``."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Mapping) or (isinstance(value, Sequence) and not isinstance(value, (str, bytes))):
@@ -52,7 +52,7 @@ def text(value: object) -> str:
 
 
 def of_table(given: Mapping[str, object]) -> Mapping[str, object]:
-    """Options of a table in Spark's catalogue: where it is made they come as ``option.name``; those of ``WITH`` win."""
+    """Merge the options of a table in Spark's catalog, which are stored as ``option.name``; options of ``WITH`` override them."""
     own = {name[7:]: value for name, value in given.items() if name.startswith("option.")}
     plain = {name: value for name, value in given.items() if not name.startswith("option.")}
     known = {name.lower() for name in plain}
@@ -112,7 +112,7 @@ def durations_ms(value: str) -> tuple[int, ...]:
 
 
 def fault_preset(value: str) -> str:
-    """``true`` and ``false``, or the name of a table; gives the name, empty for off."""
+    """``true``, ``false``, or the name of a preset; returns the name, empty for ``false``."""
     named = {"true": "current", "false": "", "current": "current", "4.x": "4.x"}
     try:
         return named[value.strip().lower()]
@@ -135,7 +135,7 @@ def size(low: int = 1, high: int | None = None) -> Callable[[str], int]:
 
 
 def choice(*names: str) -> Callable[[str], str]:
-    """One of ``names`` in any case; gives the name as listed."""
+    """One of ``names``, case-insensitive; returns the name as listed."""
     by_lower = {name.lower(): name for name in names}
 
     def parse(value: str) -> str:
@@ -148,7 +148,7 @@ def choice(*names: str) -> Callable[[str], str]:
 
 
 def names(value: str) -> tuple[str, ...]:
-    """Names from comma text or a JSON array, in order, without repeats."""
+    """Names from comma-separated text or a JSON array, in order, without duplicates."""
     is_json = value.lstrip()[:1] == "["
     parts = _json(value, list, "names separated by commas, or a JSON array of texts") if is_json else value.split(",")
     if not all(isinstance(item, str) for item in parts):
@@ -316,7 +316,7 @@ def auto_integer(value: str) -> int | None:
 
 
 def names_with_repeats(value: str) -> tuple[str, ...]:
-    """Names from comma text or a JSON array, in order; a name may stand several times."""
+    """Names from comma-separated text or a JSON array, in order; a name may occur several times."""
     is_json = value.lstrip()[:1] == "["
     parts = _json(value, list, "names separated by commas, or a JSON array of texts") if is_json else value.split(",")
     if not all(isinstance(item, str) and item.strip() for item in parts):
@@ -373,7 +373,7 @@ def _json(value: str, kind: type, expected: str) -> Any:
 
 
 def _by_broker(value: object, expected: str) -> dict[str, Any]:
-    """Of a topic. Where Kafka's partitions stood, the error says why they are not enough."""
+    """The part of a topic in JSON, by broker. For Kafka's form (partition numbers), the error says why these do not suffice."""
     partitions = isinstance(value, dict) and any(n.isdecimal() and isinstance(at, int) for n, at in value.items())
     if partitions or isinstance(value, list):
         raise ValueError(f"{expected}: each queue is of a broker, so its number alone is not enough")

@@ -1,8 +1,8 @@
-"""The one table of options: every name, its parser, default, where it may stand and what it does.
+"""The table of all options: name, parser, default, the roles that accept the option, and its meaning.
 
 A row is a field of ``Options``; its public name is the field's in camelCase. Parsing collects all problems into one
-``OptionError``. The data source's constructor only parses (``parse``); what depends on being source or sink, batch or
-stream is settled when the reader or writer is made (``for_role``). No other module reads raw options.
+``OptionError``. The data source's constructor only parses (``parse``). What depends on the role (source or sink, batch or
+stream) is checked when the reader or writer is created (``for_role``). No other module reads raw options.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ SOURCE_ROLES = ("batch source", "stream source")
 ROLES = (*SOURCE_ROLES, "sink", "producer", "consumer", "pull consumer", "simple consumer", "cluster admin")
 DEFAULT_GROUP = "rocketmq_spark"
 ENVIRONMENT_VARIABLE = "ROCKETMQ_ENVIRONMENT"
-# Where the value of a field comes from when it is not given.
+# Environment variables that give a field its value if the option is not set.
 _VARIABLES = {"environment": ENVIRONMENT_VARIABLE}
 
-# What Spark itself hands to a source or sink beside the user's options.
+# Options that Spark itself passes to a source or sink besides the user's.
 TOLERATED = frozenset(
     {"path", "checkpointlocation", "queryname", "outputmode", "triggerinterval", "serializationformat"}
     # properties of a table in Spark's catalogue
@@ -39,7 +39,7 @@ TOLERATED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A row of the table. ``default`` may differ by role; ``shown`` is how the default reads in the docs."""
+    """A row of the table. ``default`` may differ by role; ``shown`` is the text of the default in the docs."""
 
     name: str
     field: str
@@ -88,7 +88,7 @@ _TIMES = '{"orders":{"broker-a":{"0":1767225600000}}}'
 _POLL = ("pull consumer",)
 _PUSH = ("consumer",)
 _CONSUME = ("consumer", "pull consumer")
-# For all roles too, but options about queues are no connection options: those are ``_ALL``.
+# All roles. Separate from ``_ALL``, which marks connection options: options about queues are not connection options.
 _QUEUES = (*_CONSUME, *_SOURCE, *_WRITE, "simple consumer", "cluster admin")
 
 
@@ -189,7 +189,7 @@ class Options:
         ByRole({"batch source": "earliest", "stream source": "latest"}),
         _SOURCE,
         '`earliest`, `latest`, `committed` (with `group`), or JSON `{"t":{"broker-a":{"0":17,"1":-2}}}` (−2 earliest, −1 '
-        "latest) for every queue. A stream's checkpoint wins over it; a batch cannot start at the end",
+        "latest) for every queue. A stream's checkpoint overrides it; a batch cannot start at the end",
         shown="stream `latest`, batch `earliest`",
     )
     committed_fallback: str = _row(
@@ -238,7 +238,7 @@ class Options:
         lambda v: {"true": "fail", "false": "ignore"}.get(v.strip().lower()) or p.choice("fail", "warn", "ignore")(v),
         "fail",
         _SOURCE,
-        "what to do if offsets that were to be read no longer exist: `fail`/`true`, `warn` or `ignore`/`false`",
+        "what to do if offsets no longer exist when they are to be read: `fail`/`true`, `warn` or `ignore`/`false`",
     )
     max_offsets_per_trigger: int | None = _row(
         p.integer(1), None, _STREAM, "maximum number of offsets in a batch, shared in proportion to backlog"
@@ -257,10 +257,10 @@ class Options:
         "averagely",
         (*_SOURCE, *_CONSUME),
         "how queues are assigned to Spark partitions: `averagely`, `averagelyByCircle`, `consistentHash`, `config`, "
-        "`machineRoom`, `machineRoomNearby`, `environment`, or `module:callable`. The strategy sees partitions as consumers "
-        "named `partition-00000`, …; a queue that it gives to none (as `config`, `machineRoom` or a callable may) is not read, "
-        "and a warning names it. In a `Consumer` or `PullConsumer`: how queues are assigned to the members of the group, by the "
-        "same without `machineRoomNearby`",
+        "`machineRoom`, `machineRoomNearby`, `environment`, or `module:callable`. For the strategy, partitions are consumers "
+        "named `partition-00000`, …; a queue that it assigns to no partition (as `config`, `machineRoom` or a callable may) is "
+        "not read, and a warning names it. In a `Consumer` or `PullConsumer`: how queues are assigned to the members of the "
+        "group, with the same strategies except `machineRoomNearby`",
         raw=True,
     )
     allocation_config: str | None = _row(
@@ -280,7 +280,7 @@ class Options:
         p.names_with_repeats,
         (),
         _SOURCE,
-        "for `machineRoomNearby`: room of each partition in order, begun again if there are more; brokers are named `room@name`",
+        "for `machineRoomNearby`: room of each partition in order, repeated for further ones; brokers are named `room@name`",
     )
     num_partitions: int | None = _row(
         p.auto_integer,
@@ -301,7 +301,7 @@ class Options:
         False,
         _BATCH,
         "let Spark predicates shorten the read, if `spark.sql.python.filterPushdown.enabled` is set. Only for DataFrames that "
-        "are used once: if a DataFrame is used again, Spark reads it as the earlier predicate left it",
+        "are used once: if a DataFrame is used again, Spark reads only the range of the first predicate",
     )
     columns: tuple[str, ...] = _row(
         p.names, (), _SOURCE, "columns to build, any of the schema; other columns are not decoded", shown="all basic"
@@ -507,8 +507,9 @@ class Options:
         p.choice("always", "batch", "never"),
         "always",
         _WRITE,
-        "how a SPOOLED message is flushed to disk before its send returns: `always` by itself, `batch` with one flush for all "
-        "sends that wait; with `never` the operating system does it: messages survive the process but not the machine",
+        "how a SPOOLED message is flushed to disk before its send returns: `always` flushes for each send, `batch` once for all "
+        "waiting sends. `never` leaves the flush to the operating system: messages survive a crash of the process, but not of "
+        "the machine",
     )
     spool_max_bytes: int = _row(
         p.size(1), 1 << 30, _WRITE, "maximum size, dead letters included; when it is full, sends fail", shown="1g"
@@ -517,8 +518,8 @@ class Options:
         p.choice("error", "dmq"),
         "error",
         _WRITE,
-        "delays that the timers of brokers do not support (longer than `timerMaxDelaySec`, switched off, or older than 5.0): "
-        "`error`, or through the delay service, which must run (`dmq`, docs/delay.md)",
+        "what to do with delays that brokers do not support (longer than `timerMaxDelaySec`, timers switched off, or brokers "
+        "before 5.0): raise an `error`, or use the delay service, which must run (`dmq`, docs/delay.md)",
     )
     message_id: str | None = _row(
         p.string,
@@ -543,9 +544,9 @@ class Options:
         p.positive_duration,
         10.0,
         ("sink", "producer"),
-        "how long to wait for earlier requests that may still arrive before what they sent counts as not stored. Sink with "
-        "`exactly-once`: at least 4s, and 2s more than `spark.python.task.killTimeout`; `Producer` with "
-        "`confirmAmbiguous`: more than 2s. Without these an error",
+        "earlier requests may still arrive at a broker; only after this time, messages that it does not have count as not "
+        "stored. Sink with `exactly-once`: at least 4s, and 2s more than `spark.python.task.killTimeout`; `Producer` with "
+        "`confirmAmbiguous`: more than 2s. Without either of these two options it is an error",
         shown="10s",
     )
     confirm_ambiguous: bool = _row(
@@ -577,7 +578,7 @@ class Options:
         p.boolean,
         False,
         ("producer", *_CONSUME, "simple consumer"),
-        "make OpenTelemetry spans and metrics, and hand traces on in the messages' properties (docs/opentelemetry.md)",
+        "create OpenTelemetry spans and metrics, and propagate trace contexts in messages' properties (docs/opentelemetry.md)",
     )
 
     # Consumers
@@ -644,7 +645,7 @@ class Options:
         None,
         _PUSH,
         "how often a failed message is delivered again before it goes to the group's dead-letter topic, `%DLQ%<group>`",
-        shown="16, `ordered` without end",
+        shown="16; unlimited if `ordered`",
     )
     suspend_current_queue_time: float = _row(
         p.positive_duration, 1.0, _PUSH, "how long an ordered queue pauses after a failure: 10ms to 30s", shown="1s"
@@ -670,7 +671,7 @@ class Options:
         p.string,
         None,
         _PUSH,
-        "where a broadcasting consumer stores its offsets, by host and group; give each one on a machine its own folder",
+        "where a broadcasting consumer stores its offsets, by host and group; give each consumer on a machine its own folder",
         shown="`~/.rocketmq_offsets`",
     )
 
@@ -682,7 +683,7 @@ class Options:
         return f"Options({', '.join(f'{name}={getattr(self, name)!r}' for name in sorted(self.given))})"
 
     def for_role(self, role: str) -> Options:
-        """The same options with the defaults of ``role``; an ``OptionError`` lists what may not stand there."""
+        """Return the options with the defaults of ``role``. Raises ``OptionError`` with all options that it rejects."""
         problems = [
             f"option {(row.field if self.keywords else row.name)!r} does not belong to a {role}; "
             f"it is for: {', '.join(row.roles)}"
@@ -699,17 +700,17 @@ class Options:
 
     @property
     def cluster(self) -> tuple[str, ...]:
-        """The servers by which a cluster is known: as a key of what is remembered of it."""
+        """The addresses that identify a cluster, as a key for cached values."""
         return self.proxy_endpoint if self.transport == transport.GRPC else self.name_server
 
     @property
     def in_environment(self) -> str:
-        """Which environment is used, for logs."""
+        """The environment as a phrase for logs."""
         return f"environment {self.environment!r} ({self.environment_source}), environmentMode {self.environment_mode}"
 
     @property
     def environment_source(self) -> str:
-        """What says which environment is used; for messages."""
+        """Where the environment was set, for error messages: the option or a variable."""
         return f"variable {ENVIRONMENT_VARIABLE}" if "environment" in self.from_variables else "option 'environment'"
 
 
@@ -724,10 +725,10 @@ _BY_NAME = {name.lower(): row for row in TABLE for name in (row.name, *row.alias
 
 
 def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ, *, keywords: bool = False) -> Options:
-    """Options from what a user gave, names in any case, camelCase or snake_case; one ``OptionError`` for all.
+    """Parse a user's options; names are case-insensitive, in camelCase or snake_case. One ``OptionError`` lists all problems.
 
-    What is not given may come from ``variables``. They are read once, where the options are; tasks receive the values.
-    ``keywords``: they are those of a Python call, and errors name them in snake_case.
+    Options that are not given may come from environment ``variables``, which are read only here; tasks receive the values.
+    ``keywords``: the options are keywords of a Python call, so errors name them in snake_case.
     """
     values: dict[str, Any] = {}
     problems: list[str] = []

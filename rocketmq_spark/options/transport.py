@@ -1,7 +1,7 @@
-"""Which roles and options go with which transport (option ``transport``), and why the others do not. Pure.
+"""Which roles and options each transport (option ``transport``) supports, and the reasons for those that it does not. Pure.
 
-Over gRPC the Proxy chooses queues and answers no question about offsets: what needs either is refused here, before anything
-is connected to.
+Over gRPC the Proxy chooses queues and implements no requests about offsets. Options that need either are rejected here, before
+a connection is made.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ NO_ADMINISTRATION = (
     "offsets, topics and groups are asked for and changed at name servers and brokers, for which the Proxy has no answer over "
     f"gRPC (UNIMPLEMENTED); {_READ}"
 )
-# Which selectors need no queue of the user's choice.
+# Selectors that do not require a queue of the user's choice.
 SELECTORS = ("roundRobin", "random", "hash")
 CHOOSES = "over gRPC the Proxy chooses the queue"
 NO_REPLIES = "request and reply need transport=remoting: a Proxy passes no replies on over gRPC (UNIMPLEMENTED)"
 
 
 class TransportFeatures(NamedTuple):
-    """What producers and the sink know of a transport, and all they know.
+    """All that producers and the sink know about a transport.
 
     Args:
-        chooses_queues: Why no queue can be named, as a part of a sentence; None where it can. What a producer calls a queue is
-            then a lane that keeps order, the selectors are ``SELECTORS``, and the key of a hash names a message group.
-        priorities: Whether a message may have one.
-        takes_compressed: Whether readers learn how a body is compressed.
-        creates_topics: Whether a topic without a route is created by the first message.
-        knows_timers: Whether it says which delays the brokers' timers can do.
-        knows_offsets: Whether it says where queues end, and where a message is stored.
-        most_one_by_one: How many messages of groups, or with priorities, go as one send; None for any number. Where each of
-            them is a request of its own, all must end within one attempt: else all are sent again.
+        chooses_queues: Why no queue can be named, as a part of a sentence; None if queues can be named. If not None, what a
+            producer calls a queue is a stream in order, the selectors are ``SELECTORS``, and a hash key is a message group.
+        priorities: Whether messages may have a priority.
+        takes_compressed: Whether the transport tells readers how a body is compressed.
+        creates_topics: Whether the first message to a missing topic may create it.
+        knows_timers: Whether the client can find out which delays the timers of brokers support.
+        knows_offsets: Whether the client can find out where queues end, and where a message is stored.
+        most_one_by_one: The largest number of messages with groups or priorities in one send; None for any number. If each of
+            them is a separate request, all must finish within one attempt, or all are sent again.
         plain_texts: Whether control characters in properties, and ``|`` in tags, fail the request and all messages in it.
-        adds_bytes: How much at most the server adds to a message of a batch, which brokers count as if it was the client's.
+        adds_bytes: The most bytes that the server adds to each message of a batch, which count towards the brokers' limit.
     """
 
     chooses_queues: str | None = None
@@ -66,15 +66,15 @@ FEATURES = {
         creates_topics=False,
         knows_timers=False,
         knows_offsets=False,
-        # An attempt of three seconds, a producer's and a spool's, is enough where a Proxy takes 180 ms for each.
+        # So an attempt of three seconds, as in producers and spools, suffices even if a Proxy takes 180 ms for each.
         most_one_by_one=16,
         plain_texts=True,
-        # RECONSUME_TIME, BORN_TIMESTAMP, __BORNHOST and PGROUP: with a name of a host of 255 bytes, and of a topic of 127.
+        # RECONSUME_TIME, BORN_TIMESTAMP, __BORNHOST (a host name of at most 255 bytes) and PGROUP (the topic, at most 127).
         adds_bytes=448,
     ),
 }
 
-# Options that need another one, by field: without it the client would send plain text, or no name.
+# Options that require another one, by field. Without the other one, the client would send plain text or no name.
 NEEDS = {
     "tls_ca_file": ("tlsCaFile", "tls", "tls"),
     "tls_cert_file": ("tlsCertFile", "tls", "tls"),
@@ -88,7 +88,7 @@ NEEDS = {
     "trace_topic": ("traceTopic", "enable_trace", "enableTrace"),
 }
 
-# What is said to a consumer about queues, by field of ``Options``; over gRPC it has none.
+# Reasons for rejecting a consumer's options about queues, by field of ``Options``.
 _NO_QUEUES = "over gRPC a consumer has no queues: the Proxy hands out messages"
 _ONE = "over gRPC a listener gets one message at a time"
 _GROUPS = "over gRPC that is the group's own affair, which brokers keep"
@@ -119,18 +119,18 @@ _OF_CONSUMERS = {
 
 
 def features(options: Any) -> TransportFeatures:
-    """Those of the transport that ``Options`` name."""
+    """Return the features of the transport in ``options``."""
     return FEATURES[options.transport]
 
 
 def message_type(delayed: bool, grouped: bool, ranked: bool) -> str:
-    """Of which type a Proxy takes messages for: a topic has one, its attribute ``message.type``."""
+    """Return the type as which a Proxy treats a message; it must equal the topic's attribute ``message.type``."""
     kinds = ((delayed, TopicType.DELAY), (grouped, TopicType.FIFO), (ranked, TopicType.PRIORITY))
     return next((kind for set_, kind in kinds if set_), TopicType.NORMAL)
 
 
 def problems(options: Any, role: str) -> list[str]:
-    """What is wrong with the ``Options`` of a role as far as the transport is concerned, each a sentence without full stop."""
+    """Return what the transport does not support in the options of a role: sentences without a full stop."""
     found = [
         f"option {name!r} has no effect without {needed!r}: {_remedy(needed)}"
         for field, (name, other, needed) in NEEDS.items()

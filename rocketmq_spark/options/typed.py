@@ -115,19 +115,20 @@ class ProducerOptions(AdminOptions, total=False):
     each ``Producer``; worker processes of a sink use subfolders.
     """
     spool_sync: str
-    """How a SPOOLED message is flushed to disk before its send returns: ``always`` by itself, ``batch`` with one flush for all
-    sends that wait; with ``never`` the operating system does it: messages survive the process but not the machine.
+    """How a SPOOLED message is flushed to disk before its send returns: ``always`` flushes for each send, ``batch`` once for
+    all waiting sends. ``never`` leaves the flush to the operating system: messages survive a crash of the process, but not
+    of the machine.
     """
     spool_max_bytes: int | str
     """Maximum size, dead letters included; when it is full, sends fail."""
     long_delay: str
-    """Delays that the timers of brokers do not support (longer than ``timerMaxDelaySec``, switched off, or older than 5.0):
-    ``error``, or through the delay service, which must run (``dmq``, docs/delay.md).
+    """What to do with delays that brokers do not support (longer than ``timerMaxDelaySec``, timers switched off, or brokers
+    before 5.0): raise an ``error``, or use the delay service, which must run (``dmq``, docs/delay.md).
     """
     exactly_once_settle: float | str
-    """How long to wait for earlier requests that may still arrive before what they sent counts as not stored. Sink with
-    ``exactly-once``: at least 4s, and 2s more than ``spark.python.task.killTimeout``; ``Producer`` with
-    ``confirmAmbiguous``: more than 2s. Without these an error.
+    """Earlier requests may still arrive at a broker; only after this time, messages that it does not have count as not stored.
+    Sink with ``exactly-once``: at least 4s, and 2s more than ``spark.python.task.killTimeout``; ``Producer`` with
+    ``confirmAmbiguous``: more than 2s. Without either of these two options it is an error.
     """
     confirm_ambiguous: bool | str
     """If a send has no answer, check whether the broker stored the message before sending it again (docs/exactly-once.md).
@@ -139,7 +140,7 @@ class ProducerOptions(AdminOptions, total=False):
     trace_topic: str
     """Topic of the message traces; brokers create the default one with ``traceTopicEnable=true``."""
     open_telemetry: bool | str
-    """Make OpenTelemetry spans and metrics, and hand traces on in the messages' properties (docs/opentelemetry.md)."""
+    """Create OpenTelemetry spans and metrics, and propagate trace contexts in messages' properties (docs/opentelemetry.md)."""
 
 
 class ConsumerOptions(AdminOptions, total=False):
@@ -147,10 +148,10 @@ class ConsumerOptions(AdminOptions, total=False):
 
     allocation_strategy: Callable[..., Any] | str
     """How queues are assigned to Spark partitions: ``averagely``, ``averagelyByCircle``, ``consistentHash``, ``config``,
-    ``machineRoom``, ``machineRoomNearby``, ``environment``, or ``module:callable``. The strategy sees partitions as
-    consumers named ``partition-00000``, …; a queue that it gives to none (as ``config``, ``machineRoom`` or a callable may)
-    is not read, and a warning names it. In a ``Consumer`` or ``PullConsumer``: how queues are assigned to the members of
-    the group, by the same without ``machineRoomNearby``.
+    ``machineRoom``, ``machineRoomNearby``, ``environment``, or ``module:callable``. For the strategy, partitions are
+    consumers named ``partition-00000``, …; a queue that it assigns to no partition (as ``config``, ``machineRoom`` or a
+    callable may) is not read, and a warning names it. In a ``Consumer`` or ``PullConsumer``: how queues are assigned to the
+    members of the group, with the same strategies except ``machineRoomNearby``.
     """
     allocation_config: Mapping[str, Any] | str
     """Queues for the strategy ``config``: JSON ``{"orders":{"broker-a":[0,1]}}``, or the same by partition:
@@ -165,7 +166,7 @@ class ConsumerOptions(AdminOptions, total=False):
     trace_topic: str
     """Topic of the message traces; brokers create the default one with ``traceTopicEnable=true``."""
     open_telemetry: bool | str
-    """Make OpenTelemetry spans and metrics, and hand traces on in the messages' properties (docs/opentelemetry.md)."""
+    """Create OpenTelemetry spans and metrics, and propagate trace contexts in messages' properties (docs/opentelemetry.md)."""
     consume_from_where: int | str
     """Where a queue starts for which the group has no offset: ``latest``, ``earliest``, or the first message stored at or
     after a time (ISO-8601 or epoch ms).
@@ -217,7 +218,7 @@ class ConsumerOptions(AdminOptions, total=False):
     post_subscription_when_pull: bool | str
     """Send the filter with each pull, not only with heartbeats."""
     local_offsets_dir: str
-    """Where a broadcasting consumer stores its offsets, by host and group; give each one on a machine its own folder."""
+    """Where a broadcasting consumer stores its offsets, by host and group; give each consumer on a machine its own folder."""
 
 
 class PullConsumerOptions(AdminOptions, total=False):
@@ -225,10 +226,10 @@ class PullConsumerOptions(AdminOptions, total=False):
 
     allocation_strategy: Callable[..., Any] | str
     """How queues are assigned to Spark partitions: ``averagely``, ``averagelyByCircle``, ``consistentHash``, ``config``,
-    ``machineRoom``, ``machineRoomNearby``, ``environment``, or ``module:callable``. The strategy sees partitions as
-    consumers named ``partition-00000``, …; a queue that it gives to none (as ``config``, ``machineRoom`` or a callable may)
-    is not read, and a warning names it. In a ``Consumer`` or ``PullConsumer``: how queues are assigned to the members of
-    the group, by the same without ``machineRoomNearby``.
+    ``machineRoom``, ``machineRoomNearby``, ``environment``, or ``module:callable``. For the strategy, partitions are
+    consumers named ``partition-00000``, …; a queue that it assigns to no partition (as ``config``, ``machineRoom`` or a
+    callable may) is not read, and a warning names it. In a ``Consumer`` or ``PullConsumer``: how queues are assigned to the
+    members of the group, with the same strategies except ``machineRoomNearby``.
     """
     allocation_config: Mapping[str, Any] | str
     """Queues for the strategy ``config``: JSON ``{"orders":{"broker-a":[0,1]}}``, or the same by partition:
@@ -239,7 +240,7 @@ class PullConsumerOptions(AdminOptions, total=False):
     pull_batch_size: int | str
     """Maximum number of messages to request per pull; the broker may send fewer. At most 1024 for consumers."""
     open_telemetry: bool | str
-    """Make OpenTelemetry spans and metrics, and hand traces on in the messages' properties (docs/opentelemetry.md)."""
+    """Create OpenTelemetry spans and metrics, and propagate trace contexts in messages' properties (docs/opentelemetry.md)."""
     consume_from_where: int | str
     """Where a queue starts for which the group has no offset: ``latest``, ``earliest``, or the first message stored at or
     after a time (ISO-8601 or epoch ms).
@@ -262,7 +263,7 @@ class SimpleConsumerOptions(AdminOptions, total=False):
     """Keywords of ``SimpleConsumer``."""
 
     open_telemetry: bool | str
-    """Make OpenTelemetry spans and metrics, and hand traces on in the messages' properties (docs/opentelemetry.md)."""
+    """Create OpenTelemetry spans and metrics, and propagate trace contexts in messages' properties (docs/opentelemetry.md)."""
 
 
 class SinkOptions(AdminOptions, total=False):
@@ -319,14 +320,15 @@ class SinkOptions(AdminOptions, total=False):
     each ``Producer``; worker processes of a sink use subfolders.
     """
     spool_sync: str
-    """How a SPOOLED message is flushed to disk before its send returns: ``always`` by itself, ``batch`` with one flush for all
-    sends that wait; with ``never`` the operating system does it: messages survive the process but not the machine.
+    """How a SPOOLED message is flushed to disk before its send returns: ``always`` flushes for each send, ``batch`` once for
+    all waiting sends. ``never`` leaves the flush to the operating system: messages survive a crash of the process, but not
+    of the machine.
     """
     spool_max_bytes: int | str
     """Maximum size, dead letters included; when it is full, sends fail."""
     long_delay: str
-    """Delays that the timers of brokers do not support (longer than ``timerMaxDelaySec``, switched off, or older than 5.0):
-    ``error``, or through the delay service, which must run (``dmq``, docs/delay.md).
+    """What to do with delays that brokers do not support (longer than ``timerMaxDelaySec``, timers switched off, or brokers
+    before 5.0): raise an ``error``, or use the delay service, which must run (``dmq``, docs/delay.md).
     """
     message_id: str
     """Column that identifies a row, sent as property ``SPARK_ROW_ID``, by which a job that reads them can drop duplicates."""
@@ -337,7 +339,7 @@ class SinkOptions(AdminOptions, total=False):
     list.
     """
     exactly_once_settle: float | str
-    """How long to wait for earlier requests that may still arrive before what they sent counts as not stored. Sink with
-    ``exactly-once``: at least 4s, and 2s more than ``spark.python.task.killTimeout``; ``Producer`` with
-    ``confirmAmbiguous``: more than 2s. Without these an error.
+    """Earlier requests may still arrive at a broker; only after this time, messages that it does not have count as not stored.
+    Sink with ``exactly-once``: at least 4s, and 2s more than ``spark.python.task.killTimeout``; ``Producer`` with
+    ``confirmAmbiguous``: more than 2s. Without either of these two options it is an error.
     """

@@ -1,4 +1,4 @@
-"""Many messages with one call: Arrow columns, or an iterable of messages. What needs pyarrow is imported when it is used."""
+"""Sends many messages with one call: Arrow columns, or an iterable of messages. Modules that need pyarrow are imported on use."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class BulkProducer(RequestProducer):
-    """A producer that sends many messages with one call. ``options`` are those it was made with, and ``row_encoder`` returns what
-    makes the transport's encoder of columns.
+    """A producer that sends many messages with one call. ``options`` are the producer's; ``row_encoder`` creates the transport's
+    encoder of columns.
     """
 
     def __init__(
@@ -54,19 +54,19 @@ class BulkProducer(RequestProducer):
             topic: The topic of all rows. Without it each row names its topic in column ``topic``.
             selector: ``"hash"`` (of column ``shardingKey``), ``"column"`` (``queueId``, and ``brokerName``; the default if there
                 is such a column), ``"random"``, ``"roundRobin"``, ``"environment"``, ``"module:function"``, or a function of
-                queues, message and sharding key that is called for each row. By default batches go round the queues.
+                queues, message and sharding key that is called for each row. By default queues take batches in turn.
             timeout_s: Seconds for all attempts of a batch instead of the send timeout.
 
         Returns:
-            The outcome of each row, in the order of the rows. Call ``raise_for_failed`` on it, or check ``failed``: rows that
-            brokers reject, or do not answer in time, are in there, and no error is raised.
+            The outcome of each row, in the order of the rows. No error is raised for rows that brokers reject or do not
+            acknowledge in time: call ``raise_for_failed`` on the outcome, or check its ``failed``.
 
         Raises:
             OptionError: The columns do not fit, ``delayMs`` or ``deliverAt`` is used with ``longDelay=dmq``, or pyarrow is not
                 installed. Nothing was sent.
             MessageRefused: Some rows can never be sent; the error lists their numbers. Of a table or a record batch nothing was
                 sent. Of a reader, the batches before the faulty one were sent.
-            RouteNotFound: As of ``send``. What was sent is as for ``MessageRefused``.
+            RouteNotFound: As for ``send``. Rows may have been sent before, as described for ``MessageRefused``.
             ClosedError: The producer was closed.
         """
         how_long = self.settings.send_timeout_s if timeout_s is None else timeout_s
@@ -91,19 +91,19 @@ class BulkProducer(RequestProducer):
         Args:
             messages: A list or another sequence, of which all messages are checked before any is sent; or any iterable, of which
                 a portion is taken, checked and sent at a time.
-            queue: The queue of all messages. By default batches go round the queues of each topic.
+            queue: The queue of all messages. By default the queues of each topic take batches in turn.
             key: Returns the key of a message, a str, int or bool: messages of one key go to one queue, that of ``send`` with
                 selector ``"hash"``, and carry the key as their sharding key. Over gRPC it is their message group.
             timeout_s: Seconds for all attempts of a batch instead of the send timeout.
 
         Returns:
-            The outcome of each message, in their order, as of ``send_arrow``: nothing that fails at a broker is raised.
+            The outcome of each message, in their order. As with ``send_arrow``, failures at brokers are not raised.
 
         Raises:
             MessageRefused: Some messages can never be sent, or have ``wait_store_ok=False``; the error lists their numbers. Of a
                 sequence nothing was sent. Of another iterable, the portions before the faulty one were sent.
             OptionError: pyarrow is not installed, or both ``queue`` and ``key`` are given.
-            RouteNotFound, ClosedError: As of ``send_arrow``.
+            RouteNotFound, ClosedError: As for ``send_arrow``.
         """
         how_long = self.settings.send_timeout_s if timeout_s is None else timeout_s
         tools = self._call_tools("send_many", how_long)

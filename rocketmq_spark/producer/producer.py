@@ -123,7 +123,7 @@ class BaseProducer(Closing):
         deliver_at: int | datetime | None = None,
         timeout_s: float | None = None,
     ) -> SendResult:
-        """Send a message and wait for the answer. A failed attempt is retried twice at most, on other brokers, in the timeout.
+        """Send a message and wait for the answer. Retries a failed attempt twice at most, on other brokers, within the timeout.
 
         Without ``queue`` and ``selector``, messages go to the topic's queues in turn; option ``sendLatencyFault`` avoids slow
         brokers. With one of them, the message goes to that queue or the send fails, as in Java.
@@ -236,7 +236,7 @@ class BaseProducer(Closing):
         """Send ``messages`` of one topic in one request, to ``queue`` or any queue; tags may differ.
 
         ``timeout_s`` replaces the send timeout; ``msg_id`` of the result has all ids, joined by commas. Raises as ``send``, and
-        ``MessageRefused`` for none, a delayed one, different topics or ``wait_store_ok``, or more than ``max_message_size``.
+        ``MessageRefused`` for an empty or too large batch, delayed messages, or different topics or ``wait_store_ok``.
         """
         self._owner.check(self._closing.locked())
         deadline, now_ms = self._deadline(timeout_s), self._engine.timer.wall_ms()

@@ -69,7 +69,7 @@ class HalfMessage:
     Args:
         message: What was sent.
         result: The broker's acknowledgement. ``queue_offset`` is None, because a message has no offset before it is committed.
-        fate: Its state in this process, and how to decide it.
+        fate: Internal: its state in this process, and the function that sends a decision.
         timeout_s: Seconds that ``commit`` and ``rollback`` wait for the broker's answer.
     """
 
@@ -219,7 +219,7 @@ class TransactionProducer(BaseProducer):
     def send_half(self, message: Message, *, timeout_s: float | None = None) -> HalfMessage:
         """Store a message that is delivered when you commit it.
 
-        While you hold the returned object undecided, the broker is answered ``UNKNOWN``. If you drop it, or the program ends,
+        While you hold the returned object undecided, the broker's checks get ``UNKNOWN``. If you drop it, or the program ends,
         the broker calls ``transaction_check``, 15 times at most by default. Half messages are not batched, spooled or delayed.
 
         Args:

@@ -1,8 +1,8 @@
 """A consumer's share of all queues of a topic, by the option name of a strategy or by a callable.
 
-Mirrors ``AllocateMessageQueueStrategy`` and its classes: members of a group, or the partitions of a Spark batch, come to the
-same result independently because all sort the same lists and apply the same function. Where a Java class is unusable as it is (a
-list that ignores topics, an environment by list index), the docstring of the strategy states the difference.
+Mirrors ``AllocateMessageQueueStrategy`` and its classes: members of a group compute the same result independently, because all
+of them sort the same lists and apply the same function. Where a Java class is unusable as it is (a list that ignores topics, an
+environment by list index), the docstring of the strategy states the difference.
 
 A strategy is a function of the sorted queues, the sorted consumers and its configuration. It returns the share as a function of
 the consumer, so that planning all consumers does the common work once.
@@ -99,7 +99,7 @@ Share = Callable[[str], Queues]
 Config = Mapping[str, Any]
 Strategy = Callable[[Queues, list[str], Config], Share]
 
-# What ``**config`` may hold; each strategy takes what concerns it.
+# Names that ``**config`` may contain; each strategy uses those that it knows.
 CONFIG_NAMES = (
     "allocationConfig", "machineRooms", "virtualNodes", "hash", "inner", "room", "partitionRooms", "environment",
     "environments", "environmentOf", "onWire",
@@ -158,7 +158,7 @@ def _share(
     consumers: Sequence[str],
     config: Config,
 ) -> Share:
-    """``strategy`` with its lists sorted, and with the checks that all but ``config`` make (Java's, in its order)."""
+    """Call ``strategy`` with sorted lists, after the checks that all strategies but ``config`` make (Java's, in its order)."""
     by_name = {name.lower(): f for name, f in STRATEGIES.items()}
     ordered, ids = sorted_queues(queues or ()), sorted_texts(consumers or ())
     if isinstance(strategy, str) and strategy.lower() == "config":
@@ -210,7 +210,7 @@ def _by_circle(queues: Queues, consumers: list[str], config: Config) -> Share:
 
 
 def _positions(consumers: list[str]) -> dict[str, int]:
-    """Where each consumer first stands, as ``List.indexOf`` finds it."""
+    """The first index of each consumer in the list, as Java's ``List.indexOf`` returns it."""
     return {consumer: i for i, consumer in reversed(list(enumerate(consumers)))}
 
 
@@ -221,7 +221,7 @@ def md5_hash(key: str) -> int:
 
 
 class Ring:
-    """Consumers on a ring, each at several places; a key belongs to the first place at or after its hash."""
+    """The ring of consistent hashing. Each consumer has several places; a key belongs to the first one at or after its hash."""
 
     def __init__(self, consumers: Sequence[str], virtual_nodes: int, hash_of: Callable[[str], int]) -> None:
         self.hash_of = hash_of
@@ -241,14 +241,14 @@ class Ring:
 
 
 def queue_key(queue: MessageQueue) -> str:
-    """The text of a queue that is hashed: what ``MessageQueue.toString`` prints in Java."""
+    """The text by which a queue is hashed: that of Java's ``MessageQueue.toString``."""
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
 def _consistent_hash(queues: Queues, consumers: list[str], config: Config) -> Share:
-    """``AllocateMessageQueueConsistentHash`` with ``virtualNodes`` (10) places a consumer and an optional ``hash``.
+    """``AllocateMessageQueueConsistentHash`` with ``virtualNodes`` (10) places per consumer and an optional ``hash``.
 
-    Java hashes the topic as brokers know it, with its namespace: ``onWire`` makes that of the user's name.
+    Java hashes the topic's name with its namespace, as brokers know it: ``onWire`` converts the user's name to it.
     """
     nodes = config.get("virtualNodes", 10)
     if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 0:

@@ -43,7 +43,7 @@ def queue_order(queue: MessageQueue) -> tuple[bytes, bytes, int]:
 
 
 def sorted_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """In the order of ``MessageQueue.compareTo``, which is plain for names in ASCII."""
+    """Sort in the order of ``MessageQueue.compareTo``, which for names in ASCII is Python's order."""
     queues = list(queues)
     plain = all(queue.topic.isascii() and queue.broker_name.isascii() for queue in queues)
     return sorted(queues, key=None if plain else queue_order)

@@ -46,11 +46,11 @@ class RoundRobin:
         return stored & 0x7FFFFFFF
 
     def reset(self) -> None:
-        """Start somewhere else: what a retry does, so that a failing list is not walked in step by all threads."""
+        """Continue at a random index. Retries call this, so that threads do not all try the queues in the same order."""
         self.stored = self.rng.randrange((1 << 31) - 1)
 
     def pick(self, queues: Sequence[MessageQueue], last_broker: str | None = None) -> MessageQueue:
-        """The next queue that is not on ``last_broker``, or simply the next when there is no other broker."""
+        """The next queue that is not on ``last_broker``, or the next one if there is no other broker."""
         found = self.first(queues, lambda queue: queue.broker_name != last_broker)
         return queues[self.next() % len(queues)] if found is None else found
 
@@ -117,7 +117,7 @@ def selector_name(selector: str) -> str:
 
 
 def check_arg(selector: str, arg: object) -> None:
-    """What can be said of a choice before there are queues. Raises ``SelectorError``, or ``OptionError`` for the name."""
+    """Check the argument of a selector without knowing the queues. Raises ``SelectorError``, or ``OptionError`` for its name."""
     match selector_name(selector):
         case "hash":
             by_hash([_SOME], arg)
@@ -140,14 +140,13 @@ def by_hash(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
 def by_machine_room(queues: Sequence[MessageQueue], arg: object, rng: random.Random) -> MessageQueue:
     """A random queue on the brokers of room ``arg``, or of several, where a broker is named ``room@name``.
 
-    Java's class of this name chooses nothing whatever it is given, so that every send with it fails; without rooms
-    this does too.
+    Java's class of this name always returns null, so every send with it fails. This function fails only without rooms.
     """
     return rng.choice(in_rooms(queues, rooms_of(arg)))
 
 
 def rooms_of(arg: object) -> Collection[str]:
-    """The rooms that ``arg`` names; ``SelectorError`` when there is none."""
+    """Return the rooms that ``arg`` names. Raises ``SelectorError`` if there are none."""
     rooms = {arg} if isinstance(arg, str) else set(arg) if isinstance(arg, Collection) else set()
     if not rooms - {""}:
         raise SelectorError(
@@ -158,7 +157,7 @@ def rooms_of(arg: object) -> Collection[str]:
 
 
 def in_rooms(queues: Sequence[MessageQueue], rooms: Collection[str]) -> list[MessageQueue]:
-    """The queues on brokers of ``rooms``; ``SelectorError`` when there is none."""
+    """Return the queues on brokers of ``rooms``. Raises ``SelectorError`` if there are none."""
     inside = [queue for queue in queues if ROOM_SEPARATOR in queue.broker_name and room_of(queue.broker_name) in rooms]
     if not inside:
         known = sorted({room_of(q.broker_name) for q in queues if ROOM_SEPARATOR in q.broker_name})
@@ -184,7 +183,7 @@ def by_environment(queues: Sequence[MessageQueue], arg: object, rng: random.Rand
 
 
 def environment_named(arg: object) -> Environment:
-    """The one that ``arg`` is, or is the number of."""
+    """Return ``arg`` if it is an ``Environment``, else the environment with this number."""
     try:
         return arg if isinstance(arg, Environment) else Environment.of(arg)
     except OptionError as e:
@@ -192,7 +191,7 @@ def environment_named(arg: object) -> Environment:
 
 
 def by_column(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
-    """The queue that the data names: ``(brokerName, queueId)``, or the queue id alone where one broker has it."""
+    """The queue that a row names: ``(brokerName, queueId)``, or the queue id alone if only one broker has it."""
     broker, queue_id = arg if isinstance(arg, tuple) and len(arg) == 2 else (None, arg)
     matching = [q for q in queues if q.queue_id == queue_id and broker in (None, q.broker_name)]
     if isinstance(queue_id, bool) or not matching:

@@ -1,8 +1,8 @@
-"""A stream of pipelined pulls: one connection, one thread, no object per answer but a tuple.
+"""A stream of pipelined pulls: one connection, one thread, and only a tuple per answer.
 
-Requests are made from a template with three holes. Answers are received into one large buffer where frames are only
-noted; the owner of the stream reads the bodies in place and then says which of them to keep when the buffer turns.
-It knows how a pull's answer looks, not what to do about it. docs/design.md says why this is not ``Connection``.
+Requests are formatted from a template with three placeholders. Answers are received into one large buffer, in which only the
+positions of frames are recorded. The owner of the stream reads the bodies in place, and says which of them to keep when the
+buffer is reused. docs/design.md gives the reason why this is not a ``Connection``.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _PREFIX_BYTES = 8
 _NO_WAIT = getattr(socket, "MSG_DONTWAIT", 0)
 _MAX_FRAME = 256 << 20
 BUFFER_BYTES = 16 << 20
-# Stays free behind the last body, so that readers may look a few words ahead without leaving the buffer.
+# Stays free after the last body, so that decoders may read a few words beyond its end without leaving the buffer.
 SLACK_BYTES = 64
 
 _LONG = 1 << 63
-# The header of nearly every answer; any other one, with longer numbers too, is parsed properly.
+# The header of nearly every answer. Others, such as those with longer numbers, are parsed as JSON.
 _FOUND = re.compile(
     rb'\{"code":0,"extFields":\{"suggestWhichBrokerId":"(\d{1,18})","groupSysFlag":"\d+","nextBeginOffset":"(\d{1,18})",'
     rb'"maxOffset":"(\d+)","minOffset":"(-?\d{1,18})","topicSysFlag":"\d+"\},"flag":1,"language":"JAVA",'
@@ -48,7 +48,7 @@ _FOUND = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer that is not plain messages: what the broker said, and what it suggests."""
+    """An answer without messages: its code and text, and the offset and replica that it suggests."""
 
     code: int
     remark: str
@@ -64,7 +64,7 @@ Keys = tuple[str, str, str | None]
 
 
 class PullTemplate:
-    """Frames of one kind of pull, differing in number, offset and count; signed when there are credentials."""
+    """Formats the frames of pulls that differ only in request number, offset and count; signs them if there are credentials."""
 
     def __init__(self, pull: Command, credentials: Keys | Callable[[], Keys] | None = None) -> None:
         self._pull = pull
@@ -73,7 +73,7 @@ class PullTemplate:
         self._write(pull, self._keys)
 
     def renew(self) -> bool:
-        """Take the keys anew, which expire in a long task; whether they are others by now."""
+        """Read the keys again, because they may expire during a long task; returns whether they have changed."""
         if self._ask is None or (keys := self._ask()) == self._keys:
             return False
         self._keys = keys
@@ -91,7 +91,7 @@ class PullTemplate:
         fixed = {name: value for name, value in ext.items() if name not in ("queueOffset", "maxMsgNums")}
         fields = json.dumps(fixed).encode()[1:-1].replace(b"%", b"%%")
         self._signature = b',"Signature":"%s"' if credentials else b""
-        # Java sorts the names and signs the values alone.
+        # Java sorts the fields by name and signs only the values.
         holes = {"queueOffset": "%(offset)d", "maxMsgNums": "%(count)d"}
         signed = "".join(
             holes.get(name) or value.replace("%", "%%") for name, value in sorted({**ext, **holes}.items())
@@ -115,19 +115,19 @@ class PullTemplate:
         return _LENGTHS.pack(len(text) + 4, len(text)) + text
 
 
-# (request number, next offset, suggested broker, start of body, end of body, digits of the queue's minimum) of an answer
-# with messages
+# An answer with messages: (request number, next offset, suggested broker, start of body, end of body, minimum offset of the
+# queue as digits)
 Found = tuple[int, int, int, int, int, bytes]
 
 
 def _uninitialised(size: int) -> npt.NDArray[np.uint8]:
-    import numpy as np  # here, for of this room only a bulk read needs it
+    import numpy as np  # here, because only bulk reads need it; other users of ``remoting`` may not have it
 
     return np.empty(size, np.uint8)
 
 
 class BulkStream:
-    """The connection with its receive buffer. ``received`` counts the bytes that came so far."""
+    """The connection with its receive buffer. ``received`` is the number of bytes received so far."""
 
     def __init__(
         self, address: str, deadline: Deadline, tls: TlsSettings | None, buffer_bytes: int = BUFFER_BYTES
@@ -150,12 +150,12 @@ class BulkStream:
 
     @property
     def room(self) -> int:
-        """Bytes that still fit behind what was received."""
+        """Free bytes at the end of the buffer."""
         return len(self.buffer) - SLACK_BYTES - self._filled
 
     @property
     def full(self) -> bool:
-        """No room for the frame that is arriving: the buffer must be turned."""
+        """Whether the frame that is arriving does not fit: call ``turn`` first."""
         return self._missing() > self.room
 
     def send(self, frames: list[bytes], timeout_s: float) -> None:
@@ -170,7 +170,7 @@ class BulkStream:
             raise mapped(e, self.address, "pulls cannot be sent", first=self.received == 0) from e
 
     def receive(self, timeout_s: float) -> bool:
-        """Read once into the buffer; False when nothing came in time. Call only while not ``full``."""
+        """Read once into the buffer; False if nothing arrived in time. Call only while not ``full``."""
         room = self._view[self._filled : len(self.buffer) - SLACK_BYTES]
         try:
             count = self._at_once(lambda: self._sock.recv_into(room, 0, _NO_WAIT))
@@ -188,7 +188,7 @@ class BulkStream:
         return True
 
     def _at_once(self, call: Callable[[], int]) -> int | None:
-        """One system call where the kernel can do it at once; a call with a timeout takes three."""
+        """Try ``call`` without waiting, as one system call: a call with a timeout takes three. None if it would block."""
         if not self._eager:
             return None
         try:
@@ -205,7 +205,7 @@ class BulkStream:
             self._sock.settimeout(None)
 
     def scan(self) -> tuple[list[Found], list[tuple[int, Answer]]]:
-        """Note the frames that became whole: answers with messages, and all others by request number."""
+        """Return the frames that are now complete: answers with messages, and all others by request number."""
         found: list[Found] = []
         others: list[tuple[int, Answer]] = []
         view, at, filled = self._view, self._scanned, self._filled
@@ -216,7 +216,7 @@ class BulkStream:
             if end > filled:
                 break
             start = at + _PREFIX_BYTES
-            body = start + kind_and_header  # the JSON type is 0, so the word is the header's length
+            body = start + kind_and_header  # the encoding byte is 0 (JSON), so the word is the header's length
             fast = match(view, start, body) if body <= end else None
             if fast is not None:
                 opaque, next_offset, suggested, low = fast.group(5, 2, 1, 4)
@@ -235,7 +235,7 @@ class BulkStream:
             e.addr = self.address
             raise
         if not command.is_response:
-            return  # a broker asks registered clients only, and this connection is none
+            return  # a broker sends requests only to registered clients, and this connection is not registered
         if command.code == codes.Response.SUCCESS and answer.next_offset is not None:
             suggested = answer.suggested_broker or 0
             low = b"%d" % (answer.min_offset or 0)
@@ -244,22 +244,22 @@ class BulkStream:
             others.append((command.opaque, answer))
 
     def turn(self, keep: Iterable[tuple[int, int]]) -> dict[int, int]:
-        """Turn the buffer: the bodies to keep and the torn tail move to its start; old start -> new start.
+        """Reuse the buffer: move the bodies to ``keep``, and the incomplete frame at its end, to the beginning.
 
-        Everything else in the buffer is lost with this call.
+        Returns the new start of each body by its old start. Everything else in the buffer is overwritten.
         """
         kept = sorted(keep)
         torn = self._filled - self._scanned
         need = sum(end - start for start, end in kept) + max(torn, self._frame_bytes(self._scanned) or 0)
         size = max(self._buffer_bytes, need + (self._buffer_bytes >> 2))
         old = self._view
-        if len(old) != size + SLACK_BYTES:  # larger for once, or back to what is usual
+        if len(old) != size + SLACK_BYTES:  # larger for one large frame, or back to the usual size
             self.buffer = _uninitialised(size + SLACK_BYTES)
             self._view = memoryview(self.buffer.data)
         new = self._view
         at = 0
         moved = {}
-        for start, end in kept:  # in the order they lie in, for they move within the buffer
+        for start, end in kept:  # in the order of their positions, because moves within one buffer may overlap
             new[at : at + end - start] = old[start:end]
             moved[start] = at
             at += end - start
@@ -271,7 +271,7 @@ class BulkStream:
         self._sock.close()
 
     def _missing(self) -> int:
-        """Bytes still to come of the frame that is arriving; at least one."""
+        """Missing bytes of the frame that is arriving; at least one."""
         whole = self._frame_bytes(self._scanned)
         return 1 if whole is None else self._scanned + whole - self._filled
 

@@ -1,6 +1,6 @@
-"""One socket, one daemon reader thread, one mutex round the conversation.
+"""A connection: one socket, one daemon thread that reads, and one mutex around the ``Conversation``.
 
-Callers of any thread share a connection; answers are handed over outside the mutex. The socket does not block: reader
+Callers of any thread share a connection; answers are delivered outside the mutex. The socket does not block: reader
 and writers wait with ``poll`` and hold the lock only while bytes move, so that TLS, which allows one user at a time,
 works the same way. A writer waits no longer than its own deadline; the reader sends the bytes that it could not write, even
 from the middle of a frame. A writer that Ctrl-C interrupts ends the connection. No module above this one sees an ``OSError``.
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 MAX_FRAME = 256 << 20
 RECEIVE_BYTES = 256 << 10
-# A server that accepts no byte for so long, or sends nothing while requests time out, is gone: the connection is closed.
+# If a server accepts no byte for this time, or sends nothing while requests time out, the connection is closed.
 STALL_S = 15.0
 SILENCE_S = 10.0
 CLOSING_S = 1.0
@@ -141,7 +141,7 @@ class Connection:
         self._reader = _Reader(target=self._read, name=f"rocketmq-{address}", daemon=True)
         try:
             self._reader.start()
-        except BaseException:  # no more threads
+        except BaseException:  # the system allows no more threads
             self._channel.close()
             raise
 

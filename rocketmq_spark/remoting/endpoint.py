@@ -22,14 +22,14 @@ from typing import NamedTuple
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, CertificateRefused, ConnectionLost, OptionError, RocketMQError
 
-# Bytes that the peer's machine has not confirmed for this long mean that the way there is gone. Without it the
-# operating system goes on trying for a quarter of an hour. Linux only; elsewhere the silence of the server shows it.
+# If the peer's machine confirms no bytes for this time, the connection is treated as broken. Otherwise the operating system
+# retries for a quarter of an hour. Linux only; on other systems ``STALL_S`` of ``connection`` applies.
 UNCONFIRMED_S = 15.0
 
 
 class Drops(enum.Enum):
-    """When what was handed to the operating system, and is not sent yet, goes with its connection. Else it is still sent, over a
-    slow way for as long as that takes.
+    """In which cases the operating system drops unsent bytes when the connection is closed. Otherwise it still sends them, over
+    a slow network for as long as that takes.
     """
 
     NEVER = "never"
@@ -38,7 +38,7 @@ class Drops(enum.Enum):
 
 
 class Undelivered(NamedTuple):
-    """When bytes that do not arrive are dropped: when the peer's machine has confirmed nothing for so long, and as said."""
+    """When undelivered bytes are dropped: after the time without a confirmation by the peer's machine, and as ``Drops`` says."""
 
     unconfirmed_s: float = UNCONFIRMED_S
     drops: Drops = Drops.NEVER
@@ -49,7 +49,7 @@ UNDELIVERED = Undelivered()
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """Which certificates to trust and to show; paths of PEM files."""
+    """Which certificates to trust and to present; paths of PEM files."""
 
     ca_file: str | None = None
     cert_file: str | None = None
@@ -64,11 +64,11 @@ class TlsSettings:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """``host:port``, with IPv6 literals as ``[addr]:port``; split at the last colon. Raises ``ConnectionLost``."""
+    """Split ``host:port`` at the last colon; IPv6 literals are ``[addr]:port``. Raises ``ConnectionLost`` if it is malformed."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     if not host or not (port.isascii() and port.isdecimal() and len(port) <= 5) or int(port) > 65535:
-        # Those of options were looked at before: a server reported this one, and may report another one soon.
+        # Addresses in options were checked before. A server reported this one and may soon report another, so it is retriable.
         raise ConnectionLost(
             f"{address!r} is no address of the form host:port", remedy="Check the address that brokers register"
         )
@@ -79,10 +79,11 @@ _contexts: dict[TlsSettings, tuple[object, ssl.SSLContext]] = {}
 
 
 def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
-    """One context per settings, made again when a file was replaced: certificates are rotated under programs that run.
+    """Return the context for these settings. It is cached until a file is replaced, because certificates are rotated while
+    programs run.
 
-    Host names are not checked when the settings say so, the chain always is. Files that are being replaced may not fit
-    each other for a moment: the next connection looks again.
+    The settings can disable the check of host names; the chain is always checked. While files are being replaced, they may not
+    match each other: the next connection reads them again.
     """
     stamps = tuple(_stamp(path) for path in (tls.ca_file, tls.cert_file, tls.key_file))
     known = _contexts.get(tls)
@@ -105,7 +106,7 @@ def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
 
 
 def _stamp(path: str | None) -> tuple[int, int, int] | None:
-    """What differs when a file was replaced; None where there is none."""
+    """Return values that change when the file is replaced; None without a path or a file."""
     try:
         status = os.stat(path) if path else None
     except OSError:
@@ -116,10 +117,10 @@ def _stamp(path: str | None) -> tuple[int, int, int] | None:
 def connect(
     address: str, deadline: Deadline, tls: TlsSettings | None, undelivered: Undelivered = UNDELIVERED
 ) -> socket.socket:
-    """A connected blocking socket, encrypted when ``tls`` is given.
+    """Return a connected blocking socket, encrypted if ``tls`` is given.
 
-    On Linux bytes are dropped when the peer's machine has confirmed nothing for the time of ``undelivered``, also when
-    this process has died.
+    On Linux, bytes are dropped if the peer's machine has confirmed none for the time in ``undelivered``, even after this
+    process has ended.
 
     Raises ``ConnectionLost``, ``CertificateRefused`` and ``CallTimeout``.
     """
@@ -129,7 +130,7 @@ def connect(
         sock = socket.create_connection((host, port), timeout=max(0.001, deadline.remaining()))
     except OSError as e:
         raise mapped(e, address, "cannot connect") from e
-    except UnicodeError as e:  # a label that is empty or too long
+    except UnicodeError as e:  # a part of the host name is empty or too long
         raise ConnectionLost(f"{host!r} is not a host name", address) from e
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -151,7 +152,7 @@ def _drop_unsent(sock: socket.socket) -> None:
 
 
 def mapped(error: OSError, address: str, what: str, first: bool = False) -> RocketMQError:
-    """The library's error for one of the operating system's. ``first``: nothing was ever answered before it."""
+    """Return the ``RocketMQError`` for an ``OSError``. ``first``: the connection has not received any answer yet."""
     if isinstance(error, TimeoutError):
         return CallTimeout(f"{what}: no progress in time", address)
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -167,20 +168,19 @@ def mapped(error: OSError, address: str, what: str, first: bool = False) -> Rock
 
 
 def closed_by_peer(address: str, first: bool) -> ConnectionLost:
-    """End of stream. On the very first request it mostly means that the two sides disagree about TLS."""
+    """The error at the end of the stream. At the first request it usually means that only one of the two sides uses TLS."""
     remedy = "If the server demands TLS or a client certificate, set option 'tls' and its files" if first else None
     return ConnectionLost("the server closed the connection without an answer", address, remedy=remedy)
 
 
-# How late the expiry of an asynchronous request, or a change by another thread, may be noticed.
+# The longest delay until an expired asynchronous request, or a change by another thread, is noticed.
 TICK_S = 0.1
 
 
 class SocketChannel:
-    """A connected socket, and what it is still to take, in order.
+    """A connected socket, with the queued bytes that it has not accepted yet.
 
-    One thread reads; of those that write, one at a time, which is its callers' business. The lock in here is held only
-    while bytes move.
+    One thread reads, and callers ensure that only one at a time writes. The lock in this class is held only while bytes move.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -198,7 +198,7 @@ class SocketChannel:
         self._unsent += map(memoryview, frames)
 
     def write(self, deadline: Deadline) -> bool:
-        """Move bytes once; False when the time is over. Raises ``OSError``."""
+        """Write once what the socket accepts; False if the deadline passes first. Raises ``OSError``."""
         data = self._unsent[0]
         try:
             with self._lock:
@@ -216,7 +216,7 @@ class SocketChannel:
         return True
 
     def wait(self, timeout_s: float) -> tuple[bool, bool]:
-        """Whether there are bytes to be read, and whether what was blocked can be written now."""
+        """Wait until there are bytes to read, or blocked bytes can be written; returns whether each is the case."""
         if self._pending():
             return True, False
         blocked = self.blocked_since is not None
@@ -230,7 +230,7 @@ class SocketChannel:
             return self._sock.pending() > 0
 
     def receive(self, view: memoryview) -> int:
-        """Bytes read, 0 at the end of the stream, -1 when there is nothing yet. Raises ``OSError``."""
+        """Return the number of bytes read, 0 at the end of the stream, -1 if there are none yet. Raises ``OSError``."""
         try:
             with self._lock:
                 return self._sock.recv_into(view)
@@ -240,12 +240,12 @@ class SocketChannel:
             return 0
 
     def drop_unsent(self) -> None:
-        """What the operating system has not sent when it is closed is not sent any more. Raises ``OSError`` as ``shutdown``."""
+        """Have the operating system drop unsent bytes at the close. Raises ``OSError`` as ``shutdown`` does."""
         _drop_unsent(self._sock)
 
     def shutdown(self) -> None:
-        """Wake the thread that waits for bytes. Raises ``OSError`` when the socket was closed already."""
-        # Not the method of SSLSocket: it goes back to plain text first.
+        """Wake the thread that waits for bytes. Raises ``OSError`` if the socket was closed already."""
+        # Not the method of SSLSocket, which first switches back to plain text.
         socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -254,7 +254,7 @@ class SocketChannel:
 
 
 def _wait(sock: socket.socket, events: int, timeout_s: float) -> int:
-    """What became possible, as bits of ``poll``; 0 when nothing did in time."""
+    """Wait for ``events``; returns those that are possible, as bits of ``poll``, 0 after ``timeout_s``."""
     poller = select.poll()
     try:
         poller.register(sock, events)

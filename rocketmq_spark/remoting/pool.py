@@ -1,8 +1,8 @@
-"""Connections by address: made on first use, shared, replaced when they break, closed when idle.
+"""Connections by address: created on first use, shared, replaced when they break, closed when idle.
 
-Decisions are taken under the lock, connecting and closing happen outside it. After a failed attempt an address rests
-for a moment that doubles, so that not every caller connects to a broker that is down. Callers that waited for a failed attempt
-get its error.
+Decisions are made with the lock; connecting and closing happen without it. After a failed attempt, the pool does not connect to
+this address for a pause (it *rests*), which doubles with each failure, so that not every caller connects to a broker that is
+down. Callers that waited for a failed attempt get its error.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class Pool:
         self._closed = False
 
     def get(self, address: str, deadline: Deadline, patient: bool = True) -> Connection:
-        """A live connection. Raises ``ConnectionLost`` or ``CallTimeout``, and ``ClosedError`` after ``close``.
+        """Return a live connection. Raises ``ConnectionLost`` or ``CallTimeout``, and ``ClosedError`` after ``close``.
 
-        While an address rests a patient caller waits, another one gets the error of the last attempt at once.
+        While an address rests, a ``patient`` caller waits; others get the error of the last attempt at once.
         """
         with self._lock:
             self._check_open(address)

@@ -1,8 +1,8 @@
 """The conversation on one connection, without sockets, threads or clocks.
 
-Bytes received go in, events come out; requests to send go in, bytes to write come out. Dispatch is on the flag first
-and the number second: a server counts its own requests, so one of its numbers may equal ours. A broken stream or a
-lost connection fails every request that waits, at once, each with its own copy of the error.
+Bytes received go in, events come out; requests to send go in, bytes to write come out. The flag of a frame, not its number,
+decides whether it is an answer: a server numbers its own requests, so a number may equal one of the client's. A broken
+stream or a lost connection fails every waiting request at once, each with its own copy of the error.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ W = TypeVar("W")
 
 OPAQUE_MASK = 0x7FFFFFFF
 SMALL_BODY = 16 << 10
-# Small requests that are queued together are written together, until there are so many bytes of them.
+# Small requests that are queued together are written together, up to this many bytes.
 WRITE_BYTES = 64 << 10
 
 
 class Answered(NamedTuple, Generic[W]):
-    """The answer to a request of ours, with what was kept for it."""
+    """The answer to a request of the client, with the request's waiter."""
 
     waiter: W
     command: Command
@@ -39,7 +39,7 @@ class Asked(NamedTuple):
 
 
 class Conversation(Generic[W]):
-    """Request numbers and the waiters behind them. ``W`` is whatever the driver wants back with an answer."""
+    """Request numbers and their waiters. ``W`` is any object that the caller gets back with the answer."""
 
     def __init__(self, max_frame: int) -> None:
         self._splitter = FrameSplitter(max_frame)
@@ -48,7 +48,7 @@ class Conversation(Generic[W]):
         self._outgoing: list[bytes | bytearray | memoryview] = []
 
     def send(self, command: Command, waiter: W) -> int:
-        """Queue a request and keep ``waiter`` for its answer; gives the request's number."""
+        """Queue a request and keep ``waiter`` for its answer; returns the request's number."""
         while True:
             opaque = self._next_opaque
             self._next_opaque = (opaque + 1) & OPAQUE_MASK
@@ -79,13 +79,13 @@ class Conversation(Generic[W]):
         return taken
 
     def receive(self, data: bytes | memoryview) -> list[Answered[W] | Asked]:
-        """Events in what arrived. Raises ``RemoteProtocolError``; the connection is of no use after that."""
-        # All are decoded before the first is dispatched: a bad frame must find every waiter still in its place.
+        """Return the events in ``data``. After a ``RemoteProtocolError`` the connection cannot be used any more."""
+        # All are decoded before the first is dispatched: a malformed frame must fail all waiters.
         commands = [header.decode(frame) for frame in self._splitter.feed(data)]
         events: list[Answered[W] | Asked] = []
         for command in commands:
             if command.is_response:
-                # An unknown number is the late answer to a request that was given up: nothing waits for it.
+                # An unknown number is that of a late answer to a request that has timed out.
                 waiter = self._waiters.pop(command.opaque, None)
                 if waiter is not None:
                     events.append(Answered(waiter, command))
@@ -94,11 +94,11 @@ class Conversation(Generic[W]):
         return events
 
     def give_up(self, opaque: int) -> W | None:
-        """Forget a request whose time is over; its waiter, if the answer has not come meanwhile."""
+        """Remove a request that has timed out; returns its waiter, None if the answer has arrived meanwhile."""
         return self._waiters.pop(opaque, None)
 
     def expired(self, is_expired: Callable[[W], bool]) -> list[W]:
-        """Forget and return all waiters whose time is over."""
+        """Remove and return all waiters that have expired."""
         late = [opaque for opaque, waiter in self._waiters.items() if is_expired(waiter)]
         return [self._waiters.pop(opaque) for opaque in late]
 
@@ -111,21 +111,21 @@ class Conversation(Generic[W]):
         return bool(self._outgoing)
 
     def connection_lost(self, error: RocketMQError) -> list[tuple[W, RocketMQError]]:
-        """Every waiter with its own copy of ``error``: a shared exception would collect the tracebacks of all."""
+        """Return every waiter with its own copy of ``error``: a shared exception would collect the tracebacks of all callers."""
         lost = [(waiter, copy_of(error)) for waiter in self._waiters.values()]
         self._waiters.clear()
         return lost
 
 
 def copy_of(error: RocketMQError) -> RocketMQError:
-    """A new exception for one of several callers; they share the cause."""
+    """Return a copy of an exception for one of several callers; the copies share the cause."""
     fresh = copy.copy(error)
     fresh.__cause__ = error.__cause__
     return fresh
 
 
 def _not_supported(command: Command) -> Command:
-    """A silent client makes administrative tools wait for their time-out, so what we do not know is refused."""
+    """The answer to an unknown request. Without an answer, administrative tools would wait until they time out."""
     return Command(
         codes.Response.REQUEST_CODE_NOT_SUPPORTED,
         opaque=command.opaque,

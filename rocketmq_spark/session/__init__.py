@@ -1,7 +1,7 @@
-"""Options to wired ports: the only room that knows everything below, and the only place that picks a transport.
+"""Creates the implementations of the ports for given options. Only this package chooses a transport.
 
-Clients are shared by all readers, writers and tasks of a process that have the same connection options, and kept in
-``process``: a forked worker makes its own connections and never touches those of its parent.
+All readers, writers and tasks of a process that have the same connection options share a client, which ``base.process`` keeps:
+a forked worker creates its own connections and never uses those of its parent.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """What implements the ports of one set of connection options. Rooms above see the ports only; commands and tests more."""
+    """Implements the ports for one set of connection options. Other packages use only the ports; commands and tests use more."""
 
     calls: Calls
     routes: Routes
@@ -71,12 +71,12 @@ class Client:
 
 
 _CLIENTS = "clients"
-# Kept by ``spools``, and closed here with all others.
+# The kind of entry in ``base.process`` for spools, which ``close_all`` closes, too.
 SPOOLS = "spools"
 
 
 def client(options: Options) -> Client:
-    """The client of these connection options in this process, made on first use."""
+    """Return the client for these connection options in this process, created on first use."""
     if options.transport == transport.GRPC:
         raise OptionError(f"option 'transport' is 'grpc': {transport.NO_ADMINISTRATION}")
     return process.once(_CLIENTS, connection_key(options), lambda: _wire(options))
@@ -129,7 +129,7 @@ def sender(options: Options) -> Sender:
 
 
 def row_encoder(options: Options) -> Callable[..., Encoder]:
-    """What makes the sink's encoder of columns for a transport; its arguments are those of ``encoder.Encoder``."""
+    """Return the function that creates the sink's encoder of columns for a transport; its arguments are those of ``Encoder``."""
     if options.transport == transport.GRPC:
         return proxied.row_encoder(options)
     from rocketmq_spark.columnar.encode.encoder import Encoder
@@ -142,7 +142,7 @@ def replies(options: Options) -> Replies | None:
 
 
 def message_types(options: Options, topic: str, deadline: Deadline) -> frozenset[str] | None:
-    """Which types of messages a topic takes; None where the topic type is not checked, as at brokers."""
+    """Return the message types that a topic accepts; None if the transport does not check types, as over remoting."""
     return proxied.sender(options).message_types(topic, deadline) if options.transport == transport.GRPC else None
 
 
@@ -175,8 +175,8 @@ def _dialling(options: Options) -> Dialling:
 
 
 def _undelivered(options: Options) -> Undelivered:
-    """What is sent may be under way for less time than a look at what is stored waits for it, and not for longer when who sends
-    has failed or died: the sink's next attempt is another process.
+    """Limit how long a request may be in the network: a check of what is stored waits longer than this for earlier requests.
+    The limit must hold after the sending process has died, because the sink's next attempt is another process.
     """
     once = options.delivery_guarantee == "exactly-once"
     if not once and not options.confirm_ambiguous:
@@ -199,7 +199,7 @@ def _tls(options: Options) -> TlsSettings | None:
 
 
 def ensure_topic(options: Options, topic: str, queues: int = 8) -> None:
-    """Make ``topic`` on all brokers unless it is there."""
+    """Create ``topic`` on all brokers unless it exists."""
     made = client(options)
     try:
         made.routes.get(topic, 0.0)
@@ -208,7 +208,7 @@ def ensure_topic(options: Options, topic: str, queues: int = 8) -> None:
 
 
 def kept_ms(options: Options, broker_name: str) -> int | None:
-    """For how long a broker keeps messages; None where it does not tell."""
+    """Return the retention of a broker in ms; None if it does not report it."""
     try:
         hours = client(options).admin.broker_config(broker_name).get("fileReservedTime")
     except RocketMQError as e:
@@ -218,16 +218,16 @@ def kept_ms(options: Options, broker_name: str) -> int | None:
 
 
 def puller(options: Options, read_from: str | None = None) -> Puller:
-    """What opens reads with these options; ``read_from`` instead of theirs."""
+    """Return the object that opens reads with these options; ``read_from`` overrides theirs."""
     from rocketmq_spark.pull.puller import Puller
-    from rocketmq_spark.pull.requests import PullSettings  # here, for reads need numpy, and a producer does not
+    from rocketmq_spark.pull.requests import PullSettings  # here, because reads need numpy, and producers do not
 
     settings = PullSettings.of(options)
     return Puller(pulls(options), _dialling(options), options.group, settings, read_from or options.read_from)
 
 
 def parsed(role: str, name_server: str | None, group: str | None, keywords: Mapping[str, object]) -> Options:
-    """Options of a public constructor; None is what is not given. A missing package is an error before anything is opened."""
+    """Parse the options of a public constructor; None means not given. Raises for a missing package before anything is opened."""
     given = {"name_server": name_server, "group": group, **keywords}
     options = options_table.parse(given, keywords=True).for_role(role)
     if options.open_telemetry and not extras.installed("opentelemetry"):
@@ -238,7 +238,7 @@ def parsed(role: str, name_server: str | None, group: str | None, keywords: Mapp
 
 
 def instrumentation(options: Options, client_id: str) -> Instrumentation | None:
-    """What makes spans and metrics for a public class; None without option 'openTelemetry'."""
+    """Return the object that creates spans and metrics for a public class; None without option 'openTelemetry'."""
     if not options.open_telemetry:
         return None
     from rocketmq_spark.session import telemetry
@@ -250,20 +250,20 @@ def instrumentation(options: Options, client_id: str) -> Instrumentation | None:
 
 
 def trace_producer(options: Options, group: str, kind: str) -> TraceProducer | None:
-    """What sends message traces for a public class; None without option 'enableTrace'."""
+    """Return the object that sends message traces for a public class; None without option 'enableTrace'."""
     if not options.enable_trace:
         return None
     from rocketmq_spark.producer.tracing import TraceProducer
 
     try:
         return TraceProducer(sender(options), group, kind, options.trace_topic)
-    except RuntimeError as e:  # there can be no more threads, which must not keep a consumer from its start
+    except RuntimeError as e:  # the system allows no more threads; the consumer starts without traces
         logger.warning("group %s is not traced: %s", group, e)
         return None
 
 
 def close_all() -> None:
-    """Close the clients of this process and forget all that it keeps: for tests and commands that end."""
+    """Close all clients of this process and empty its registry, for tests and for commands that end."""
     kept = process.forget()
     for spool in kept.get(SPOOLS, {}).values():
         spool.close(Deadline.after(0))

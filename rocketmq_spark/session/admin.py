@@ -1,5 +1,5 @@
-"""``Admin``: administration for users, but for its verbs on topics (``topics``). What each verb asks and changes stands in the
-room ``admin``.
+"""The public class ``Admin``, except for its methods about topics (``session/topics``). The package ``admin`` implements its
+methods.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class GroupAdmin(AdminBase):
-    """Verbs on consumer groups."""
+    """Methods about consumer groups."""
 
     def groups(self) -> list[str]:
         """Return the names of all consumer groups that brokers know, sorted, without RocketMQ's own."""
@@ -186,7 +186,7 @@ class BrokerAdmin(AdminBase):
     def brokers(self) -> list[BrokerState]:
         """Return what each broker, master or slave, reports of itself (``mqadmin brokerStatus``).
 
-        All are asked in parallel. The state of a broker that does not answer has an ``error``.
+        Requests are sent in parallel. The state of a broker that does not answer has an ``error``.
         """
         return brokers.states(self._tools)
 
@@ -217,7 +217,7 @@ class BrokerAdmin(AdminBase):
 
 
 class AccessAdmin(AdminBase):
-    """Users and policies of ACL 2.0 (RocketMQ 5.3 and newer). Each broker stores its own, so all masters are asked."""
+    """Users and policies of ACL 2.0 (RocketMQ 5.3 and newer). Each broker stores its own, so requests go to all masters."""
 
     def users(self) -> list[UserAccount]:
         """Return all users, without their passwords (``mqadmin listUser``)."""

@@ -1,4 +1,4 @@
-"""The consumers that users make: their options parsed, and wired to what speaks with brokers or a Proxy."""
+"""The public consumers: they parse their options and create the client for brokers or a Proxy."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _listener_traces(options: Options, group: str) -> ListenerTraces | None:
 
 
 def _arrow(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
-    from rocketmq_spark.columnar.decode.decoder import batch_of  # here, for who polls messages needs no Arrow
+    from rocketmq_spark.columnar.decode.decoder import batch_of  # here, because only ``poll_arrow`` needs Arrow
 
     given = {(part.queue, part.filter): part.given() for part in parts if part.begun > part.start}
     answers = (((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts)
@@ -146,8 +146,8 @@ def _arrow(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
 
 
 def _behind(part: FetchedPart, rows: int) -> int:
-    """The offset of the message behind the first ``rows``. Raises ``DecodeError`` where those may be others than these rows:
-    a batch that cannot lie where it says is one message, and rows all the same.
+    """Return the offset after the first ``rows``. Raises ``DecodeError`` if this is uncertain: a batch with impossible offsets
+    is decoded as one message by ``poll``, but as rows here.
     """
     for number, message in enumerate(part.read()):
         if number == rows:
@@ -158,7 +158,7 @@ def _behind(part: FetchedPart, rows: int) -> int:
 
 
 def _replier(options: Options, group: str) -> Replier | None:
-    """How listeners answer requests."""
+    """Return the object by which listeners answer requests."""
     if (port := replies(options)) is None:
         return None
     owner = Owner("consumer")
@@ -172,7 +172,7 @@ def _replier(options: Options, group: str) -> Replier | None:
 
 
 def _read_ahead(options: Options, group: str) -> ReadAhead | None:
-    """How a consumer reads ahead; None where numpy is not installed, which that needs: 13 MiB, loaded by the first backlog."""
+    """Return the object that reads ahead; None without numpy, which it imports (13 MiB) at the first backlog."""
     if not extras.installed("numpy"):
         return None
     inside = scope_of(options)

@@ -1,4 +1,4 @@
-"""Looks at what brokers have stored: for the exactly-once sink, and for producers that do not repeat what may be stored."""
+"""Creates the readers of stored messages (``stored``) that the exactly-once sink and ``confirmAmbiguous`` need."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def look_tools(
     clock: Clock | None = None,
     placed: Callable[[Sequence[OffsetRange]], None] = lambda parts: None,
 ) -> LookTools:
-    """What a look with these options asks, and how long it waits: for the send timeout unless it is given. ``placed`` is told
-    where the ids are that are read.
+    """Return what such a reader needs to send requests, and how long it waits: the send timeout unless it is given. ``placed`` is
+    called with the offsets of the ids that were read.
     """
     reads = dataclasses.replace(
         options, pull_batch_size=_PULL_BATCH, read_from="master", read_deadline=options.send_timeout
@@ -41,17 +41,17 @@ def look_tools(
 
 
 def noted_ids(options: Options, ends: QueueEnds) -> NotedStoredIds:
-    """For a task whose planner noted where queues end."""
+    """Return the ids for a task of the sink; the driver has noted the ends of the queues (``spark.checkpoints.notes``)."""
     return NotedStoredIds(lambda timeout_s, clock: look_tools(options, timeout_s, clock), ends)
 
 
 def hang_up(options: Options) -> None:
-    """What this process was handed to send and has not sent yet stays unsent."""
+    """Close the connections of this process, so that bytes which the operating system has not sent yet are dropped."""
     client(options).calls.pool.hang_up()
 
 
 def asked_ids(options: Options) -> AskedStoredIds:
-    """For a producer with option ``confirmAmbiguous``. Raises ``OptionError`` for what it cannot be combined with."""
+    """Return the ids for a producer with option ``confirmAmbiguous``. Raises ``OptionError`` for incompatible options."""
     if problems := list(_problems(options)):
         raise OptionError.of(problems)
     return AskedStoredIds(lambda timeout_s, clock: look_tools(options, timeout_s, clock))

@@ -1,4 +1,4 @@
-"""``Producer``: its options parsed, and wired to what speaks with brokers or a Proxy."""
+"""The public ``Producer``: it parses its options and creates the client for brokers or a Proxy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.options.typed import ProducerOptions
     from rocketmq_spark.producer.tracing import TraceProducer
 
-# For the traces of the last sends, where the time of a close is over.
+# Time for the traces of the last sends, if the timeout of ``close`` has passed.
 _LAST_TRACES_S = 1.0
 
 
@@ -88,7 +88,7 @@ class Producer(BulkProducer):
 
 
 def _traced_sender(options: Options) -> tuple[Sender, TraceProducer | None]:
-    """What a producer sends with, and who sends its traces if it is traced."""
+    """Return the ``Sender`` of a producer, and the producer of its traces, None without option 'enableTrace'."""
     plain = sender(options)
     if (traces := trace_producer(options, options.group, "PRODUCE")) is None:
         return plain, None
@@ -98,7 +98,7 @@ def _traced_sender(options: Options) -> tuple[Sender, TraceProducer | None]:
 
 
 def _stored_ids(options: Options) -> StoredIds | None:
-    """What a producer looks up before it repeats a send; None for one that repeats at once."""
+    """Return the object that checks what is stored before a send is repeated; None without option 'confirmAmbiguous'."""
     if not options.confirm_ambiguous:
         if "exactly_once_settle" in options.given:
             raise OptionError("option 'exactlyOnceSettle' has no effect without 'confirmAmbiguous'")

@@ -1,4 +1,4 @@
-"""Options to what speaks gRPC with a Proxy, cached per process: the part of ``session`` for ``transport=grpc``.
+"""Creates gRPC clients of a Proxy for given options, cached per process: the part of ``session`` for ``transport=grpc``.
 
 gRPC is imported when the first client is made, in the process that uses it, so that only users of gRPC need it.
 """
@@ -33,7 +33,7 @@ _STARTS = {b"\x04\x22\x4d\x18": SysFlag.LZ4, b"\x28\xb5\x2f\xfd": SysFlag.ZSTD}
 
 
 def _proxy(options: Options) -> Proxy:
-    """A new one."""
+    """Create the connection to the endpoints in ``options``."""
     try:
         from rocketmq_spark.grpc_proxy.channel import Keys, Tls
         from rocketmq_spark.grpc_proxy.proxy import Access, Proxy
@@ -73,7 +73,7 @@ def _key(options: Options) -> object:
 
 
 def sender(options: Options) -> ProxySender:
-    """The one of these connection options in this process."""
+    """Return the sender for these connection options in this process."""
     key = _key(options)
     proxy = process.once(_PROXIES, key, lambda: _proxy(options))
     from rocketmq_spark.grpc_proxy.sender import ProxySender
@@ -82,7 +82,7 @@ def sender(options: Options) -> ProxySender:
 
 
 def pop_member(options: Options) -> ProxyMember:
-    """A new one: a Proxy knows one consumer by each client id."""
+    """Create a member. They are not shared, because a Proxy allows one consumer per client id."""
     proxy = _proxy(options)
     from rocketmq_spark.grpc_proxy.member import ProxyMember
 
@@ -90,14 +90,14 @@ def pop_member(options: Options) -> ProxyMember:
 
 
 def unpack(body: bytes) -> bytes:
-    """A body that some producer compressed, by its first bytes: the Proxy does not tell by what."""
+    """Decompress a body. Its first bytes tell the codec, because the Proxy does not."""
     kind = next((kind for start, kind in _STARTS.items() if body.startswith(start)), SysFlag.ZLIB)
     return decompress(body, int(SysFlag.COMPRESSED | kind))
 
 
 def messages_of(request: SendRequest) -> Sequence[SentMessage]:
-    """The message of a send, or those of a batch that a spool kept. A spool keeps compressed bodies, too: they are opened, for
-    gRPC's readers need not know how.
+    """Return the message of a send, or those of a batch from a spool. Compressed bodies in a spool are decompressed, because gRPC
+    clients that read them may lack the codec.
     """
     if request.batch:
         return outgoing.messages_of(request)
@@ -106,13 +106,13 @@ def messages_of(request: SendRequest) -> Sequence[SentMessage]:
 
 
 def row_encoder(options: Options) -> Callable[..., Encoder]:
-    """What makes the sink's encoder of columns."""
+    """Return the function that creates the sink's encoder of columns."""
     from rocketmq_spark.columnar.encode.proxy_rows import ProxyRowEncoder
 
     return functools.partial(ProxyRowEncoder, proxy=sender(options).encoder)
 
 
 def close(kept: dict[str, dict[Any, Any]]) -> None:
-    """End the channels among what a process kept."""
+    """Close the gRPC channels among the entries of a process."""
     for proxy in kept.get(_PROXIES, {}).values():
         proxy.close()

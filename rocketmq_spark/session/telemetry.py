@@ -1,8 +1,8 @@
 """OpenTelemetry spans and metrics of producers and consumers (option ``openTelemetry``; docs/opentelemetry.md).
 
-Methods of one object are replaced by wrapped ones, so that who does not use it pays nothing. Spans follow OpenTelemetry's
-conventions for messaging; metrics have the names that rocketmq-clients gives them. What goes wrong in OpenTelemetry is logged and
-changes no send and no outcome.
+Methods of one object are replaced by wrapped ones, so that the option costs nothing when it is off. Spans follow OpenTelemetry's
+conventions for messaging; metrics have the names that rocketmq-clients gives them. Errors in OpenTelemetry are logged and affect
+neither sends nor outcomes.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from rocketmq_spark.wire.properties import is_reserved
 logger = logging.getLogger(__name__)
 
 _SCOPE, _ID = "rocketmq_spark", "messaging.message.id"
-# Spans of asynchronous sends end aside, for an exporter may block: so many may wait, and a flush or close waits so long for them.
+# Spans of asynchronous sends end on a separate thread, because an exporter may block. Limits: waiting spans, seconds of a close.
 _ENDS, MOST_ENDS, ENDS_S, LOG_S = "spans", 10_000, 1.0, 60.0
 _STATUS = {True: {"invocation_status": "success"}, False: {"invocation_status": "failure"}}
-MOST_PROPERTIES, MOST_BYTES = 128, 16_384  # of the user's in a message that a Proxy takes, by its default settings
+MOST_PROPERTIES, MOST_BYTES = 128, 16_384  # limits of a Proxy for a message's user properties, by default
 Attributes = dict[str, Any]
 
 
 def _guarded(code: Callable[..., Any], *of: Any) -> Any:
-    """None if it fails, which is no matter of the messages."""
+    """Call ``code``; logs a failure and returns None, because it must not affect messages."""
     made = attempt(code, *of)
     if isinstance(made, Failure):
         made.log(logger, "OpenTelemetry failed")
@@ -63,7 +63,7 @@ def _guarded(code: Callable[..., Any], *of: Any) -> Any:
     return made
 
 
-# The consumers whose caches are observed, and their labels. One for all: a meter takes one callback for a name.
+# Consumers whose caches are observed, and their labels. Global, because a meter accepts one callback per metric name.
 _observed: weakref.WeakKeyDictionary[Any, Attributes] = weakref.WeakKeyDictionary()
 
 
@@ -74,7 +74,7 @@ def _cached(options: CallbackOptions) -> Iterator[Observation]:
 
 
 def instrumentation(group: str, client_id: str, namespace: str | None) -> Instrumentation | None:
-    """None where OpenTelemetry fails, which keeps no one from sending."""
+    """Return the instrumentation; None if OpenTelemetry fails, so that sends work without it."""
     made: Instrumentation | None = _guarded(Instrumentation, group, client_id, namespace)
     return made
 
@@ -109,14 +109,14 @@ class Instrumentation:
         producer.flush, producer.close = self._behind(producer.flush), self._behind(producer.close)
 
     def _behind(self, code: Callable[..., Any]) -> Callable[..., Any]:
-        """The same, and spans that are to end have ended."""
+        """Return ``code`` wrapped: it first waits for the spans that are about to end."""
 
         @functools.wraps(code)
         def waiting(*args: Any, **named: Any) -> Any:
             try:
                 return code(*args, **named)
             finally:
-                if self._owner.here:  # a fork has its parent's lock, perhaps in the hands of a thread that it has not
+                if self._owner.here:  # in a fork, the lock may be held by a thread that does not exist there
                     self._aside.wait(_ENDS, ENDS_S)
 
         return waiting
@@ -152,17 +152,17 @@ class Instrumentation:
         return traced
 
     def send_span(self, messages: Sequence[Message]) -> Span:
-        """The beginning of a send."""
+        """Start the span of a send."""
         topic = messages[0].topic
         attributes = {**self._named("send", topic), **_of_sent(messages)}
         return self._tracer.start_span(f"send {topic}", kind=SpanKind.PRODUCER, attributes=attributes)
 
     def sent(self, topic: str, ok: bool, cost_ms: float) -> None:
-        """The end of a send."""
+        """Record the metrics of a send."""
         self._send_cost.record(cost_ms, {"topic": topic, "client_id": self._client_id, **_STATUS[ok]})
 
     def end_aside(self, end: Callable[[], None]) -> None:
-        """Not on this thread, which may be the one that reads answers. Where too many wait the span is lost."""
+        """Run ``end`` on another thread, because this one may read answers. If too many wait, the span is dropped."""
         made = attempt(self._aside.run, _ENDS, end)
         if isinstance(made, Failure) and self._complaint.due():
             logger.warning("spans of sends are lost: an exporter is slow, or no thread can be started: %s", made)
@@ -184,7 +184,7 @@ class Instrumentation:
         _guarded(self._meter.create_observable_gauge, "rocketmq_consumer_cached_messages", [_cached], "{message}")
 
     def _in_turn(self, common: Mapping[str, Any], messages: Any, context: Any) -> Ended:
-        """In the task of a coroutine, which had another call before."""
+        """Process a listener's call in the task of a coroutine that handled another call before."""
         call = _guarded(_Processing, self, messages, context, common)
         _guarded(contexts.attach, Context() if call is None else call.context)
         return (lambda outcome: None) if call is None else call.end
@@ -207,7 +207,7 @@ class Instrumentation:
         return outcome
 
     def begin_process(self, messages: Sequence[ReceivedMessage], common: Mapping[str, Any]) -> tuple[Span, Context]:
-        """A span of a listener's call: in the trace of its one message, or linked to those of several."""
+        """Start the span of a listener's call: in the trace of its single message, or linked to the traces of several."""
         topic = messages[0].topic
         origins = _origins(messages)
         parent, links = (origins[0], []) if len(messages) == 1 else (Context(), _links(origins))
@@ -217,7 +217,7 @@ class Instrumentation:
         return span, trace.set_span_in_context(span, parent)
 
     def processed(self, topic: str, ok: bool, cost_ms: float) -> None:
-        """The end of a listener's call."""
+        """Record the metrics of a listener's call."""
         self._process.record(cost_ms, {"topic": topic, **self._labels_of_group(), **_STATUS[ok]})
 
     def instrument_receives(
@@ -246,7 +246,7 @@ class Instrumentation:
     def _received(self, topic: str, messages: Sequence[ReceivedMessage]) -> None:
         now_ms, labels = epoch_ms(), {"topic": topic, **self._labels_of_group()}
         for each in messages:
-            stored_ms = getattr(each, "store_timestamp", None)  # a Proxy may not say it
+            stored_ms = getattr(each, "store_timestamp", None)  # a Proxy may not report it
             if stored_ms:
                 self._delivery.record(max(0, now_ms - stored_ms), labels)
 
@@ -262,7 +262,7 @@ class Instrumentation:
 
 
 class _Sending:
-    """A send that was begun. Its messages carry the context of its span, unless that failed."""
+    """A send in progress. Its messages have the context of its span in their properties, unless adding it failed."""
 
     def __init__(self, telemetry: Instrumentation, messages: Sequence[Message]) -> None:
         self._telemetry = telemetry
@@ -273,8 +273,8 @@ class _Sending:
         self._carrying = None if self._span is None else _guarded(_carrying, self._span, messages, telemetry.proxied)
 
     def begin(self, send: Callable[[Sequence[Message]], Any]) -> Any:
-        """What ``send`` returns. Messages that are refused with the context in their properties, as too large, go without it:
-        what is refused is not sent.
+        """Call ``send`` and return its result. If messages are rejected with the context in their properties, for example as too
+        large, they are sent without it, which is safe: rejected messages were not sent.
         """
         try:
             if self._carrying is not None:
@@ -294,7 +294,7 @@ class _Sending:
 
 
 class _Processing:
-    """A call of a listener that was begun, and the context in which the listener runs."""
+    """A listener's call in progress, and the context in which the listener runs."""
 
     def __init__(self, telemetry: Instrumentation, messages: Any, context: Any, common: Mapping[str, Any]) -> None:
         self._telemetry = telemetry
@@ -316,7 +316,7 @@ class _Processing:
 
 
 def _carrying(span: Span, messages: Sequence[Message], proxied: bool) -> Sequence[Message] | None:
-    """The messages with the span's context in their properties, as far as properties can carry it; None if they cannot."""
+    """Return the messages with those fields of the span's context that properties can contain; None if none can be added."""
     carrier: dict[Any, Any] = {}
     propagate.inject(carrier, trace.set_span_in_context(span))
     fit = {name: value for name, value in carrier.items() if _fits(name) and _fits(value) and not is_reserved(name)}
@@ -348,7 +348,7 @@ def _end_send(span: Span, outcome: object, at_ns: int) -> None:
 
 
 def _end(span: Span, why: object, at_ns: int | None = None) -> None:
-    """``why`` is what failed: an exception, a ``Failure``, or a sentence."""
+    """End a span; ``why`` is its error: an exception, a ``Failure``, or a sentence. None without an error."""
     error = why.error if isinstance(why, Failure) else why
     try:
         if isinstance(error, BaseException):
@@ -369,7 +369,7 @@ def _outcome(future: Future[Any]) -> object:
 
 
 def _origins(messages: Iterable[ReceivedMessage]) -> list[Context]:
-    """What messages carry, without what the caller's context has: in a task of coroutines that is of the call before."""
+    """The contexts in the messages. The current context is ignored: in a coroutine's task it is that of the previous call."""
     return [propagate.extract(each.properties, Context()) for each in messages]
 
 

@@ -1,4 +1,4 @@
-"""What ``Admin`` is made of: the options, its end, and its verbs on topics."""
+"""Base classes of ``Admin``: its options, ``close``, and its methods about topics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rocketmq_spark.session import client
 
 
 class AdminBase(Closing):
-    """The options, and whether it was closed."""
+    """Has the options, and is closed with ``close``."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -31,12 +31,12 @@ class AdminBase(Closing):
         return group if environment is None else environment.group(group)
 
     def close(self) -> None:
-        """End it: every verb raises ``ClosedError`` from now on. Connections belong to the process, and others may use them."""
+        """Close it: other methods then raise ``ClosedError``. Connections stay open, because the process may share them."""
         self._closed = True
 
 
 class TopicAdmin(AdminBase):
-    """Verbs on topics."""
+    """Methods about topics."""
 
     def topics(self, system: bool = False) -> list[str]:
         """Return the names of all topics, sorted.

@@ -1,7 +1,7 @@
 """``format("rocketmq")`` and ``register(spark)``.
 
-Spark creates the data source in several processes and several times, so the constructor only parses. Whatever depends on
-being source or sink, batch or stream is checked where the reader or writer is made.
+Spark creates the data source in several processes and several times, so the constructor only parses. What depends on the role
+(source or sink, batch or stream) is checked when the reader or writer is created.
 
 ``register`` also adds the environment variables that each starting stream would add, for this reason: the function of a
 Python source has a map of environment variables that all its queries share. Each stream that starts puts four more entries
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def _needing(version: str) -> Iterator[None]:
-    """Where classes of PySpark are imported that it has since ``version``."""
+    """Around imports of classes that PySpark has since ``version``: reports an older PySpark as an ``OptionError``."""
     try:
         yield
     except ImportError as e:
@@ -78,7 +78,7 @@ class RocketMQDataSource(DataSource):
         with _needing("4.2"):
             from rocketmq_spark.spark.source.readers import RocketMQStreamReader
 
-        # Spark may compare all that a column has with the schema of the rows that it is handed, and Arrow's has no comments.
+        # Spark may compare the declared columns with the Arrow schema of the rows, whose columns are nullable, without comments.
         may_be_null = ("nullable", "containsNull", "valueContainsNull")
         plain = not any(f'"{name}":false' in schema.json() for name in may_be_null) and not any(
             f.metadata for f in schema
@@ -150,7 +150,7 @@ def register(spark: SparkSession) -> None:
 
 
 def _try_to_complete_environment(spark: SparkSession) -> None:
-    """It goes through what is no interface of Spark's, which another Spark may have changed: the source works all the same."""
+    """Add the entries. This uses internals of Spark, which may change; if it fails, the source works nevertheless."""
     try:
         _complete_environment(spark)
     except (Py4JError, PySparkException, AttributeError, TypeError) as e:
@@ -174,7 +174,7 @@ def _complete_environment(spark: SparkSession) -> None:
 
 
 def _of_a_runner(spark: SparkSession) -> dict[str, str]:
-    """What PythonStreamingSourceRunner puts. Each start replaces the values by its own; what counts is that they are there."""
+    """The entries that PythonStreamingSourceRunner adds. Each start replaces the values, so only the names matter."""
     conf = spark.sparkContext._jsc.sc().conf()
     return {
         "SPARK_LOCAL_DIRS": conf.get("spark.local.dir", tempfile.gettempdir()),

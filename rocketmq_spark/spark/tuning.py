@@ -15,8 +15,8 @@ import sys
 import warnings
 from typing import Any
 
-# Where PySpark 4.2 and 4.3 have it. Spark's default manager goes through Hadoop's FileContext, a good part of the
-# time of a small batch; this one renames through the FileSystem class, as atomic as the file system's rename is.
+# The name in PySpark 4.2 and 4.3. Spark's default manager uses Hadoop's FileContext, which takes a large part of the time of a
+# small batch. This one renames through the FileSystem class, so it is as atomic as the rename of the file system.
 _CHECKPOINT_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 # If this variable of the environment is set, tasks read every batch of a stream: ``source.prefetch``.
@@ -58,9 +58,9 @@ _OF_WORKERS = ("pyspark.", "rocketmq_spark.daemon")
 
 @functools.cache
 def warn_if_workers_differ(program: str) -> None:
-    """Warn once when ``program``, the Python of Spark's workers on this machine, lacks this package or pyarrow.
+    """Warn once if ``program``, the Python of Spark's workers on this machine, lacks this package or pyarrow.
 
-    What cannot be found here is another machine's business, and what is this very Python needs no look.
+    A program that does not exist here is not checked, because workers may be on other machines; nor is this Python itself.
     """
     if can_import(program):
         return
@@ -73,8 +73,8 @@ def warn_if_workers_differ(program: str) -> None:
 
 
 def can_import(program: str) -> bool:
-    """Whether ``program`` has this package and pyarrow, as far as this machine can say."""
-    import shutil  # here, because every worker imports this module and few drivers get so far
+    """Whether ``program`` has this package and pyarrow. True if this cannot be determined."""
+    import shutil  # here, because every worker imports this module, and few drivers call this
 
     path = shutil.which(program)
     return path is None or os.path.abspath(path) == os.path.abspath(sys.executable) or _imports(path)
@@ -86,17 +86,17 @@ def _imports(path: str) -> bool:
     try:
         return subprocess.run([path, "-c", _PROBE], capture_output=True, timeout=_PATIENCE_S).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
-        return True  # not known, so nothing is claimed
+        return True  # unknown, so there is no reason for a warning
 
 
 def in_a_driver() -> bool:
-    """Whether this process uses Spark and is none of its workers."""
+    """Whether this process uses Spark and is not one of its workers."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
     return "pyspark" in sys.modules and not (main and main.name.startswith(_OF_WORKERS))
 
 
 def program_of_workers() -> str:
-    """The Python that Spark takes for workers: the session's if there is one, else what the environment says."""
+    """The Python that Spark runs for workers: that of the session if there is one, else that of the environment variables."""
     core = sys.modules.get("pyspark.core.context")
     context = core.SparkContext._active_spark_context if core is not None else None
     return str(context.pythonExec) if context is not None else os.environ.get("PYSPARK_PYTHON") or "python3"

@@ -152,7 +152,7 @@ def test_a_request_has_its_reply(older: LocalBroker, make: Make) -> None:
         assert [future.result(60).body for future in asked] == [b"of %d" % n for n in range(20)]
 
 
-@runs("transactions: commit, rollback, and the broker's question")
+@runs("transactions: commit, rollback, and the broker's check of undecided ones")
 def test_transactions(older: LocalBroker, make: Make) -> None:
     """One stays open until the broker has asked about it, and is delivered once."""
     topic, asked = make(2), Counter[bytes]()

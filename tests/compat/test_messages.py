@@ -56,7 +56,7 @@ def test_what_was_sent_is_read_by_us_and_by_java(older: LocalBroker, make: Make)
     assert ids(read(older, subscribe=theirs)) == Counter(record.id for record in written)
 
 
-@runs("a stream, and its next run")
+@runs("a stream, and its restart from the checkpoint")
 def test_a_stream_goes_on_where_it_stopped(older: LocalBroker, make: Make) -> None:
     topic, group = make(4), f"g-{time.time_ns()}"
     options = {"subscribe": topic, "startingOffsets": "earliest", "group": group, "maxOffsetsPerTrigger": 30}
@@ -111,7 +111,7 @@ def test_tags_and_sql_choose_messages(older: LocalBroker, make: Make) -> None:
             assert sorted(polled(consumer, len(expected))) == sorted(expected)
 
 
-@runs("read from a time on, and up to one")
+@runs("read from a start time, and up to an end time")
 def test_times_are_exact_where_several_messages_have_one(older: LocalBroker, make: Make) -> None:
     topic = make(1)
     with Producer(older.name_server, "p") as producer:

@@ -20,9 +20,9 @@ from rocketmq_spark.options.parsing import duration, text
 from rocketmq_spark.ports import PopMember
 from rocketmq_spark.wire.names import group_problem, topic_problem
 
-# For how long messages may be invisible: what a Proxy takes with a question. It may be shortened to nothing afterwards.
+# Invisible times that a Proxy accepts in a request for messages. ``change_invisible`` may shorten the time to 0 afterwards.
 MIN_INVISIBLE_S, MAX_INVISIBLE_S = 10.0, 43_200.0
-# How long a Proxy keeps a question for which there is nothing yet, at least, whatever is asked for.
+# The minimum time for which a Proxy holds a request without messages, even if a shorter one is requested.
 MIN_WAIT_S = 5.0
 _START_S, _END_S = 10.0, 5.0
 
@@ -45,7 +45,7 @@ class BaseSimpleConsumer(Closing):
         self._filters: dict[str, Filter] = {}
         self._changing = (
             threading.RLock()
-        )  # held while the Proxy hears of a change: none is made of what another one replaces
+        )  # held while a change is sent to the Proxy, so that changes do not overwrite each other
         self._turn = 0
         self._closed = self._leaves = self._left = False
 
@@ -92,7 +92,7 @@ class BaseSimpleConsumer(Closing):
     def receive(
         self, max_messages: int = MAX_MESSAGES, invisible: str | float = "30s", wait: str | float = "5s"
     ) -> Sequence[PoppedMessage]:
-        """Return the next messages. Brokers and topics are asked in turn.
+        """Return the next messages. Calls go to brokers and topics in turn.
 
         Each message is invisible to other members for ``invisible``. Call ``ack`` within that time, or it is delivered again.
         If there is no message, a call takes at least 5 s, because the Proxy holds it that long, even if ``wait`` is shorter.
@@ -185,7 +185,7 @@ class BaseSimpleConsumer(Closing):
         verb(message, Deadline.after(self._request_s))
 
     def _places(self) -> list[Place | RocketMQError]:
-        """Where may be asked. A topic that has no place has its error instead: what others have comes all the same."""
+        """The places to request messages from. A topic without one has its error instead, so that others are still read."""
         found: list[Place | RocketMQError] = []
         for topic in self._filters:
             try:

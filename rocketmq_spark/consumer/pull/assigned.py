@@ -1,9 +1,9 @@
-"""The queues of a ``PullConsumer``: where each is pulled, what waits to be polled, and which offsets may be committed.
+"""The queues of a ``PullConsumer``: where each is pulled, which messages wait for a poll, and which offsets may be committed.
 
-Pure: time and answers are arguments, the caller asks brokers. A queue has three offsets: ``pull_at``, where its next pull
-begins; ``taken``, behind the last message that a poll gave; ``done``, what the caller has finished. What a poll gave is
-finished when the next poll begins, not before: so a message is not lost when no poll follows. What a poll took and did not
-come to give (it was interrupted, or a loop over messages was left) comes again first.
+Pure: time and answers are arguments, and the caller sends the requests. A queue has three offsets: ``pull_at``, where its next
+pull begins; ``taken``, after the last message that a poll returned; ``done``, the end of what the caller has finished. Messages
+are finished when the next poll begins, so none is lost if no poll follows. Messages that a poll took but did not return (it was
+interrupted, or a loop over messages was left) are returned again, before others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Left = dict[MessageQueue, int]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A pull that is to be made now. Its answer comes with ``token``: a seek meanwhile makes it worthless."""
+    """A pull to send now. ``token`` identifies the position of its queue: after a seek, the answer is obsolete."""
 
     queue: MessageQueue
     offset: int
@@ -42,10 +42,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class FetchedPart:
-    """The messages of answers in a row, ``stored``, with the filter of their requests.
+    """The messages of consecutive answers in stored form, with the filter of their requests.
 
-    ``ends`` has the next offset of each answer, and where its bytes end. ``decode`` makes messages of bytes, from an offset on
-    and up to another. Messages before ``begun`` were given already.
+    ``ends`` has the next offset of each answer, and where its bytes end. ``decode`` decodes messages from bytes, within a range
+    of offsets. Messages before ``begun`` were returned already.
     """
 
     queue: MessageQueue
@@ -62,26 +62,26 @@ class FetchedPart:
 
     @property
     def count(self) -> int:
-        """How many offsets it covers: at least as many as it has messages."""
+        """The number of offsets that it covers; with gaps, more than it has messages."""
         return self.next_offset - self.first
 
     @property
     def first(self) -> int:
-        """Its first offset that was not given."""
+        """The first offset that was not returned yet."""
         return max(self.start, self.begun)
 
     def read(self) -> Iterable[ReceivedMessage]:
-        """The messages as objects, which may be made one by one."""
+        """The messages as objects; they may be decoded lazily."""
         messages = self.decode(self.start, self.next_offset, self.stored)
         return (m for m in messages if m.queue_offset >= self.begun) if self.begun > self.start else messages
 
     def given(self) -> int:
-        """How many of its messages were given already."""
+        """How many of its messages were returned already."""
         messages = self.decode(self.start, self.next_offset, self.stored)
         return sum(1 for _ in takewhile(lambda m: m.queue_offset < self.begun, messages))
 
     def cut(self) -> tuple[FetchedPart, FetchedPart]:
-        """The first answer, and the others."""
+        """Split into the first answer and the others."""
         (at, end), *rest = self.ends
         view = memoryview(self.stored)
         others = [(next_offset, behind - end) for next_offset, behind in rest]
@@ -91,9 +91,9 @@ class FetchedPart:
 
 
 class _Lent(NamedTuple):
-    """A part that a poll took, with its queue as it was then: a seek meanwhile makes the part worthless.
+    """A part that a poll took, with the token of its queue at that time: after a seek, the part is obsolete.
 
-    The caller has its messages before ``given_up_to``.
+    Messages before ``given_up_to`` were returned to the caller.
     """
 
     part: FetchedPart
@@ -104,9 +104,9 @@ class _Lent(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class AssignedQueue:
-    """One queue. ``end`` is where it ended by the last answer of a broker, ``calm_until`` when it may be read ahead again.
+    """One queue. ``end``: its end in the broker's last answer; ``calm_until``: when it may be read ahead again.
 
-    ``committed`` None: the group has no offset of it yet, or may have lost it.
+    ``committed`` None: the group has no offset of the queue yet, or the broker may have lost it.
     """
 
     pull_at: int
@@ -129,16 +129,16 @@ class AssignedQueue:
 
 
 class Ready:
-    """Parts of queues in ``places`` that wait to be polled, in the order in which they came, and what a poll took of them.
+    """Parts of the queues in ``places`` that wait for a poll, in the order of their arrival, and the parts that a poll took.
 
-    What was taken is not given yet: ``give``, ``give_up_to`` or ``take_back`` follow.
+    A part that was taken is not returned yet: ``give``, ``give_up_to`` or ``take_back`` decides about it.
     """
 
     def __init__(self, places: Mapping[MessageQueue, AssignedQueue]) -> None:
         self._places = places
         self._parts: deque[FetchedPart] = deque()
         self._lent: list[_Lent] = []
-        self._counted = True  # what waits of each queue
+        self._counted = True  # whether ``waiting`` of each queue is up to date
 
     def add(self, part: FetchedPart) -> None:
         place = self._places[part.queue]
@@ -147,18 +147,18 @@ class Ready:
         self._parts.append(part)
 
     def keep(self, wanted: Callable[[FetchedPart], bool]) -> None:
-        """Forget the others."""
+        """Drop all parts except the ``wanted`` ones."""
         self._counted = False
         self._parts = deque(part for part in self._parts if wanted(part))
 
     def take(self, most: int = 1) -> list[FetchedPart]:
-        """The parts that came first, of queues that are not paused; if it is one only, no more than an answer."""
+        """Take the oldest parts of queues that are not paused; with ``most`` 1, at most one answer."""
         taken: list[FetchedPart] = []
         left: deque[FetchedPart] = deque()
         parts = iter(self._parts)
         while len(taken) < most and (part := next(parts, None)) is not None:
             place = self._places.get(part.queue)
-            if place is None or place.paused:  # None: it was given up, and Ctrl-C came before its parts were forgotten
+            if place is None or place.paused:  # None: Ctrl-C came between the release of a queue and that of its parts
                 left.append(part)
             elif most == 1 and len(part.ends) > 1:
                 first, others = part.cut()
@@ -168,36 +168,36 @@ class Ready:
                 taken.append(part)
         left.extend(parts)
         lent = [_Lent(part, place := self._places[part.queue], place.token) for part in taken]
-        self._parts, self._lent = left, lent  # in one step, which Ctrl-C does not part
+        self._parts, self._lent = left, lent  # one instruction, so that Ctrl-C cannot come between
         for each in lent:
             each.place.waiting -= each.part.count
             each.place.bytes -= len(each.part.stored)
         return taken
 
     def give(self) -> None:
-        """The caller has what was taken last."""
+        """Note that the parts taken last were returned to the caller."""
         self._pass([lent for lent in self._lent if self._stands(lent)])
         self._lent = []
 
     def give_up_to(self, next_offset: int) -> None:
-        """The caller has the part that was taken last, alone, up to an offset."""
+        """Note that the part taken last, a single one, was returned to the caller up to ``next_offset``."""
         self._lent = [lent._replace(given_up_to=next_offset) for lent in self._lent]
         for lent in self._lent:
             if self._stands(lent):
                 lent.place.taken = next_offset
 
     def lends(self, part: FetchedPart) -> bool:
-        """Whether ``part``, which was taken alone, may be given: it was not taken back, and its queue not sought or paused."""
+        """Whether ``part``, taken alone, may be returned: it was not taken back, and its queue was neither sought nor paused."""
         return any(lent.part is part and not lent.place.paused and self._stands(lent) for lent in self._lent)
 
     def lends_of(self, place: AssignedQueue) -> bool:
-        """Whether something of a queue was taken and not given yet."""
+        """Whether a part of the queue was taken and not returned yet."""
         return any(lent.place is place for lent in self._lent)
 
     def take_back(self) -> None:
-        """What was taken last and not given comes again, before all other."""
+        """Let the messages that were taken last and not returned wait again, before all others."""
         if not self._lent and self._counted:
-            return  # of many queues thousands of parts wait, and each poll comes here
+            return  # every poll calls this, and thousands of parts may wait
         standing = [lent for lent in self._lent if self._stands(lent)]
         rest = [replace(lent.part, begun=max(lent.part.begun, lent.given_up_to)) for lent in standing]
         others = (part for part in self._parts if part.queue in self._places)
@@ -211,7 +211,7 @@ class Ready:
         self._pass([lent for lent in standing if lent.part.next_offset <= lent.given_up_to])  # a loop gave all of it
 
     def firsts(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        """The first offset that waits of each of these queues of which something does."""
+        """The first waiting offset of each of these queues that has waiting messages."""
         found, left = dict[MessageQueue, int](), set(queues)
         for part in takewhile(lambda _: left, self._parts):
             if part.queue in left:
@@ -220,7 +220,7 @@ class Ready:
         return found
 
     def _pass(self, lents: Sequence[_Lent]) -> None:
-        """What was passed over behind these is done with them, up to what waits; before them, too, if a topic was made again."""
+        """Skip offsets without messages after these parts, up to the next waiting one; before them, too, in a recreated topic."""
         firsts = self.firsts(lent.part.queue for lent in lents)
         for lent in lents:
             lent.place.taken = firsts.get(lent.part.queue, lent.place.pull_at)
@@ -230,9 +230,9 @@ class Ready:
 
 
 class Assigned:
-    """All of them. A pull is made while fewer than ``max_waiting`` offsets and ``max_bytes`` of a queue wait to be polled.
+    """All queues. A queue is pulled while fewer than ``max_waiting`` of its offsets and ``max_bytes`` wait for a poll.
 
-    ``places`` is to be looked at only. ``away`` is for resets of queues that were given up.
+    Other classes only read ``places``. ``away`` is called for resets of queues that were released.
     """
 
     def __init__(self, max_waiting: int, max_bytes: int = 100 << 20) -> None:
@@ -246,9 +246,9 @@ class Assigned:
     # --- which queues
 
     def assign(self, starts: Mapping[MessageQueue, Start | None], left: Left | None = None) -> Left:
-        """Have these queues and no others; new ones begin at their start, None is for those that are there already.
+        """Own these queues and no others. New ones begin at their start; None is for those that are owned already.
 
-        Gives the offsets of the dropped ones that may still be committed. They are in ``left`` before that, for Ctrl-C.
+        Returns the offsets of released queues that may still be committed. ``left`` gets them first, in case of Ctrl-C.
         """
         gone = self.places.keys() - starts.keys()
         (left := {} if left is None else left).update((q, at) for q, at in self.to_commit().items() if q in gone)
@@ -263,15 +263,15 @@ class Assigned:
         return left
 
     def pause(self, queues: Iterable[MessageQueue], paused: bool = True) -> None:
-        """Neither pull nor give messages of these queues, or do again. What was pulled is kept."""
+        """Stop or resume pulling and returning messages of these queues. Messages that were pulled are kept."""
         for queue in queues:
             self.places[queue].paused = paused
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at ``offset``; what was pulled or is under way is forgotten. It is what is committed next."""
+        """Continue at ``offset``, which is committed next. Messages that were pulled, and pulls in flight, are dropped."""
         place = self.places[queue]
         place.pull_at = place.taken = place.done = offset
-        place.committed = None  # also where it is what was committed last: a later one may be stored without an answer
+        place.committed = None  # even if it equals the last commit: a later one without an answer may be stored
         place.broker_id, place.retry_at = MASTER_ID, 0.0
         self._renew(place)
         self.ready.keep(lambda part: part.queue != queue)
@@ -285,9 +285,9 @@ class Assigned:
     # --- pulls
 
     def due(self, now: float, besides: Collection[MessageQueue] = (), asks: list[Ask] | None = None) -> list[Ask]:
-        """The pulls to be made now, one at most for each queue ``besides`` some; added to ``asks`` if that is given.
+        """The pulls to send now, at most one per queue, except for the queues in ``besides``; added to ``asks`` if given.
 
-        From here on they are under way: each is answered, or failed, or ``not_made``. It is in the list before that, for Ctrl-C.
+        They are in flight until ``answered``, ``failed`` or ``not_made``. Each is in the list before this, in case of Ctrl-C.
         """
         asks = [] if asks is None else asks
         for queue, place in self.places.items():
@@ -299,25 +299,25 @@ class Assigned:
         return asks
 
     def not_made(self, asks: Iterable[Ask]) -> None:
-        """These pulls were not made, or perhaps not: they are due again. Should both be answered, the first answer counts."""
+        """These pulls were perhaps not sent, so they are due again. If both are answered, the first answer counts."""
         for ask in asks:
             if (place := self._current(ask)) is not None:
                 place.asked = False
 
     def next_retry(self, now: float) -> float | None:
-        """When a queue that failed is to be asked again; None when none waits for that."""
+        """When the next pull that failed is due again; None if there is none."""
         times = [place.retry_at for place in self.places.values() if not place.asked and place.retry_at > now]
         return min(times, default=None)
 
     def answered(self, ask: Ask, answer: PullAnswer, wanted: Filter = NO_FILTER) -> bool:
-        """Take an answer; False if it is obsolete."""
+        """Add the messages of an answer; False if it is obsolete."""
         place = self._current(ask)
         if answer.reset:
             self.reset(ask, answer.next_offset)
             return ask.queue in self.places
         if place is None or ask.offset != place.pull_at:
             return False
-        if place.retry_at:  # a broker that was away may have lost the last commit
+        if place.retry_at:  # a broker that was unavailable may have lost the last commit
             place.retry_at, place.committed = 0.0, None
         place.asked, place.broker_id = False, answer.broker_id
         place.pull_at, place.end = answer.next_offset, answer.max_offset
@@ -325,23 +325,23 @@ class Assigned:
             ends = ((answer.next_offset, len(answer.stored)),)
             self.ready.add(FetchedPart(ask.queue, ask.offset, ends, answer.stored, lambda *_: answer.read(), wanted))
         elif not place.waiting and not self.ready.lends_of(place):
-            place.taken = answer.next_offset  # nothing of what was passed over is wanted, or there at all
+            place.taken = answer.next_offset  # no message in between matches the filter, or exists
         return True
 
     def failed(self, ask: Ask, retry_at: float) -> bool:
-        """The pull failed and is made again at ``retry_at``; False if it is obsolete."""
+        """Retry a failed pull at ``retry_at``; False if it is obsolete."""
         if (place := self._current(ask)) is None:
             return False
         place.asked, place.broker_id, place.retry_at = False, MASTER_ID, retry_at
         return True
 
     def hold(self, asks: Iterable[Ask]) -> None:
-        """These queues are read ahead from now on: no pulls of them are due."""
+        """Note that these queues are read ahead now, so that no pulls of them are due."""
         for ask in asks:
             self.places[ask.queue].asked = True
 
     def bring(self, ask: Ask, part: FetchedPart) -> bool:
-        """Take what was read ahead of a queue; False if it is obsolete."""
+        """Add messages that were read ahead; False if they are obsolete."""
         place = self._current(ask)
         if place is None:
             return False
@@ -350,17 +350,17 @@ class Assigned:
         return True
 
     def brought(self, ask: Ask, part: FetchedPart) -> None:
-        """It waits to be polled."""
+        """Let ``part`` wait for a poll."""
 
     def reset(self, ask: Ask, offset: int) -> None:
-        """An operator moved the group: as ``seek``, also from an obsolete answer: no other pull gets it."""
+        """An operator reset the group: as ``seek``. An obsolete answer counts, too, because brokers report a reset only once."""
         if ask.queue in self.places:
             self.seek(ask.queue, offset)
         else:
             self.away(ask.queue, offset)
 
     def let_go(self, asks: Iterable[Ask], calm_until: float) -> None:
-        """These queues are read ahead no more, nor again before ``calm_until``: pulls of them are due."""
+        """Note that these queues are no longer read ahead, and not again before ``calm_until``, so that pulls of them are due."""
         for ask in asks:
             if (place := self._current(ask)) is not None:
                 place.asked = False
@@ -373,7 +373,7 @@ class Assigned:
     # --- offsets
 
     def infos(self) -> dict[MessageQueue, QueueInfo]:
-        """As heartbeats report them."""
+        """The state of each queue, for ``mqadmin consumerStatus``."""
         firsts = self.ready.firsts(self.places)
         return {
             q: QueueInfo(p.done, firsts.get(q), p.pull_at - 1 if q in firsts else None, p.waiting, p.bytes)
@@ -381,8 +381,8 @@ class Assigned:
         }
 
     def finish(self, again: bool = False) -> None:
-        """All that polls gave is finished: the next one begins, or the caller says so. ``again``: what is committed is to be
-        committed once more.
+        """Count all returned messages as finished: the next poll begins, or the caller says so. ``again``: also repeat offsets
+        that are committed already.
         """
         for place in self.places.values():
             place.done = place.taken
@@ -390,11 +390,11 @@ class Assigned:
                 place.committed = None
 
     def to_commit(self) -> dict[MessageQueue, int]:
-        """Offsets of what is finished, where they are not committed yet."""
+        """The offsets of finished messages that are not committed yet."""
         return {q: place.done for q, place in self.places.items() if place.done != place.committed}
 
     def committed(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """These are stored now."""
+        """Note that brokers have stored these offsets."""
         for queue, offset in offsets.items():
             if queue in self.places:
                 self.places[queue].committed = offset

@@ -1,7 +1,7 @@
-"""A consumer that asks for messages: what its user calls. Mirrors ``DefaultLitePullConsumer``.
+"""The methods of a ``PullConsumer``. Mirrors ``DefaultLitePullConsumer``.
 
-What must happen now and then happens while a poll waits, or when it begins; only the changes of a group are followed without
-polls, and queues that are far behind are read ahead. One thread polls; ``close`` may be called by another.
+Periodic work is done at the beginning of a poll and while it waits. Only rebalances, and reading ahead in queues that are far
+behind, happen between polls, too. One thread polls; another one may call ``close``.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.wire.messages import PORTION_BYTES, portion
 
-# Makes one ``pyarrow.RecordBatch`` of the stored messages of several parts. Of one part that becomes large it may be the first
-# messages: then it says from which offset on the others are to be had. (This room does not know Arrow.)
+# Decodes the stored messages of several parts into one ``pyarrow.RecordBatch``. If a single part is too large, it decodes the
+# first messages, and returns the offset of the next one. (This package does not import Arrow.)
 ToArrow = Callable[[Sequence[FetchedPart]], tuple[Any, int | None]]
 ARROW_PARTS = 1024
 POLL_S, MAX_POLL_S = 5.0, 1e9
 
 
 class BasePullConsumer(Closing):
-    """Gives messages of topics that its group shares, or of queues that its user names. ``close`` it at the end.
+    """Returns messages of topics that its group shares, or of queues that its user names. ``close`` it at the end.
 
-    Delivery is at least once: what a poll gave counts as finished when the next poll begins, or ``commit`` is called, so
-    that messages of a poll that nothing follows come again after a restart.
+    Delivery is at least once: messages that a poll returned are finished when the next poll begins, or ``commit`` is called.
+    If neither follows, they are delivered again after a restart.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class BasePullConsumer(Closing):
             self._upkeep.rebalance()
 
     def _want(self, topic: str, wanted: Filter | None) -> None:
-        """Where another thread closes the consumer meanwhile the group is left again, which this may have joined after that."""
+        """Subscribe. If another thread closes the consumer meanwhile, leave the group again, which this call may have joined."""
         try:
             self._shared.set(topic, wanted, self._answers)
         finally:
@@ -131,7 +131,7 @@ class BasePullConsumer(Closing):
             queues: The queues to read.
 
         Raises:
-            OptionError: There is something else than queues, or a queue of another environment.
+            OptionError: An item is not a queue, or belongs to another environment.
             RocketMQError: A start offset could not be read. The assignment is then unchanged.
             LocalProtocolError: The consumer uses ``subscribe`` already.
         """
@@ -173,7 +173,7 @@ class BasePullConsumer(Closing):
 
     @entry
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue at ``offset``, which is committed next.
+        """Continue at ``offset``. The next commit stores this offset.
 
         Args:
             queue: An assigned queue.
@@ -245,7 +245,7 @@ class BasePullConsumer(Closing):
             message that cannot be decoded has a ``decode_error``, and its stored bytes as the body.
 
         Raises:
-            RocketMQError: A failure that does not pass, such as ``AccessDenied``. Others are logged and retried.
+            RocketMQError: A permanent failure, such as ``AccessDenied``. Temporary ones are logged and retried.
         """
         messages, left = self._polled(timeout_s)
         self._polls.given, self._polls.given_up_to = left is None, left
@@ -253,19 +253,19 @@ class BasePullConsumer(Closing):
 
     @entry
     def _polled(self, timeout_s: float) -> tuple[list[ReceivedMessage], int | None]:
-        """The messages, and the offset of the first one that was left. They are not given yet: behind an ``entry`` returns older
-        Pythons stop for Ctrl-C.
+        """The messages, and the offset of the first one that was left. They do not count as returned yet, because older Pythons
+        can stop for Ctrl-C after the return of an ``entry``.
         """
         deadline = _begun(self, timeout_s)
         while parts := self._upkeep.next(deadline, 1):
             messages, left = portion(parts[0].read())
-            if messages or deadline.expired:  # where nothing of much is wanted it would come to no end
+            if messages or deadline.expired:  # if few of many messages match the filter, this would take too long
                 return messages, None if left is None else left.queue_offset
             self._polls.given = True
         return [], None
 
     def poll_arrow(self, timeout_s: float = POLL_S) -> Any:
-        """Return all messages that have come, of any queue, as one record batch.
+        """Return all messages that have arrived, of any queue, as one record batch.
 
         Args:
             timeout_s: Seconds to wait for a message.
@@ -325,7 +325,7 @@ def _begun(consumer: BasePullConsumer, timeout_s: object) -> Deadline:
 
 @entry
 def _polled_rows(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int | None]:
-    """As ``_polled``."""
+    """As ``_polled``, but returns a record batch."""
     deadline, parts_at_once = _begun(consumer, timeout_s), ARROW_PARTS
     while parts := consumer._upkeep.next(deadline, parts_at_once):
         one = sum(len(part.ends) for part in parts) == 1
@@ -349,16 +349,16 @@ def _polled_rows(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int
 
 @entry
 def next_answer(consumer: BasePullConsumer, timeout_s: float = POLL_S) -> Iterator[ReceivedMessage]:
-    """The messages of one answer of a broker, as a loop over the consumer gives them: one that was yielded is finished with the
-    next poll, answer or ``commit``, and those that were not come again first. To iterate it does not wait. It is empty after
-    ``timeout_s`` seconds without a message.
+    """Return the messages of one answer of a broker, as a loop over the consumer yields them: a yielded one is finished with the
+    next poll, answer or ``commit``, and the others are returned again first. Iterating does not block. Empty after ``timeout_s``
+    seconds without a message.
     """
     parts = consumer._upkeep.next(_begun(consumer, timeout_s), 1)
     return consumer._polls.each(parts[0]) if parts else iter(())
 
 
 def some_of(answer: Iterator[ReceivedMessage], most: int) -> list[ReceivedMessage]:
-    """The first messages of an answer, no more than ``most``, nor than a poll returns. The others stay in it."""
+    """Take the first messages of an answer, at most ``most``, and at most as many as a poll returns. The others stay in it."""
     found: list[ReceivedMessage] = []
     room = PORTION_BYTES
     for message in islice(answer, most):
@@ -370,7 +370,7 @@ def some_of(answer: Iterator[ReceivedMessage], most: int) -> list[ReceivedMessag
 
 
 def checked_timeout(timeout_s: object) -> float:
-    """The time of a poll; raises ``OptionError``. Locks take no more, and a poll that is to wait for ever is a loop."""
+    """Return the timeout of a poll; raises ``OptionError`` if it is not a number, or longer than locks support."""
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not timeout_s <= MAX_POLL_S:
         raise OptionError(f"the timeout is {text_of(timeout_s)}; expected a number of seconds up to {MAX_POLL_S:.0f}")
     return float(timeout_s)

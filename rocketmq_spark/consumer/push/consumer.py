@@ -79,7 +79,7 @@ class BaseConsumer(Closing):
     def start(self, listener: Listener) -> None:
         """Join the group and call ``listener(messages, context)`` on background threads.
 
-        Returns when the first queues have begun, so that messages sent later are not skipped. A broker that does not answer
+        Returns when the start offsets of the first queues are set, so later messages are not skipped. A broker without an answer
         delays this by 6 s at most. Over gRPC it returns at once.
 
         If the listener returns None, the messages are done. If it returns ``context.retry()`` or another value, or raises,

@@ -138,8 +138,8 @@ class SentRows(Sequence[SendResult | RocketMQError]):
     def table(self) -> pa.Table:
         """The outcomes as columns: ``status``, ``brokerName``, ``queueId``, ``queueOffset``, ``msgId``, ``error``.
 
-        In a failed row all columns except ``msgId`` and ``error`` are null. ``queueId`` is null over gRPC, and what
-        ``SendResult`` has None for: ``queue`` or ``queue_offset``.
+        In a failed row all columns except ``msgId`` and ``error`` are null. ``queueId`` is null over gRPC. The columns of
+        the queue and the offset are null if ``queue`` or ``queue_offset`` of the ``SendResult`` is None.
         """
         results = [part.result for part in self._parts]
         queues = [None if each is None or each.queue is None else each.queue for each in results]

@@ -1,10 +1,10 @@
-"""Spark's checkpoint of a query, as far as it says what our sources have read; on this machine or a pyarrow file system.
+"""Reads from Spark's checkpoint of a query what its rocketmq sources have read.
 
 ``Folder`` reads and writes files locally or at ``s3://``, ``hdfs://``, ``gs://`` and ``abfs://``; errors are an
 ``OffsetError`` that names the folder.
 
-``offsets/N`` is what batch N reads up to: a version, settings, then a line for each source of the query. ``commits/N``
-exists when the batch is done. Spark keeps the last hundred (``spark.sql.streaming.minBatchesToRetain``).
+``offsets/N`` has the positions at which batch N ends: a version, settings, then a line for each source of the query. Spark
+writes ``commits/N`` when the batch is done, and keeps the last hundred (``spark.sql.streaming.minBatchesToRetain``).
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from rocketmq_spark.spark.source.offsets import Offsets, Positions
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """``name`` is what the user calls it; paths of its files are relative to it."""
+    """A folder of a local or remote file system. ``name`` is as the user wrote it; paths of files are relative to the folder."""
 
     name: str
     _system: Any
     _root: str
 
     def files(self, below: str = "", recursive: bool = False) -> dict[str, int]:
-        """When each file was changed, in ms since 1970; nothing where there is no such folder."""
+        """Return when each file was last changed, in ms since 1970; empty if the folder does not exist."""
         from pyarrow.fs import FileType
 
         found = [info for info in self._infos(below, recursive) if info.type == FileType.File]
         return {info.path[len(self._root) :].lstrip("/"): (info.mtime_ns or 0) // 1_000_000 for info in found}
 
     def folders(self, below: str) -> list[str]:
-        """Names of the folders in a folder; nothing where there is no such folder."""
+        """Return the names of the subfolders of a folder; empty if the folder does not exist."""
         from pyarrow.fs import FileType
 
         return [_last(info.path) for info in self._infos(below, False) if info.type == FileType.Directory]
@@ -54,7 +54,7 @@ class Folder:
             return list(self._system.get_file_info(selector))
 
     def exists(self, below: str = "") -> bool:
-        """Whether there is a folder."""
+        """Whether the folder, or the subfolder ``below``, exists."""
         from pyarrow.fs import FileType
 
         with self._named():
@@ -65,7 +65,7 @@ class Folder:
             return str(stream.read(), "utf-8")
 
     def read_bytes(self, path: str) -> bytes | None:
-        """The content of a file; None where there is none."""
+        """Return the content of a file; None if it does not exist."""
         try:
             with self._named(), self._system.open_input_stream(self._path(path), compression=None) as stream:
                 return bytes(stream.read())
@@ -75,7 +75,7 @@ class Folder:
             raise
 
     def create(self, path: str, content: bytes) -> bool:
-        """Write a file that was not there, in one step and durably; False where it was there."""
+        """Create a file atomically and durably; returns False if it exists."""
         with self._named():
             if self._is_local:
                 return _create(Path(self._path(path)), content)
@@ -85,7 +85,7 @@ class Folder:
             return True
 
     def replace(self, path: str, content: bytes) -> None:
-        """Write a file in one step and durably, whatever was there."""
+        """Create or replace a file atomically and durably."""
         with self._named():
             if self._is_local:
                 target = Path(self._path(path))
@@ -107,7 +107,7 @@ class Folder:
         return str(self._system.type_name) == "local"
 
     def copy(self, paths: Sequence[str], target: str) -> Folder:
-        """The folder ``target``, a name beside this one's, with copies of these files."""
+        """Copy these files to the folder ``target``, a sibling of this one; returns that folder."""
         system, root = self._system, self._root[: len(self._root.rstrip("/")) - len(_last(self._root))] + target
         copied = Folder(self.name.rstrip("/")[: -len(_last(self.name))] + target, system, root)
         with self._named():
@@ -122,7 +122,7 @@ class Folder:
                 self._system.delete_file(self._path(path))
 
     def delete_folder(self, below: str) -> None:
-        """Remove a folder with all that is in it."""
+        """Delete a subfolder and its content."""
         with self._named():
             self._system.delete_dir(self._path(below))
 
@@ -140,7 +140,7 @@ class Folder:
 
 
 def _written(target: Path, content: bytes) -> Path:
-    """A file beside ``target``, on disk."""
+    """Write ``content`` to a temporary file beside ``target``, flush it to disk, and return its path."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.parent / f".{target.name}.{uuid.uuid4().hex}"
     with part.open("xb") as file:
@@ -173,7 +173,7 @@ def _create(target: Path, content: bytes) -> bool:
 
 
 def _sync(folder: Path) -> None:
-    """The names in a folder are on disk, and its own name, too."""
+    """Flush to disk the directory entries of a folder, and the folder's own entry in its parent."""
     for path in (folder, folder.parent):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -182,26 +182,26 @@ def _sync(folder: Path) -> None:
             os.close(descriptor)
 
 
-# Spark's names of schemes.
+# Spark's names for schemes that pyarrow calls otherwise.
 _SAME_SCHEMES = {"s3a": "s3", "s3n": "s3"}
 
 
 def checkpoint_folder(location: str) -> Folder:
-    """The folder of a ``checkpointLocation``, as Spark reads such a text."""
+    """Return the folder of a ``checkpointLocation``, which may be a ``file:`` URI, as for Spark."""
     if location.startswith("file:"):
         return folder("/" + location.removeprefix("file:").lstrip("/"))
     return folder(location)
 
 
 def folder(name: str) -> Folder:
-    """A folder by its path, or by an address with a scheme. Raises ``OffsetError`` for one that cannot be reached."""
+    """Return the folder with this path or URI. Raises ``OffsetError`` if it cannot be reached."""
     from pyarrow.fs import FileSystem, LocalFileSystem
 
     scheme, colon, path_of_it = name.partition("://")
     name = f"{_SAME_SCHEMES.get(scheme, scheme)}{colon}{path_of_it}" if colon else name
     if "://" not in name and not name.startswith("file:"):
         path = Path(name).expanduser().absolute()
-        if _last(name) in (".", "..", "~"):  # no name that another folder beside it could begin with
+        if _last(name) in (".", "..", "~"):  # ``copy`` needs a name to which it can append
             name = str(path := path.resolve())
         return Folder(name, LocalFileSystem(), str(path))
     try:
@@ -223,8 +223,8 @@ _HEAD = 2  # lines before the first source
 
 
 class LoggedBatch(NamedTuple):
-    """What batch ``number`` read up to, by the place of the source in its query; other sources are left out. ``begun_ms`` is
-    when Spark planned it, None where it does not say.
+    """The positions at which batch ``number`` ends, by the index of the source in the query. Sources of other formats are
+    omitted. ``begun_ms`` is when Spark planned the batch; None if the entry does not have this time.
     """
 
     number: int
@@ -233,18 +233,18 @@ class LoggedBatch(NamedTuple):
 
     @property
     def positions(self) -> dict[MessageQueue, int]:
-        """Of all sources; of a queue that two of them read, that of the one that is behind."""
+        """Positions of all sources. If two sources read a queue, the lower position counts."""
         return merged(offsets.positions for offsets in self.sources.values())
 
     @property
     def reads(self) -> list[Mapping[str, object]]:
-        """What the sources read beside topics: their namespaces, environments and filters."""
+        """Namespace, environment, cluster and filter of each source."""
         return [offsets.reads for offsets in self.sources.values()]
 
     def within(self, clusters: Collection[str]) -> tuple[LoggedBatch, list[str]]:
-        """Without the sources that read other clusters than these, and the names of theirs: queues of the same names are others.
+        """Return the batch without sources of other clusters, whose queues may have the same names, and these clusters' names.
 
-        As it is where none is left: the brokers of its clusters may be away.
+        If no source would remain, the batch is returned unchanged, because the brokers of its clusters may be unavailable.
         """
         others = {at: filters.are_others(offsets.reads, sorted(clusters)) for at, offsets in self.sources.items()}
         mine = {at: offsets for at, offsets in self.sources.items() if not others[at]}
@@ -254,8 +254,8 @@ class LoggedBatch(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A batch with the ranges that it read. ``unknown`` are queues whose range begins in a batch that is not kept any more;
-    ``done_ms`` is when it was done, None where it is not.
+    """A batch with the ranges that it read. ``unknown`` has queues whose start is only in a batch that Spark has removed;
+    ``done_ms`` is when the batch was finished, None if it is not.
     """
 
     batch: LoggedBatch
@@ -265,12 +265,12 @@ class Read(NamedTuple):
 
     @property
     def size(self) -> int | None:
-        """Offsets; None where some are not known."""
+        """Number of offsets that the batch read; None if the range of a queue is unknown."""
         return None if self.unknown else sum(part.size for part in self.ranges)
 
 
 def merged(several: Iterable[Positions]) -> dict[MessageQueue, int]:
-    """The lowest position of each queue."""
+    """Return the lowest position of each queue in ``several``."""
     found: dict[MessageQueue, int] = {}
     for positions in several:
         for queue, position in positions.items():
@@ -279,15 +279,15 @@ def merged(several: Iterable[Positions]) -> dict[MessageQueue, int]:
 
 
 def numbers(folder: Folder, log: str) -> dict[int, int]:
-    """Batches of one log, with when their entries were written (epoch ms)."""
+    """Return the batch numbers in ``log``, each with the time when its entry was written (epoch ms)."""
     entries = {path.rpartition("/")[2]: at for path, at in folder.files(log).items()}
     return {int(name): at for name, at in sorted(entries.items()) if name.isdecimal()}
 
 
 def last_batch(folder: Folder, committed: bool = True) -> LoggedBatch | None:
-    """The last batch that is done, or with ``committed=False`` the last that was begun; None where there is none yet.
+    """Return the last finished batch, or with ``committed=False`` the last planned one; None if there is none yet.
 
-    Raises ``OffsetError`` for what is no checkpoint.
+    Raises ``OffsetError`` if the folder is not a checkpoint.
     """
     begun = begun_batches(folder)
     if committed:
@@ -296,7 +296,7 @@ def last_batch(folder: Folder, committed: bool = True) -> LoggedBatch | None:
 
 
 def begun_batches(folder: Folder) -> set[int]:
-    """Numbers of the batches that are in the log of offsets. Raises ``OffsetError`` for what is no checkpoint."""
+    """Return the numbers of the batches in the offset log. Raises ``OffsetError`` if the folder is not a checkpoint."""
     if not folder.exists("offsets"):
         raise OffsetError(
             f"{folder.name} is not a checkpoint: it has no folder 'offsets'", remedy="Name a checkpointLocation"
@@ -305,7 +305,7 @@ def begun_batches(folder: Folder) -> set[int]:
 
 
 def under_way(folder: Folder) -> Read | None:
-    """The batch that was begun and is not done, with what it reads: it runs, or is read again at the next start."""
+    """Return the planned but unfinished batch with its ranges: it is running, or the next start repeats it. None without one."""
     begun = begun_batches(folder)
     number = max(begun, default=None)
     if number is None or number in numbers(folder, "commits"):
@@ -316,7 +316,7 @@ def under_way(folder: Folder) -> Read | None:
 
 
 def read(folder: Folder, number: int) -> LoggedBatch:
-    """One entry of the log. Raises ``OffsetError`` for one that cannot be read."""
+    """Return one entry of the offset log. Raises ``OffsetError`` if it cannot be read."""
     path = f"offsets/{number}"
     lines = folder.read(path).splitlines()
     if lines[:1] in ([], [VERSION]) and len(lines) <= _HEAD:
@@ -336,7 +336,7 @@ def read(folder: Folder, number: int) -> LoggedBatch:
 
 
 def _damaged(folder: Folder, path: str) -> OffsetError:
-    """Spark writes an entry whole, with a line for each source."""
+    """The error for an incomplete entry: Spark writes entries atomically, with a line for each source."""
     return OffsetError(
         f"{folder.name}/{path} is damaged: it is cut, or its writer was killed",
         remedy="Restore that file, or start the query with another checkpointLocation",
@@ -344,7 +344,7 @@ def _damaged(folder: Folder, path: str) -> OffsetError:
 
 
 def history(folder: Folder) -> list[Read]:
-    """All batches that are kept, the oldest first, with what each of them read."""
+    """Return all batches that the checkpoint still has, oldest first, with the ranges that each of them read."""
     done = numbers(folder, "commits")
     batches = list(_kept(folder))
     found = []
@@ -358,7 +358,7 @@ def history(folder: Folder) -> list[Read]:
 
 
 def _kept(folder: Folder) -> Iterator[LoggedBatch]:
-    """All batches, without those that Spark removes meanwhile, as it does with the oldest ones."""
+    """Yield all batches. Spark may remove the oldest ones meanwhile; these are skipped."""
     for number in sorted(begun_batches(folder)):
         try:
             yield read(folder, number)
@@ -388,13 +388,13 @@ def _begun(lines: list[str]) -> int | None:
 
 
 def _ours(line: str) -> Offsets | None:
-    """The offsets of a source of ours. Raises ``ValueError`` for an object that is cut, which may have been one."""
+    """The offsets in a line; None if it belongs to a source of another format. Raises ``ValueError`` for truncated JSON."""
     try:
         value = json.loads(line)
     except ValueError:
         if line.startswith("{"):
             raise
-        return None  # a source that had nothing has "-"
+        return None  # Spark writes "-" for a source without an offset
     if not isinstance(value, dict) or "topics" not in value or "v" not in value:
         return None
     return Offsets.from_json(value)

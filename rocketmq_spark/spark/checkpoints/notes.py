@@ -1,9 +1,9 @@
-"""The note of a batch: where the queues of a sink ended before any row of the batch was sent.
+"""The note of a batch: the end offsets of the sink's queues before any row of the batch was sent.
 
-It lies at ``rocketmq/<batch>/<write name>`` in the query's checkpoint, and is there before a task may send. Who finds one
-that he did not make knows that rows of the batch may be stored, and since where. It is no fence between two drivers.
+The file is ``rocketmq/<batch>/<write name>`` in the query's checkpoint, written before a task may send. A driver that finds the
+note of an earlier run knows that rows of the batch may be stored, and from which offsets on. A note locks out no other driver.
 
-Beside the notes is the epoch, which a rewind raises: rows that are to be sent again then have other ids.
+Beside the notes is the epoch, a number that a rewind increments, so that rows which are sent again get other ids.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rocketmq_spark.stored.ends import AT_LEAST_ONCE, QueueEnds
 logger = logging.getLogger(__name__)
 
 ROOM = "rocketmq"
-# The ids of rows are made as this number says: 1 were other ids.
+# How the ids of rows are computed; version 1 computed them differently.
 VERSION = 2
 _EPOCH = f"{ROOM}/epoch"
 _OFFSETS_BYTES = 16
@@ -32,9 +32,9 @@ _SUM = "sum"
 
 @dataclass(frozen=True, slots=True)
 class BatchNote:
-    """What a batch is, and where the queues ended before it. ``within`` is the namespace and environment of its topics.
-    ``settle_s`` is for how long, at most, something sent by its runs is on its way.
-    ``version`` says how the ids of its rows are made.
+    """The identity of a batch, and the end offsets of the queues before it. ``within``: namespace and environment of the topics.
+    ``settle_s``: the longest time that a request sent by a run of the batch may take to arrive.
+    ``version``: how the ids of the rows are computed.
     """
 
     name: BatchName
@@ -60,8 +60,8 @@ class BatchNote:
 
     @classmethod
     def from_bytes(cls, content: bytes, path: str) -> BatchNote:
-        """Raises ``UnprovedError`` for a damaged note: it was written in one step, so it was whole, and may have been handed out.
-        ``OptionError`` for one of a later version.
+        """Parse a note. Raises ``UnprovedError`` if it is damaged: it was written atomically, so tasks may have sent with it.
+        Raises ``OptionError`` for a note of a later version.
         """
         try:
             value = json.loads(content)
@@ -85,9 +85,9 @@ class BatchNote:
         )
 
     def is_of(self, name: BatchName) -> bool:
-        """Whether it is a note of the batch ``name``, whichever write made it.
+        """Whether this is a note of the batch ``name``, by any write.
 
-        Raises ``UnprovedError`` for one whose ids an earlier version made: none of its rows would be found, and all sent again.
+        Raises ``UnprovedError`` if an earlier version computed the ids: no row would be found, and all would be sent again.
         """
         if self.name._replace(write=name.write) != name:
             return False
@@ -101,21 +101,21 @@ class BatchNote:
 
 
 def _sum(value: Mapping[str, Any]) -> str:
-    """JSON keeps the order of keys."""
+    """The checksum of a note. ``json`` keeps the order of keys, so writing and reading give the same text."""
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
 
 
 class Begun(NamedTuple):
-    """A note, and whether it was there before: then the batch may have been begun."""
+    """A note. ``before`` is whether it existed already: then an earlier run may have sent rows of the batch."""
 
     note: BatchNote
     before: bool
 
 
 def batch_name(folder: Folder, write: str, number: int | None = None) -> BatchName:
-    """What the batch ``number`` of a query is, by default the last one that Spark has planned.
+    """Return the identity of batch ``number`` of a query, by default of the last batch that Spark has planned.
 
-    Raises ``OptionError`` for a folder that is no checkpoint.
+    Raises ``OptionError`` if the folder is not a checkpoint.
     """
     metadata = folder.read_bytes("metadata")
     try:
@@ -146,9 +146,9 @@ def batch_name(folder: Folder, write: str, number: int | None = None) -> BatchNa
 def begin(
     folder: Folder, name: BatchName, ends: Callable[[], QueueEnds], within: str = "", settle_s: float = 0.0
 ) -> Begun:
-    """The note of a batch: the one that is there if it is of this batch, or a new one with ``ends``, durable when this returns.
+    """Return the existing note of the batch, or a new one with ``ends``, which is durable when this returns.
 
-    One with another epoch or other offsets is of a batch that an operator took back.
+    A note with another epoch or other offsets belongs to a batch that was rewound, and is replaced.
     """
     path = f"{ROOM}/{name.number}/{name.write}"
     there = _note(folder, path)
@@ -178,7 +178,7 @@ def _note(folder: Folder, path: str) -> BatchNote | None:
 
 
 def of_batch(folder: Folder, name: BatchName) -> list[BatchNote]:
-    """The notes of all writes of a batch."""
+    """Return the notes of all writes of a batch."""
     found = [_note(folder, path) for path in _paths(folder, name.number)]
     return [note for note in found if note is not None and note.is_of(name)]
 
@@ -188,7 +188,7 @@ def _paths(folder: Folder, number: int) -> list[str]:
 
 
 def extend(folder: Folder, note: BatchNote, now: QueueEnds, settle_s: float = 0.0) -> BatchNote:
-    """The note with the ends ``now`` of queues that it lacks: no task has sent to them. Durable when this returns."""
+    """Add the ends ``now`` of queues that the note lacks, to which no task has sent. Durable when this returns."""
     made = replace(note, ends=note.ends.with_others(now), settle_s=max(note.settle_s, settle_s))
     if made != note:
         path = f"{ROOM}/{note.name.number}/{note.name.write}"
@@ -198,13 +198,13 @@ def extend(folder: Folder, note: BatchNote, now: QueueEnds, settle_s: float = 0.
 
 
 def _copy(path: str) -> str:
-    """What a note is made again in first: to replace a file some file systems remove it before (HDFS, as pyarrow does it)."""
+    """The path of a copy that is written before a note is replaced: on HDFS, pyarrow first removes the file that it replaces."""
     head, _, name = path.rpartition("/")
     return f"{head}/.{name}"
 
 
 def standing(folder: Folder, write: str) -> str:
-    """How far a query has come, in words. Raises ``RocketMQError`` for a folder with which it could not go on."""
+    """Return the state of a query's last batch as a phrase. Raises ``RocketMQError`` if the query could not continue from it."""
     if folder.read_bytes("metadata") is None and not folder.files("offsets"):
         return "the query was not started yet"
     name = batch_name(folder, write)
@@ -215,7 +215,7 @@ def standing(folder: Folder, write: str) -> str:
 
 
 def epoch(folder: Folder) -> int:
-    """How often a query was taken back."""
+    """How often the query was rewound."""
     content = folder.read_bytes(_EPOCH)
     try:
         return int(content) if content is not None else 0
@@ -224,17 +224,17 @@ def epoch(folder: Folder) -> int:
 
 
 def raise_epoch(folder: Folder) -> None:
-    """From now on rows have other ids, so that those that were sent before are sent again."""
+    """Increment the epoch: rows get other ids, so that rows which were sent before the rewind are sent again."""
     if folder.exists(ROOM):
         folder.replace(_EPOCH, b"%d" % (epoch(folder) + 1))
 
 
 def _forget(folder: Folder) -> None:
-    """Remove notes of batches before those that Spark's log still knows. An empty log may be one that HDFS cannot list now."""
+    """Remove notes of batches that Spark's log no longer has. If the log is empty, keep all: HDFS may fail to list it."""
     oldest = min(numbers(folder, "offsets"), default=0)
     for name in folder.folders(ROOM):
         if name.isdecimal() and int(name) < oldest:
             try:
                 folder.delete_folder(f"{ROOM}/{name}")
-            except OffsetError as e:  # another write of this batch may remove the same; the next batch tries again
+            except OffsetError as e:  # another write of this batch may be deleting it, too; the next batch retries
                 logger.info("could not delete old notes: %s", e)

@@ -1,8 +1,8 @@
 """Rewinds a query to the end of an earlier batch by removing what Spark wrote after it.
 
-``plan`` only looks; ``carry_out`` copies the files before it removes them: the entries of both logs behind that batch, and
-the versions of state that they made. Batch N leaves version N + 1, and Spark would load a later one when it reaches that
-number again. ``drift`` compares the positions of a query with what brokers have now. Pure.
+``plan`` changes nothing; ``carry_out`` copies files to a backup before it removes them: the entries of later batches in both
+logs, and the versions of state that these batches wrote. Batch N writes version N + 1; if a later version remained, Spark would
+load it when the query reaches that number again. ``drift`` compares the positions of a query with what brokers have now.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rocketmq_spark.spark.checkpoints.entries import Folder, LoggedBatch, Read, 
 
 
 class DriftState(enum.Enum):
-    """``lossless`` states are those in which nothing is missing."""
+    """How the position of a query in one queue relates to what the broker has. In ``lossless`` states nothing is missing."""
 
     READ = "read"
     BEHIND = "behind"
@@ -38,12 +38,12 @@ class DriftState(enum.Enum):
 
     @property
     def waits(self) -> bool:
-        """Whether its broker is waited for, without a known loss."""
+        """Whether the broker is unavailable; no loss is known."""
         return self in (DriftState.AWAY, DriftState.UNREGISTERED)
 
 
 class Drift(NamedTuple):
-    """One queue: where the reader goes on, what its broker has, and ``offsets``: messages behind, lost, or to read anew."""
+    """One queue: where the query continues, what the broker has, and how many ``offsets`` are unread, lost, or read again."""
 
     queue: MessageQueue
     position: int | None
@@ -59,8 +59,8 @@ def drift(
     away: Collection[str] = (),
     unregistered: Collection[str] = (),
 ) -> list[Drift]:
-    """Every queue of either side. ``made_again`` are queues whose topic was deleted and created since; ``away`` are brokers that
-    did not answer, ``unregistered`` those that no name server knows now.
+    """Compare every queue that the query or a broker has. ``made_again``: queues whose topic was deleted and created again;
+    ``away``: brokers that did not answer; ``unregistered``: brokers that no name server has registered now.
     """
     found = []
     for queue in sorted({*positions, *bounds}):
@@ -88,15 +88,15 @@ def _state(position: int | None, bound: QueueBounds, made_again: bool) -> tuple[
 
 
 _LOGS = ("commits", "offsets")
-# Of a batch goes first that it was done, then the state that it made, then that it was begun: in between Spark would do it
-# again and make its state again. Were both entries gone first, that state would be taken for a new batch's.
+# Order of removal within a batch: its commit, its state, its offsets. If this stops halfway, Spark repeats the batch and writes
+# its state again. If both log entries went first, Spark could use the old state for a new batch.
 _STEPS = ("commits", "made", "offsets")
 _STATE = re.compile(r"(state/.*/)\.?(\d+)(?:_[^/]*)?\.(?:delta|snapshot|zip|changelog)(?:\.crc)?")
 
 
 class RewindPlan(NamedTuple):
-    """``batch`` stays and is the last; ``again`` are the batches behind it that go, ``ranges`` what they read and will be read
-    again. ``removed`` are files in the order in which they go, ``saved`` those that are copied before.
+    """``batch`` will be the last one; ``again`` are the later batches, which are removed, and ``ranges`` what they read, which
+    will be read again. ``removed``: files in the order of removal; ``saved``: files that are copied before.
     """
 
     batch: LoggedBatch
@@ -107,8 +107,8 @@ class RewindPlan(NamedTuple):
 
 
 def chosen(history: Sequence[Read], number: int | None, before_ms: int | None) -> LoggedBatch:
-    """The batch to go back to: by its number, or the last one that was begun by a time, so that all that was stored after it is
-    read again. Raises ``OffsetError`` for one that is not kept, or not done.
+    """Return the batch to rewind to: by number, or the last one that began by ``before_ms``, so that all messages stored after
+    that time are read again. Raises ``OffsetError`` if the batch is not in the checkpoint or not finished.
     """
     done = {read.batch.number: read.batch for read in history if read.done_ms is not None}
     if not done:
@@ -132,7 +132,7 @@ def chosen(history: Sequence[Read], number: int | None, before_ms: int | None) -
 
 
 def plan(folder: Folder, history: Sequence[Read], batch: LoggedBatch) -> RewindPlan:
-    """What going back to the end of ``batch`` takes. Raises ``OffsetError`` where its state is not kept any more."""
+    """Return what to remove to rewind to the end of ``batch``. Raises ``OffsetError`` if the state after it was removed."""
     files = folder.files(recursive=True)
     again = [read.batch.number for read in history if read.batch.number > batch.number]
     logs = {path: (number, log) for number in again for log in _LOGS for path in _entry(log, number) if path in files}
@@ -144,27 +144,27 @@ def plan(folder: Folder, history: Sequence[Read], batch: LoggedBatch) -> RewindP
 
 
 def _backwards(of_batches: Mapping[str, tuple[int, str]]) -> list[str]:
-    """Files by the number of their batch, the newest first, and of each batch in the order of ``_STEPS``."""
+    """Return the files sorted by batch, newest first, and within a batch in the order of ``_STEPS``."""
     return sorted(of_batches, key=lambda path: (-of_batches[path][0], _STEPS.index(of_batches[path][1]), path))
 
 
 def carry_out(folder: Folder, planned: RewindPlan, at: datetime) -> Folder:
-    """Do it; gives the backup, a folder beside this one. The newest entry goes first: whatever stops this on the way, the
-    folder is one that Spark can go on from.
+    """Rewind, and return the backup, a folder beside this one. The newest entry is removed first: if the process stops halfway,
+    Spark can still continue from the folder.
     """
-    # Before anything is removed: it needs numpy, which may be missing.
+    # Imported before anything is removed, because it needs numpy, which may be missing.
     from rocketmq_spark.spark.checkpoints import notes
 
-    notes.epoch(folder)  # one that is damaged could not be raised afterwards
+    notes.epoch(folder)  # raises if the epoch is damaged, before anything is removed
     name = folder.name.rstrip("/").rpartition("/")[2]
     backup = folder.copy(planned.saved, f"{name}.before-rewind-{at:%Y%m%dT%H%M%SZ}")
     folder.delete(planned.removed)
-    notes.raise_epoch(folder)  # at last: a batch that is still there would be sent again, unfinished as it is
+    notes.raise_epoch(folder)  # last: until then, an unfinished batch in the log must keep its ids
     return backup
 
 
 def changed_ms(folder: Folder) -> int | None:
-    """When anything in it was changed last; None where its file system does not say."""
+    """When anything in the folder was last changed; None if the file system does not report times."""
     times = folder.files(recursive=True).values()
     return max(times, default=0) or None
 
@@ -174,7 +174,7 @@ def _entry(log: str, number: int) -> tuple[str, str]:
 
 
 def _ranges(history: Sequence[Read], batch: LoggedBatch) -> list[OffsetRange]:
-    """From the end of ``batch`` to the end of the last one, where they are the same queues of the same topics."""
+    """The ranges from the end of ``batch`` to the end of the last one; queues added since start where they were first read."""
     start, ends = batch.positions, history[-1].batch.positions
     added = merged(
         offsets.start for read in history if read.batch.number > batch.number for offsets in read.batch.sources.values()
@@ -184,7 +184,7 @@ def _ranges(history: Sequence[Read], batch: LoggedBatch) -> list[OffsetRange]:
 
 
 def _refuse_lost_state(states: Mapping[str, int], version: int) -> None:
-    """Every store must still have the version that the next batch begins with."""
+    """Raise if a state store has lost the version that the next batch loads."""
     kept: dict[str, set[int]] = {}
     for path, number in states.items():
         kept.setdefault(path.rpartition("/")[0], set()).add(number)

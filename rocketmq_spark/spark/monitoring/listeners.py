@@ -111,12 +111,12 @@ class GroupOffsetListener(StreamingQueryListener):
         self._finished.pop(event.runId, None)
 
 
-# Queries that ended are reported for a while, so that one that failed is seen.
+# Ended queries are still exported, so that a scrape shows one that failed; beyond this number the oldest are dropped.
 _ENDED_QUERIES = 100
 
 
 class Metric(NamedTuple):
-    """A figure: its name, ``gauge`` or ``counter`` as Prometheus has them, and what it means."""
+    """One row of the metrics table: name, Prometheus type (``gauge`` or ``counter``) and meaning."""
 
     name: str
     kind: str
@@ -176,7 +176,7 @@ Sample = tuple[str, Mapping[str, str], float]
 
 
 class QueryFigures:
-    """Of one query, from its start in this process on; counters begin at 0 with it, as Prometheus expects."""
+    """The metrics of one run of a query. Counters begin at 0 when it starts, as Prometheus expects."""
 
     def __init__(self, query: str, writer: ForeachBatchWriter | None = None) -> None:
         self.query = query
@@ -189,11 +189,11 @@ class QueryFigures:
         self._idle_at: float | None = None
 
     def idle(self, now_s: float) -> None:
-        """Spark says that there is nothing to read."""
+        """Note that Spark reported the query as idle."""
         self._idle_at = now_s
 
     def progress(self, raw: Mapping[str, Any], now_s: float) -> dict[str, Any]:
-        """Take a progress in; gives the line that JSON has of it."""
+        """Add a progress to the metrics; returns the object for the JSON line."""
         self._last, self._at = of_progress(raw), now_s
         self._rows += self._last["rows"] or 0
         if self._last["batchId"] != self._batch:
@@ -203,7 +203,7 @@ class QueryFigures:
         return {"query": self.query, **self._last, **sink_counts(self._writer)}
 
     def samples(self) -> Iterator[Sample]:
-        """What is known now: name, labels beside the query's, value."""
+        """Yield the known metrics: name, labels besides ``query``, value."""
         last, name = self._last, "rocketmq_spark_{}".format
         yield name("query_active"), {}, float(self.active)
         if self._idle_at is not None:
@@ -244,7 +244,7 @@ class QueryFigures:
 
 
 def families(queries: Iterable[QueryFigures]) -> list[exposition.Family]:
-    """The figures of queries that are known."""
+    """Return the metrics of ``queries``, grouped by name for the text format."""
     found: dict[str, list[tuple[dict[str, str], float]]] = {metric.name: [] for metric in METRICS}
     for figures in queries:
         for name, labels, value in figures.samples():
@@ -253,7 +253,7 @@ def families(queries: Iterable[QueryFigures]) -> list[exposition.Family]:
 
 
 def markdown() -> str:
-    """The table of figures as it stands in docs/metrics.md."""
+    """Return the table of metrics in docs/metrics.md."""
     lines = ["## Figures", "", "| name | kind | |", "| --- | --- | --- |"]
     lines += [f"| `{metric.name}` | {metric.kind} | {metric.help} |" for metric in METRICS]
     return "\n".join(lines) + "\n"
@@ -265,7 +265,7 @@ class MetricsListener(StreamingQueryListener):
     They are served to Prometheus, or written to files whenever a query makes progress. If a file cannot be written, the
     failure is logged and no query is affected. Spark rarely reports an idle query, and nothing during a batch.
     ``REGISTRY.register(listener)`` adds its metrics to those of a registry of prometheus-client, too. One of ``port``,
-    ``prometheus`` and ``json_lines`` is required all the same.
+    ``prometheus`` and ``json_lines`` is required even then.
 
     Args:
         port: Serve the metrics at ``/metrics`` on this port; 0 takes a free one. ``url`` has the address.
@@ -298,7 +298,7 @@ class MetricsListener(StreamingQueryListener):
         self._prometheus = None if prometheus is None else Path(prometheus)
         self._json_lines = None if json_lines is None else Path(json_lines)
         self._writer, self._writer_query = writer, writer_query
-        # By run: Spark reports a start at once, and what came before it, in its turn, later.
+        # By run id: Spark reports a start immediately, but queues other events, so those of the previous run may come later.
         self._queries: dict[str, QueryFigures] = {}
         self._replaced: deque[str] = deque(maxlen=_ENDED_QUERIES)
         self._lock = threading.Lock()
@@ -307,11 +307,11 @@ class MetricsListener(StreamingQueryListener):
             self.url = self._serve(host, port)
 
     def close(self) -> None:
-        """Serve no more. Safe to call twice."""
+        """Stop serving the metrics. Safe to call twice."""
         self._serving.close()
 
     def collect(self) -> Iterator[CollectedMetric]:
-        """For a registry of prometheus-client."""
+        """Return the metrics in the form that a registry of prometheus-client reads."""
         return exposition.metrics(self._families())
 
     def _families(self) -> list[exposition.Family]:
@@ -336,11 +336,11 @@ class MetricsListener(StreamingQueryListener):
         self._write()
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Write what the batch of ``event`` did."""
+        """Update the metrics of the query with the figures of the batch of ``event``, and write the files."""
         raw = json.loads(event.progress.json)
         run = str(event.progress.runId)
         with self._lock:
-            if run not in self._queries and run not in self._replaced:  # it ran already when the listener was added
+            if run not in self._queries and run not in self._replaced:  # it was running when the listener was added
                 self._begun(event.progress)
             figures = self._queries.get(run) or self._figures(event.progress)
             line = figures.progress(raw, time.time())
@@ -365,7 +365,7 @@ class MetricsListener(StreamingQueryListener):
         self._write()
 
     def _begun(self, of: QueryStartedEvent | StreamingQueryProgress) -> None:
-        """A run takes the place of the one of its name, whatever its checkpoint: figures are distinguished by names."""
+        """Replace the previous run with the same name, whatever its checkpoint: only the label ``query`` separates metrics."""
         figures = self._figures(of)
         for run in [run for run, known in self._queries.items() if known.query == figures.query]:
             del self._queries[run]
@@ -388,7 +388,7 @@ class MetricsListener(StreamingQueryListener):
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Whole or not at all, for readers of any user; by way of a file whose name no other process can have taken."""
+    """Replace a file atomically, readable for all users, through a temporary file with a unique name."""
     number, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with open(number, "wb") as file:

@@ -97,7 +97,7 @@ def explain(exception: BaseException) -> str:
 
 
 def _chain(exception: BaseException) -> Iterator[BaseException]:
-    """The exception, then what it came from."""
+    """Yield the exception, then its causes."""
     seen: set[int] = set()
     one: BaseException | None = exception
     while one is not None and id(one) not in seen:
@@ -148,17 +148,17 @@ def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) ->
 
 
 def sink_counts(writer: ForeachBatchWriter | None) -> dict[str, Any]:
-    """What a writer of micro-batches wrote in all, as ``sink``; nothing without one."""
+    """Return ``{"sink": totals of the writer}``; empty without a writer."""
     return {} if writer is None else {"sink": {"sent": writer.total.sent, **asdict(writer.total)}}
 
 
 def _executes(status: Mapping[str, Any]) -> bool:
-    """Between batches, while offsets are asked for, triggers are active, too."""
+    """Whether a batch is running. An active trigger is not enough: it is also active while Spark requests the latest offsets."""
     return bool(status.get("isTriggerActive")) and str(status.get("message", "")).startswith("Processing")
 
 
 def _age_ms(latest: Mapping[str, Any], now: datetime) -> int | None:
-    """How long ago the last trigger ended: Spark gives its begin and how long it took."""
+    """How long ago the last trigger ended, computed from its start and duration, which Spark reports."""
     try:
         begun = datetime.fromisoformat(latest["timestamp"])
         took = timedelta(milliseconds=latest["durationMs"]["triggerExecution"])
@@ -168,7 +168,7 @@ def _age_ms(latest: Mapping[str, Any], now: datetime) -> int | None:
 
 
 def of_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of a progress as Spark's JSON has it."""
+    """Return the figures of ``progress`` from Spark's JSON of a progress."""
     sources = [of_source(source.get("latestOffset")) for source in raw.get("sources", ())]
     ours = [source for source in sources if source is not None]
     rows = raw.get("sink", {}).get("numOutputRows", -1)
@@ -187,7 +187,7 @@ def of_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_source(latest: Any) -> dict[str, Any] | None:
-    """What a source reports, without the ends of its queues; None where ``latest`` is not of a rocketmq source."""
+    """Return the figures that a source reported, without the ends of its queues; None if it is not a rocketmq source."""
     if isinstance(latest, str):
         try:
             latest = json.loads(latest)
