@@ -1,16 +1,19 @@
-"""Messages without a key for compaction topics: a broker refuses one alone, and of a batch it acknowledges and drops them."""
+"""Batches by how their topic stores them. Of a message without a key for a compaction topic a broker refuses one alone, and drops
+it from a batch, which it acknowledges.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Property
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
-from rocketmq_spark.producer.resending import EngineResender
+from rocketmq_spark.producer.resending import SILENT_S, STORAGE_AGE_S, EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
-from tests.producer.scripted import Bench, ManualTimer
+from rocketmq_spark.wire.properties import decode_properties
+from tests.producer.scripted import Bench, ManualTimer, told_storage
 from tests.producer.test_batching import message
 from tests.producer.test_bulk import Bulk, table
 from tests.producer.test_resending import Sender, single
@@ -91,8 +94,21 @@ def test_what_a_compaction_topic_would_not_keep_goes_alone_also_while_nobody_say
     bench.time.advance(0.01)
     assert joined() == [True, False, False]
     bench.sender.silent = False
+    bench.time.advance(SILENT_S)
+    joined()
     bench.time.advance(0.01)
     assert joined() == [True, True, True]
-    bench.sender.compaction_topics.add("T")
-    resender._engine.topics.refresh(Deadline.after(1))
+    bench.sender.compaction_topics.add("T")  # deleted, and created again
+    bench.time.advance(STORAGE_AGE_S)
+    joined()
+    bench.time.advance(0.01)
     assert joined() == [True, False, False]
+
+
+def test_a_batch_that_is_stored_as_one_message_has_an_id_the_tag_and_the_keys(bench: Bench) -> None:
+    bench.sender.batch_topics["T"] = True
+    resender = told_storage(bench, EngineResender(bench.sender, ProducerSettings(group="g"), ManualTimer(bench.time)))
+    whole = resender.joined([single(b"a", TAGS="t", KEYS="k l"), single(b"b", TAGS="t", KEYS="l m")])
+    about = dict(decode_properties(whole.request.properties))
+    assert len(about.pop(Property.UNIQ_KEY)) == 32
+    assert about == {Property.WAIT: "true", Property.TAGS: "t", Property.KEYS: "k l m"}
