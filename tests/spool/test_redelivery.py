@@ -17,6 +17,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.model import Resent
+from rocketmq_spark.spool import redelivery
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.lanes import STEPS_S, Schedule
@@ -104,6 +105,21 @@ def test_a_final_failure_is_not_repeated(bench: Bench) -> None:
     bench.time.advance(5000)
     assert bench.seconds == [3]
     assert bench.store.totals.dead == 1
+
+
+def test_large_records_that_are_out_have_a_bound_of_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redelivery, "MAX_OUT_BYTES", 2500)
+    bench.waiting = []
+    bench.add(*(record(b"%d" % i * 1000) for i in range(8)), after_s=0)
+    bench.time.advance(0)
+    assert len(bench.waiting) == 3
+    bench.waiting.pop(0)(Resent())
+    bench.time.advance(0)
+    assert len(bench.waiting) == 3
+    while bench.waiting:
+        bench.waiting.pop(0)(Resent())
+        bench.time.advance(0)
+    assert [payload[:1] for payload in bench.payloads] == [b"%d" % i for i in range(8)]
 
 
 def test_3_19_g2_6_no_more_is_taken_than_is_handed_out_and_no_iterator_stays_open(bench: Bench) -> None:
