@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,6 +106,22 @@ def test_a_final_failure_is_not_repeated(bench: Bench) -> None:
     bench.time.advance(5000)
     assert bench.seconds == [3]
     assert bench.store.totals.dead == 1
+
+
+def test_runs_that_take_too_long_become_shorter_and_are_not_stored_again_and_again(tmp_path: Path) -> None:
+    """Each that is longer than 20 is stored, but without an answer in time, as over a slow line."""
+    bench, stored = Bench(tmp_path / "s"), Counter[bytes]()
+
+    def handle(records: Sequence[Record], done: Callable[[Resent], None]) -> None:
+        stored.update(one.payload for one in records)
+        done(Resent() if len(records) <= 20 else DOWN)
+
+    bench.redelivery._handlers = {"k": handle}
+    bench.joins = lambda head, other: True
+    bench.add(*(record(b"%d" % i, lane=b"l") for i in range(600)))
+    bench.time.advance(5000)
+    assert (len(bench.store), len(stored)) == (0, 600)
+    assert max(stored.values()) <= 8
 
 
 def test_large_records_that_are_out_have_a_bound_of_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,7 +410,7 @@ def test_of_those_that_went_together_and_failed_the_first_costs_a_try_and_goes_a
     bench.time.advance(1)
     laned(bench, 4, b"m")
     bench.time.advance(100)
-    assert bench.together == [5, 1, 1, 1, 1, 4, 4]
+    assert bench.together == [5, 1, 1, 1, 1, 2, 2, 4]
     assert bench.payloads[-9:] == [b"0", b"1", b"2", b"3", b"4", b"0", b"1", b"2", b"3"]
     assert (len(bench.store), bench.store.totals.dead) == (0, 0)
 
