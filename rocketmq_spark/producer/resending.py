@@ -148,8 +148,16 @@ class EngineResender:
             return
         if self._settings.features.knows_timers and any(name in send.request.properties for name in _TIMERS):
             self._asking.soon(functools.partial(self._resend_delayed, send, done))
+        elif send.request.batch and not isinstance(send, _Joined):
+            self._asking.soon(functools.partial(self._resend_batch, send, done))
         else:
             self._resend(send, done)
+
+    def _resend_batch(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
+        """When it was spooled its brokers may have been silent, and those of a compaction topic drop what has no key."""
+        found = attempt(self._engine.topics.ask_storage, send.topic, Deadline.after(TRY_S))
+        by_key = not isinstance(found, Failure) and found is not None and found.by_key
+        self._resend_each(_by_key(send) if by_key else [send], done)
 
     def _is_foreign(self, queue: MessageQueue | None, environment: Environment) -> bool:
         """Whether a queue that was chosen is another environment's, as far as that is known without a question."""
@@ -196,7 +204,8 @@ class EngineResender:
             outcome = end.outcome
             if isinstance(outcome, RocketMQError):
                 if isinstance(outcome, MessageIllegal | MessageRefused) and (parts := _parts(send, outcome.stored)):
-                    self._resend_each(parts, str(outcome), done)
+                    logger.warning("a batch that was refused is sent in parts: %s", outcome)
+                    self._resend_each(parts, done)
                     return
                 cause = cause_of(outcome)
                 no_timers = (cause.remark or "").startswith(_NO_TIMERS)  # they were switched off since it was asked
@@ -229,9 +238,8 @@ class EngineResender:
                 self._pumps.release()
                 raise
 
-    def _resend_each(self, parts: Sequence[SpooledSend], why: str, done: Callable[[Resent], None]) -> None:
-        """The parts of a batch that was refused, one after the other; what may pass ends that, and is tried again with all."""
-        logger.warning("a batch that was refused is sent in parts: %s", why)
+    def _resend_each(self, parts: Sequence[SpooledSend], done: Callable[[Resent], None]) -> None:
+        """The parts of a batch, one after the other; what may pass ends that, and is tried again with all."""
         left, refused = deque(parts), []
 
         def ended(resent: Resent) -> None:
@@ -274,6 +282,18 @@ def _parts(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
     rest = [each for each in found if each[1] not in stored]
     middle = len(rest) // 2
     return [_part(send, half) for half in (rest[:middle], rest[middle:])] if middle else []
+
+
+def _by_key(send: SpooledSend) -> list[SpooledSend]:
+    """The messages of a batch that have a key as one, each of the others alone: for a compaction topic."""
+    keyed: list[tuple[BatchItem, str]] = []
+    alone: list[tuple[BatchItem, str]] = []
+    with contextlib.suppress(DecodeError):
+        for item in decode_batch(send.request.data):
+            found = decode_properties(item.properties)
+            each = item, found.get(Property.UNIQ_KEY, "")
+            (keyed if found.get(Property.KEYS, "").strip() else alone).append(each)
+    return [_part(send, items) for items in (keyed, *([each] for each in alone)) if items] if alone else [send]
 
 
 def _part(send: SpooledSend, items: Sequence[tuple[BatchItem, str]]) -> SpooledSend:

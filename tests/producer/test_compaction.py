@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.base.codes import Property
-from rocketmq_spark.errors import MessageRefused
-from rocketmq_spark.model import Message
+from rocketmq_spark.base.codes import Property, Response
+from rocketmq_spark.errors import MessageRefused, RocketMQError
+from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.producer.resending import SILENT_S, STORAGE_AGE_S, EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.wire.messages import decode_batch
+from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
 from rocketmq_spark.wire.properties import decode_properties
-from tests.producer.scripted import Bench, ManualTimer, told_storage
+from tests.producer.scripted import Bench, ManualTimer, refused, told_storage
 from tests.producer.test_batching import message
 from tests.producer.test_bulk import Bulk, table
-from tests.producer.test_resending import Sender, single
+from tests.producer.test_resending import Sender, resent, single
 from tests.queues import q, qs
 
 
@@ -112,3 +112,31 @@ def test_a_batch_that_is_stored_as_one_message_has_an_id_the_tag_and_the_keys(be
     about = dict(decode_properties(whole.request.properties))
     assert len(about.pop(Property.UNIQ_KEY)) == 32
     assert about == {Property.WAIT: "true", Property.TAGS: "t", Property.KEYS: "k l m"}
+
+
+@pytest.mark.parametrize("keyless", [b"", b"b", b"bd", b"abcd"])
+def test_a_batch_that_was_spooled_while_brokers_were_silent_loses_no_message_of_a_compaction_topic(
+    bench: Bench, keyless: bytes
+) -> None:
+    """What has no key is refused alone, and the batch becomes a dead letter; in the batch it was acknowledged and dropped."""
+    bench.sender = Sender(bench.time)
+    bench.sender.compaction_topics.add("T")
+    bodies = [b"a", b"b", b"c", b"d"]
+    keys = [{} if body in keyless else {"KEYS": "k"} for body in bodies]
+    singles = [single(body, **has) for body, has in zip(bodies, keys, strict=True)]
+    items = [BatchItem(each.request.data, each.request.properties) for each in singles]
+    request = SendRequest("g", encode_batch(items), "WAIT\x01true\x02", batch=True)
+
+    def answer(queue: MessageQueue, sent: SendRequest) -> SendResult | RocketMQError:
+        if not sent.batch and sent.data in keyless:
+            return refused(Response.MESSAGE_ILLEGAL)
+        return SendResult(SendStatus.SEND_OK, "", queue, 0)
+
+    bench.sender.by_broker = {"b": lambda: answer}
+    resender = EngineResender(bench.sender, ProducerSettings(group="g"), ManualTimer(bench.time))
+    found = resent(bench, resender, SpooledSend("T", request, q("b:1")))
+    assert (found.error is not None, found.passing) == (bool(keyless), False)
+    batches = [b"".join(item.body for item in decode_batch(r.data)) for _, _, r in bench.sender.calls if r.batch]
+    kept = bytes(letter for letter in b"abcd" if letter not in keyless)
+    alone = [bytes(r.data) for _, _, r in bench.sender.calls if not r.batch]
+    assert (batches, alone) == ([kept] * bool(kept), [bytes([letter]) for letter in keyless])
