@@ -30,15 +30,14 @@ from rocketmq_spark.wire.envelope import INNER_TOPIC
 
 logger = logging.getLogger(__name__)
 
-# Messages per write, seconds between commits, and the timeout of a poll.
-PAGE, TELL_S, POLL_S = 2000, 0.5, 0.2
-GATHER_S = 0.02  # after the first message of a turn: each turn asks the broker of every queue that has messages
-AGAIN_S = 5.0  # pause after a failed commit
+# Messages per write, seconds between commits, the timeout of a poll, and the pause after a failed commit.
+PAGE, TELL_S, POLL_S, AGAIN_S = 2000, 0.5, 0.2, 5.0
+# After the first message of a turn: each turn asks the broker of every queue that has messages.
+GATHER_S, GATHER_BYTES = 0.02, 32 << 20
 # Time for the previous node of a queue to notice that it has lost the queue, and to commit its progress.
 HAND_OVER_S = 2.0
-# After this time without a queue, the node assumes that it will get none.
-JOIN_S = 30.0
-PAUSE_S = 0.5
+# After JOIN_S without a queue, the node assumes that it will get none.
+JOIN_S, PAUSE_S = 30.0, 0.5
 # A node that starts a queue first reads its existing messages, for up to this time, because some may cancel others.
 CATCH_UP_S = 60.0
 # Interval of checks whether queues still have the messages that were read.
@@ -330,9 +329,10 @@ class DelayService:
     # --- envelopes
 
     def _poll(self) -> list[ReceivedMessage]:
-        polled = self._reader.poll(POLL_S)
-        gathering = Deadline.after(GATHER_S)
-        while polled and len(polled) < PAGE and (more := self._reader.poll(gathering.remaining())):
+        polled = more = self._reader.poll(POLL_S)
+        gathering, size = Deadline.after(GATHER_S), 0
+        while more and len(polled) < PAGE and (size := size + sum(len(each.body) for each in more)) < GATHER_BYTES:
+            more = self._reader.poll(gathering.remaining())
             polled += more
         return polled
 

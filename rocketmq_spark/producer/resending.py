@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 TRY_S = 3.0
 # So long a broker that did not say what its timers do is not asked for other messages: they wait one after the other.
 SILENT_S = 1.0
+# So old an answer about how a topic stores batches may be: it may be deleted and created again as one of another kind.
+STORAGE_AGE_S = 30.0
 # So long what is to be written together is gathered.
 GATHER_S = 0.002
 # What of a lane goes as one. All of a batch have one birth: none becomes older or younger than by so much.
@@ -100,7 +102,7 @@ class EngineResender:
         self._settings = settings
         self._long_delays = LongDelays(sender, Timers(sender, {}, SILENT_S), settings, timer.wall_ms)
         self._gathers = together is not None
-        self._asked: set[str] = set()  # topics whose storage is being asked for
+        self._ask_at_ms: dict[str, int] = {}  # by topic, when its storage is asked for again
         self._pumps = threading.Lock()  # held while a pump is to come
 
     def pin(self, queues: Mapping[str, tuple[MessageQueue, ...]]) -> None:
@@ -115,24 +117,24 @@ class EngineResender:
         """Whether a batch for the topic may contain messages without a key. Brokers drop them if it is a compaction topic, which
         it may be until a broker has answered.
         """
+        now_ms = self._timer.now_ms()
+        if now_ms >= self._ask_at_ms.get(topic, now_ms):
+            self._asking.soon(functools.partial(self._ask_storage, topic))  # the spool must not wait for an answer
+            self._ask_at_ms[topic] = now_ms + round(1000 * STORAGE_AGE_S)
         found = self._engine.topics.storage.get(topic)
-        if found is None and topic not in self._asked:  # the spool must not wait for an answer
-            self._asked.add(topic)
-            self._asking.soon(functools.partial(self._ask_storage, topic))
         return found is not None and not found.by_key
 
     def _ask_storage(self, topic: str) -> None:
-        try:
-            self._engine.topics.ask_storage(topic, Deadline.after(TRY_S))
-        finally:
-            self._asked.discard(topic)
+        if self._engine.topics.ask_storage(topic, Deadline.after(TRY_S)) is None:
+            self._ask_at_ms[topic] = self._timer.now_ms() + round(1000 * SILENT_S)
 
     def joined(self, sends: Sequence[SpooledSend]) -> SpooledSend:
         run = _Run(sends[0], len(sends) * self._max_message_size)
         for send in sends[1:]:
             if not run.takes(send):
                 raise ValueError(f"{send} does not go with {sends[0]}")
-        return run.batch(_ids.next(self._timer.wall_ms()))
+        whole = self._engine.topics.stored_whole(sends[0].topic)
+        return run.batch(_ids.next(self._timer.wall_ms()) if whole else None)
 
     def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         try:
@@ -146,8 +148,16 @@ class EngineResender:
             return
         if self._settings.features.knows_timers and any(name in send.request.properties for name in _TIMERS):
             self._asking.soon(functools.partial(self._resend_delayed, send, done))
+        elif send.request.batch and not isinstance(send, _Joined):
+            self._asking.soon(functools.partial(self._resend_batch, send, done))
         else:
             self._resend(send, done)
+
+    def _resend_batch(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
+        """When it was spooled its brokers may have been silent, and those of a compaction topic drop what has no key."""
+        found = attempt(self._engine.topics.ask_storage, send.topic, Deadline.after(TRY_S))
+        by_key = not isinstance(found, Failure) and found is not None and found.by_key
+        self._resend_each(_by_key(send) if by_key else [send], done)
 
     def _is_foreign(self, queue: MessageQueue | None, environment: Environment) -> bool:
         """Whether a queue that was chosen is another environment's, as far as that is known without a question."""
@@ -194,7 +204,8 @@ class EngineResender:
             outcome = end.outcome
             if isinstance(outcome, RocketMQError):
                 if isinstance(outcome, MessageIllegal | MessageRefused) and (parts := _parts(send, outcome.stored)):
-                    self._resend_each(parts, str(outcome), done)
+                    logger.warning("a batch that was refused is sent in parts: %s", outcome)
+                    self._resend_each(parts, done)
                     return
                 cause = cause_of(outcome)
                 no_timers = (cause.remark or "").startswith(_NO_TIMERS)  # they were switched off since it was asked
@@ -227,9 +238,8 @@ class EngineResender:
                 self._pumps.release()
                 raise
 
-    def _resend_each(self, parts: Sequence[SpooledSend], why: str, done: Callable[[Resent], None]) -> None:
-        """The parts of a batch that was refused, one after the other; what may pass ends that, and is tried again with all."""
-        logger.warning("a batch that was refused is sent in parts: %s", why)
+    def _resend_each(self, parts: Sequence[SpooledSend], done: Callable[[Resent], None]) -> None:
+        """The parts of a batch, one after the other; what may pass ends that, and is tried again with all."""
         left, refused = deque(parts), []
 
         def ended(resent: Resent) -> None:
@@ -272,6 +282,18 @@ def _parts(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
     rest = [each for each in found if each[1] not in stored]
     middle = len(rest) // 2
     return [_part(send, half) for half in (rest[:middle], rest[middle:])] if middle else []
+
+
+def _by_key(send: SpooledSend) -> list[SpooledSend]:
+    """The messages of a batch that have a key as one, each of the others alone: for a compaction topic."""
+    keyed: list[tuple[BatchItem, str]] = []
+    alone: list[tuple[BatchItem, str]] = []
+    with contextlib.suppress(DecodeError):
+        for item in decode_batch(send.request.data):
+            found = decode_properties(item.properties)
+            each = item, found.get(Property.UNIQ_KEY, "")
+            (keyed if found.get(Property.KEYS, "").strip() else alone).append(each)
+    return [_part(send, items) for items in (keyed, *([each] for each in alone)) if items] if alone else [send]
 
 
 def _part(send: SpooledSend, items: Sequence[tuple[BatchItem, str]]) -> SpooledSend:
@@ -344,14 +366,16 @@ class _Run:
         self._items.append(item)
         return True
 
-    def batch(self, batch_id: str) -> SpooledSend:
+    def batch(self, batch_id: str | None) -> SpooledSend:
+        """The batch. It has an id, tag and keys of its own only if it is stored as one message: brokers before 5.5 give them to
+        each of its messages (``encoding.explicit_batch``).
+        """
         about = self._about or {}
-        properties = {
-            Property.WAIT: about.get(Property.WAIT, "true"),
-            Property.UNIQ_KEY: batch_id,
-            Property.TAGS: about.get(Property.TAGS),
-            Property.KEYS: KEY_SEPARATOR.join(self._words) or None,
-        }
+        properties: dict[str, str | None] = {Property.WAIT: about.get(Property.WAIT, "true")}
+        if batch_id is not None:
+            properties[Property.UNIQ_KEY] = batch_id
+            properties[Property.TAGS] = about.get(Property.TAGS)
+            properties[Property.KEYS] = KEY_SEPARATOR.join(self._words) or None
         request = self._first.request._replace(
             body=b"".join(self._items), properties=encode_properties(properties), flag=0, batch=True
         )

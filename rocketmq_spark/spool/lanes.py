@@ -171,25 +171,37 @@ class Work(NamedTuple):
     behind: tuple[Behind, ...] = ()
 
 
+_LONG = 1024  # longer than any run
+
+
 class Runs:
     """Decides which records of a lane are sent as one batch (a run): those that ``joins`` accepts. If a broker permanently
-    rejects a run, its records are sent one by one, to find the one that brokers reject.
+    rejects a run, its records are sent one by one, to find the one that brokers reject. After another failure the next run is
+    half as long: it may have been too long for the time of an attempt, and may be stored nevertheless.
     """
 
     def __init__(self) -> None:
         self.joins: Joins = _nothing
         self._alone: dict[bytes, int] = {}  # by lane, how many more records are sent alone
+        self._most: dict[bytes, int] = {}  # by lane after a failure, the length of the next run
 
     def of(self, first: Record) -> Callable[[Record], bool]:
         """Implements ``Joins``."""
-        return (_nothing if first.lane in self._alone else self.joins)(first)
+        if first.lane in self._alone:
+            return _nothing(first)
+        takes, room = self.joins(first), iter(range(self._most.get(first.lane, _LONG) - 1))
+        return lambda record: next(room, None) is not None and takes(record)
 
     def ended(self, lane: bytes, count: int, done: bool, final: bool) -> None:
         """Note the result of ``count`` records that were sent together."""
-        if count > 1:
-            if final and not done:
-                self._alone[lane] = count
-        elif lane in self._alone and (done or final):
+        most = self._most.get(lane)
+        if done and most is not None and count >= most:
+            self._most[lane] = most + max(1, most // 8)
+            if self._most[lane] >= _LONG:
+                del self._most[lane]
+        if count > 1 and not done:
+            (self._alone if final else self._most)[lane] = count if final else count // 2
+        elif count == 1 and lane in self._alone and (done or final):
             self._alone[lane] -= 1
             if not self._alone[lane]:
                 del self._alone[lane]

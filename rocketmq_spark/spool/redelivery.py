@@ -23,7 +23,7 @@ from rocketmq_spark.spool.store import Store
 
 logger = logging.getLogger(__name__)
 
-MAX_OUT = 64
+MAX_OUT, MAX_OUT_BYTES = 64, 64 << 20
 PAGE = 1000
 GATHER_S = 0.005
 # Due records that are in front of other targets' records are postponed by PUT_OFF_MS; by PUT_OFF_HANGING_MS if an attempt took
@@ -38,7 +38,8 @@ Handler = Callable[[Sequence[Record], Callable[[Resent], None]], None]
 
 
 class Redelivery:
-    """Hands out the records of a store by their kind, at most ``max_out`` at once, each with the records that are sent with it.
+    """Hands out the records of a store by their kind, at most ``max_out`` and ``MAX_OUT_BYTES`` (or one record more) at once,
+    each with the records that are sent with it.
 
     Handlers are called on this object's thread, and call back once, on any thread. An exception counts as a failure. A
     record without a handler becomes a dead letter. If a broker permanently rejects several records that were sent together, they
@@ -195,12 +196,13 @@ class Redelivery:
         with self._changing:
             if self._held:
                 return None
-            room = 0 if self._closed else self._max_out - len(self._out)
+            room_bytes = MAX_OUT_BYTES - sum(work.size for work in self._out.values())
+            room = 0 if self._closed or room_bytes <= 0 else self._max_out - len(self._out)
             crowded = room < self._least and len(self._out) > len(self._ended)
             turns = Turns(self._windows, (work.record.target for work in self._out.values()), now_ms)
         if room > 0 and not crowded:
             # While attempts for a target fail, its records are sent alone.
-            for work in self._store.take(now_ms, room, joins=turns.joins(self.runs.of), turns=turns):
+            for work in self._store.take(now_ms, room, room_bytes, turns.joins(self.runs.of), turns):
                 self._try(work)
         with self._changing:
             if turns.crowd:
@@ -208,7 +210,7 @@ class Redelivery:
                 return 0.0
             if self._called:
                 return 0.0
-            if crowded or len(self._out) >= self._max_out:  # the next result starts a turn
+            if crowded or room_bytes <= 0 or len(self._out) >= self._max_out:  # the next result starts a turn
                 return None
         # Refused records need no alarm: the next result of their target starts a turn.
         first = (self._store.next_due_ms(now_ms + 1 if turns.refused else 0), self._silences.next_ms())

@@ -6,13 +6,18 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
+from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rocketmq_spark import Admin, Message, Producer, PullConsumer
+from rocketmq_spark.base.codes import Property
 from rocketmq_spark.errors import GroupNotFound, NotFound, NotSupported, OffsetError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import SendRequest, SpooledSend
+from rocketmq_spark.wire.properties import encode_properties
 from tests.compat.features import runs
 from tests.helpers import awaited, stored, total
 from tests.live.writes import Writes, frame, numbered
@@ -90,6 +95,24 @@ def test_batches_are_stored_message_by_message(older: LocalBroker, make: Make, m
         (row["msgId"], row["queueId"], row["queueOffset"]) for row in found
     )
     assert answers <= set(ids(found))
+
+
+@runs("batches: `send_batch`, `autoBatch`, rows of the sink")
+def test_what_a_spool_sends_in_a_batch_has_its_own_ids_and_keys(older: LocalBroker, make: Make, tmp_path: Path) -> None:
+    topic, ids = make(1), [f"{n:032d}" for n in range(20)]
+    with Producer(older.name_server, "p", on_send_failure="spool", spool_dir=str(tmp_path)) as producer:
+        queue = producer.send(Message(topic, b"first")).queue
+        requests = [
+            SendRequest("p", b"x", encode_properties({Property.UNIQ_KEY: msg_id, Property.KEYS: f"k{msg_id}"}))
+            for msg_id in ids
+        ]
+        sends = [SpooledSend(topic, each, queue, (i,)) for each, i in zip(requests, ids, strict=True)]
+        producer._spool.keep(sends)
+        assert producer._spool.send_all(30.0) == 0
+    rows = [row for row in read(older, subscribe=topic) if row["body"] == b"x"]
+    assert [(row["msgId"], row["keys"]) for row in sorted(rows, key=itemgetter("queueOffset"))] == [
+        (msg_id, [f"k{msg_id}"]) for msg_id in ids
+    ]
 
 
 @runs("tags and SQL filters")

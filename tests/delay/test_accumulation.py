@@ -38,6 +38,19 @@ def test_3_26_a_page_of_envelopes_costs_one_write_and_no_send(world: World, monk
     assert (len(node.store), node.sends.sent) == (service.PAGE, [])
 
 
+def test_large_envelopes_are_written_before_many_are_in_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "GATHER_BYTES", 10 * len(envelope("m0", FAR_S)))
+    node = world.node("a")
+    node.turn(ONE)
+    for i in range(25):
+        world.topic.put(envelope(f"m{i % 10}", FAR_S + i))
+    held = []
+    for _ in range(3):
+        node.turn(ONE)
+        held.append(len(node.store))
+    assert held == [10, 20, 25]
+
+
 def test_3_29_what_waits_is_on_the_disk_and_not_in_memory(world: World) -> None:
     total = 1_000_000 if SCALE >= 1 else 8 * service.PAGE
     bodies = [envelope(f"m{i}", FAR_S + i) for i in range(total)]

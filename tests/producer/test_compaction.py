@@ -1,4 +1,6 @@
-"""Messages without a key for compaction topics: a broker refuses one alone, and of a batch it acknowledges and drops them."""
+"""Batches by how their topic stores them. Of a message without a key for a compaction topic a broker refuses one alone, and drops
+it from a batch, which it acknowledges.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,21 @@ import pytest
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import Property, Response
 from rocketmq_spark.columnar.encode.properties import BadRows
-from rocketmq_spark.errors import MessageRefused
-from rocketmq_spark.model import Message
-from rocketmq_spark.producer.resending import EngineResender
+from rocketmq_spark.errors import MessageRefused, RocketMQError
+from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus, SpooledSend
+from rocketmq_spark.producer.resending import SILENT_S, STORAGE_AGE_S, EngineResender
 from rocketmq_spark.producer.rows.routing import TopicRows
 from rocketmq_spark.producer.rows.sender import StoragePlan
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.wire.messages import decode_batch
+from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
+from rocketmq_spark.wire.properties import decode_properties
 from tests.helpers import raising
-from tests.producer.scripted import Bench, ManualTimer
+from tests.producer.scripted import Bench, ManualTimer, refused, told_storage
 from tests.producer.test_batching import message
 from tests.producer.test_bulk import Bulk, table
-from tests.producer.test_resending import Sender, single
+from tests.producer.test_resending import Sender, resent, single
 from tests.queues import q, qs
 
 
@@ -124,8 +128,49 @@ def test_what_a_compaction_topic_would_not_keep_goes_alone_also_while_nobody_say
     bench.time.advance(0.01)
     assert joined() == [True, False, False]
     bench.sender.silent = False
+    bench.time.advance(SILENT_S)
+    joined()
     bench.time.advance(0.01)
     assert joined() == [True, True, True]
-    bench.sender.compaction_topics.add("T")
-    resender._engine.topics.refresh(Deadline.after(1))
+    bench.sender.compaction_topics.add("T")  # deleted, and created again
+    bench.time.advance(STORAGE_AGE_S)
+    joined()
+    bench.time.advance(0.01)
     assert joined() == [True, False, False]
+
+
+def test_a_batch_that_is_stored_as_one_message_has_an_id_the_tag_and_the_keys(bench: Bench) -> None:
+    bench.sender.batch_topics["T"] = True
+    resender = told_storage(bench, EngineResender(bench.sender, ProducerSettings(group="g"), ManualTimer(bench.time)))
+    whole = resender.joined([single(b"a", TAGS="t", KEYS="k l"), single(b"b", TAGS="t", KEYS="l m")])
+    about = dict(decode_properties(whole.request.properties))
+    assert len(about.pop(Property.UNIQ_KEY)) == 32
+    assert about == {Property.WAIT: "true", Property.TAGS: "t", Property.KEYS: "k l m"}
+
+
+@pytest.mark.parametrize("keyless", [b"", b"b", b"bd", b"abcd"])
+def test_a_batch_that_was_spooled_while_brokers_were_silent_loses_no_message_of_a_compaction_topic(
+    bench: Bench, keyless: bytes
+) -> None:
+    """What has no key is refused alone, and the batch becomes a dead letter; in the batch it was acknowledged and dropped."""
+    bench.sender = Sender(bench.time)
+    bench.sender.compaction_topics.add("T")
+    bodies = [b"a", b"b", b"c", b"d"]
+    keys = [{} if body in keyless else {"KEYS": "k"} for body in bodies]
+    singles = [single(body, **has) for body, has in zip(bodies, keys, strict=True)]
+    items = [BatchItem(each.request.data, each.request.properties) for each in singles]
+    request = SendRequest("g", encode_batch(items), "WAIT\x01true\x02", batch=True)
+
+    def answer(queue: MessageQueue, sent: SendRequest) -> SendResult | RocketMQError:
+        if not sent.batch and sent.data in keyless:
+            return refused(Response.MESSAGE_ILLEGAL)
+        return SendResult(SendStatus.SEND_OK, "", queue, 0)
+
+    bench.sender.by_broker = {"b": lambda: answer}
+    resender = EngineResender(bench.sender, ProducerSettings(group="g"), ManualTimer(bench.time))
+    found = resent(bench, resender, SpooledSend("T", request, q("b:1")))
+    assert (found.error is not None, found.passing) == (bool(keyless), False)
+    batches = [b"".join(item.body for item in decode_batch(r.data)) for _, _, r in bench.sender.calls if r.batch]
+    kept = bytes(letter for letter in b"abcd" if letter not in keyless)
+    alone = [bytes(r.data) for _, _, r in bench.sender.calls if not r.batch]
+    assert (batches, alone) == ([kept] * bool(kept), [bytes([letter]) for letter in keyless])

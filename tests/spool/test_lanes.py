@@ -84,3 +84,28 @@ def test_those_of_a_run_that_was_refused_go_one_by_one() -> None:
     runs.ended(b"l", 9, done=True, final=False)
     runs.ended(b"l", 1, done=False, final=True)
     assert runs.of(first)(first)
+
+
+def test_after_a_failure_a_run_is_half_as_long_and_grows_again() -> None:
+    runs, first = Runs(), record(b"x", lane=b"l")
+    runs.joins = everything  # type: ignore[assignment]
+
+    def length(lane: bytes = b"l") -> int:
+        takes = runs.of(record(b"x", lane=lane))
+        return 1 + sum(takes(first) for _ in range(300))
+
+    for lengths in (301, 150, 75):
+        assert length() == lengths
+        runs.ended(b"l", lengths, done=False, final=False)
+    runs.ended(b"l", 1, done=True, final=False)
+    assert (length(), length(b"m")) == (37, 301)
+    found = []
+    for _ in range(30):
+        found.append(length())
+        runs.ended(b"l", length(), done=True, final=False)
+    assert found == sorted(found)
+    assert length() == 301
+    runs.ended(b"l", 2, done=False, final=False)
+    assert length() == 1
+    runs.ended(b"l", 1, done=True, final=False)
+    assert length() == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.model import Resent
+from rocketmq_spark.spool import redelivery
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.lanes import STEPS_S, Schedule
@@ -104,6 +106,37 @@ def test_a_final_failure_is_not_repeated(bench: Bench) -> None:
     bench.time.advance(5000)
     assert bench.seconds == [3]
     assert bench.store.totals.dead == 1
+
+
+def test_runs_that_take_too_long_become_shorter_and_are_not_stored_again_and_again(tmp_path: Path) -> None:
+    """Each that is longer than 20 is stored, but without an answer in time, as over a slow line."""
+    bench, stored = Bench(tmp_path / "s"), Counter[bytes]()
+
+    def handle(records: Sequence[Record], done: Callable[[Resent], None]) -> None:
+        stored.update(one.payload for one in records)
+        done(Resent() if len(records) <= 20 else DOWN)
+
+    bench.redelivery._handlers = {"k": handle}
+    bench.joins = lambda head, other: True
+    bench.add(*(record(b"%d" % i, lane=b"l") for i in range(600)))
+    bench.time.advance(5000)
+    assert (len(bench.store), len(stored)) == (0, 600)
+    assert max(stored.values()) <= 8
+
+
+def test_large_records_that_are_out_have_a_bound_of_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redelivery, "MAX_OUT_BYTES", 2500)
+    bench.waiting = []
+    bench.add(*(record(b"%d" % i * 1000) for i in range(8)), after_s=0)
+    bench.time.advance(0)
+    assert len(bench.waiting) == 3
+    bench.waiting.pop(0)(Resent())
+    bench.time.advance(0)
+    assert len(bench.waiting) == 3
+    while bench.waiting:
+        bench.waiting.pop(0)(Resent())
+        bench.time.advance(0)
+    assert [payload[:1] for payload in bench.payloads] == [b"%d" % i for i in range(8)]
 
 
 def test_3_19_g2_6_no_more_is_taken_than_is_handed_out_and_no_iterator_stays_open(bench: Bench) -> None:
@@ -377,7 +410,7 @@ def test_of_those_that_went_together_and_failed_the_first_costs_a_try_and_goes_a
     bench.time.advance(1)
     laned(bench, 4, b"m")
     bench.time.advance(100)
-    assert bench.together == [5, 1, 1, 1, 1, 4, 4]
+    assert bench.together == [5, 1, 1, 1, 1, 2, 2, 4]
     assert bench.payloads[-9:] == [b"0", b"1", b"2", b"3", b"4", b"0", b"1", b"2", b"3"]
     assert (len(bench.store), bench.store.totals.dead) == (0, 0)
 
