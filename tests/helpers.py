@@ -19,6 +19,7 @@ import pytest
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
+from rocketmq_spark.base import threads
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import PullSysFlag, Response
 from rocketmq_spark.client.calls import refused as refusal
@@ -86,9 +87,10 @@ def unlike_ctrl_c(frame: FrameType) -> bool:
 
     At a jump back (since 3.12, whose comprehensions jump in the function that they stand in) it leaves the frame without its
     ``except``, ``finally`` and ``__exit__``, where a signal's goes through them. A generator that is closed in a ``yield
-    from`` (since 3.13) is not interrupted there.
+    from`` (since 3.13) is not interrupted there. What is raised while garbage is collected goes nowhere: the collector, which may
+    begin anywhere, only prints it.
     """
-    return frame.f_lasti in _untrue_stops(frame.f_code)
+    return frame.f_code is threads._collects.__code__ or frame.f_lasti in _untrue_stops(frame.f_code)
 
 
 @functools.cache
