@@ -291,6 +291,27 @@ def test_rows_have_the_same_ids_in_batches_that_are_joined_one_by_one(order, loo
     assert (len(parts) > 1) is (order is None and not looked), parts
 
 
+def test_a_short_last_chunk_does_not_hash_the_others_again():
+    rows = [dict.fromkeys(SCHEMA) | {"body": b"%03d" % i} for i in range(200)]
+    columns, batch = {"body": "body"}, frame(rows)
+    encoder = Encoder(columns, 10_000, ContentIds(NAME.scope(1), at()))
+    checked, hashed, parts = encoder.check(batch, BadRows()), RowHash(KEY), []
+    encoded = encoder.join(checked)
+
+    def made(items, first):
+        parts.append((first, len(items)))
+        return hashed(items, batch.slice(first, len(items)), columns, "t")
+
+    encoder.identify(encoded, checked, made)
+    size = len(next(encoded.chunks(1 << 20)).body) // 200
+    parts.clear()
+    encoded = encoder.join(checked)
+    encoder.identify(encoded, checked, made)
+    items = [item for chunk in encoded.chunks(90 * size) for item in decode_batch(chunk.body)]
+    assert [bytes(item.body) for item in items] == [row["body"] for row in rows]
+    assert parts == [(0, 90), (90, 90), (180, 20)]
+
+
 @given(st.lists(st.integers(0, 5), max_size=20), st.lists(st.lists(st.integers(0, 5), max_size=8), max_size=4))
 def test_stored_rows_are_counted_over_the_batches(stored, batches):
     def made(numbers):

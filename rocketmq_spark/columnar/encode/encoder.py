@@ -120,6 +120,7 @@ class ItemParts:
         self._columns = columns
         self._items: pa.Array | None = None
         self._complete: Complete | None = None
+        self._apart = False  # some items have been joined without the others
         self.sizes = sizes
         self.ends = np.concatenate(([0], np.cumsum(sizes)))
 
@@ -143,7 +144,8 @@ class ItemParts:
 
     def between(self, start: int, end: int) -> memoryview:
         """Consecutive items: the data buffer of a separate join, or a copy of a part of the large one."""
-        if self._items is None and end - start >= _FEW_ROWS:
+        if self._items is None and (self._apart or end - start >= _FEW_ROWS):
+            self._apart = True  # or a short last part would join all items again
             columns = [part if isinstance(part, bytes) else part.slice(start, end - start) for part in self._columns]
             return arrow.content(self._joined(columns, start))[0]
         data, ends = arrow.content(self.items)
