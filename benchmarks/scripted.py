@@ -3,6 +3,7 @@
 ``python -m benchmarks.scripted LAYOUT`` listens on a port for each server and is told by lines of JSON on its standard input
 what happens next; ``Scripted`` starts it. Every broker answers after a fixed time and at a fixed rate, whatever is asked:
 routes, statistics, times and offsets of queues, topic configurations, and pulls. All queues of a topic have the same messages.
+Sent messages are acknowledged and counted, and not stored.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import subprocess
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +28,7 @@ from typing import Any, Self
 from rocketmq_spark.base.codes import MAX_FRAME_BYTES, MESSAGE_MAGIC_V1, Request, Response
 from rocketmq_spark.wire import header, rpc
 from rocketmq_spark.wire.header import Command, FrameSplitter
+from rocketmq_spark.wire.messages import decode_batch
 
 HOST = "127.0.0.1"
 BEGIN = 1_000  # where every queue ends at first
@@ -71,6 +74,8 @@ class Topic:
         self.first = first
         self._ends, self._times = [BEGIN], [_now_ms()]
         self._keys: dict[tuple[int, int], list[bytes]] = {}
+        self._sent: Counter[tuple[int, int]] = Counter()  # by broker and queue
+        self._bodies: set[bytes] = set()
 
     @property
     def end(self) -> int:
@@ -97,6 +102,18 @@ class Topic:
             ]
         bounds = b'{"lastUpdateTimestamp":%d,"maxOffset":%d,"minOffset":%d}' % (self._times[-1], self.end, self.first)
         return b'{"offsetTable":{%s%s},"topicPutTps":0.0}' % ((bounds + b",").join(keys), bounds)
+
+    def send(self, broker: int, queue: int, bodies: Iterable[bytes]) -> int:
+        """Count sent messages; returns the offset of the first."""
+        found = list(bodies)
+        first = self._sent[broker, queue]
+        self._sent[broker, queue] += len(found)
+        self._bodies.update(found)
+        return first
+
+    def sent(self) -> dict[str, int]:
+        """How many messages were sent, how many different bodies they have, and to how many queues."""
+        return {"messages": self._sent.total(), "bodies": len(self._bodies), "queues": len(self._sent)}
 
     def pulled(self, queue: int, offset: int, count: int) -> bytes:
         """Stored messages, as many as there are."""
@@ -212,12 +229,14 @@ class Cluster:
                 for topic in self.topics.values():
                     topic.queues += 1
         asked, self.asked = self.asked, {}
-        return {"cpu": time.process_time(), "asked": asked, "connections": sum(map(len, self.connected.values()))}
+        sent = {name: topic.sent() for name, topic in self.topics.items()} if what["do"] == "count" else {}
+        connections = sum(map(len, self.connected.values()))
+        return {"cpu": time.process_time(), "asked": asked, "connections": connections, "sent": sent}
 
     def answer(self, broker: int | None, asked: Command) -> bytes:
         row = rpc.by_code[asked.code]
         self.asked[row.name] = self.asked.get(row.name, 0) + 1
-        topic = self.topics.get(asked.ext.get("topic", ""))
+        topic = self.topics.get(asked.ext.get("topic", asked.ext.get("b", "")))  # sends abbreviate their fields
         body, fields, code = b"", dict[str, Any](), Response.SUCCESS
         match asked.code:
             case Request.GET_ROUTEINFO_BY_TOPIC if topic is not None:
@@ -242,6 +261,13 @@ class Cluster:
                 fields["offset"] = topic.first
             case Request.PULL_MESSAGE:
                 code, body, fields = _pull(topic, row.arguments(asked))
+            case Request.SEND_MESSAGE_V2 | Request.SEND_BATCH_MESSAGE:
+                items = (
+                    [item.body for item in decode_batch(asked.body)] if row is rpc.SEND_BATCH_MESSAGE else [asked.body]
+                )
+                queue = row.arguments(asked)["queueId"]
+                offset = topic.send(broker, queue, map(bytes, items))
+                fields = {"msgId": f"{offset:032X}", "queueId": queue, "queueOffset": offset}
             case _:
                 code = Response.REQUEST_CODE_NOT_SUPPORTED
         reply = row.reply(asked, body, code, **fields)
@@ -321,7 +347,9 @@ class Scripted:
         return self._tell(do="widen")
 
     def counted(self) -> dict[str, Any]:
-        """CPU seconds of the servers so far, how often each request was sent since the last such line, and connections now."""
+        """CPU seconds of the servers so far, how often each request was sent since the last such line, connections now, and what
+        was sent to each topic.
+        """
         return self._tell(do="count")
 
     def _tell(self, **what: Any) -> dict[str, Any]:

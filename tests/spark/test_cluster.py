@@ -11,14 +11,16 @@ import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
 
+from benchmarks.scripted import BEGIN, Layout, Scripted
 from tests.fix_spark import CONF
 from tests.fix_wheel import outside
 from tests.mockbroker import eventually
-from tests.scale import scaled
+from tests.scale import scaled, soak
 from tests.spark.pipelines import records
 from tests.witness import java_read, java_send
 
@@ -56,10 +58,37 @@ spark.stop()
 """
 
 
+# Reads 64 brokers and writes to them. Ends with two counts: of what was read, and of the executors that did it.
+LARGE_JOB = """
+import json, os, sys
+from pyspark.sql import SparkSession
+
+name_server, source, target, folder = sys.argv[1:]
+spark = SparkSession.builder.getOrCreate()
+
+def executors(batches):
+    import os
+    import pyarrow as pa
+    executor = open(f"/proc/{os.getppid()}/stat").read().rsplit(")", 1)[1].split()[1]
+    for batch in batches:
+        yield pa.RecordBatch.from_pydict({"executor": [executor]})
+
+read = spark.read.format("rocketmq").option("nameServer", name_server).option("subscribe", source).load()
+places = read.selectExpr("concat(brokerName, '/', queueId, '/', queueOffset) body")
+counts = [places.count(), places.distinct().count()]
+done = places.mapInArrow(executors, "executor string").distinct().count()
+writer = places.write.format("rocketmq").option("nameServer", name_server).option("topic", target)
+writer.mode("append").save()
+with open(folder + "/report", "w") as file:
+    json.dump({"counts": counts, "executors": done}, file)
+spark.stop()
+"""
+
+
 class Cluster:
     """Spark standalone on this machine, below ``folder``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cores: int = 1, memory: str = "1g") -> None:
         self.folder = folder
         self._started: list[subprocess.Popen[bytes]] = []
         options = ("--host", "127.0.0.1", "--webui-port", "0")
@@ -68,7 +97,7 @@ class Cluster:
         )
         self.master = found[1]
         for name in ("first", "second"):
-            share = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / name))
+            share = ("--cores", str(cores), "--memory", memory, "--work-dir", str(folder / name))
             self._start(name, r"Successfully registered with master", "worker.Worker", *options, *share, self.master)
         self.workers = self._started[1:]
 
@@ -84,10 +113,11 @@ class Cluster:
         assert found is not None
         return found
 
-    def submit(self, job: Path, archive: Path, *arguments: object) -> subprocess.Popen[bytes]:
+    def submit(self, job: Path, archive: Path, *arguments: object, cores: int = 2) -> subprocess.Popen[bytes]:
         """As docs/where-it-runs.md says: the environment travels as an archive, and lies unpacked beside the driver."""
         conf = {
-            **CONF, "spark.executor.memory": "512m", "spark.executor.extraJavaOptions": QUICK, "spark.cores.max": "2",
+            **CONF, "spark.executor.memory": "512m", "spark.executor.extraJavaOptions": QUICK, "spark.cores.max": str(cores),
+            "spark.executor.cores": "1",
         }  # fmt: skip
         settings = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
         command = [
@@ -119,25 +149,31 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Callable[[], Cluster]]:
+def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     with contextlib.ExitStack() as stack:
 
-        def start() -> Cluster:
-            made = Cluster(tmp_path)
+        def start(**size: Any) -> Cluster:
+            made = Cluster(tmp_path, **size)
             stack.callback(made.close)
             return made
 
         yield start
 
 
+def packed(installed: Path, folder: Path) -> Path:
+    """The environment as an archive, and unpacked beside it."""
+    archive = folder / "job.tar.gz"
+    with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
+        tar.add(installed.parent, ".")
+    (folder / "environment").symlink_to(installed.parent)
+    return archive
+
+
 @pytest.mark.timeout(1200)
 def test_a_job_that_brings_its_environment_outlives_a_worker(rocketmq, make_topic, installed, cluster, tmp_path):
     name_server, source, target = rocketmq.name_server, make_topic(), make_topic()
     sent = java_send(name_server, source, scaled(10_000), batch=20)
-    archive, job = tmp_path / "job.tar.gz", tmp_path / "job.py"
-    with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
-        tar.add(installed.parent, ".")
-    (tmp_path / "environment").symlink_to(installed.parent)
+    archive, job = packed(installed, tmp_path), tmp_path / "job.py"
     job.write_text(JOB)
     spark = cluster()
     driver = spark.submit(job, archive, name_server, source, target, tmp_path, len(sent) // 10)
@@ -158,3 +194,23 @@ def test_a_job_that_brings_its_environment_outlives_a_worker(rocketmq, make_topi
     assert report["ids"] == report["streamed"] == sorted(records(sent))
     seen = sorted(record.content for record in java_read(name_server, target))
     assert seen == sorted(record.content for record in sent)
+
+
+@soak
+@pytest.mark.timeout(1200)
+def test_eight_executors_read_64_brokers_and_write_to_them(installed, cluster, tmp_path):
+    archive, job = packed(installed, tmp_path), tmp_path / "job.py"
+    job.write_text(LARGE_JOB)
+    with Scripted(Layout(topics=2, queues=8)) as brokers:
+        source, target = brokers.layout.names()
+        spark = cluster(cores=4, memory="4g")
+        driver = spark.submit(job, archive, brokers.name_server, source, target, tmp_path, cores=8)
+        said = tmp_path / "driver.log"
+        assert driver.wait(900) == 0, said.read_text()[-4000:]
+        rows = 64 * 8 * (BEGIN - brokers.layout.first)
+        report = json.loads((tmp_path / "report").read_text())
+        assert report["counts"] == [rows, rows]
+        assert report["executors"] == 8, report
+        sent = brokers.counted()["sent"][target]
+        assert (sent["messages"], sent["bodies"]) == (rows, rows)
+        assert sent["queues"] > 8, "tasks begin at different queues"
