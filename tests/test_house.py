@@ -54,7 +54,7 @@ ORDER = {
     " pull.pull_consumer pop.simple_consumer",
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests reader puller reading",
-    "delay": "release stream envelope_records service node",
+    "delay": "release stream envelope_records queue_records service node",
     "spark": "checkpoints monitoring sink source tuning source.offsets source.planner source.decisions source.filters"
     " source.recreation source.catalog source.waiting source.commit source.tasks source.prefetch source.stream source.readers"
     " checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"

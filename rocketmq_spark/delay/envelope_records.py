@@ -132,6 +132,13 @@ class Remade:
             return True
         return self._member.bounds(queue, Deadline.after(REQUEST_S)).min_offset >= seen.stored
 
+    def is_known(self, queue: MessageQueue, seen: Seen) -> bool:
+        """Whether the queue, perhaps that of another cluster, has the message that was read last, and at its offset. False if
+        that is not certain.
+        """
+        first = self._since(queue, seen.newest_ms)
+        return bool(seen.newest_ms) and first < seen.stored <= self._since(queue, seen.newest_ms + 1)
+
     def other_from(self, queue: MessageQueue, stored: int, newest_ms: int, bounds: QueueBounds) -> int | None:
         """The offset from which on the messages differ from those that were read; None if they are the same."""
         at = stored if stored <= bounds.max_offset else 0

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from rocketmq_spark.base import codes
 from rocketmq_spark.errors import DecodeError, MessageRefused
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from rocketmq_spark.spool.records import DOUBTFUL
 from rocketmq_spark.wire.envelope import (
     CANCEL,
     DIGEST_END,
@@ -107,11 +108,12 @@ def note_of(queue: MessageQueue) -> bytes:
     return str(queue).encode()
 
 
-def noted(notes: Mapping[bytes, bytes]) -> dict[MessageQueue, Seen]:
-    """The stored notes by queue."""
+def noted(notes: Mapping[bytes, bytes], doubtful: bool = False) -> dict[MessageQueue, Seen]:
+    """The stored notes by queue; with ``doubtful`` those made while the records belonged to another owner."""
     found = {}
     for name, value in notes.items():
-        if (seen := Seen.decode(value)) is not None:
+        if name.startswith(DOUBTFUL) == doubtful and (seen := Seen.decode(value)) is not None:
+            name = name.removeprefix(DOUBTFUL)
             topic, _, rest = name.decode().partition("/")
             broker_name, _, number = rest.rpartition("/")  # from the right: a broker's name may contain a slash
             found[MessageQueue(topic, broker_name, int(number))] = seen

@@ -19,6 +19,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.delay import envelope_records
 from rocketmq_spark.delay.envelope_records import Answering, Commits, Committed, EnvelopeReader, Names, Remade, Room
+from rocketmq_spark.delay.queue_records import QueueRecords
 from rocketmq_spark.delay.release import Progress, Seen, note_of, noted, resumed
 from rocketmq_spark.errors import OffsetError, RocketMQError, SpoolFull
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage
@@ -71,7 +72,7 @@ class DelayService:
         self._reader = reader
         self._member, self._remade = member, Remade(member, names.group)
         self._commits = Commits(member, names, tools.make_group)
-        self._store = store
+        self._store, self._records = store, QueueRecords(store, self._remade)
         self._open_spool = open_spool
         self._now_ms, self._topic = tools.now_ms, tools.topic
         self._retention = envelope_records.Retention(tools.kept_ms)
@@ -182,7 +183,7 @@ class DelayService:
         )
         if not self._joined and (self._patience.expired or (mine and not any(left))):
             self._joined = True
-            self._going |= dict.fromkeys(noted(self._store.notes()).keys() - mine)  # queues of an earlier process
+            self._going |= dict.fromkeys(self._records.queues() - mine)  # queues of an earlier process
             self._give_up_all()
 
     def _begin_again(self, queues: Iterable[MessageQueue]) -> None:
@@ -241,7 +242,7 @@ class DelayService:
 
     def _begin(self, queue: MessageQueue) -> None:
         """Start an assigned queue. If another node had it, wait ``HAND_OVER_S`` for its commit. Raises errors of requests."""
-        last, seen = self._commits.of(queue), noted(self._store.notes()).get(queue)
+        last, seen = self._commits.of(queue), self._records.note(queue)
         # Whether another node had the queue since.
         others = last is not None and (seen is None or seen.committed != last.progress)
         if others:
@@ -275,11 +276,11 @@ class DelayService:
         if last is not None and others and (at := self._remade.other_from(queue, *last.read, bounds)) is not None:
             progress = last.progress.cut(at)
         if seen is not None and (at := self._remade.other_from(queue, *seen.read, bounds)) is not None:
-            self._each(queue, lambda offset, due_ms: True, self._store.free)
+            self._records.each(queue, lambda offset, due_ms: True, self._store.free)
             seen = None if others else seen.cut(at)
             progress = progress if seen is None else seen.committed
         elif progress is not None and others:
-            self._each(queue, progress.done, self._store.forget)
+            self._records.each(queue, progress.done, self._store.forget)
         found = resumed(seen, progress, bounds.min_offset)
         newest_ms = max(
             found.newest_ms, 0 if last is None else last.newest_ms
@@ -296,35 +297,21 @@ class DelayService:
 
     def _leave(self, queue: MessageQueue) -> None:
         """Drop a queue's records that its next owner can read again; the others stay, and are sent from here."""
-        seen, other = noted(self._store.notes()).get(queue), None
         try:
+            seen = self._records.note(queue)
             bounds = self._member.bounds(queue, Deadline.after(envelope_records.REQUEST_S))
-            if seen is not None:
-                other = self._remade.other_from(queue, *seen.read, bounds)
+            other = None if seen is None else self._remade.other_from(queue, *seen.read, bounds)
         except RocketMQError as e:
             if e.retriable:
                 raise
             logger.warning("the messages of %s stay here, and another node may send them, too: %s", queue, e)
             return
         first, end = bounds.min_offset, 1 << 63 if other is None else other
-        gone = self._each(queue, lambda offset, due_ms: first <= offset < end, self._store.forget)
+        gone = self._records.each(queue, lambda offset, due_ms: first <= offset < end, self._store.forget)
         # The remaining records lose their marks of the queue: progress of later owners is not about them.
-        self._each(queue, lambda offset, due_ms: not first <= offset < end, self._store.free)
+        self._records.each(queue, lambda offset, due_ms: not first <= offset < end, self._store.free)
         self._store.add([], {note_of(queue): b""})
         logger.info("%s was handed over to another node, with %d waiting messages", queue, gone)
-
-    def _each(
-        self,
-        queue: MessageQueue,
-        which: Callable[[int, int], bool],
-        step: Callable[[Sequence[tuple[bytes, bytes]]], int],
-    ) -> int:
-        """Call ``step`` with the marks of a queue's waiting records that ``which`` accepts, in portions. Returns the sum."""
-        space, start, count = envelope_records.space_of(queue), b"", 0
-        while places := self._store.places(space, start, PAGE):
-            count += step([(space, place) for place in places if which(*envelope_records.offset_and_due(place))])
-            start = places[-1] + b"\0"
-        return count
 
     # --- envelopes
 

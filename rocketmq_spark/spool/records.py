@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -35,6 +35,8 @@ RECORD, PENDING, ORDER, DEAD = b"r", b"p", b"o", b"d"
 MARK, NOTE = b"i", b"n"
 # Notes with this prefix remain valid when records are lost, because they are not about records.
 LASTING = b"environment's "
+# Prefix of notes that were made while the records belonged to another owner: its user must check whether they are still true.
+DOUBTFUL = b"doubtful "
 TOTALS = b"m"
 # The owner is stored twice, under the first and the last key, because without it the destination of records is unknown.
 OWNER = (b"e", b"z")
@@ -330,11 +332,24 @@ class SpoolOwner:
             and (not self.servers or not other.servers or not set(self.servers).isdisjoint(other.servers))
         )
 
+    def doubts(
+        self, notes: Iterable[tuple[bytes, bytes]], held: SpoolOwner, given: bool
+    ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
+        """Puts and deletes for the stored ``notes`` that this owner does not believe. With ``given`` records, those about
+        records are kept as ``DOUBTFUL``: whether the records' marks are about this owner's brokers depends on them.
+        """
+        doubted = [(key, value) for key, value in notes if not self.believes(key[len(NOTE) :], held, given)]
+        names = [(key[len(NOTE) :], value) for key, value in doubted if given]
+        puts = [(NOTE + DOUBTFUL + name, value) for name, value in names if not name.startswith(LASTING)]
+        return puts, [key for key, _ in doubted]
+
     def believes(self, note: bytes, held: SpoolOwner, given: bool) -> bool:
         """Whether a note made while the store belonged to ``held`` is true for this owner, whose brokers may be others with the
         same names. The purpose does not matter. If the records were ``given`` to this owner, the note about the queues of an
-        environment remains valid if namespace and environment are the same.
+        environment remains valid if namespace and environment are the same. ``DOUBTFUL`` ones remain doubtful for all.
         """
+        if note.startswith(DOUBTFUL):
+            return True
         if given and note.startswith(LASTING):
             return (self.namespace, self.environment) == (held.namespace, held.environment)
         return self.is_same(replace(held, purpose=self.purpose))

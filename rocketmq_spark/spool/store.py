@@ -267,9 +267,8 @@ class Store:
                 )
             self._owner = owner = held if lent and self.totals.all_bytes and held != SpoolOwner() else owner
             if held != owner:
-                noted = (key for key, _ in self._db.scan(NOTE, behind(NOTE)))
-                notes = [key for key in noted if not owner.believes(key[len(NOTE) :], held, force)]
-                self._db.write([(key, owner.encode()) for key in OWNER], notes, sync=self._sync)
+                puts, deletes = owner.doubts(self._db.scan(NOTE, behind(NOTE)), held, force)
+                self._db.write([(key, owner.encode()) for key in OWNER] + puts, deletes, sync=self._sync)
 
     def close(self) -> None:
         """Release the folder; leased records are due for its next user."""

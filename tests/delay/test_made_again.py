@@ -9,10 +9,12 @@ import pytest
 from rocketmq_spark.delay import service
 from rocketmq_spark.errors import RocketMQError, ServerFault, TopicNotFound
 from rocketmq_spark.model import MessageQueue
-from tests.delay.nodes import QUEUES, World, envelope
+from rocketmq_spark.spool.records import IDENTITY, SpoolOwner
+from rocketmq_spark.spool.store import Store
+from tests.delay.nodes import QUEUES, Node, Topic, World, envelope
 from tests.helpers import raising
 
-ONE = QUEUES[0]
+ONE, TWO = QUEUES
 
 
 def turns(world: World, name: str, count: int) -> None:
@@ -205,3 +207,79 @@ def test_nothing_is_begun_again_while_a_topic_is_the_same(world: World, monkeypa
     monkeypatch.setattr(world.topic, "search_offset", lambda queue, epoch_ms, deadline, group: 2)
     turns(world, "a", 3)
     assert begun == []
+
+
+ANOTHER = SpoolOwner(("another:1",), "")
+
+
+@pytest.mark.parametrize("more", [0, 2, 9])
+def test_what_was_assigned_from_another_cluster_is_not_taken_for_messages_of_a_queue_with_the_same_name(
+    world: World, more: int
+) -> None:
+    """What is told of that queue, and its next owner, know nothing of them."""
+    topic = world.topic
+    for i in range(5):
+        topic.put(envelope(f"old{i}", 100))
+    world.node("a")
+    turns(world, "a", 8)
+    world.nodes["b"] = other = Node(Topic(), world.nodes["a"].folder.with_name("b"), world.time)
+    other.topic.now_ms += 7777
+    for i in range(more):
+        other.topic.put(envelope(f"new{i}", 0))
+    for _ in range(more + 3):
+        other.turn(ONE)
+    other.turn()
+    other.service.close()
+    node = assigned(world, other.topic)
+    for _ in range(4):
+        node.turn(ONE)
+    for _ in range(4):
+        node.turn(TWO)
+    assert len(node.store) == 5
+    world.time.advance(101)
+    node.turn(TWO)
+    assert sorted(node.sends.bodies) == [f"old{i}".encode() for i in range(5)]
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_what_was_assigned_to_the_cluster_that_it_came_from_changes_hands_with_its_queue(
+    world: World, mine: bool
+) -> None:
+    for i in range(5):
+        world.topic.put(envelope(f"m{i}", 100))
+    world.node("a")
+    turns(world, "a", 8)
+    node, other = assigned(world, world.topic), world.node("b")
+    if mine:
+        for _ in range(3):
+            node.turn(ONE)
+        assert len(node.store) == 5
+    for _ in range(8):
+        node.turn(TWO)
+        other.turn(ONE)
+    assert (len(node.store), len(other.store)) == (0, 5)
+
+
+def test_after_damage_what_was_assigned_is_read_again(world: World) -> None:
+    world.topic.put(envelope("m", 100))
+    world.node("a")
+    turns(world, "a", 3)
+    node = assigned(world, world.topic)
+    node.store.damages += 1
+    node.store.forget([(IDENTITY, place) for place in node.store.places(IDENTITY)])
+    for _ in range(4):
+        node.turn(ONE)
+    assert len(node.store) == 1
+
+
+def assigned(world: World, topic: Topic) -> Node:
+    """Node ``a`` after ``spool assign``, with the topic of the cluster that its folder was assigned to."""
+    node = world.nodes["a"]
+    node.store.belong(SpoolOwner(("one:1",), ""))
+    node.service.close()
+    store = Store(node.folder, sync="never")
+    store.belong(ANOTHER, force=True)
+    store.close()
+    node.topic = topic
+    node.open()
+    return node

@@ -334,8 +334,8 @@ def test_what_is_noted_of_a_cluster_is_not_believed_in_another(path: Path) -> No
         store.add([], {b"broker-a": b"7"})
         store.belong(dataclasses.replace(A_CLUSTER, servers=(*A_CLUSTER.servers, "d:1"), purpose="another group"))
         assert store.notes() == {b"broker-a": b"7"}
-        store.belong(dataclasses.replace(A_CLUSTER, servers=("c:1",)))
-        assert store.notes() == {}
+        store.belong(dataclasses.replace(A_CLUSTER, servers=("c:1",)), force=True)
+        assert store.notes() == {b"doubtful broker-a": b"7"}
 
 
 def test_3_1_a_spool_with_records_keeps_its_owner_and_an_empty_one_takes_another(path: Path) -> None:
