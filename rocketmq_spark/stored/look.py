@@ -136,6 +136,9 @@ class Look:
                 )
 
     def _confirms_late(self, name: str, deadline: Deadline) -> bool:
+        """Whether the broker indexes only what its slaves have confirmed. It does not report how much it holds back, so a slave
+        that hangs for longer than the settle time hides messages (docs/exactly-once.md).
+        """
         if name not in self._late:
             self._late[name] = self._tools.offsets.confirms_late(name, deadline)
         return self._late[name]
