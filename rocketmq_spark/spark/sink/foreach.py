@@ -283,8 +283,9 @@ def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _
             raise OptionError(
                 f"batch {name.number} was begun for {', '.join(note.ends.topics)}, and the query now writes to "
                 f"{', '.join(topics)}: the note is {folder.name}/{notes.ROOM}/{name.number}/{other.write}",
-                remedy="Finish the batch with the old options, or take the query back with: rocketmq-spark checkpoint rewind. "
-                "Where these are two writes of a batch, give each a write_name",
+                remedy="Finish the batch with these topics, and write further ones with a writer of their own. Or go back with: "
+                "rocketmq-spark checkpoint rewind, which sends again what the batch has stored. If these are two writes of "
+                "a batch, give each a write_name",
             )
 
 

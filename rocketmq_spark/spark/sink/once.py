@@ -56,6 +56,10 @@ logger = logging.getLogger(__name__)
 # With more ids than this, the plan does not contain them, and each task reads its own.
 MAX_IDS = 1_000_000
 SINK = "sink"
+OTHER_TOPICS = (
+    "Finish the batch with these topics (further ones may be added to option 'allowedTopics'), namespace and environment. Or go "
+    "back with: rocketmq-spark checkpoint rewind, which sends again what the batch has stored"
+)
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 _CHECKED = "topics checked for exactly-once"
 
@@ -78,18 +82,22 @@ class OncePlan:
 
 
 def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int | None = None) -> OncePlan:
-    """Begin a micro-batch, by default the last one that Spark has planned."""
+    """Begin a micro-batch, by default the last one that Spark has planned.
+
+    A batch that was begun may be finished with further topics, as by a job that now sends its bad rows to one of their own:
+    nothing of the batch can be there before the note has the ends of that topic.
+    """
     folder = checkpoint_folder(checkpoint)
     name = notes.batch_name(folder, write, number)
     topics, within = guarantee.topics(options), _within(options)
     made = notes.begin(folder, name, lambda: noted(options), within, options.exactly_once_settle)
     ends = made.note.ends
     before = made.note.within
-    if (ends.topics, before) != (topics, within):
+    if before != within or not set(ends.topics) <= set(topics):
         raise OptionError(
             f"batch {name.number} was begun for {', '.join(ends.topics)}{before}, and the query now writes to "
             f"{', '.join(topics)}{within}: the note is {folder.name}/{notes.ROOM}/{name.number}/{name.write}",
-            remedy="Finish the batch with the old options, or take the query back with: rocketmq-spark checkpoint rewind",
+            remedy=OTHER_TOPICS,
         )
     if not made.before:
         return OncePlan(name, ends)
@@ -98,7 +106,7 @@ def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int
     try:
         now = noted(options)
     except RocketMQError as e:
-        if not e.retriable:
+        if not e.retriable or ends.topics != topics:
             raise
         logger.warning("batch %d goes to the queues of its note, although there may be others now: %s", name.number, e)
         now = ends
