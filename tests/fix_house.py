@@ -239,8 +239,12 @@ def scope_of(item: pytest.Item) -> str:
 
 
 def _turn(item: pytest.Item, scope: str) -> int:
-    """The longest come first, and what runs in memory last: a long one must not be what the last process ends with."""
-    if scope == "spark":
+    """The longest come first, and what runs in memory last: a long one must not be what the last process ends with.
+
+    What shares a cluster comes beside what shares Spark: most of it needs no driver, and in a new environment drivers wait for
+    the archive that the first of them makes.
+    """
+    if scope in SCOPES:
         return 0
     if LONG.intersection(item.path.parts):
         return 1
