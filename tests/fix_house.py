@@ -44,7 +44,7 @@ LONG = {"kill", "chaos", "notebooks", "examples"}
 # Folders whose tests wait more than they work. They come first of all that runs in memory, and the others fill the end.
 WAITING = {"client", "consumer", "contracts", "fuzz"}
 # Clusters that tests share (fix_clusters), by the names of their fixtures, in the order in which their tests run.
-SHARED = ("secured", "encrypted", "elsewhere", "slaved", "one_broker", "two_brokers", "proxied")
+SHARED = ("secured", "encrypted", "elsewhere", "slaved", "older", "one_broker", "two_brokers", "proxied")
 # What is started once for all tests that ask for it: where tests are shared out, they go to one process, whatever file they
 # stand in. The first that a test asks for decides; the rest goes file by file.
 SCOPES = ("spark", *SHARED)
@@ -65,7 +65,6 @@ CLUSTERS = {
     "mastered",
     "other",
     "asking",
-    "older",
     "keyed",
     "asking_often",
     "asking_proxy",
@@ -240,8 +239,12 @@ def scope_of(item: pytest.Item) -> str:
 
 
 def _turn(item: pytest.Item, scope: str) -> int:
-    """The longest come first, and what runs in memory last: a long one must not be what the last process ends with."""
-    if scope == "spark":
+    """The longest come first, and what runs in memory last: a long one must not be what the last process ends with.
+
+    What shares a cluster comes beside what shares Spark: most of it needs no driver, and in a new environment drivers wait for
+    the archive that the first of them makes.
+    """
+    if scope in SCOPES:
         return 0
     if LONG.intersection(item.path.parts):
         return 1

@@ -7,6 +7,7 @@ between. Tests that need another master, a fresh JVM or a violent end run a scri
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -57,6 +58,7 @@ CONF = {
 _UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
 # What every driver here loads, parsed once, so that a start takes half the time; and the quick compiler, for tests are short.
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:cds=off -Xlog:cds+dynamic=off"
+_WITH_ARCHIVE = f"{_JVM} -XX:SharedArchiveFile="
 _ARCHIVE_VARIABLE = "SPARK_SUBMIT_OPTS"
 _TYPICAL = """
 import sys
@@ -73,23 +75,28 @@ spark.stop()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """All JVMs of drivers find the class-data archive, which lies beside the PySpark that it is of."""
+    """All JVMs of drivers find the class-data archive, which lies beside the PySpark that it is of.
+
+    It is made by the first process that starts a driver (``environment``): half a minute that others use for what needs none.
+    """
     wanted = any(item.get_closest_marker("spark") for item in session.items)
-    if not wanted or session.config.getoption("collectonly"):
-        return
-    os.environ[_ARCHIVE_VARIABLE] = f"{_JVM} -XX:SharedArchiveFile={_archive()}"
+    if wanted and not session.config.getoption("collectonly"):
+        os.environ[_ARCHIVE_VARIABLE] = f"{_WITH_ARCHIVE}{_archive()}"
 
 
+@functools.cache
 def _archive() -> Path:
-    """The archive, made now if it is not there; by one of the processes that share out the tests, while the others wait."""
     java = hashlib.sha256(find_java().identity.encode()).hexdigest()[:8]
-    archive = Path(sys.prefix, f"spark-{java}.jsa")
+    return Path(sys.prefix, f"spark-{java}.jsa")
+
+
+def _await_archive(archive: Path) -> None:
+    """The archive is made now if it is not there; by one of the processes that start a driver, while the others wait."""
     with archive.with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not archive.exists():
             _compile_zips()
             _make_archive(archive)
-    return archive
 
 
 def _compile_zips() -> None:
@@ -135,6 +142,9 @@ def _make_archive(archive: Path) -> None:
 
 def environment(**more: str) -> dict[str, str]:
     """What a Spark driver and, through it, every Python worker must find in its environment."""
+    asked, wanted = _ARCHIVE_VARIABLE in more, os.environ.get(_ARCHIVE_VARIABLE, "")
+    if not asked and wanted == f"{_WITH_ARCHIVE}{_archive()}":
+        _await_archive(_archive())
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": path, **more}
 

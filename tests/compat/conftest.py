@@ -1,4 +1,4 @@
-"""Brokers of older versions, one cluster for the tests of a file with each."""
+"""Brokers of older versions, one cluster for all tests with each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.live.consumer.members import Members
 TRACES = {"traceTopicEnable": True}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def older(request: pytest.FixtureRequest) -> Iterator[LocalBroker]:
     """A broker of the version that the mark of the test names (``features``): it asks soon about half messages, and traces."""
     with LocalBroker(version=request.param, conf={**ASKS, **TRACES}, quiet=True) as mq:
