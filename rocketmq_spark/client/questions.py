@@ -220,6 +220,8 @@ def _accepted(
 
 
 AGE_S = 30.0
+# A broker that refuses connections does so at once, and may be back in a moment.
+QUICK_S, SOON_S = 0.1, 1.0
 
 _Attributes = Attributes | AccessDenied | None
 
@@ -274,12 +276,12 @@ class Kinds:
         silent = {name for (of, name), until in list(self._silent.items()) if of == topic and not until.expired}
         asked = sorted((name for name in brokers if name not in silent), key=self._hangs)
         for number, name in enumerate(asked):
-            share = deadline.within(deadline.remaining() / (len(asked) - number))
+            share, begun = deadline.within(deadline.remaining() / (len(asked) - number)), time.monotonic()
             try:
                 found = self.attributes(topic, name, share)
             except RocketMQError as e:
                 logger.info("cannot determine from broker %s how batches of topic %s are stored: %s", name, topic, e)
-                self._silent[topic, name] = Deadline.after(AGE_S)
+                self._silent[topic, name] = Deadline.after(SOON_S if time.monotonic() - begun < QUICK_S else AGE_S)
             else:
                 return BatchStorage(is_batched(found) is True, is_compacted(found))
         return None

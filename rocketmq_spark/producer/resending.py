@@ -11,14 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import (
-    KEY_SEPARATOR,
-    RESERVED_PROPERTIES,
-    RETRY_PREFIX,
-    Property,
-    SysFlag,
-    timer_due_ms,
-)
+from rocketmq_spark.base.codes import KEY_SEPARATOR, RESERVED_PROPERTIES, RETRY_PREFIX, Property, SysFlag, timer_due_ms
 from rocketmq_spark.base.threads import Failure, Timer, attempt
 from rocketmq_spark.errors import (
     ClosedError,
@@ -119,8 +112,8 @@ class EngineResender:
         """
         now_ms = self._timer.now_ms()
         if now_ms >= self._ask_at_ms.get(topic, now_ms):
+            self._ask_at_ms[topic] = now_ms + round(1000 * STORAGE_AGE_S)  # first: no answer changes it
             self._asking.soon(functools.partial(self._ask_storage, topic))  # the spool must not wait for an answer
-            self._ask_at_ms[topic] = now_ms + round(1000 * STORAGE_AGE_S)
         found = self._engine.topics.storage.get(topic)
         return found is not None and not found.by_key
 
@@ -155,9 +148,9 @@ class EngineResender:
 
     def _resend_batch(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         """When it was spooled its brokers may have been silent, and those of a compaction topic drop what has no key."""
-        found = attempt(self._engine.topics.ask_storage, send.topic, Deadline.after(TRY_S))
-        by_key = not isinstance(found, Failure) and found is not None and found.by_key
-        self._resend_each(_by_key(send) if by_key else [send], done)
+        attempt(self._engine.topics.ask_storage, send.topic, Deadline.after(TRY_S))
+        found = self._engine.topics.storage.get(send.topic)  # none: it may be one
+        self._resend_each([send] if found is not None and not found.by_key else _by_key(send), done)
 
     def _is_foreign(self, queue: MessageQueue | None, environment: Environment) -> bool:
         """Whether a queue that was chosen is another environment's, as far as that is known without a question."""
@@ -285,15 +278,19 @@ def _parts(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
 
 
 def _by_key(send: SpooledSend) -> list[SpooledSend]:
-    """The messages of a batch that have a key as one, each of the others alone: for a compaction topic."""
-    keyed: list[tuple[BatchItem, str]] = []
-    alone: list[tuple[BatchItem, str]] = []
-    with contextlib.suppress(DecodeError):
+    """A batch in parts, in its order: those of its messages that have no key are alone, as a compaction topic needs it."""
+    parts: list[list[tuple[BatchItem, str]]] = []
+    keyed = False
+    try:
         for item in decode_batch(send.request.data):
-            found = decode_properties(item.properties)
-            each = item, found.get(Property.UNIQ_KEY, "")
-            (keyed if found.get(Property.KEYS, "").strip() else alone).append(each)
-    return [_part(send, items) for items in (keyed, *([each] for each in alone)) if items] if alone else [send]
+            found, before = decode_properties(item.properties), keyed
+            keyed = bool(found.get(Property.KEYS, "").strip())
+            if not (before and keyed):
+                parts.append([])
+            parts[-1].append((item, found.get(Property.UNIQ_KEY, "")))
+    except DecodeError:
+        return [send]
+    return [_part(send, items) for items in parts] if len(parts) > 1 or not keyed else [send]
 
 
 def _part(send: SpooledSend, items: Sequence[tuple[BatchItem, str]]) -> SpooledSend:

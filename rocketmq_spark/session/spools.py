@@ -29,7 +29,8 @@ from rocketmq_spark.queues.environment import Environment, by_position, environm
 from rocketmq_spark.remoting.connection import together
 from rocketmq_spark.session import SPOOLS, connection_key, sender
 from rocketmq_spark.spool.database import Database, in_use, is_database
-from rocketmq_spark.spool.records import LASTING, RECORD, Done, SpoolOwner, behind
+from rocketmq_spark.spool.lanes import Joins
+from rocketmq_spark.spool.records import LASTING, RECORD, Done, Record, SpoolOwner, behind
 from rocketmq_spark.spool.recovery import DAMAGED, held
 from rocketmq_spark.spool.store import Store
 
@@ -87,7 +88,7 @@ def owner_of(options: Options, purpose: str = "") -> SpoolOwner:
 
 
 _PREFIX, _EMPTIED = "worker-", "emptied-"
-_PAGE, _PAGE_BYTES = 500, 8 << 20
+_PAGE, _PAGE_BYTES = 250, 4 << 20  # of the first records of lanes, and as many behind them
 _ENDLESS_MS = 2**63
 
 
@@ -161,11 +162,28 @@ def _remove(path: Path) -> None:
 
 
 def _move(store: Store, into: Store, ahead_ms: int) -> Iterator[int]:
-    while taken := store.take(_ENDLESS_MS, _PAGE, _PAGE_BYTES):
+    while taken := store.take(_ENDLESS_MS, _PAGE, _PAGE_BYTES, _page()):
         notes = {name: value for name, value in store.notes().items() if value}  # empty notes have no meaning
-        into.add([(work.record, max(0, work.due.due_ms - ahead_ms)) for work in taken], notes)
+        moved = [
+            (record, max(0, work.due.due_ms - ahead_ms))
+            for work in taken
+            for record in (work.record, *(other.record for other in work.behind))
+        ]
+        into.add(moved, notes)
         store.settle([(work, Done()) for work in taken], 0)
-        yield len(taken)
+        yield len(moved)
+
+
+def _page() -> Joins:
+    """Accepts records behind the first ones of their lanes, a page of all lanes together: one by one, each would cost a write."""
+    count, size = 0, 0
+
+    def takes(record: Record) -> bool:
+        nonlocal count, size
+        count, size = count + 1, size + len(record.payload)
+        return count <= _PAGE and size <= _PAGE_BYTES
+
+    return lambda first: takes
 
 
 def open_store(path: Path, options: Options, spool: SpoolSettings | None = None, lent: bool = False) -> Store:

@@ -53,10 +53,10 @@ class Database:
     """Keys and values in a folder, which is created. ``damage`` is RocksDB's message if it opened with losses.
 
     A read-only database takes no lock, shows the state at the time of opening, and omits what cannot be read: ``gaps`` are
-    the ranges of keys that scans skipped. Otherwise damage raises ``Damaged``.
+    the ranges of keys that scans skipped. Otherwise, or at the opening unless ``tolerant``, damage raises ``Damaged``.
     """
 
-    def __init__(self, path: Path, read_only: bool = False) -> None:
+    def __init__(self, path: Path, read_only: bool = False, tolerant: bool = True) -> None:
         self.path = path
         self.damage: str | None = None
         self.gaps: list[tuple[bytes, bytes]] = []
@@ -77,7 +77,7 @@ class Database:
         if read_only and not is_database(path):
             raise SpoolError(f"there is no spool in {path}")
         try:
-            self._db = self._opened(read_only)
+            self._db = self._opened(read_only, read_only and tolerant)
         except BaseException:
             self._clean_up()
             raise
@@ -160,14 +160,9 @@ class Database:
             )
         return self._db
 
-    def _opened(self, read_only: bool) -> Any:
-        rocks = self._rocks
+    def _opened(self, read_only: bool, tolerant: bool) -> Any:
+        rocks, mode = self._rocks, self._rocks.DBRecoveryMode
         access = rocks.AccessType.read_only(False) if read_only else rocks.AccessType.read_write()
-        complete, to_a_torn_end, all_that_fits = (
-            rocks.DBRecoveryMode.absolute_consistency,
-            rocks.DBRecoveryMode.tolerate_corrupted_tail_records,
-            rocks.DBRecoveryMode.skip_any_corrupted_record,
-        )
         with self._errors("open"):
             if not read_only:
                 make_folder(self.path)
@@ -178,25 +173,29 @@ class Database:
             path = self.path
             if is_database(path) and not any(path.glob(f"*{LOG}")):  # every database has a log, even if it is empty
                 self.damage = "its log is gone"
-                if not read_only:
+                if not tolerant:
                     raise Damaged(f"the spool in {path} is damaged: {self.damage}", remedy=OPEN_IT)
             if damaged := damaged_headers(path):
                 name, headers = next(iter(damaged.items()))
                 self.damage = f"{headers.problem} of {name}"
                 # RocksDB would silently omit tables that the manifest does not name any more.
-                if not read_only or any(each.lost for name, each in damaged.items() if not name.endswith(LOG)):
+                if not tolerant or any(each.lost for name, each in damaged.items() if not name.endswith(LOG)):
                     raise Damaged(f"the spool in {path} is damaged: {self.damage}", remedy=OPEN_IT)
                 path = self._mirrored()
                 if not any(each.lost for each in damaged.values()):
                     self.damage = None
             try:
-                return rocks.Rdict(str(path), self._options(complete()), access_type=access)
+                return rocks.Rdict(str(path), self._options(mode.absolute_consistency()), access_type=access)
             except Exception as e:
                 if not _is_damage(e):
                     raise
                 problem = str(e)
+                if read_only and not tolerant:
+                    raise Damaged(f"the spool in {self.path} is damaged: {problem}", remedy=OPEN_IT) from e
             with contextlib.suppress(Exception):
-                found = rocks.Rdict(str(path), self._options(to_a_torn_end()), access_type=access)
+                found = rocks.Rdict(
+                    str(path), self._options(mode.tolerate_corrupted_tail_records()), access_type=access
+                )
                 logger.warning(
                     "the log of the spool in %s ends within a write: this write and later ones are lost, an unknown number "
                     "of records. A power cut or a full disk does this to writes that were not acknowledged: %s",
@@ -206,7 +205,9 @@ class Database:
             if not read_only:
                 raise Damaged(f"the spool in {self.path} is damaged: {problem}", remedy=OPEN_IT)
             # Not paranoid: RocksDB does not check whole tables at opening, so scans can read their intact blocks one by one.
-            found = rocks.Rdict(str(path), self._options(all_that_fits(), paranoid=False), access_type=access)
+            found = rocks.Rdict(
+                str(path), self._options(mode.skip_any_corrupted_record(), paranoid=False), access_type=access
+            )
             self.damage = problem
             return found
 

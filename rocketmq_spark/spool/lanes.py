@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rocketmq_spark.spool.changes import AtomicChange
@@ -197,14 +197,17 @@ class Runs:
         most = self._most.get(lane)
         if done and most is not None and count >= most:
             self._most[lane] = most + max(1, most // 8)
-            if self._most[lane] >= _LONG:
-                del self._most[lane]
         if count > 1 and not done:
             (self._alone if final else self._most)[lane] = count if final else count // 2
         elif count == 1 and lane in self._alone and (done or final):
             self._alone[lane] -= 1
             if not self._alone[lane]:
                 del self._alone[lane]
+
+    def forget(self, lane: bytes) -> None:
+        """Note that a lane is empty. There may be millions, one for each argument of a selector."""
+        self._alone.pop(lane, None)
+        self._most.pop(lane, None)
 
 
 def _nothing(first: Record) -> Callable[[Record], bool]:
@@ -262,7 +265,8 @@ class Turns:
             return True
         self.refused = True
         if window.put_off_ms:
-            self.late.append((work, self._now_ms + window.put_off_ms))
+            bare = replace(work.record, payload=b"")  # many large ones would fill the memory
+            self.late.append((work._replace(record=bare), self._now_ms + window.put_off_ms))
         return False
 
 

@@ -268,6 +268,8 @@ class Redelivery:
 
     def _note(self, work: Work, resent: Resent, now_ms: int) -> None:
         self.runs.ended(work.record.lane, 1 + len(work.behind), resent.error is None, not resent.passing)
+        if not self._store.holds(work.record.lane):
+            self.runs.forget(work.record.lane)
         target = work.record.target
         if resent.error is None:
             self.delivered += 1 + len(work.behind)

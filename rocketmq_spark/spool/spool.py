@@ -24,7 +24,7 @@ from rocketmq_spark.errors import DecodeError, RocketMQError, SpoolError
 from rocketmq_spark.model import MessageQueue, Resent, SendRequest, SpooledSend, SpoolMetrics
 from rocketmq_spark.ports import Resender
 from rocketmq_spark.queues.selection import is_built_in
-from rocketmq_spark.spool.database import Database
+from rocketmq_spark.spool.database import Damaged, Database
 from rocketmq_spark.spool.lanes import Schedule, SteadyClock
 from rocketmq_spark.spool.records import (
     DEAD,
@@ -149,7 +149,7 @@ class SpoolReading:
     """The contents of a spool at the time of opening."""
 
     def __init__(self, path: Path) -> None:
-        self._db = Database(path, read_only=True)
+        self._db = _looked_into(path)
 
     @property
     def totals(self) -> Totals | None:
@@ -195,6 +195,18 @@ class SpoolReading:
 
     def _record(self, sequence: int) -> Record | DecodeError:
         return decoded(self._db.get(numbered(RECORD, sequence)))
+
+
+# A process that writes deletes files and is within a write: what looks like damage then is none a moment later.
+_LOOKS, _LOOK_S = 4, 0.05
+
+
+def _looked_into(path: Path) -> Database:
+    for _ in range(_LOOKS):
+        with contextlib.suppress(Damaged):
+            return Database(path, read_only=True, tolerant=False)
+        time.sleep(_LOOK_S)
+    return Database(path, read_only=True)
 
 
 def _state(data: bytes) -> RecordState | None:

@@ -79,7 +79,10 @@ def test_who_may_not_ask_is_told_so_and_does_not_ask_again(broker: MockBroker, p
     assert len(broker.seen(CONFIG)) == 1
 
 
-def test_the_first_broker_that_answers_says_it_for_a_sender(broker: MockBroker, parts: Parts) -> None:
+def test_the_first_broker_that_answers_says_it_for_a_sender(
+    broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions, "QUICK_S", 0.0)
     with MockBroker() as other:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address, "broker-b": other.address}))
         broker.on(CONFIG, refuse(Response.SYSTEM_BUSY))
@@ -88,6 +91,18 @@ def test_the_first_broker_that_answers_says_it_for_a_sender(broker: MockBroker, 
         assert (len(broker.seen(CONFIG)), len(other.seen(CONFIG))) == (1, 1)  # who was silent is left out for a while
         other.on(CONFIG, refuse(Response.SYSTEM_BUSY))
         assert Kinds(parts.calls, parts.routes).batch_storage("t", ["broker-b"], parts.soon) is None
+
+
+def test_a_broker_that_fails_at_once_is_asked_again_soon(
+    broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It costs no time, and the kind must be known when a spool sends its batches: that is when the broker is back."""
+    monkeypatch.setattr(questions, "SOON_S", 0.0)
+    monkeypatch.setattr(questions, "QUICK_S", 1e9)
+    broker.on(CONFIG, refuse(Response.SYSTEM_BUSY))
+    assert parts.sender.batch_storage("t", parts.soon) is None
+    broker.on(CONFIG, topic_config(queue_type=BATCH_QUEUE))
+    assert parts.sender.batch_storage("t", parts.soon) == WHOLE
 
 
 def test_a_broker_that_hangs_leaves_time_for_those_that_answer(broker: MockBroker, parts: Parts) -> None:

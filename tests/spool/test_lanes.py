@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rocketmq_spark.model import Resent
 from rocketmq_spark.spool.changes import AtomicChange
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.lanes import Runs, followers, lane_with, lanes, leave
+from rocketmq_spark.spool.lanes import Runs, Turns, Window, followers, lane_with, lanes, leave
 from rocketmq_spark.spool.records import LAST, RECORD, Due, Record, Totals, numbered, ordered
-from tests.spool.bench import record
+from rocketmq_spark.spool.store import Store
+from tests.spool.bench import Bench, record
 
 
 def everything(first: Record) -> object:
@@ -109,3 +113,35 @@ def test_after_a_failure_a_run_is_half_as_long_and_grows_again() -> None:
     assert length() == 1
     runs.ended(b"l", 1, done=True, final=False)
     assert length() == 2
+
+
+def test_a_lane_that_was_empty_starts_with_a_whole_run(tmp_path: Path) -> None:
+    """What is known of it is forgotten: there may be millions of lanes."""
+    bench = Bench(tmp_path / "s")
+    bench.joins = lambda head, other: True
+    for failure, sizes in (
+        (Resent(None, "down", passing=True), [9, 1, 4, 4]),
+        (Resent(None, "illegal"), [9] + [1] * 9),
+    ):
+        bench.together.clear()
+        bench.works = lambda one, failure=failure: failure if len(bench.together) == 1 else Resent()
+        bench.add(*(record(b"x", lane=b"l") for _ in range(9)), after_s=0)
+        bench.time.advance(100)
+        assert bench.together == sizes
+        assert not bench.store.holds(b"l")
+    bench.add(*(record(b"x", lane=b"l") for _ in range(9)), after_s=0)
+    bench.time.advance(100)
+    assert bench.together[10:] == [9]
+
+
+def test_what_a_turn_refuses_is_not_held_with_its_content(tmp_path: Path) -> None:
+    """While a broker fails, hundreds of large messages may wait for it."""
+    with contextlib.closing(Store(tmp_path / "s", "never")) as store:
+        marked = [replace(record(b"x" * 999, target="t"), marks=((b"m", b"%d" % i),)) for i in range(80)]
+        store.add([(each, 0) for each in marked])
+        turns = Turns({"t": Window(1, 2000)}, ["t"], 1)
+        assert store.take(1, 80, turns=turns) == []
+        assert [work.record.payload for work, _ in turns.late] == [b""] * 80
+        later = store.take(2001, 80)
+        assert [work.record for work in later] == marked
+        assert store.places(b"m", b"", 99) == sorted(b"%d" % i for i in range(80))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,25 @@ def test_reading_makes_no_folder(tmp_path: Path) -> None:
     with pytest.raises(SpoolError, match="there is no spool"):
         SpoolReading(tmp_path / "s")
     assert not (tmp_path / "s").exists()
+
+
+def test_what_a_running_process_changes_meanwhile_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It deletes a file between two steps of the opening, or is within a write."""
+    store = Store(tmp_path)
+    store.add([(record(b"x"), 1)])
+    (log,) = tmp_path.glob("*.log")
+    whole, pauses = log.read_bytes(), []
+
+    def written(seconds: float) -> None:
+        pauses.append(seconds)
+        log.write_bytes(whole)
+
+    log.write_bytes(whole[:-1])
+    monkeypatch.setattr(time, "sleep", written)
+    reading = SpoolReading(tmp_path)
+    assert [entry.sequence for entry in reading.entries()] == [1]
+    assert (len(pauses), reading.is_damaged, caplog.text) == (1, False, "")
+    reading.close()
+    store.close()
