@@ -60,6 +60,7 @@ CLUSTERS = {
     "killable",
     "growing",
     "hasty",
+    "holed",
     "rooms",
     "sick",
     "mastered",
