@@ -67,6 +67,7 @@ CLUSTERS = {
     "other",
     "asking",
     "keyed",
+    "traced",
     "asking_often",
     "asking_proxy",
     "counting",
