@@ -11,16 +11,18 @@ import pytest
 from opentelemetry import trace
 
 from rocketmq_spark import Consumer, LocalBroker, Message, Producer, TransactionState
+from tests.fix_clusters import WITHOUT_TIMERS
 from tests.fix_spark import ROOT
 from tests.helpers import awaited, stored
 from tests.reading import names
 from tests.witness import mqadmin
 
 
-@pytest.fixture
-def traced(make_cluster: Callable[..., LocalBroker]) -> Iterator[LocalBroker]:
+@pytest.fixture(scope="module")
+def traced() -> Iterator[LocalBroker]:
     """One broker that keeps traces."""
-    return make_cluster({"traceTopicEnable": "true"})
+    with LocalBroker(conf={**WITHOUT_TIMERS, "traceTopicEnable": "true"}, quiet=True) as mq:
+        yield mq
 
 
 def shown(mq: LocalBroker, msg_id: str, *arguments: str, until: Callable[[list[list[str]]], object]) -> list[list[str]]:
