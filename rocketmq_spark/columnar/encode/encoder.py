@@ -143,7 +143,8 @@ class ItemParts:
 
     def between(self, start: int, end: int) -> memoryview:
         """Consecutive items: the data buffer of a separate join, or a copy of a part of the large one."""
-        if self._items is None and end - start >= _FEW_ROWS:
+        last = end == len(self.sizes)  # a small rest, for which all items would be joined a second time
+        if self._items is None and (end - start >= _FEW_ROWS or last):
             columns = [part if isinstance(part, bytes) else part.slice(start, end - start) for part in self._columns]
             return arrow.content(self._joined(columns, start))[0]
         data, ends = arrow.content(self.items)
