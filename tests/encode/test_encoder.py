@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import RESERVED_PROPERTIES
+from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode.batch import UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Encoder, Growth
 from rocketmq_spark.errors import MessageRefused
@@ -360,6 +361,20 @@ def test_a_chunk_has_no_more_rows_than_it_may():
     assert [chunk.rows for chunk in encoded.chunks(1 << 20, 3)] == [3, 3, 1]
     assert [chunk.rows for chunk in encoded.chunks(2 * size, 3)] == [2, 2, 2, 1]
     assert b"".join(bytes(chunk.body) for chunk in encoded.chunks(1 << 20, 3)) == body_of(encoded)
+
+
+def test_every_row_is_joined_once_also_those_of_a_last_chunk_of_few_rows(monkeypatch):
+    encoded = encoder()(batch_of([FINE] * 250))
+    counts = []
+    joined = arrow.joined
+
+    def counted(*parts):
+        counts.append(len(items := joined(*parts)))
+        return items
+
+    monkeypatch.setattr(arrow, "joined", counted)
+    assert [chunk.rows for chunk in encoded.chunks(1 << 20, 100)] == [100, 100, 50]
+    assert sum(counts) == 250
 
 
 def test_nothing_is_an_empty_batch():
