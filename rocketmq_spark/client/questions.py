@@ -269,22 +269,25 @@ class Kinds:
 
     def batch_storage(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> BatchStorage | None:
         """Return how batches of the topic are stored, according to the first of ``brokers`` that answers; None without an answer.
+        If the user may not ask, it counts as an ordinary topic, because an answer never comes.
 
         A broker that did not answer is skipped for a while, so that it does not delay every task, and asked last about other
         topics. Each gets a share of the time, so that one that hangs leaves some for the others.
         """
         silent = {name for (of, name), until in list(self._silent.items()) if of == topic and not until.expired}
-        asked = sorted((name for name in brokers if name not in silent), key=self._hangs)
+        asked, denied = sorted((name for name in brokers if name not in silent), key=self._hangs), False
         for number, name in enumerate(asked):
             share, begun = deadline.within(deadline.remaining() / (len(asked) - number)), time.monotonic()
             try:
                 found = self.attributes(topic, name, share)
+            except AccessDenied:
+                denied = True
             except RocketMQError as e:
                 logger.info("cannot determine from broker %s how batches of topic %s are stored: %s", name, topic, e)
                 self._silent[topic, name] = Deadline.after(SOON_S if time.monotonic() - begun < QUICK_S else AGE_S)
             else:
                 return BatchStorage(is_batched(found) is True, is_compacted(found))
-        return None
+        return BatchStorage() if denied else None
 
     def _hangs(self, broker_name: str) -> bool:
         return (until := self._hung.get(broker_name)) is not None and not until.expired
@@ -298,6 +301,7 @@ class Kinds:
         try:
             return self._ask(topic, broker_name, deadline)
         except AccessDenied as e:
+            logger.info("the kind of topic %s stays unknown: %s", topic, e)
             return e
         except RocketMQError as e:
             if isinstance(e, CallTimeout):

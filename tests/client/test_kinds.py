@@ -93,6 +93,18 @@ def test_the_first_broker_that_answers_says_it_for_a_sender(
         assert Kinds(parts.calls, parts.routes).batch_storage("t", ["broker-b"], parts.soon) is None
 
 
+def test_a_user_without_the_right_to_ask_sends_as_to_an_ordinary_topic(broker: MockBroker, parts: Parts) -> None:
+    """The kind never becomes known: messages that went alone until then would go alone for ever."""
+    with MockBroker() as other:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address, "broker-b": other.address}))
+        broker.on(CONFIG, refuse(Response.NO_PERMISSION))
+        other.on(CONFIG, topic_config(queue_type=BATCH_QUEUE))
+        assert [parts.sender.batch_storage("t", parts.soon) for _ in range(2)] == [WHOLE, WHOLE]
+        other.on(CONFIG, refuse(Response.NO_PERMISSION))
+        assert [parts.sender.batch_storage("u", parts.soon) for _ in range(2)] == [BatchStorage()] * 2
+        assert (len(broker.seen(CONFIG)), len(other.seen(CONFIG))) == (2, 2)
+
+
 def test_a_broker_that_fails_at_once_is_asked_again_soon(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
