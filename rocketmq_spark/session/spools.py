@@ -162,7 +162,8 @@ def _remove(path: Path) -> None:
 
 
 def _move(store: Store, into: Store, ahead_ms: int) -> Iterator[int]:
-    while taken := store.take(_ENDLESS_MS, _PAGE, _PAGE_BYTES, _page()):
+    while store.next_due_ms() is not None:  # a page may be empty: a record that cannot be read becomes a dead letter
+        taken = store.take(_ENDLESS_MS, _PAGE, _PAGE_BYTES, _page())
         notes = {name: value for name, value in store.notes().items() if value}  # empty notes have no meaning
         moved = [
             (record, max(0, work.due.due_ms - ahead_ms))

@@ -348,6 +348,7 @@ class Store:
             return Work(due, RecordState.decode(value), Record.decode(data), len(data), now_ms)
         except DecodeError as e:
             logger.error("record %d of the spool in %s becomes a dead letter: %s", due.sequence, self.path, e)
+            now_ms = min(now_ms, max(due.due_ms, self.totals.last_ms))  # adoption takes at the end of time
             change = AtomicChange(self.totals)
             change.deletes.append(due.key)
             change.bury(due.sequence, len(data), RecordState(0, now_ms, "", f"it cannot be read: {e.message}"))

@@ -72,6 +72,17 @@ def test_a_folder_stays_where_it_is_when_its_process_goes_elsewhere(
     mine.close()
 
 
+def test_what_waits_behind_a_record_that_cannot_be_read_is_taken_over_with_the_rest(tmp_path: Path) -> None:
+    """All of a page may be such records, as the first of the only lane is."""
+    other, mine = make(tmp_path / "worker-1"), make(tmp_path / "mine")
+    other.add([(record(b"%d" % n, lane=b"q", at_ms=1), 1) for n in range(3)])
+    other._db.write([(numbered(RECORD, 1), b"damaged")])
+    other.close()
+    assert adopt(tmp_path, mine, make, NOW_MS) == 2
+    assert everything(mine) == [1, 2]
+    mine.close()
+
+
 def test_a_living_process_keeps_its_own(tmp_path: Path) -> None:
     first = claim(tmp_path, make)
     second = claim(tmp_path, make)

@@ -15,6 +15,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -169,6 +170,15 @@ def test_what_killed_producers_left_is_delivered_as_the_function_says(
     print(f"{KILLS} kills: {len(expected)} orders were saved, the second producer was asked {len(asked)} times")
 
 
+def listened(lines: IO[bytes], asked: list[bytes], all_sent: threading.Event) -> None:
+    """Read what ``tests/witness/Halves.java`` prints, among what RocketMQ prints, to its end."""
+    for said in (json.loads(line) for line in lines if line.startswith(b"{")):
+        if "asked" in said:
+            asked.append(said["asked"].encode())
+        else:
+            all_sent.set()
+
+
 def test_java_decides_ours_and_we_decide_java_s(asking_often: LocalBroker) -> None:
     """One group, whose function and listener say the same: what begins with yes was saved."""
     asking_often.create_topic("shared", 2)
@@ -188,18 +198,8 @@ def test_java_decides_ours_and_we_decide_java_s(asking_often: LocalBroker) -> No
     ):
         assert java.stdin is not None
         assert java.stdout is not None
-        lines = (json.loads(line) for line in java.stdout if line.startswith(b"{"))  # RocketMQ prints, too
         all_sent = threading.Event()
-
-        def listen() -> None:
-            for line in lines:
-                if "asked" in line:
-                    java_s.append(line["asked"].encode())
-                else:
-                    assert line == {"sent": count}
-                    all_sent.set()
-
-        reader = threading.Thread(target=listen)
+        reader = threading.Thread(target=listened, args=(java.stdout, java_s, all_sent))
         reader.start()
         assert all_sent.wait(60)
         for i in range(count // 2):
