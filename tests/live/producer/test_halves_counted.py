@@ -17,7 +17,7 @@ from tests.fix_clusters import ASKS, WITHOUT_TIMERS
 from tests.helpers import killed, stored_now
 from tests.live.grpc.proxied import new_topic
 from tests.mockbroker import eventually
-from tests.scale import SCALE
+from tests.scale import SCALE, soak
 from tests.witness import java_read
 
 THROUGH_PROXY = 1000 if SCALE >= 1 else 90
@@ -86,6 +86,14 @@ class Shop:
             thread.start()
         return threads
 
+    def broker_dies(self, mq: LocalBroker, threads: list[threading.Thread], many: int) -> None:
+        """It is killed and started again, at equal distances, while so many are ordered."""
+        for number in range(KILLS):
+            eventually(lambda number=number: self.done > many * (number + 1) // (KILLS + 2) or self.broken, 300)
+            assert any(thread.is_alive() for thread in threads)
+            killed(mq, "broker-a")
+            mq.restart("broker-a")
+
     def over(self, mq: LocalBroker, producer: Producer, threads: list[threading.Thread]) -> Counter[bytes]:
         """What Java reads when all are decided."""
         for thread in threads:
@@ -97,15 +105,21 @@ class Shop:
         return Counter(record.body for record in java_read(mq.name_server, self.topic, len(self.saved), bodies=True))
 
 
-def test_over_grpc_all_that_was_committed_is_delivered_and_nothing_else(counting: LocalBroker) -> None:
+@pytest.mark.parametrize("dies", [False, pytest.param(True, marks=soak)], ids=["", "the broker is killed"])
+def test_over_grpc_all_that_was_committed_is_delivered_and_nothing_else(counting: LocalBroker, dies: bool) -> None:
     """Some more than once, as the page says: a Proxy does not prove that the broker has a commit."""
     shop = Shop(new_topic(counting, "TRANSACTION", 4))
     options = {"transport": "grpc", "proxy_endpoint": counting.proxy_grpc, "send_timeout": 30_000}
     with Producer(group="shop", transaction_check=shop.decide, **options) as producer:
-        found = shop.over(counting, producer, shop.all(producer, THROUGH_PROXY))
+        threads = shop.all(producer, THROUGH_PROXY)
+        if dies:
+            shop.broker_dies(counting, threads, THROUGH_PROXY)
+        found = shop.over(counting, producer, threads)
     assert set(found) == shop.saved
     assert len(shop.saved) >= THROUGH_PROXY // 3
-    print(f"{THROUGH_PROXY} over gRPC: {len(shop.saved)} saved, {found.total() - len(found)} delivered again")
+    print(
+        f"{THROUGH_PROXY} over gRPC, {KILLS if dies else 0} kills: {len(shop.saved)} saved, {found.total() - len(found)} delivered again"
+    )
 
 
 def test_while_the_broker_is_killed_all_that_was_committed_is_delivered_and_nothing_else(counting: LocalBroker) -> None:
@@ -114,11 +128,7 @@ def test_while_the_broker_is_killed_all_that_was_committed_is_delivered_and_noth
     shop = Shop("killed")
     with Producer(counting.name_server, "killed", transaction_check=shop.decide) as producer:
         threads = shop.all(producer, MANY)
-        for number in range(KILLS):
-            eventually(lambda number=number: shop.done > MANY * (number + 1) // (KILLS + 2) or shop.broken, 300)
-            assert any(thread.is_alive() for thread in threads)
-            killed(counting, "broker-a")
-            counting.restart("broker-a")
+        shop.broker_dies(counting, threads, MANY)
         found = shop.over(counting, producer, threads)
     assert set(found) == shop.saved
     assert len(shop.saved) >= MANY // 3
