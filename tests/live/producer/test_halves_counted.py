@@ -117,9 +117,8 @@ def test_over_grpc_all_that_was_committed_is_delivered_and_nothing_else(counting
         found = shop.over(counting, producer, threads)
     assert set(found) == shop.saved
     assert len(shop.saved) >= THROUGH_PROXY // 3
-    print(
-        f"{THROUGH_PROXY} over gRPC, {KILLS if dies else 0} kills: {len(shop.saved)} saved, {found.total() - len(found)} delivered again"
-    )
+    again = found.total() - len(found)
+    print(f"{THROUGH_PROXY} over gRPC, {KILLS * dies} kills: {len(shop.saved)} saved, {again} delivered again")
 
 
 def test_while_the_broker_is_killed_all_that_was_committed_is_delivered_and_nothing_else(counting: LocalBroker) -> None:
