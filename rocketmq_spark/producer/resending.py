@@ -24,7 +24,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import Message, MessageQueue, Resent, SendStatus, SpooledSend
 from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
+from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, has_key, key_words
 from rocketmq_spark.producer.encoding import How, Prepared, single_request
 from rocketmq_spark.producer.engine import Engine, Together
 from rocketmq_spark.producer.long_delays import LongDelays, Timers
@@ -284,7 +284,7 @@ def _by_key(send: SpooledSend) -> list[SpooledSend]:
     try:
         for item in decode_batch(send.request.data):
             found, before = decode_properties(item.properties), keyed
-            keyed = bool(found.get(Property.KEYS, "").strip())
+            keyed = has_key([found.get(Property.KEYS, "")])
             if not (before and keyed):
                 parts.append([])
             parts[-1].append((item, found.get(Property.UNIQ_KEY, "")))
@@ -348,11 +348,11 @@ class _Run:
 
     def _about_of(self, send: SpooledSend) -> Mapping[str, str] | None:
         found = _about(send)
-        return found if found is None or self._keyless or found.get(Property.KEYS, "").strip() else None
+        return found if found is None or self._keyless or has_key([found.get(Property.KEYS, "")]) else None
 
     def _add(self, send: SpooledSend, about: Mapping[str, str]) -> bool:
         item = encode_item(send.request.data, send.request.properties, send.request.flag)
-        words = [word for word in about.get(Property.KEYS, "").split(KEY_SEPARATOR) if word and word not in self._words]
+        words = [word for word in key_words([about.get(Property.KEYS, "")]) if word not in self._words]
         word_bytes = sum(len(word.encode()) + 1 for word in words)
         if self._sends and (len(item) > self._room or self._word_bytes + word_bytes > MAX_KEYWORD_BYTES):
             return False
