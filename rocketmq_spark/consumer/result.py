@@ -342,12 +342,14 @@ def once_more(message: ReceivedMessage) -> ReceivedMessage:
 def slices(messages: Sequence[ReceivedMessage], size: int) -> Iterator[tuple[ReceivedMessage, ...]]:
     """Return consecutive parts of at most ``size`` messages, as tuples, so that listeners cannot change them.
 
-    Several threads may take parts at the same time, which a generator would refuse. Each part is returned once.
+    Several threads may take parts at the same time, which a generator would refuse. Each part is returned once, and not held.
     """
-    whole = tuple(messages)
+    whole: list[Any] = list(messages)
 
     def part(start: int) -> tuple[ReceivedMessage, ...]:
-        return whole[start : start + size]
+        taken = tuple(whole[start : start + size])
+        whole[start : start + size] = [None] * len(taken)
+        return taken
 
     return map(part, range(0, len(whole), size))
 

@@ -28,7 +28,7 @@ from rocketmq_spark.columnar.encode.content_ids import (
     ROW_BYTES,
     SCOPE_BYTES,
 )
-from rocketmq_spark.errors import BrokerNotFound, RocketMQError, UnprovedError
+from rocketmq_spark.errors import BrokerNotFound, CallTimeout, RocketMQError, UnprovedError
 from rocketmq_spark.model import NO_FILTER, MessageQueue, OffsetRange, QueueBounds, TopicRoute
 from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.pull import reading
@@ -168,13 +168,18 @@ def ends_now(
     """The ends of the queues of ``topics`` whose brokers have masters. Retries until ``deadline``, then raises the error of a
     broker that does not answer, or of ``enough`` if the queues do not suffice.
     """
+    error: RocketMQError | None = None
     for pause in backoff(0.1, 1.0):
+        whole = deadline.remaining() >= question_s
         try:
             within = Deadline.after(question_s).within(deadline.remaining())
             return _ends_now(routes, offsets, topics, within, enough)
         except RocketMQError as e:
+            # An attempt that has less time than a question, as the last one has, may say only that the time was over.
+            if error is None or whole or not isinstance(e, CallTimeout):
+                error = e
             if not e.retriable or deadline.expired:
-                raise
+                raise error from error.__cause__
         deadline.pause(pause)
     raise AssertionError("pauses have no end")
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -105,6 +106,16 @@ def test_1_16_a_pull_is_cut_into_slices() -> None:
     found = list(slices([message(i) for i in range(32)], 10))
     assert [len(part) for part in found] == [10, 10, 10, 2]
     assert all(isinstance(part, tuple) for part in found)
+
+
+def test_a_part_that_was_taken_is_not_held() -> None:
+    class Large:
+        pass
+
+    parts = slices([Large() for _ in range(4)], 2)  # type: ignore[list-item]
+    taken = weakref.ref(next(parts)[0])
+    assert taken() is None
+    assert len(next(parts)) == 2
 
 
 class Textless:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -41,6 +42,19 @@ def test_1_28_so_many_threads_work_and_never_more_and_nobody_who_submits_waits()
     for _ in range(50):
         assert done.acquire(timeout=60)
     assert most == [3]
+    assert workers.close(Deadline.after(30.0))
+
+
+def test_a_thread_that_waits_holds_no_work() -> None:
+    class Work:
+        def __call__(self) -> None:
+            pass
+
+    workers, work = Workers("w", 1), Work()
+    held = weakref.ref(work)
+    workers.submit(work)
+    del work
+    eventually(lambda: held() is None, 60)
     assert workers.close(Deadline.after(30.0))
 
 

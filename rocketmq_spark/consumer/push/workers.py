@@ -109,6 +109,7 @@ class Workers:
             if self._line:
                 self._wake()
             work()
+            del work  # or a thread that waits would hold its messages
 
 
 TIMEOUT_S = 5.0
