@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, Protocol
 from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.model.message import MessageQueue, PoppedMessage, ReceivedMessage
 
+_BYTES = (bytes, memoryview)  # a tuple, because each evaluation of ``bytes | memoryview`` makes an object
+
 
 class SendStatus(enum.Enum):
     """How safely a message is stored.
@@ -188,7 +190,7 @@ class SendRequest(NamedTuple):
     @property
     def data(self) -> bytes | memoryview:
         """The body as bytes. Not for a batch object of a transport's encoder."""
-        assert isinstance(self.body, bytes | memoryview), "a batch that only its transport can read"
+        assert isinstance(self.body, _BYTES), "a batch that only its transport can read"
         return self.body
 
 

@@ -130,7 +130,7 @@ class Ticket:
 
     def __init__(self, records: Sequence[tuple[Record, int]], notes: Mapping[bytes, bytes] | None = None) -> None:
         self.items = [(record, due_ms, record.encode()) for record, due_ms in records]
-        self.notes = [(NOTE + name, value) for name, value in (notes or {}).items()]
+        self.notes = [(NOTE + name, value) for name, value in notes.items()] if notes else []
         self.size = sum([len(data) for _, _, data in self.items])
         self.laned = any(record.lane for record, _ in records)
         self.error: RocketMQError | None = None

@@ -198,9 +198,8 @@ class RecordState(NamedTuple):
 
     def encode(self) -> bytes:
         target = self.target.encode()
-        return (
-            _STATE.pack(VERSION, self.tries, self.since_ms, len(target)) + target + self.reason.encode(errors="replace")
-        )
+        head = _STATE.pack(VERSION, self.tries, self.since_ms, len(target)) + target
+        return head + self.reason.encode(errors="replace") if self.reason else head
 
     @classmethod
     def decode(cls, data: bytes) -> RecordState:

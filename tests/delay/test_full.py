@@ -24,6 +24,7 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 1 << 20
+        monkeypatch.setattr(files, "ASK_S", 0.0)
         monkeypatch.setattr(
             os, "statvfs", lambda path: SimpleNamespace(f_bavail=files.RESERVE_BYTES + self.left, f_frsize=1)
         )

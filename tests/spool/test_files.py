@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from rocketmq_spark.errors import SpoolFull
 from rocketmq_spark.spool import files
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.files import damaged_headers, mirror
@@ -89,3 +92,30 @@ def test_a_torn_end_behind_which_another_log_goes_on_is_damage(tmp_path: Path, l
     assert list(damaged_headers(tmp_path / "db")) == ([log.name] if is_damaged else [])
     log.write_bytes(data)
     db.close()
+
+
+def test_the_disk_is_asked_for_its_room_after_some_bytes_and_after_some_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, left, asked = 100.0, files.RESERVE_BYTES + 3 * files.ASK_BYTES, 0
+
+    def statvfs(_: Path) -> SimpleNamespace:
+        nonlocal asked
+        asked += 1
+        return SimpleNamespace(f_bavail=left, f_frsize=1)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    room, kib = files.Room(tmp_path, None), 1 << 10
+    assert {room.problem(0, kib) for _ in range(1 + files.ASK_BYTES // kib)} == {None}
+    assert asked == 1
+    room.problem(0, kib)
+    assert asked == 2, "as many bytes were added as an answer is good for"
+    now_s += files.ASK_S
+    room.problem(0, kib)
+    assert asked == 3
+    left = files.RESERVE_BYTES + kib
+    now_s += files.ASK_S
+    assert room.problem(0, kib) is None
+    left -= kib
+    assert isinstance(room.problem(0, 1), SpoolFull)

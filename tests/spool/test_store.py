@@ -263,7 +263,7 @@ def test_g2_10_the_bound_counts_the_dead_and_an_addition_is_taken_whole_or_not(p
 def test_a_disk_that_is_nearly_full_takes_nothing_more_and_what_is_there_goes(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A spool that has filled its disk itself could not be opened any more."""
+    monkeypatch.setattr(files, "ASK_S", 0.0)  # a spool that has filled its disk could not be opened any more
     store = Store(path, sync="never")
     store.add([(record(b"1"), 1)])
     left = files.RESERVE_BYTES - 1

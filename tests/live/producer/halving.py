@@ -1,21 +1,25 @@
-"""A producer that ends by itself, with SIGKILL, between two steps of a transaction: name server, folder, number, where, at which.
+"""A producer that ends by itself, with SIGKILL, between two steps of a transaction: options, topic, folder, then the step.
 
-Its database is a file of the folder, a line for each order that was saved. ``where`` is ``half``, ``saved``, ``committed``, or
+A step has a number, the place, and at which message. Its database is a file of the folder, a line for each order that was saved. ``where`` is ``half``, ``saved``, ``committed``, or
 ``under way``: then the commit of that message is on its way, or is not.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
-from rocketmq_spark import Message, Producer
+from rocketmq_spark import Message, PoppedMessage, Producer
 from rocketmq_spark.model import ReceivedMessage
 
-TOPIC = GROUP = "killed"
+ROOT = Path(__file__).parents[3]
+GROUP = "killed"
 # What becomes of messages in turn; no one decides those that were saved or left, before a broker asks.
 KINDS = ("commit", "rollback", "saved", "left")
 
@@ -26,23 +30,32 @@ def saved(folder: Path) -> set[str]:
     return {line for text in texts for line in text[: text.rfind("\n") + 1].splitlines()}
 
 
-def was_saved(folder: Path, message: ReceivedMessage) -> str:
+def was_saved(folder: Path, message: ReceivedMessage | PoppedMessage) -> str:
     return "COMMIT" if message.body.decode() in saved(folder) else "ROLLBACK"
+
+
+def killed(options: dict[str, Any], topic: str, folder: Path, number: int, last: int) -> None:
+    """Run this program, which dies at its message ``last``, somewhere else for each number."""
+    where = ("half", "saved", "committed", "under way")[number % 4]
+    command = [sys.executable, "-m", "tests.live.producer.halving", json.dumps(options), topic, str(folder)]
+    done = subprocess.run([*command, str(number), where, str(last)], cwd=ROOT, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL, "it ended by itself"
 
 
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(name_server: str, folder: Path, number: int, where: str, last: int) -> None:
+def main(options: dict[str, Any], topic: str, folder: Path, step: tuple[int, str, int]) -> None:
+    number, where, last = step
     with (
         (folder / f"{number}.saved").open("a") as database,
-        Producer(name_server, GROUP, transaction_check=lambda message: was_saved(folder, message)) as producer,
+        Producer(group=GROUP, transaction_check=lambda message: was_saved(folder, message), **options) as producer,
     ):
         for i in range(last + 1):
             dies, order = where if i == last else "", f"{number}-{i}"
             kind = KINDS[0 if dies else i % len(KINDS)]
-            half = producer.send_half(Message(TOPIC, order.encode()))
+            half = producer.send_half(Message(topic, order.encode()))
             if dies == "half":
                 _die()
             if kind in ("commit", "saved"):
@@ -61,4 +74,4 @@ def main(name_server: str, folder: Path, number: int, where: str, last: int) -> 
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
+    main(json.loads(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), (int(sys.argv[4]), sys.argv[5], int(sys.argv[6])))

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,11 +17,13 @@ from rocketmq_spark.model import ReceivedMessage
 from tests.fix_clusters import ASKS, WITHOUT_TIMERS
 from tests.helpers import killed, stored_now
 from tests.live.grpc.proxied import new_topic
+from tests.live.producer import halving
 from tests.mockbroker import eventually
 from tests.scale import SCALE, soak
 from tests.witness import java_read
 
 THROUGH_PROXY = 1000 if SCALE >= 1 else 90
+DEATHS = 20 if SCALE >= 1 else 3
 MANY, KILLS = (10_000, 10) if SCALE >= 1 else (400, 1)
 THREADS = 6
 CONF = {**WITHOUT_TIMERS, **ASKS, "transactionCheckMax": 450}
@@ -119,6 +122,36 @@ def test_over_grpc_all_that_was_committed_is_delivered_and_nothing_else(counting
     assert len(shop.saved) >= THROUGH_PROXY // 3
     again = found.total() - len(found)
     print(f"{THROUGH_PROXY} over gRPC, {KILLS * dies} kills: {len(shop.saved)} saved, {again} delivered again")
+
+
+def test_over_grpc_what_killed_producers_left_is_decided_by_the_next_one(counting: LocalBroker, tmp_path: Path) -> None:
+    """The Proxy asks those that sent a half message to the topic, so the next producer sends one first."""
+    topic = new_topic(counting, "TRANSACTION", 2)
+    options = {"transport": "grpc", "proxy_endpoint": counting.proxy_grpc, "send_timeout": 30_000}
+    asked: Counter[bytes] = Counter()
+    each = THROUGH_PROXY // DEATHS + 1
+
+    def decide(message: ReceivedMessage | PoppedMessage) -> str:
+        asked[message.body] += 1
+        return halving.was_saved(tmp_path, message)
+
+    halving.killed(options, topic, tmp_path, 0, each)
+    with Producer(group=halving.GROUP, transaction_check=decide, **options) as second:
+        second.send_half(Message(topic, b"first")).rollback()
+        for number in range(1, DEATHS):
+            halving.killed(options, topic, tmp_path, number, each)
+        saved = {order.encode() for order in halving.saved(tmp_path)}
+        eventually(lambda: saved <= {message.body for message in stored_now(counting, topic)}, 300)
+        second.send_half(Message(topic, b"last"))
+        eventually(lambda: asked[b"last"] > 0, 90)  # 5 s later at least, other questions would have come
+        found = Counter(record.body for record in java_read(counting.name_server, topic, len(saved), bodies=True))
+    assert set(found) == saved
+    assert len(saved) >= THROUGH_PROXY // 3
+    assert any(body in saved for body in asked)
+    print(
+        f"{DEATHS} producers killed over gRPC: {DEATHS * (each + 1)} sent, {len(saved)} saved, {len(asked)} asked about,"
+    )
+    print(f"{max(asked.values())} times at most, {found.total() - len(found)} delivered again")
 
 
 def test_while_the_broker_is_killed_all_that_was_committed_is_delivered_and_nothing_else(counting: LocalBroker) -> None:

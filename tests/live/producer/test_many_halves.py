@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -24,7 +22,6 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.send import HalfState
 from tests.fix_clusters import ASKS, WITHOUT_TIMERS
-from tests.fix_spark import ROOT
 from tests.helpers import stored_now, total
 from tests.live.producer import halving
 from tests.mockbroker import eventually
@@ -135,17 +132,11 @@ def test_of_many_transactions_of_several_threads_the_committed_ones_are_delivere
     )
 
 
-def killed(mq: LocalBroker, folder: Path, number: int, rng: random.Random) -> None:
-    where = ("half", "saved", "committed", "under way")[number % 4]
-    command = [sys.executable, "-m", "tests.live.producer.halving", mq.name_server, str(folder), str(number), where]
-    done = subprocess.run([*command, str(rng.randrange(8, 40))], cwd=ROOT, timeout=120, check=False)
-    assert done.returncode == -signal.SIGKILL, "it ended by itself"
-
-
 def test_what_killed_producers_left_is_delivered_as_the_function_says(
     asking_often: LocalBroker, tmp_path: Path
 ) -> None:
-    asking_often.create_topic(halving.TOPIC, 2)
+    topic, options = "killed", {"name_server": asking_often.name_server}
+    asking_often.create_topic(topic, 2)
     rng = random.Random()
     asked: list[bytes] = []
 
@@ -153,17 +144,17 @@ def test_what_killed_producers_left_is_delivered_as_the_function_says(
         asked.append(message.body)
         return "ROLLBACK" if message.body == b"last" else halving.was_saved(tmp_path, message)
 
-    killed(asking_often, tmp_path, 0, rng)
-    with Producer(asking_often.name_server, halving.GROUP, transaction_check=decide) as second:
+    halving.killed(options, topic, tmp_path, 0, rng.randrange(8, 40))
+    with Producer(group=halving.GROUP, transaction_check=decide, **options) as second:
         for number in range(1, KILLS):
-            killed(asking_often, tmp_path, number, rng)
+            halving.killed(options, topic, tmp_path, number, rng.randrange(8, 40))
         expected = Counter(order.encode() for order in halving.saved(tmp_path))
 
         def delivered() -> Counter[bytes]:
-            return Counter(message.body for message in stored_now(asking_often, halving.TOPIC))
+            return Counter(message.body for message in stored_now(asking_often, topic))
 
         eventually(lambda: expected <= delivered(), 120)
-        second.send_half(Message(halving.TOPIC, b"last"))
+        second.send_half(Message(topic, b"last"))
         eventually(lambda: b"last" in asked, 60)  # 5 s later at least, other questions would have come
         assert delivered() == expected
     assert len(expected) >= KILLS
