@@ -285,8 +285,12 @@ class PullConsumer(Asynchronous):
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         while not self._closed:
+            pause_at = time.monotonic() + PAUSE_S
             for message in self._answer:
                 yield message
+                if time.monotonic() > pause_at:  # an answer has hundreds of messages
+                    await asyncio.sleep(0)
+                    pause_at = time.monotonic() + PAUSE_S
             try:
                 await self._more(POLL_S)
             except ClosedError:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rocketmq_spark.consumer.pull.assigned import Ask, Assigned, FetchedPart
+from rocketmq_spark.consumer.pull.assigned import ONE_ANSWER, Ask, Assigned, FetchedPart
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, ReceivedMessage
 from tests.scale import examples
@@ -336,12 +338,22 @@ class Machine(RuleBasedStateMachine):
             assert self.one.answered(ask, PullAnswer(PullStatus.NO_MATCHED_MSG, end, 0, 99))
             self.passed[ask.queue] |= set(range(ask.offset, end))
 
+    @rule(sizes=st.lists(st.integers(1, 2), min_size=2, max_size=3))
+    def read_ahead(self, sizes: list[int]) -> None:
+        """Several answers arrive as one part."""
+        if self.under_way:
+            ask = self.under_way.pop(0)
+            ends = [(ask.offset + end, end) for end in itertools.accumulate(sizes)]
+            stored = bytes(ends[-1][1])
+            assert self.one.bring(ask, FetchedPart(ask.queue, ask.offset, ends, stored, lambda start, end, stored: []))
+            self.one.let_go([ask], 0.0)
+
     def begin_poll(self) -> None:
         self.one.ready.take_back()
         self.one.finish()
         self.last = {queue: len(self.given[queue]) for queue in (A, B)}
 
-    @rule(most=st.integers(1, 3), interrupted=st.booleans())
+    @rule(most=st.integers(ONE_ANSWER, 3), interrupted=st.booleans())
     def poll(self, most: int, interrupted: bool) -> None:
         """Finishes what came before; what it gives is not finished, and what it does not come to give is not given."""
         self.begin_poll()
@@ -351,11 +363,11 @@ class Machine(RuleBasedStateMachine):
         if not interrupted:
             self.one.ready.give()
 
-    @rule(most=st.integers(0, 4))
+    @rule(most=st.integers(0, 7))
     def loop(self, most: int) -> None:
         """A loop over messages, which is left after so many."""
         self.begin_poll()
-        for part in self.one.ready.take():
+        for part in self.one.ready.take(1):
             messages = self.messages(part)
             for offset in messages[:most]:
                 assert self.one.ready.lends(part)
@@ -379,7 +391,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def every_offset_is_given_once_and_in_order(self) -> None:
         for queue, given in self.given.items():
-            wanted = [offset for offset in range(99) if offset not in self.passed[queue]]
+            wanted = [offset for offset in range(999) if offset not in self.passed[queue]]
             assert given == wanted[: len(given)]
 
     @invariant()
@@ -433,6 +445,25 @@ def test_one_part_is_no_more_than_an_answer() -> None:
     assert (one.places[A].waiting, one.places[A].bytes, one.places[A].taken) == (0, 0, 11)
     one.bring(ask, FetchedPart(A, 11, [(12, 1), (13, 2)], b"xy", decode))
     assert [part.next_offset for part in one.ready.take(2)] == [13]
+
+
+@pytest.mark.parametrize(
+    ("given_up_to", "expected"), [(6, [(5, 7), (7, 8), (8, 11)]), (7, [(5, 8), (8, 11)]), (9, [(5, 11)])]
+)
+def test_of_a_part_that_a_loop_left_a_poll_takes_the_rest_of_an_answer(
+    given_up_to: int, expected: list[tuple[int, int]]
+) -> None:
+    one = assigned()
+    one.bring(one.due(0.0)[0], FetchedPart(A, 5, [(7, 2), (8, 5), (11, 6)], b"aabbbc", lambda start, end, stored: []))
+    (whole,) = one.ready.take(1)
+    assert (whole.start, whole.next_offset) == (5, 11)
+    one.ready.give_up_to(given_up_to)
+    one.ready.take_back()
+    for start, end in expected:
+        (part,) = one.ready.take(ONE_ANSWER)
+        assert (part.start, part.first, part.next_offset) == (start, max(start, given_up_to), end)
+        one.ready.give()
+    assert (one.places[A].waiting, one.places[A].bytes, one.places[A].taken) == (0, 0, 11)
 
 
 def test_a_poll_looks_at_what_it_takes_however_many_parts_wait_of_other_queues() -> None:

@@ -28,6 +28,7 @@ from rocketmq_spark.model.membership import QueueInfo
 
 Bytes = bytes | memoryview
 Left = dict[MessageQueue, int]
+ONE_ANSWER = 0  # instead of a number of parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +81,14 @@ class FetchedPart:
         messages = self.decode(self.start, self.next_offset, self.stored)
         return sum(1 for _ in takewhile(lambda m: m.queue_offset < self.begun, messages))
 
-    def cut(self) -> tuple[FetchedPart, FetchedPart]:
-        """Split into the first answer and the others."""
-        (at, end), *rest = self.ends
-        view = memoryview(self.stored)
-        others = [(next_offset, behind - end) for next_offset, behind in rest]
-        return replace(self, ends=self.ends[:1], stored=view[:end]), replace(
-            self, start=at, ends=others, stored=view[end:]
-        )
+    def cut(self) -> list[FetchedPart]:
+        """The answer with the first offset that was not returned yet, with those before it, and the answers behind it."""
+        at = 1 + sum(next_offset <= self.begun for next_offset, _ in self.ends[:-1])
+        view, (start, end) = memoryview(self.stored), self.ends[at - 1]
+        parts = [replace(self, ends=self.ends[:at], stored=view[:end])]
+        if others := [(next_offset, behind - end) for next_offset, behind in self.ends[at:]]:
+            parts.append(replace(self, start=start, ends=others, stored=view[end:]))
+        return parts
 
 
 class _Lent(NamedTuple):
@@ -151,19 +152,19 @@ class Ready:
         self._counted = False
         self._parts = deque(part for part in self._parts if wanted(part))
 
-    def take(self, most: int = 1) -> list[FetchedPart]:
-        """Take the oldest parts of queues that are not paused; with ``most`` 1, at most one answer."""
+    def take(self, most: int = ONE_ANSWER) -> list[FetchedPart]:
+        """Take the oldest parts of queues that are not paused: at most ``most`` parts, or ``ONE_ANSWER`` of a part."""
         taken: list[FetchedPart] = []
         left: deque[FetchedPart] = deque()
         parts = iter(self._parts)
-        while len(taken) < most and (part := next(parts, None)) is not None:
+        while len(taken) < max(most, 1) and (part := next(parts, None)) is not None:
             place = self._places.get(part.queue)
             if place is None or place.paused:  # None: Ctrl-C came between the release of a queue and that of its parts
                 left.append(part)
-            elif most == 1 and len(part.ends) > 1:
-                first, others = part.cut()
+            elif most == ONE_ANSWER and len(part.ends) > 1:
+                first, *others = part.cut()
                 taken.append(first)
-                left.append(others)
+                left.extend(others)
             else:
                 taken.append(part)
         left.extend(parts)
@@ -381,9 +382,7 @@ class Assigned:
         }
 
     def finish(self, again: bool = False) -> None:
-        """Count all returned messages as finished: the next poll begins, or the caller says so. ``again``: also repeat offsets
-        that are committed already.
-        """
+        """Count all returned messages as finished. ``again``: also repeat offsets that are committed already."""
         for place in self.places.values():
             place.done = place.taken
             if again:

@@ -16,7 +16,7 @@ from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.process import Closing, Owner, entry, postponed
 from rocketmq_spark.base.threads import Timer, text_of
 from rocketmq_spark.consumer.ahead import ReadAhead
-from rocketmq_spark.consumer.pull.assigned import FetchedPart
+from rocketmq_spark.consumer.pull.assigned import ONE_ANSWER, FetchedPart
 from rocketmq_spark.consumer.pull.polls import Polls, Positions, PullAnswers, check_offset
 from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, filter_of
@@ -257,7 +257,7 @@ class BasePullConsumer(Closing):
         can stop for Ctrl-C after the return of an ``entry``.
         """
         deadline = _begun(self, timeout_s)
-        while parts := self._upkeep.next(deadline, 1):
+        while parts := self._upkeep.next(deadline, ONE_ANSWER):
             messages, left = portion(parts[0].read())
             if messages or deadline.expired:  # if few of many messages match the filter, this would take too long
                 return messages, None if left is None else left.queue_offset
@@ -339,7 +339,7 @@ def _polled_rows(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int
                 raise
         if too_much:
             consumer._polls.begin()
-            parts_at_once = max(1, len(parts) // 2)
+            parts_at_once = len(parts) // 2  # of one part, its first answer
             continue
         if batch.num_rows or deadline.expired:
             return batch, left
@@ -349,9 +349,9 @@ def _polled_rows(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int
 
 @entry
 def next_answer(consumer: BasePullConsumer, timeout_s: float = POLL_S) -> Iterator[ReceivedMessage]:
-    """Return the messages of one answer of a broker, as a loop over the consumer yields them: a yielded one is finished with the
-    next poll, answer or ``commit``, and the others are returned again first. Iterating does not block. Empty after ``timeout_s``
-    seconds without a message.
+    """Return messages of one queue that have arrived together, as a loop over the consumer yields them: a yielded one is finished
+    with the next poll, call of this or ``commit``, and the others are returned again first. Iterating does not block. Empty after
+    ``timeout_s`` seconds without a message.
     """
     parts = consumer._upkeep.next(_begun(consumer, timeout_s), 1)
     return consumer._polls.each(parts[0]) if parts else iter(())
