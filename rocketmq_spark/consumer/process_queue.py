@@ -3,6 +3,8 @@
 Messages are sorted by queue offset. Removing finished ones returns the offset up to which all are finished, which is the one
 that may be committed. An orderly consumer takes messages from the front and then commits them or puts them back.
 
+``Rows`` of a listener of record batches are kept in the same way, one item a call: ``rows.RowsQueue``.
+
 Pure: the caller holds its lock, passes the time, and acts on the result. Offsets mostly arrive in order, so the sorted
 offsets are a deque that drops removed ones only when they reach one of its ends.
 
@@ -13,8 +15,9 @@ what is cached (``Thresholds``) delay it instead.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import RocketMQError
@@ -50,6 +53,26 @@ class QueueLock:
         return now_ms - self.granted_ms <= LOCK_EXPIRES_MS
 
 
+def once_more(message: ReceivedMessage) -> ReceivedMessage:
+    """Return the message with its number of attempts increased, for redeliveries that no broker counts."""
+    return replace(message, reconsume_times=message.reconsume_times + 1)
+
+
+def slices(messages: Sequence[ReceivedMessage], size: int) -> Iterator[tuple[ReceivedMessage, ...]]:
+    """Return consecutive parts of at most ``size`` messages, as tuples, so that listeners cannot change them.
+
+    Several threads may take parts at the same time, which a generator would refuse. Each part is returned once, and not held.
+    """
+    whole: list[Any] = list(messages)
+
+    def part(start: int) -> tuple[ReceivedMessage, ...]:
+        taken = tuple(whole[start : start + size])
+        whole[start : start + size] = [None] * len(taken)
+        return taken
+
+    return map(part, range(0, len(whole), size))
+
+
 class ProcessQueue:
     """The unfinished messages of ``queue``. Results of a ``dropped`` queue are ignored."""
 
@@ -62,15 +85,15 @@ class ProcessQueue:
         self.lock = QueueLock()
         self.count = 0
         self.bytes = 0
-        self._waiting: dict[int, ReceivedMessage] = {}
-        self._taken: dict[int, ReceivedMessage] = {}
+        self._waiting: dict[int, Any] = {}  # messages, or ``Rows``
+        self._taken: dict[int, Any] = {}
         self._bodies: dict[int, bytes] = {}  # the bodies as pulled: a listener may change its message
         self._dead: set[int] = set()  # taken messages that are dead letters
         self._alone: set[int] = set()  # messages that are taken alone
         self._sorted: deque[int] = deque()
-        self._max_put: int | None = None
+        self._put_end: int | None = None  # the offset after the last one that was put
 
-    def put(self, messages: Iterable[ReceivedMessage]) -> int:
+    def put(self, messages: Iterable[Any]) -> int:
         """Add pulled messages; returns how many are new. A message with a known offset replaces the earlier one."""
         new = 0
         for message in messages:
@@ -79,10 +102,18 @@ class ProcessQueue:
                 self.count += 1
                 self.bytes += len(message.body)
                 self._bodies[message.queue_offset] = message.body
-                self._max_put = message.queue_offset
+                self._put_end = message.queue_offset + 1
         return new
 
-    def remove(self, messages: Iterable[ReceivedMessage]) -> int | None:
+    def size_of(self, messages: Sequence[Any]) -> int:
+        """The number of messages in what ``put`` takes."""
+        return len(messages)
+
+    def calls(self, messages: Sequence[Any], size: int) -> tuple[Iterator[Sequence[ReceivedMessage]], int]:
+        """Return the calls of a concurrent listener that gets at most ``size`` messages in each, and their number."""
+        return slices(messages, size), -(-len(messages) // size)
+
+    def remove(self, messages: Sequence[ReceivedMessage]) -> int | None:
         """Remove finished messages; returns the offset to commit, never beyond an unfinished one. None if nothing was cached."""
         if not self._waiting:
             return None
@@ -91,8 +122,8 @@ class ProcessQueue:
                 self._uncount(message.queue_offset)
         return self._next()
 
-    def take(self, count: int) -> list[ReceivedMessage]:
-        """Take up to ``count`` messages from the front. They are neither waiting nor finished then."""
+    def take(self, count: int) -> Sequence[ReceivedMessage]:
+        """Take up to ``count`` messages from the front, for one call. They are neither waiting nor finished then."""
         taken: list[ReceivedMessage] = []
         while len(taken) < count and (message := self.first()) is not None:
             if (alone := message.queue_offset in self._alone) and taken:
@@ -101,7 +132,7 @@ class ProcessQueue:
             self._taken[message.queue_offset] = message
             if alone:
                 break
-        return taken
+        return tuple(taken)
 
     def commit(self) -> int | None:
         """Finish all taken messages; returns the offset after the last one, None if none were taken.
@@ -112,18 +143,19 @@ class ProcessQueue:
         done = [offset for offset in self._taken if first is None or offset < first.queue_offset]
         if not done:
             return None
+        end = self._end(self._taken[max(done)])
         for offset in done:
             del self._taken[offset]
             self._uncount(offset)
         self._dead.difference_update(done)
         self._alone.difference_update(done)
-        return max(done) + 1
+        return end
 
     def rollback(self) -> None:
         """Put all taken messages back, except dead letters, which a broker has."""
         self.put_back([message for offset, message in self._taken.items() if offset not in self._dead])
 
-    def put_back(self, messages: Sequence[ReceivedMessage], alone: bool = False) -> None:
+    def put_back(self, messages: Sequence[Any], alone: bool = False) -> None:
         """Put these taken messages back, with their new number of attempts.
 
         ``alone``: each is taken alone from now on, so that it does not make others fail.
@@ -134,7 +166,11 @@ class ProcessQueue:
                 if alone:
                     self._alone.add(message.queue_offset)
 
-    def bury(self, messages: Iterable[ReceivedMessage]) -> None:
+    def retry(self, messages: Sequence[ReceivedMessage], alone: bool) -> None:
+        """Put back messages of a call that failed, for one more attempt; ``alone`` as in ``put_back``."""
+        self.put_back([once_more(self.as_pulled(message)) for message in messages], alone)
+
+    def bury(self, messages: Sequence[ReceivedMessage]) -> None:
         """Mark these taken messages as dead letters, which are not put back."""
         self._dead.update(message.queue_offset for message in messages if message.queue_offset in self._taken)
 
@@ -148,11 +184,31 @@ class ProcessQueue:
         if message.queue_offset in self._waiting:
             self._waiting[message.queue_offset] = message
 
+    def again(self, call: Sequence[ReceivedMessage], left: Sequence[ReceivedMessage]) -> Sequence[Any]:
+        """Let ``left``, of the messages of a call, wait for one more attempt; returns what the listener is called with."""
+        found = [once_more(self.as_pulled(message)) for message in left]
+        for message in found:
+            self.replace(message)
+        return found
+
+    def late(self, call: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
+        """The messages of a call that hold up the offset: the first one, if the call has it."""
+        first = self.first()
+        return (first,) if first is not None and any(message is first for message in call) else ()
+
+    def settle(self, late: Sequence[ReceivedMessage], left: Sequence[ReceivedMessage]) -> None:
+        """Of the ``late`` messages only ``left`` are unfinished."""
+        self.remove([message for message in late if message not in left])
+
+    def unfinished(self, call: Sequence[ReceivedMessage], messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Those of ``messages``, of a call, that still wait: the others were late, and a broker has them."""
+        return [message for message in messages if message in self]
+
     def __contains__(self, message: ReceivedMessage) -> bool:
         return message.queue_offset in self._waiting
 
-    def first(self) -> ReceivedMessage | None:
-        """Return the waiting message with the smallest offset."""
+    def first(self) -> Any:
+        """Return the waiting message, or ``Rows``, with the smallest offset; None if nothing waits."""
         while self._sorted and self._sorted[0] not in self._waiting:
             self._sorted.popleft()
         return self._waiting[self._sorted[0]] if self._sorted else None
@@ -164,7 +220,7 @@ class ProcessQueue:
             return 0
         while self._sorted[-1] not in self._waiting:
             self._sorted.pop()
-        return self._sorted[-1] - self._sorted[0]
+        return self._end(self._waiting[self._sorted[-1]]) - 1 - self._sorted[0]
 
     @property
     def waiting(self) -> int:
@@ -183,9 +239,9 @@ class ProcessQueue:
             part.clear()
         self._sorted.clear()
         self.count = self.bytes = 0
-        self._max_put = None
+        self._put_end = None
 
-    def _place(self, message: ReceivedMessage) -> bool:
+    def _place(self, message: Any) -> bool:
         """Add a waiting message; returns whether its offset was present already."""
         offset = message.queue_offset
         if offset in self._taken:
@@ -207,8 +263,14 @@ class ProcessQueue:
     def _next(self) -> int | None:
         first = self.first()
         if first is not None:
-            return first.queue_offset
-        return None if self._max_put is None else self._max_put + 1
+            offset: int = first.queue_offset
+            return offset
+        return self._put_end
+
+    def _end(self, message: Any) -> int:
+        """The offset after a message, or after the last one of ``Rows``."""
+        end: int = message.queue_offset + 1
+        return end
 
 
 FULL_S = 0.05

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -332,26 +332,6 @@ def ordered(outcome: object, context: OrderedContext, suspend_ms: int) -> Ordere
         return OrderedVerdict(Step.AGAIN, pause_ms)
     expected = "None or context.suspend()" + ("" if context.auto_commit else ", context.commit() or context.rollback()")
     return OrderedVerdict(Step.AGAIN, pause_ms, _complaint(outcome, expected))
-
-
-def once_more(message: ReceivedMessage) -> ReceivedMessage:
-    """Return the message with its number of attempts increased, for redeliveries that no broker counts."""
-    return replace(message, reconsume_times=message.reconsume_times + 1)
-
-
-def slices(messages: Sequence[ReceivedMessage], size: int) -> Iterator[tuple[ReceivedMessage, ...]]:
-    """Return consecutive parts of at most ``size`` messages, as tuples, so that listeners cannot change them.
-
-    Several threads may take parts at the same time, which a generator would refuse. Each part is returned once, and not held.
-    """
-    whole: list[Any] = list(messages)
-
-    def part(start: int) -> tuple[ReceivedMessage, ...]:
-        taken = tuple(whole[start : start + size])
-        whole[start : start + size] = [None] * len(taken)
-        return taken
-
-    return map(part, range(0, len(whole), size))
 
 
 def _is_whole(value: object) -> bool:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.threads import Failure
+from rocketmq_spark.consumer.process_queue import once_more, slices
 from rocketmq_spark.consumer.result import (
     AcknowledgingContext,
     Context,
@@ -18,10 +19,8 @@ from rocketmq_spark.consumer.result import (
     Step,
     Verdict,
     concurrent,
-    once_more,
     ordered,
     replying,
-    slices,
 )
 from rocketmq_spark.errors import MessageRefused, NotSupported, OptionError
 from tests.consumer.messages import QUEUE, message

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, Timer, attempt
@@ -31,9 +31,7 @@ from rocketmq_spark.consumer.result import (
     Replier,
     TakesOutcome,
     concurrent,
-    once_more,
     replying,
-    slices,
 )
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError
@@ -43,25 +41,24 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.01
 _ASK_S = 1.0
-MAX_AT_ONCE = 16  # of one queue in one run
+MAX_AT_ONCE = 16  # of one queue in one run; more if one call has more
 DELAY_LEVEL = 3
 
 
 class Call(NamedTuple):
-    """A call of the listener: its messages, and when it began."""
+    """A call of the listener: its messages, perhaps ``Rows``, and when it began."""
 
     queue: ProcessQueue
     messages: Sequence[ReceivedMessage]
     began_ms: int
 
 
-def expired(queue: ProcessQueue, calls: Iterable[Call], now_ms: int, timeout_ms: int) -> ReceivedMessage | None:
-    """The first message if one of ``calls`` has had it for longer than ``timeout_ms``, else None."""
-    first = queue.first()
-    if queue.dropped or first is None:
-        return None
+def expired(queue: ProcessQueue, calls: Iterable[Call], now_ms: int, timeout_ms: int) -> Sequence[ReceivedMessage]:
+    """The messages that hold up the offset if one of ``calls`` has had them for longer than ``timeout_ms``, else none."""
+    if queue.dropped:
+        return ()
     late = (call for call in calls if call.queue is queue and now_ms - call.began_ms > timeout_ms)
-    return first if any(message is first for call in late for message in call.messages) else None
+    return next(filter(len, (queue.late(call.messages) for call in late)), ())
 
 
 AGAIN_S = 5.0
@@ -129,13 +126,13 @@ class Concurrent:
         """Begin no more listener calls."""
         self._closed = True
 
-    def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
-        """Queue messages for the listener, in batches of ``consumeMessageBatchMaxSize``."""
-        parts, calls = slices(messages, self._size), -(-len(messages) // self._size)
+    def submit(self, queue: ProcessQueue, messages: Sequence[Any]) -> None:
+        """Queue messages for the listener, in batches of ``consumeMessageBatchMaxSize``; ``Rows`` as they are."""
+        parts, calls = queue.calls(messages, self._size)
         # One object for all calls: those that wait for a thread are looked at by each run of the garbage collector.
         self._workers.submit(*repeat(partial(self._next, queue, parts), calls))
 
-    def _next(self, queue: ProcessQueue, parts: Iterator[tuple[ReceivedMessage, ...]]) -> None:
+    def _next(self, queue: ProcessQueue, parts: Iterator[Sequence[ReceivedMessage]]) -> None:
         self._consume(queue, next(parts))
 
     def context(self, queue: MessageQueue, messages: Sequence[ReceivedMessage]) -> Context:
@@ -170,18 +167,22 @@ class Concurrent:
     def clean(self) -> None:
         """Send back messages that a listener has had for longer than ``consumeTimeout``, so that the offset can advance."""
         for queue in self._held.owned():
-            for _ in range(MAX_AT_ONCE):
+            room = MAX_AT_ONCE
+            while room > 0:
                 with self._held.lock:
                     late = expired(queue, list(self._calls.values()), self._timer.now_ms(), self._timeout_ms)
-                if late is None:
+                if not late:
                     break
                 text = "the listener has had message %s of %s for too long: it is %s"
                 what = "sent back" if self._send_back is not None else DROPPED
-                logger.warning(text, late.msg_id, queue.queue, what)
-                if not self._took(queue.as_pulled(late), DELAY_LEVEL):
-                    break  # it would be the next one again; what else waits for this thread goes first
+                for message in late:
+                    logger.warning(text, message.msg_id, queue.queue, what)
+                left = [message for message in late if not self._took(queue.as_pulled(message), DELAY_LEVEL)]
                 with self._held.lock:
-                    queue.remove([late])
+                    queue.settle(late, left)
+                if left:
+                    break  # they would be the next ones again; what else waits for this thread goes first
+                room -= len(late)
 
     def _consume(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
         if queue.dropped or self._closed:
@@ -227,8 +228,10 @@ class Concurrent:
             trace = outcome.error if isinstance(outcome, Failure) else None
             logger.warning("messages of %s failed: %s", queue.queue, verdict.why, exc_info=trace)
         failed = [] if queue.dropped else messages[verdict.done :]
-        left = self._handed_back(queue, failed, verdict.level) if failed else []
-        self._finished(call, verdict.done, [message for message in messages if message not in left])
+        left = self._handed_back(call, failed, verdict.level) if failed else []
+        waits = {message.queue_offset for message in left}
+        done = [message for message in messages if message.queue_offset not in waits] if left else messages
+        self._finished(call, verdict.done, done)
         if left:
             self._again(call, left)
 
@@ -270,22 +273,20 @@ class Concurrent:
 
     def _again(self, call: Call, left: Sequence[ReceivedMessage]) -> None:
         """Call the listener again with messages that could not be sent back."""
-        queue, again = call.queue, [once_more(call.queue.as_pulled(message)) for message in left]
         with self._held.lock:
-            for message in again:
-                queue.replace(message)
+            again = call.queue.again(call.messages, left)
             self._calls.pop(id(call), None)
-        self._timer.later(AGAIN_S, partial(self.submit, queue, again))
+        self._timer.later(AGAIN_S, partial(self.submit, call.queue, again))
 
-    def _handed_back(self, queue: ProcessQueue, failed: Sequence[ReceivedMessage], level: int) -> list[ReceivedMessage]:
-        """Return messages to brokers; returns those that failed."""
+    def _handed_back(self, call: Call, failed: Sequence[ReceivedMessage], level: int) -> list[ReceivedMessage]:
+        """Return messages of a call to brokers; returns those that failed."""
         if self._send_back is None:
             for message in failed:
                 logger.warning("message %s failed and is %s", message.msg_id, DROPPED)
             return []
         with self._held.lock:
-            here = [message for message in failed if message in queue]  # the others were late and are sent back already
-        return [message for message in here if not self._took(queue.as_pulled(message), level)]
+            here = call.queue.unfinished(call.messages, failed)
+        return [message for message in here if not self._took(call.queue.as_pulled(message), level)]
 
     def _took(self, message: ReceivedMessage, level: int) -> bool:
         """Whether a broker has taken the message back. Broadcasting: True, because failed messages are dropped."""

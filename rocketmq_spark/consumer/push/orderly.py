@@ -23,7 +23,6 @@ from rocketmq_spark.consumer.result import (
     OrderedVerdict,
     Replier,
     Step,
-    once_more,
     ordered,
     replying,
 )
@@ -41,7 +40,7 @@ class _Call(NamedTuple):
     """A call of the listener with messages of a queue."""
 
     queue: ProcessQueue
-    messages: tuple[ReceivedMessage, ...]
+    messages: Sequence[ReceivedMessage]  # perhaps ``Rows``
 
 
 class _Judged(NamedTuple):
@@ -205,7 +204,7 @@ class Orderly:
             if not messages:
                 self._tasks.discard(queue)
                 return None
-            call = self._calls[queue.queue] = _Call(queue, tuple(messages))
+            call = self._calls[queue.queue] = _Call(queue, messages)
             return call
 
     def _consume(self, call: _Call) -> float | None:
@@ -251,8 +250,9 @@ class Orderly:
             logger.warning("messages of %s failed: %s", call.queue.queue, verdict.why, exc_info=trace)
         failed, messages = verdict.step in FAILED, call.messages
         limit = self._settings.max_reconsume_times
-        last = all(message.reconsume_times >= limit for message in messages)  # when all have come often enough
-        if verdict.step is not Step.AGAIN or call.queue.dropped or not last:
+        if verdict.step is not Step.AGAIN or call.queue.dropped:
+            return _Judged(failed, verdict, messages)
+        if any(message.reconsume_times < limit for message in messages):  # not all have come often enough
             return _Judged(failed, verdict, messages)
         taken = [self._took(call.queue.as_pulled(message)) for message in messages]
         left = [message for message, took in zip(messages, taken, strict=True) if not took]
@@ -289,5 +289,5 @@ class Orderly:
         if verdict.step is Step.ROLLBACK:
             queue.rollback()
         else:
-            queue.put_back([once_more(queue.as_pulled(message)) for message in judged.left], alone=judged.refused)
+            queue.retry(judged.left, alone=judged.refused)
         return verdict.pause_ms / 1000
