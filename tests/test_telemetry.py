@@ -23,8 +23,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
 from rocketmq_spark import Consumer, LocalBroker, Message, Producer, PullConsumer
-from rocketmq_spark.base.threads import Failure
-from rocketmq_spark.consumer.result import Context, OrderedContext, OutcomeLater
+from rocketmq_spark.consumer.result import Context, OrderedContext
 from rocketmq_spark.errors import CallTimeout, OptionError
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.requests import RequestProducer
@@ -411,19 +410,6 @@ def test_what_the_listener_raises_is_raised_and_in_its_span(seen: Seen) -> None:
         listening(raising(ValueError("mine")), (carried(0),), Context(QUEUE))
     (span,) = seen.spans
     assert attributes(span)["error.type"] == "ValueError"
-
-
-def test_an_outcome_that_comes_later_ends_the_span_then(seen: Seen) -> None:
-    waiting: list[Any] = []
-    heard: list[object] = []
-    outcome = listening(lambda m, c: OutcomeLater(waiting.append), (carried(0),), Context(QUEUE))
-    assert isinstance(outcome, OutcomeLater)
-    outcome.begin(heard.append)
-    assert seen.spans == ()
-    failure = Failure(ValueError("late"))
-    waiting[0](failure)
-    assert heard == [failure]
-    assert attributes(seen.spans[0])["error.type"] == "ValueError"
 
 
 @pytest.mark.parametrize("stops", [KeyboardInterrupt, None])

@@ -7,15 +7,13 @@ import functools
 import inspect
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Unpack
 
-from rocketmq_spark.aio.loop import PAUSE_S, Asynchronous, EventLoop
-from rocketmq_spark.base.threads import Failure, attempt
+from rocketmq_spark.aio.loop import PAUSE_S, Asynchronous, Coroutines, EventLoop
 from rocketmq_spark.consumer.pull.pull_consumer import POLL_S, checked_timeout, next_answer, some_of
-from rocketmq_spark.consumer.result import LaterListener, Listener, OutcomeLater, TakesOutcome
+from rocketmq_spark.consumer.result import Listener
 from rocketmq_spark.consumer.settings import MAX_MESSAGES
 from rocketmq_spark.errors import ClosedError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
@@ -29,82 +27,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 500  # messages that are decoded in the event loop without a pause: some milliseconds
-
-_Call = tuple[Any, Any, Callable[[object], None]]
-
-
-class _Coroutines(LaterListener):
-    """A listener that runs ``code`` in an event loop, ``limit`` calls at a time; its outcomes come later."""
-
-    def __init__(self, loop: EventLoop, code: Callable[[Any, Any], Any], limit: int) -> None:
-        self._loop = loop
-        self._code = code
-        self._limit = limit
-        self._running = 0
-        self._woken = False
-        self._line: deque[_Call] = deque()
-
-    def __call__(self, messages: Any, context: Any) -> OutcomeLater:
-        return OutcomeLater(functools.partial(self._take, messages, context), waits=True)
-
-    def _take(self, messages: Any, context: Any, done: Callable[[object], None]) -> None:
-        self._line.append((messages, context, done))
-        if not self._woken or self._loop.gone:
-            self._woken = True
-            try:
-                self._loop.soon(self._spread)
-            except RuntimeError:  # the loop was closed, but the consumer was not
-                self._woken = False
-                self._line.clear()
-                raise
-
-    def _spread(self) -> None:
-        self._woken = False  # first, as in the loop
-        for _ in range(min(len(self._line), self._limit - self._running)):
-            self._running += 1
-            self._loop.run_task(self._run(), self._ended)
-
-    def _ended(self, task: object) -> None:
-        """Called at the end of a task, also if it was cancelled before it began. Starts the next waiting calls."""
-        self._running -= 1
-        if self._line and not self._loop.closed:
-            self._spread()
-
-    async def _run(self) -> None:
-        """Call the listener until no messages wait: a task for each call would cost more than a quick listener takes."""
-        pause_at = time.monotonic() + PAUSE_S
-        while self._line:
-            messages, context, done = self._line.popleft()
-            if isinstance(done, TakesOutcome) and not done.begins():
-                continue
-            outcome: object
-            try:
-                outcome = await self._code(messages, context)
-            except BaseException as e:
-                outcome = Failure(e)  # also if an operation that the listener awaited was cancelled, not the listener
-                if isinstance(e, asyncio.CancelledError) and _is_cancelled():
-                    if not self._loop.closed:  # otherwise the consumer has stopped, and its messages are redelivered
-                        self._settle(context, done, outcome)
-                    raise
-            if outcome is None and context.ack_index is None:
-                done(None)
-            else:
-                self._settle(context, done, outcome)
-            if time.monotonic() > pause_at:
-                await asyncio.sleep(0)
-                pause_at = time.monotonic() + PAUSE_S
-
-    def _settle(self, context: Any, done: Callable[[object], None], outcome: object) -> None:
-        """Apply an outcome on a thread, because this may send messages back to a broker."""
-        settling = attempt(self._loop.start, done, outcome)
-        if isinstance(settling, Failure):  # no thread can start now; the next one that starts applies it
-            logger.warning("messages of %s cannot be returned to the broker now: %s", context.queue, settling)
-
-
-def _is_cancelled() -> bool:
-    """Whether the task itself was cancelled."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 class Consumer(Asynchronous):
@@ -147,7 +69,7 @@ class Consumer(Asynchronous):
         settings = self._consumer.settings
         code: Listener = functools.partial(self._loop.run, listener)
         if inspect.iscoroutinefunction(listener) and not settings.ordered and not settings.popped:
-            code = _Coroutines(self._loop, listener, settings.threads)
+            code = Coroutines(self._loop, listener, settings.threads)
         self._loop.orphaned = self._leave
         await self._loop.call(self._consumer.start, code)
 

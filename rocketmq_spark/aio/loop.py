@@ -6,14 +6,20 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import logging
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
+from itertools import repeat
 from typing import Any, ParamSpec, Self, TypeVar
 
-from rocketmq_spark.base.threads import start_thread
+from rocketmq_spark.base.threads import Failure, attempt, start_thread
+from rocketmq_spark.consumer.result import LaterListener, ListenerCall, Turn
 from rocketmq_spark.errors import ClosedError, OptionError
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -193,6 +199,77 @@ class EventLoop:
         for task in self._tasks:
             task.cancel()
         self._threads.shutdown(wait=False)
+
+
+class Coroutines(LaterListener):
+    """A listener that runs ``code`` in an event loop, ``limit`` calls at a time."""
+
+    def __init__(self, loop: EventLoop, code: Callable[[Any, Any], Any], limit: int) -> None:
+        self._loop = loop
+        self._code = code
+        self._limit = limit
+        self._running = 0
+        self._woken = False
+        self._line: deque[Turn] = deque()
+
+    def submit(self, turn: Turn, times: int) -> None:
+        """Let calls wait. Raises ``RuntimeError`` if the loop was closed, but not the consumer."""
+        self._line.extend(repeat(turn, times))
+        if not self._woken or self._loop.gone:
+            self._woken = True
+            try:
+                self._loop.soon(self._spread)
+            except RuntimeError:
+                self._woken = False
+                self._line.clear()
+                raise
+
+    def _spread(self) -> None:
+        self._woken = False  # first, as in the loop
+        for _ in range(min(len(self._line), self._limit - self._running)):
+            self._running += 1
+            self._loop.run_task(self._run(), self._ended)
+
+    def _ended(self, task: object) -> None:
+        """Called at the end of a task, also if it was cancelled before it began. Starts the next waiting calls."""
+        self._running -= 1
+        if self._line and not self._loop.closed:
+            self._spread()
+
+    async def _run(self) -> None:
+        """Call the listener until no call waits: a task for each call would cost more than a quick listener takes."""
+        pause_at = time.monotonic() + PAUSE_S
+        while self._line:
+            if (call := self._line.popleft()()) is None:
+                continue
+            outcome: object
+            try:
+                outcome = await self._code(call.messages, call.context)
+            except BaseException as e:
+                outcome = Failure(e)  # also if an operation that the listener awaited was cancelled, not the listener
+                if isinstance(e, asyncio.CancelledError) and _is_cancelled():
+                    if not self._loop.closed:  # otherwise the consumer has stopped, and its messages are redelivered
+                        self._settle(call, outcome)
+                    raise
+            if outcome is None and call.context.ack_index is None:
+                call(None)
+            else:
+                self._settle(call, outcome)
+            if time.monotonic() > pause_at:
+                await asyncio.sleep(0)
+                pause_at = time.monotonic() + PAUSE_S
+
+    def _settle(self, call: ListenerCall, outcome: object) -> None:
+        """Apply an outcome on a thread, because this may send messages back to a broker."""
+        settling = attempt(self._loop.start, call, outcome)
+        if isinstance(settling, Failure):  # no thread can start now; the next one that starts applies it
+            logger.warning("messages of %s cannot be returned to the broker now: %s", call.context.queue, settling)
+
+
+def _is_cancelled() -> bool:
+    """Whether the task itself was cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _run(coroutine: Coroutine[Any, Any, Any], done: Future[Any]) -> None:

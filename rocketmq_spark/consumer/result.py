@@ -203,71 +203,62 @@ class AcknowledgingContext(OrderedContext):
         super().__setattr__(name, value)
 
 
-class OutcomeLater(NamedTuple):
-    """Returned by an internal concurrent listener whose outcome comes later. ``begin`` is called once, with a ``TakesOutcome``,
-    which must be called once, on any thread that may block. With ``waits`` the call does not begin at once: when its turn comes,
-    the listener first calls ``begins``.
+class ListenerCall:
+    """A call of a listener whose turn has come: call the listener with ``messages`` and ``context``, then this object with the
+    outcome, once, on any thread that may block. The timeout of the call has begun.
     """
 
-    begin: Callable[[Callable[[object], None]], None]
-    waits: bool = False
+    __slots__ = ("context", "messages")
 
-
-class TakesOutcome:
-    """Receives an outcome that comes later. ``begins`` returns whether the listener may be called now, and starts its timeout."""
-
-    __slots__ = ()
-
-    def begins(self) -> bool:
-        """False if the consumer has stopped or another member owns the queue: then the listener must not be called."""
-        raise NotImplementedError
+    def __init__(self, messages: Any, context: Any) -> None:
+        self.messages, self.context = messages, context
 
     def __call__(self, outcome: object) -> None:
-        """Receive the outcome."""
+        """Receive the listener's return value, or ``Failure``."""
+        raise NotImplementedError
+
+
+# Called when the listener can be called. None: it must not be, because the consumer has stopped, or lost the queue.
+Turn = Callable[[], ListenerCall | None]
+
+
+class LaterListener:
+    """An internal concurrent listener that calls the user's code elsewhere, such as in an event loop, in its own order."""
+
+    def submit(self, turn: Turn, times: int) -> None:
+        """Let as many calls wait for their turn, without blocking. If this raises, none of them begins."""
+        raise NotImplementedError
+
+    def __call__(self, messages: Any, context: Any) -> object:
+        """A ``LaterListener`` is no function: see ``submit``."""
         raise NotImplementedError
 
 
 Ended = Callable[[object], None]
 
 
-class LaterListener:
-    """An internal listener whose calls wait for their turn: it immediately returns an ``OutcomeLater`` with ``waits``."""
+class _WatchedCall(ListenerCall):
+    __slots__ = ("_call", "_ended")
 
-    def __call__(self, messages: Any, context: Any) -> OutcomeLater:
-        """Return at once; the outcome comes later."""
-        raise NotImplementedError
-
-
-class _Watched(TakesOutcome):
-    __slots__ = ("_begin", "_done", "_ended")
-
-    def __init__(self, done: Ended, ended: Ended | None, begin: Callable[[], Ended] | None = None) -> None:
-        self._done, self._ended, self._begin = done, ended, begin
-
-    def begins(self) -> bool:
-        may = self._done.begins() if isinstance(self._done, TakesOutcome) else True
-        if may and self._begin is not None:
-            self._ended = self._begin()
-        return may
+    def __init__(self, call: ListenerCall, ended: Ended) -> None:
+        super().__init__(call.messages, call.context)
+        self._call, self._ended = call, ended
 
     def __call__(self, outcome: object) -> None:
-        if self._ended is not None:
-            self._ended(outcome)
-        self._done(outcome)
-
-
-def watched(later: OutcomeLater, ended: Ended) -> OutcomeLater:
-    """Wrap ``later`` so that ``ended``, which must not raise, gets the outcome first."""
-    return later._replace(begin=lambda done: later.begin(_Watched(done, ended)))
+        self._ended(outcome)
+        self._call(outcome)
 
 
 class _WatchedListener(LaterListener):
     def __init__(self, listener: LaterListener, begin: Callable[[Any, Any], Ended]) -> None:
         self._listener, self._begin = listener, begin
 
-    def __call__(self, messages: Any, context: Any) -> OutcomeLater:
-        later, begin = self._listener(messages, context), partial(self._begin, messages, context)
-        return later._replace(begin=lambda done: later.begin(_Watched(done, None, begin)))
+    def submit(self, turn: Turn, times: int) -> None:
+        self._listener.submit(partial(self._watched, turn), times)
+
+    def _watched(self, turn: Turn) -> ListenerCall | None:
+        call = turn()
+        return None if call is None else _WatchedCall(call, self._begin(call.messages, call.context))
 
 
 def watched_listener(listener: LaterListener, begin: Callable[[Any, Any], Ended]) -> Listener:

@@ -18,11 +18,9 @@ from rocketmq_spark.consumer.result import (
     Ended,
     LaterListener,
     Listener,
-    OutcomeLater,
     Step,
     concurrent,
     ordered,
-    watched,
     watched_listener,
 )
 from rocketmq_spark.consumer.settings import ConsumerSettings
@@ -73,8 +71,6 @@ class ListenerTraces:
         except BaseException as e:
             ended(Failure(e))
             raise
-        if isinstance(outcome, OutcomeLater):
-            return watched(outcome, ended)
         ended(outcome)
         return outcome
 

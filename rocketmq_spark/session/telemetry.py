@@ -33,11 +33,9 @@ from rocketmq_spark.consumer.result import (
     LaterListener,
     Listener,
     OrderedContext,
-    OutcomeLater,
     Step,
     concurrent,
     ordered,
-    watched,
     watched_listener,
 )
 from rocketmq_spark.errors import MessageRefused
@@ -201,8 +199,6 @@ class Instrumentation:
             raise
         finally:
             contexts.detach(token)
-        if isinstance(outcome, OutcomeLater):
-            return watched(outcome, call.end)
         call.end(outcome)
         return outcome
 

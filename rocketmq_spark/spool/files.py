@@ -14,12 +14,12 @@ import contextlib
 import errno
 import os
 import struct
-import time
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import SpoolError, SpoolFull
 
 BLOCK = 1 << 15
@@ -229,7 +229,7 @@ class Wal:
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Room:
+class FreeSpace:
     """Whether a folder has room for more: below ``max_bytes``, and on its disk beyond ``RESERVE_BYTES``.
 
     The disk is asked at most every ``ASK_S`` seconds, and again after ``ASK_BYTES``, because the question takes a sixth of the
@@ -240,7 +240,7 @@ class Room:
         self._path = path
         self._max_bytes = max_bytes
         self._left = 0  # bytes that may be added without a question, until then
-        self._until_s = 0.0
+        self._until = Deadline.after(0)
 
     def problem(self, held: int, more: int) -> SpoolFull | None:
         """The error if the folder, which has ``held`` bytes, has no room for ``more``, or None: then they count as added."""
@@ -250,7 +250,7 @@ class Room:
                 "'spoolMaxBytes'",
                 remedy="Raise it, or check why brokers accept nothing; dead letters count, too",
             )
-        if more > self._left or time.monotonic() >= self._until_s:
+        if more > self._left or self._until.expired:
             try:
                 disk = os.statvfs(self._path)
             except OSError as e:
@@ -263,7 +263,7 @@ class Room:
                     "has filled its disk could not be opened any more to send its records",
                     remedy="Free space on the disk",
                 )
-            self._left, self._until_s = min(free - RESERVE_BYTES, more + ASK_BYTES), time.monotonic() + ASK_S
+            self._left, self._until = min(free - RESERVE_BYTES, more + ASK_BYTES), Deadline.after(ASK_S)
         self._left -= more
         return None
 

@@ -19,7 +19,7 @@ from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, Spool
 from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool.changes import AtomicChange, GroupCommit, Ticket
 from rocketmq_spark.spool.database import Damaged, Database, occupy
-from rocketmq_spark.spool.files import OWNERS, Room
+from rocketmq_spark.spool.files import OWNERS, FreeSpace
 from rocketmq_spark.spool.lanes import Joins, Marks, Turns, Work, followers, kept, lane_with, lanes, leave
 from rocketmq_spark.spool.records import (
     NOTE,
@@ -56,7 +56,7 @@ class Store:
 
     def __init__(self, path: Path, sync: str = "always", max_bytes: int | None = None) -> None:
         self.path = path.absolute()
-        self._sync, self._room = sync != "never", Room(self.path, max_bytes)
+        self._sync, self._space = sync != "never", FreeSpace(self.path, max_bytes)
         self._lock = threading.RLock()
         self._group = GroupCommit(self._lock, self._add, together=sync == "batch")
         self._leased: set[int] = set()
@@ -319,7 +319,7 @@ class Store:
                 marks: set[tuple[bytes, bytes]] = set()
                 for ticket in tickets:
                     held = change.totals.all_bytes
-                    if ticket.items and (problem := self._room.problem(held, ticket.size)) is not None:
+                    if ticket.items and (problem := self._space.problem(held, ticket.size)) is not None:
                         ticket.error = problem
                         continue
                     change.puts += ticket.notes

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import aio
+from rocketmq_spark.consumer.result import Context, LaterListener, ListenerCall
 from rocketmq_spark.session import producers
+from tests.consumer.messages import QUEUE
 from tests.producer.scripted import ScriptedSender, Time
 
 WAIT_S = 60.0
@@ -44,3 +46,19 @@ def run(body: Callable[[], Awaitable[None]]) -> None:
             await body()
 
     asyncio.run(timed())
+
+
+class Heard(ListenerCall):
+    """A call whose outcome ``heard`` gets."""
+
+    def __init__(self, messages: object, heard: Callable[[object], None]) -> None:
+        super().__init__(messages, Context(QUEUE))
+        self._heard = heard
+
+    def __call__(self, outcome: object) -> None:
+        self._heard(outcome)
+
+
+def waits(code: LaterListener, messages: object, heard: Callable[[object], None]) -> None:
+    """A call waits for its turn; ``heard`` gets its outcome."""
+    code.submit(lambda: Heard(messages, heard), 1)

@@ -16,16 +16,14 @@ import pytest
 
 from rocketmq_spark import Message, aio
 from rocketmq_spark.aio import producer as module
-from rocketmq_spark.aio.consumers import _Coroutines
-from rocketmq_spark.aio.loop import EventLoop
+from rocketmq_spark.aio.loop import Coroutines, EventLoop
 from rocketmq_spark.base.threads import Failure
 from rocketmq_spark.consumer.result import Context
 from rocketmq_spark.errors import ClosedError, OptionError, SendFailed
 from rocketmq_spark.session import consumers
-from tests.aio.conftest import producing, run, until
+from tests.aio.conftest import producing, run, until, waits
 from tests.aio.test_aio_loop import Blocking, in_a_thread
 from tests.consumer.group import GroupBench, group
-from tests.consumer.messages import QUEUE
 from tests.helpers import no_more_threads, raising
 from tests.producer.scripted import ScriptedSender
 from tests.queues import q
@@ -294,9 +292,9 @@ def test_a_listener_that_others_cancel_has_failed_and_those_behind_it_have_their
     async def body() -> None:
         loop = EventLoop()
         loop.here()
-        code, outcomes = _Coroutines(loop, listener, 1), list[object]()
+        code, outcomes = Coroutines(loop, listener, 1), list[object]()
         for number in range(3):
-            code(number if began else number + 1, Context(QUEUE)).begin(outcomes.append)
+            waits(code, number if began else number + 1, outcomes.append)
         if began:
             await until(lambda: called)
         else:

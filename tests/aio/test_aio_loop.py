@@ -11,18 +11,16 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import aio
-from rocketmq_spark.aio.consumers import _Coroutines
-from rocketmq_spark.aio.loop import WAITING_THREADS, EventLoop
+from rocketmq_spark.aio.loop import WAITING_THREADS, Coroutines, EventLoop
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.consumer.result import Context, Redeliver
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, OptionError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.session import consumers
-from tests.aio.conftest import run, until
+from tests.aio.conftest import run, until, waits
 from tests.consumer.fake_member import A, bodies, message
 from tests.consumer.group import GroupBench, group
-from tests.consumer.messages import QUEUE
 from tests.helpers import RAISED, raising
 from tests.queues import q
 
@@ -150,11 +148,11 @@ def test_so_many_calls_of_a_listener_run_at_a_time_and_none_is_left() -> None:
     async def body() -> None:
         loop = EventLoop()
         loop.here()
-        code, outcomes = _Coroutines(loop, listener, 3), list[object]()
+        code, outcomes = Coroutines(loop, listener, 3), list[object]()
 
         def take(numbers: range) -> None:
             for number in numbers:
-                code(number, Context(QUEUE)).begin(outcomes.append)
+                waits(code, number, outcomes.append)
 
         await asyncio.to_thread(take, range(10))
         await until(lambda: len(begun) == 3)
@@ -170,7 +168,7 @@ def test_so_many_calls_of_a_listener_run_at_a_time_and_none_is_left() -> None:
 
 
 def test_quick_listeners_let_the_event_loop_have_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketmq_spark.aio.consumers.PAUSE_S", 0.0)
+    monkeypatch.setattr("rocketmq_spark.aio.loop.PAUSE_S", 0.0)
     turns = 0
 
     async def listener(messages: int, context: Context) -> None:
@@ -181,9 +179,9 @@ def test_quick_listeners_let_the_event_loop_have_its_turns(monkeypatch: pytest.M
         nonlocal turns
         loop = EventLoop()
         loop.here()
-        code, outcomes = _Coroutines(loop, listener, 1), list[object]()
+        code, outcomes = Coroutines(loop, listener, 1), list[object]()
         for number in range(100):
-            code(number, Context(QUEUE)).begin(outcomes.append)
+            waits(code, number, outcomes.append)
         while len(outcomes) < 100:
             await asyncio.sleep(0)
             turns += 1
@@ -208,14 +206,14 @@ def test_what_is_no_plain_success_is_settled_on_a_thread() -> None:
     async def body() -> None:
         loop = EventLoop()
         loop.here()
-        code = _Coroutines(loop, listener, 3)
+        code = Coroutines(loop, listener, 3)
         outcomes: dict[str, tuple[object, bool]] = {}
 
         def ended(name: str, outcome: object) -> None:
             outcomes[name] = outcome, threading.current_thread() is threading.main_thread()
 
         for name in ("fails", "some", "later"):
-            code(name, Context(QUEUE)).begin(lambda outcome, name=name: ended(name, outcome))
+            waits(code, name, lambda outcome, name=name: ended(name, outcome))
         await until(lambda: len(outcomes) == 3)
         assert outcomes == {"fails": (Failure(error), False), "some": (None, False), "later": (Redeliver(3), False)}
         loop.close()
@@ -232,11 +230,11 @@ def test_calls_that_are_cancelled_have_no_outcome_and_those_of_a_closed_loop_are
         begun.set()
         await asyncio.get_running_loop().create_future()
 
-    code = _Coroutines(loop, listener, 1)
+    code = Coroutines(loop, listener, 1)
 
     async def body() -> None:
         loop.here()
-        code("endless", Context(QUEUE)).begin(outcomes.append)
+        waits(code, "endless", outcomes.append)
         await until(begun.is_set)
         loop.close()
         await asyncio.sleep(0)
@@ -244,7 +242,7 @@ def test_calls_that_are_cancelled_have_no_outcome_and_those_of_a_closed_loop_are
     run(body)
     for _ in range(2):
         with pytest.raises(RuntimeError):
-            code("late", Context(QUEUE)).begin(outcomes.append)
+            waits(code, "late", outcomes.append)
     assert outcomes == []
 
 
@@ -260,9 +258,9 @@ def test_what_a_listener_waited_for_may_be_cancelled_and_its_messages_come_again
     async def body() -> None:
         loop = EventLoop()
         loop.here()
-        code, outcomes = _Coroutines(loop, listener, 1), list[object]()
+        code, outcomes = Coroutines(loop, listener, 1), list[object]()
         for number in range(3):
-            code(number, Context(QUEUE)).begin(outcomes.append)
+            waits(code, number, outcomes.append)
         await until(lambda: len(outcomes) == 3)
         (failed,) = (outcome for outcome in outcomes if outcome is not None)
         assert isinstance(failed, Failure)
@@ -281,9 +279,9 @@ def test_an_outcome_that_no_thread_takes_now_costs_the_others_nothing(caplog: py
         loop = EventLoop()
         loop.here()
         loop.start = raising(RuntimeError("can't start new thread"))  # type: ignore[method-assign]
-        code, outcomes = _Coroutines(loop, listener, 1), list[object]()
+        code, outcomes = Coroutines(loop, listener, 1), list[object]()
         for number in range(3):
-            code(number, Context(QUEUE)).begin(outcomes.append)
+            waits(code, number, outcomes.append)
         await until(lambda: outcomes == [None, None])
         loop.close()
 
@@ -303,11 +301,11 @@ def test_a_loop_that_closes_with_a_wake_up_under_way_is_gone_all_the_same() -> N
 
     event_loop = asyncio.new_event_loop()
     event_loop.run_until_complete(body())
-    code = _Coroutines(loop, listener, 1)
-    code(0, Context(QUEUE)).begin(lambda outcome: None)
+    code = Coroutines(loop, listener, 1)
+    waits(code, 0, lambda outcome: None)
     event_loop.close()
     with pytest.raises(RuntimeError):
-        code(1, Context(QUEUE)).begin(lambda outcome: None)
+        waits(code, 1, lambda outcome: None)
     with pytest.raises(RuntimeError):
         loop.soon(lambda: None)
 
@@ -327,7 +325,7 @@ def test_of_a_consumer_that_stops_no_listener_is_called_for_what_waits_for_its_t
         may_end = asyncio.Event()
         loop = EventLoop()
         loop.here()
-        consumer, _ = group.start(_Coroutines(loop, listener, 1), name="b")
+        consumer, _ = group.start(Coroutines(loop, listener, 1), name="b")
         group.time.advance(3)
         group.brokers.send(q("a:0"), b"0", b"1", b"2")
         group.time.advance(1)

@@ -16,14 +16,15 @@ from opentelemetry.trace import get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from rocketmq_spark import LocalBroker, Message, Producer, aio
-from rocketmq_spark.consumer.result import Context, LaterListener, OutcomeLater
+from rocketmq_spark.base.threads import Failure
+from rocketmq_spark.consumer.result import Context, LaterListener, Turn
 from rocketmq_spark.session import consumers, telemetry
-from tests.aio.conftest import producing, run
+from tests.aio.conftest import Heard, producing, run
 from tests.aio.test_aio_transactions import stored
 from tests.consumer.messages import QUEUE, message
 from tests.helpers import raising
 from tests.producer.scripted import ScriptedSender
-from tests.test_telemetry import Seen, carried, seen, started
+from tests.test_telemetry import Seen, attributes, carried, seen, started
 
 __all__ = ["seen"]
 
@@ -32,22 +33,22 @@ class Turns(LaterListener):
     """Its calls wait for their turn."""
 
     def __init__(self) -> None:
-        self.turns: list[Any] = []
+        self.turns: list[Turn] = []
 
-    def __call__(self, messages: Any, context: Any) -> OutcomeLater:
-        return OutcomeLater(self.turns.append, waits=True)
+    def submit(self, turn: Turn, times: int) -> None:
+        self.turns += [turn] * times
 
 
 def test_the_span_of_a_call_that_waits_begins_with_its_turn(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = Turns()
     consumer = started(waiting)
-    inside: list[int] = []
+    inside, heard = list[int](), list[object]()
 
     def turn(offset: int) -> None:
-        consumer.listener((carried(offset),), Context(QUEUE)).begin(lambda outcome: None)
+        consumer.listener.submit(lambda: Heard((carried(offset),), heard.append), 1)
         begun_ns = time.time_ns()
-        done = waiting.turns.pop()
-        assert done.begins()
+        done = waiting.turns.pop()()
+        assert done is not None
         inside.append(get_current_span().get_span_context().span_id)
         done(None)
         if len(inside) == 1:
@@ -63,15 +64,29 @@ def test_the_span_of_a_call_that_waits_begins_with_its_turn(seen: Seen, monkeypa
     assert inside == [span.get_span_context().span_id, 0], "a call without a span does not run in that of the last one"
 
 
+def test_an_outcome_that_comes_later_ends_the_span_then(seen: Seen) -> None:
+    waiting, heard = Turns(), list[object]()
+    started(waiting).listener.submit(lambda: Heard((carried(0),), heard.append), 1)
+    call = copy_context().run(waiting.turns.pop())
+    assert call is not None
+    assert seen.spans == ()
+    failure = Failure(ValueError("late"))
+    call(failure)
+    assert heard == [failure]
+    assert attributes(seen.spans[0])["error.type"] == "ValueError"
+
+
 def test_a_call_with_several_messages_is_not_part_of_the_call_before(seen: Seen) -> None:
     waiting = Turns()
     consumer = started(waiting)
 
+    heard: list[object] = []
+
     def one_after_the_other() -> None:
         for messages in ((carried(0, 1),), (carried(1, 2), carried(2, 3))):
-            consumer.listener(messages, Context(QUEUE)).begin(lambda outcome: None)
-            done = waiting.turns.pop()
-            assert done.begins()
+            consumer.listener.submit(lambda messages=messages: Heard(messages, heard.append), 1)
+            done = waiting.turns.pop()()
+            assert done is not None
             done(None)
 
     copy_context().run(one_after_the_other)

@@ -23,6 +23,7 @@ from rocketmq_spark.base.codes import RETRY_PREFIX, Response
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.consumer.push.workers import Work, Workers
+from rocketmq_spark.consumer.result import LaterListener
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.tracing import ListenerTraces
 from rocketmq_spark.errors import (
@@ -382,7 +383,9 @@ class GroupBench:
         return made, port
 
     def start(self, listener: Callable[..., Any] | None = None, **how: Any) -> tuple[BaseConsumer, FakeMember]:
-        """A consumer of T that runs; its listener notes what it gets and then does what ``listener`` does."""
+        """A consumer of T that runs; its listener notes what it gets and then does what ``listener`` does. One that is called
+        elsewhere notes nothing.
+        """
         made, port = self.consumer(**how)
         made.subscribe("T")
 
@@ -390,7 +393,7 @@ class GroupBench:
             self.got += [(port.client_id, each.body, each.reconsume_times) for each in messages]
             return listener(messages, context) if listener else None
 
-        made.start(noting)
+        made.start(listener if isinstance(listener, LaterListener) else noting)
         self.time.run_due()
         return made, port
 

@@ -9,7 +9,7 @@ import pytest
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.threads import Failure
 from rocketmq_spark.consumer import tracing
-from rocketmq_spark.consumer.result import Context, LaterListener, OrderedContext, OutcomeLater, TakesOutcome
+from rocketmq_spark.consumer.result import Context, LaterListener, ListenerCall, OrderedContext, Turn
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.tracing import ListenerTraces
 from rocketmq_spark.wire.traces import TraceRecord
@@ -93,71 +93,51 @@ def test_what_the_listener_raises_is_raised(error: BaseException) -> None:
     assert seen.after == [("false", EXCEPTION)] * 3
 
 
-@pytest.mark.parametrize(("later", "expected"), [(None, SUCCESS), (Failure(ValueError("x")), EXCEPTION)])
-def test_an_outcome_that_comes_later_is_recorded_then(later: object, expected: str) -> None:
-    waiting: list[Any] = []
-    seen, outcome = called(lambda messages, context: OutcomeLater(waiting.append))
-    assert isinstance(outcome, OutcomeLater)
-    heard: list[object] = []
-    outcome.begin(heard.append)
-    assert (seen.after, heard) == ([], [])
-    waiting[0](later)
-    assert heard == [later]
-    assert [code for _, code in seen.after] == [expected] * 3
-
-
-@pytest.mark.parametrize("may", [True, False])
-def test_one_that_waits_for_its_turn_asks_the_consumer(may: bool) -> None:
-    waiting: list[Any] = []
-    _, outcome = called(lambda messages, context: OutcomeLater(waiting.append, waits=True))
-    assert isinstance(outcome, OutcomeLater)
-    assert outcome.waits
-    outcome.begin(Done(may))
-    assert isinstance(waiting[0], TakesOutcome)
-    assert waiting[0].begins() is may
-
-
 class Waiting(LaterListener):
     """Its calls wait for their turn."""
 
     def __init__(self) -> None:
-        self.calls: list[Any] = []
+        self.turns: list[Turn] = []
 
-    def __call__(self, messages: Any, context: Any) -> OutcomeLater:
-        return OutcomeLater(self.calls.append, waits=True)
+    def submit(self, turn: Turn, times: int) -> None:
+        self.turns += [turn] * times
 
 
-class Done(TakesOutcome):
-    def __init__(self, may: bool) -> None:
-        self.may = may
+class Noted(ListenerCall):
+    def __init__(self) -> None:
+        super().__init__(MESSAGES, Context(QUEUE))
         self.heard: list[object] = []
-
-    def begins(self) -> bool:
-        return self.may
 
     def __call__(self, outcome: object) -> None:
         self.heard.append(outcome)
 
 
 @pytest.mark.parametrize("may", [True, False])
-def test_a_call_that_waits_for_its_turn_is_recorded_from_then_on(may: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, waiting, done = [1_000], Waiting(), Done(may)
+@pytest.mark.parametrize(
+    ("outcome", "code"), [(None, ("true", SUCCESS)), (Failure(ValueError("x")), ("false", EXCEPTION))]
+)
+def test_a_call_that_waits_for_its_turn_is_recorded_from_then_on(
+    may: bool, outcome: object, code: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, waiting, call = [1_000], Waiting(), Noted()
     monkeypatch.setattr(tracing, "epoch_ms", lambda: clock[0])
-    seen, outcome = called(waiting)
-    assert isinstance(outcome, OutcomeLater)
-    outcome.begin(done)
+    seen = Traces()
+    listener = seen.traces.around(waiting, CONCURRENT)
+    assert isinstance(listener, LaterListener)
+    listener.submit(lambda: call if may else None, 1)
     clock[0] += 3_600_000
     assert seen.records == []
-    (turn,) = waiting.calls
-    assert turn.begins() is may
+    begun = waiting.turns[0]()
     if not may:
-        assert seen.records == []
+        assert (begun, seen.records) == (None, [])
         return
+    assert begun is not None
+    assert (begun.messages, begun.context) == (call.messages, call.context)
     assert [(record[0], record[1]) for record in seen.records] == [("SubBefore", str(clock[0]))] * 3
     clock[0] += 300
-    turn(None)
-    assert done.heard == [None]
-    assert seen.after == [("true", SUCCESS)] * 3
+    begun(outcome)
+    assert call.heard == [outcome]
+    assert seen.after == [code] * 3
     assert {record[3] for record in seen.records[3:]} == {"100"}
 
 

@@ -106,7 +106,7 @@ def test_the_disk_is_asked_for_its_room_after_some_bytes_and_after_some_time(
 
     monkeypatch.setattr(os, "statvfs", statvfs)
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    room, kib = files.Room(tmp_path, None), 1 << 10
+    room, kib = files.FreeSpace(tmp_path, None), 1 << 10
     assert {room.problem(0, kib) for _ in range(1 + files.ASK_BYTES // kib)} == {None}
     assert asked == 1
     room.problem(0, kib)

@@ -13,11 +13,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, Timer, attempt
@@ -26,10 +26,11 @@ from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers
 from rocketmq_spark.consumer.result import (
     Context,
+    LaterListener,
     Listener,
-    OutcomeLater,
+    ListenerCall,
     Replier,
-    TakesOutcome,
+    Turn,
     concurrent,
     replying,
 )
@@ -45,12 +46,42 @@ MAX_AT_ONCE = 16  # of one queue in one run; more if one call has more
 DELAY_LEVEL = 3
 
 
-class Call(NamedTuple):
-    """A call of the listener: its messages, perhaps ``Rows``, and when it began."""
+class Call(ListenerCall):
+    """One call of the listener: its messages, perhaps ``Rows``, when it began, and its result, of which ``taken`` is called once.
 
-    queue: ProcessQueue
-    messages: Sequence[ReceivedMessage]
-    began_ms: int
+    The first ``done`` messages succeeded. ``finished`` ones are done, or a broker has taken them back.
+    """
+
+    __slots__ = ("_taken", "began_ms", "done", "ended_ms", "finished", "queue")
+
+    def __init__(
+        self,
+        queue: ProcessQueue,
+        messages: Sequence[ReceivedMessage],
+        began_ms: int,
+        context: Any = None,
+        taken: Callable[[Call, object], None] = lambda call, outcome: None,
+    ) -> None:
+        self.queue, self.messages, self.began_ms = queue, messages, began_ms
+        self.context, self._taken = context, taken
+        self.done, self.ended_ms = 0, began_ms
+        self.finished: Sequence[ReceivedMessage] = ()
+
+    def __call__(self, outcome: object) -> None:
+        self._taken(self, outcome)
+
+
+class _Asked(ListenerCall):
+    """A call that a broker asked for (request 309)."""
+
+    __slots__ = ("outcome",)
+
+    def __init__(self, messages: Sequence[ReceivedMessage], context: Context) -> None:
+        super().__init__(messages, context)
+        self.outcome: SimpleQueue[object] = SimpleQueue()
+
+    def __call__(self, outcome: object) -> None:
+        self.outcome.put(outcome)
 
 
 def expired(queue: ProcessQueue, calls: Iterable[Call], now_ms: int, timeout_ms: int) -> Sequence[ReceivedMessage]:
@@ -62,32 +93,6 @@ def expired(queue: ProcessQueue, calls: Iterable[Call], now_ms: int, timeout_ms:
 
 
 AGAIN_S = 5.0
-
-
-class _Result(NamedTuple):
-    """The result of a call. ``finished`` messages are done, or a broker has taken them back."""
-
-    call: Call
-    done: int
-    finished: Sequence[ReceivedMessage]
-    ended_ms: int
-
-
-class _Later(TakesOutcome):
-    """Takes the outcome of one call that ends later."""
-
-    __slots__ = ("_call", "_consuming", "_context")
-
-    def __init__(self, consuming: Concurrent, call: Call, context: Context) -> None:
-        self._consuming, self._call, self._context = consuming, call, context
-
-    def begins(self) -> bool:
-        begun = self._consuming.begins(self._call)
-        self._call = begun or self._call
-        return begun is not None
-
-    def __call__(self, outcome: object) -> None:
-        self._consuming.called(self._call, self._context, outcome)
 
 
 class Concurrent:
@@ -110,11 +115,10 @@ class Concurrent:
         self._timer = timer
         self._send_back = send_back
         self.replier: Replier | None = None  # how requests are answered
-        # Both are changed in single steps of the interpreter, without a lock: see ``_note_results``. A call stays until its
-        # messages are finished or wait for another one, so that they expire whatever happens on the way.
+        # Changed in single steps of the interpreter, without a lock: see ``_note_results``. A call stays until its messages are
+        # finished or wait for another one, so that they expire whatever happens on the way.
         self._calls: dict[int, Call] = {}  # by identity
-        self._later: dict[int, Call] = {}  # calls whose listener runs on no thread (coroutines)
-        self._results: deque[_Result] = deque()
+        self._results: deque[Call] = deque()
         self._noting = threading.Lock()
         self._closed = False
 
@@ -130,10 +134,30 @@ class Concurrent:
         """Queue messages for the listener, in batches of ``consumeMessageBatchMaxSize``; ``Rows`` as they are."""
         parts, calls = queue.calls(messages, self._size)
         # One object for all calls: those that wait for a thread are looked at by each run of the garbage collector.
-        self._workers.submit(*repeat(partial(self._next, queue, parts), calls))
+        turn = partial(self._begun, queue, parts)
+        if not isinstance(self._listener, LaterListener):
+            self._workers.submit(*repeat(partial(self._consume, turn), calls))
+        elif isinstance(refused := attempt(self._listener.submit, turn, calls), Failure):
+            self._workers.submit(*repeat(partial(self._refused, turn, refused), calls))
 
-    def _next(self, queue: ProcessQueue, parts: Iterator[Sequence[ReceivedMessage]]) -> None:
-        self._consume(queue, next(parts))
+    def _begun(self, queue: ProcessQueue, parts: Iterator[Sequence[ReceivedMessage]]) -> Call | None:
+        """Start the time of the next call; None if the listener must not be called."""
+        messages = next(parts)
+        call = Call(queue, messages, self._timer.now_ms(), self.context(queue.queue, messages), self._called)
+        self._calls[id(call)] = call  # first: who closes this, and then waits for calls, must see it
+        if queue.dropped or self._closed:
+            self._calls.pop(id(call), None)
+            return None
+        return call
+
+    def _consume(self, turn: Turn) -> None:
+        if (call := turn()) is not None:
+            call(attempt(self._listener, call.messages, call.context))
+
+    def _refused(self, turn: Turn, why: Failure) -> None:
+        """The event loop was closed. On a thread of the workers, because this sends messages back."""
+        if (call := turn()) is not None:
+            call(why)
 
     def context(self, queue: MessageQueue, messages: Sequence[ReceivedMessage]) -> Context:
         """Return the context for these messages."""
@@ -141,24 +165,25 @@ class Concurrent:
 
     def call(self, messages: Sequence[ReceivedMessage], context: Context) -> object:
         """Call the listener now (request 309), and return its outcome."""
-        outcome = attempt(self._listener, messages, context)
-        if not isinstance(outcome, OutcomeLater):
-            return outcome
-        given: SimpleQueue[object] = SimpleQueue()
-        begun = attempt(outcome.begin, given.put)
+        if not isinstance(self._listener, LaterListener):
+            return attempt(self._listener, messages, context)
+        call = _Asked(messages, context)
+        begun = attempt(self._listener.submit, lambda: None if self._closed else call, 1)
         while not isinstance(begun, Failure):
             try:
-                return given.get(timeout=_ASK_S)
+                return call.outcome.get(timeout=_ASK_S)
             except Empty:
                 if self._closed:  # a cancelled call has no outcome
                     return Failure(ClosedError("the consumer is closed"))
         return begun
 
     def idle(self, deadline: Deadline) -> bool:
-        """Wait for the outcomes of calls that end later; returns False after the deadline."""
-        while self._later and not deadline.expired:
+        """Wait for calls that run on no thread of the workers; returns False after the deadline."""
+        if not isinstance(self._listener, LaterListener):
+            return True
+        while self._calls and not deadline.expired:
             self._timer.pause(_LOOK_S)
-        return not self._later
+        return not self._calls
 
     def unfinished(self) -> list[ReceivedMessage]:
         """Return the messages that listeners have now."""
@@ -184,46 +209,19 @@ class Concurrent:
                     break  # they would be the next ones again; what else waits for this thread goes first
                 room -= len(late)
 
-    def _consume(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
-        if queue.dropped or self._closed:
+    def _called(self, call: Call, outcome: object) -> None:
+        if outcome is None and call.context.ack_index is None:  # nearly always; ``concurrent`` would say the same
+            self._finished(call, len(call.messages), call.messages)
             return
-        context, call = self.context(queue.queue, messages), Call(queue, messages, self._timer.now_ms())
-        self._calls[id(call)] = call
-        outcome = attempt(self._listener, messages, context)
-        if isinstance(outcome, OutcomeLater):
-            self._later[id(call)] = call
-            if outcome.waits:  # its time has not begun
-                self._calls.pop(id(call), None)
-            begun = attempt(outcome.begin, _Later(self, call, context))
-            if not isinstance(begun, Failure):
-                return
-            outcome = begun
-        self.called(call, context, outcome)
-
-    def begins(self, call: Call) -> Call | None:
-        """Start the time of the call. Returns False if the listener must not be called."""
-        begun = call._replace(began_ms=self._timer.now_ms())
-        may = not call.queue.dropped and not self._closed
-        if may:
-            self._calls[id(begun)] = self._later[id(begun)] = begun
-        self._later.pop(id(call), None)  # not before: who waits for all must see one of both
-        return begun if may else None
-
-    def called(self, call: Call, context: Context, outcome: object) -> None:
-        queue, messages = call.queue, call.messages
-        self._later.pop(id(call), None)
-        if outcome is None and context.ack_index is None:  # nearly always; ``concurrent`` would say the same
-            self._finished(call, len(messages), messages)
-            return
-        settled = attempt(self._settle, call, outcome, context)
+        settled = attempt(self._settle, call, outcome)
         if isinstance(settled, Failure):
-            settled.log(logger, "messages of %s could not be returned to the broker", queue.queue)
-            self._again(call, messages)
+            settled.log(logger, "messages of %s could not be returned to the broker", call.queue.queue)
+            self._again(call, call.messages)
 
-    def _settle(self, call: Call, outcome: object, context: Context) -> None:
+    def _settle(self, call: Call, outcome: object) -> None:
         """Return messages that are not done to a broker."""
         queue, messages = call.queue, call.messages
-        verdict = concurrent(outcome, context, len(messages))
+        verdict = concurrent(outcome, call.context, len(messages))
         if verdict.why:
             trace = outcome.error if isinstance(outcome, Failure) else None
             logger.warning("messages of %s failed: %s", queue.queue, verdict.why, exc_info=trace)
@@ -236,7 +234,8 @@ class Concurrent:
             self._again(call, left)
 
     def _finished(self, call: Call, done: int, finished: Sequence[ReceivedMessage]) -> None:
-        self._results.append(_Result(call, done, finished, self._timer.now_ms()))
+        call.done, call.finished, call.ended_ms = done, finished, self._timer.now_ms()
+        self._results.append(call)
         self._note_results()
 
     def _note_results(self) -> None:
@@ -253,23 +252,23 @@ class Concurrent:
             finally:
                 self._noting.release()
 
-    def _note(self, result: _Result) -> None:
-        """Record results; the caller holds the lock. Results of a dropped queue are ignored."""
-        (queue, messages, began_ms), done, held = result.call, result.done, self._held
+    def _note(self, call: Call) -> None:
+        """Record a result; the caller holds the lock. Results of a dropped queue are ignored."""
+        queue, done, held = call.queue, call.done, self._held
         if queue.dropped:
-            self._calls.pop(id(result.call), None)
+            self._calls.pop(id(call), None)
             return
-        failed = len(messages) - done
+        failed = len(call.messages) - done
         held.counts["consumed"] += done
         if failed:
             held.counts["failed"] += failed
         before = queue.count
-        held.finished(queue, queue.remove(result.finished))
+        held.finished(queue, queue.remove(call.finished))
         if before > held.low >= queue.count:
             held.changed.notify_all()
-        queue.last_consume_ms = result.ended_ms
-        held.figures.consumed(queue.queue.topic, done, failed, result.ended_ms - began_ms, result.ended_ms)
-        self._calls.pop(id(result.call), None)
+        queue.last_consume_ms = call.ended_ms
+        held.figures.consumed(queue.queue.topic, done, failed, call.ended_ms - call.began_ms, call.ended_ms)
+        self._calls.pop(id(call), None)
 
     def _again(self, call: Call, left: Sequence[ReceivedMessage]) -> None:
         """Call the listener again with messages that could not be sent back."""

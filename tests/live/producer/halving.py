@@ -1,7 +1,7 @@
 """A producer that ends by itself, with SIGKILL, between two steps of a transaction: options, topic, folder, then the step.
 
-A step has a number, the place, and at which message. Its database is a file of the folder, a line for each order that was saved. ``where`` is ``half``, ``saved``, ``committed``, or
-``under way``: then the commit of that message is on its way, or is not.
+A step has a number, the place, and at which message. Its database is a file of the folder, a line for each order that was saved.
+The place is ``half``, ``saved``, ``committed``, or ``under way``: then the commit of that message is on its way, or is not.
 """
 
 from __future__ import annotations
