@@ -130,7 +130,10 @@ class Context(ReplyingContext):
 
     @property
     def ack_index(self) -> int | None:
-        """The index of the last message that is done, -1 for none. Set it and return None if only the first messages are done."""
+        """The index of the last message that is done; -1 means none, None (the default) means all.
+
+        If only the first messages are done, set it, and return None from the listener.
+        """
         return self._ack_index
 
     @ack_index.setter
@@ -171,9 +174,9 @@ class OrderedContext(ReplyingContext):
     auto_commit: bool = True
 
     def suspend(self, ms: float | None = None) -> Suspend:
-        """Return this from the listener if the messages are not done. They are delivered again after ``ms`` (10 to 30000).
+        """Return this from the listener if the messages are not done.
 
-        None uses the consumer's setting.
+        They are delivered again after ``ms`` milliseconds (10 to 30000); by default after option 'suspendCurrentQueueTime'.
         """
         return Suspend(ms)
 

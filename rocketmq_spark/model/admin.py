@@ -81,7 +81,7 @@ class TopicDescription:
     Args:
         topic: The topic.
         brokers: Its settings on each broker.
-        queues: First and end offset of each queue, whether or not it may be read now, and the time of its last message.
+        queues: First offset, end offset and time of the last message of each queue; also of queues that may not be read now.
     """
 
     topic: str

@@ -241,8 +241,8 @@ class BasePullConsumer(Closing):
             timeout_s: Seconds to wait for a message.
 
         Returns:
-            The messages; an empty list after the timeout. At most 64 MiB of decompressed bodies, or one larger message. A
-            message that cannot be decoded has a ``decode_error``, and its stored bytes as the body.
+            The messages; an empty list after the timeout. The list ends with the message that brings the decompressed bodies to
+            64 MiB. A message that cannot be decoded has a ``decode_error``, and its stored bytes as the body.
 
         Raises:
             RocketMQError: A permanent failure, such as ``AccessDenied``. Temporary ones are logged and retried.
@@ -271,8 +271,8 @@ class BasePullConsumer(Closing):
             timeout_s: Seconds to wait for a message.
 
         Returns:
-            A ``pyarrow.RecordBatch`` in the columns of the Spark source; without rows after the timeout. Messages of a queue are
-            in its order. At most 64 MiB, or one larger message.
+            A ``pyarrow.RecordBatch`` with the columns of the Spark source; without rows after the timeout. Messages of a queue
+            are in its order. No more messages are added once the batch has 64 MiB.
 
         Raises:
             DecodeError: A message cannot be decoded. It is raised when all earlier answers were returned. To continue, call
