@@ -212,7 +212,7 @@ class ReplyTimeout(CallTimeout):
 
 
 class LocalProtocolError(RocketMQError):
-    """The request cannot be encoded, or the state of the object does not permit it. Nothing was sent."""
+    """The request cannot be encoded, or the object is in a state that does not permit it. Nothing was sent."""
 
     code = "ROCKETMQ_LOCAL_PROTOCOL"
 

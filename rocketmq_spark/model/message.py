@@ -131,13 +131,13 @@ class ReceivedMessage:
 
     @property
     def msg_id(self) -> str:
-        """The id that Java consumers show: the client's UNIQ_KEY if there is one, else the offset message id."""
+        """The id that Java consumers show: the one that its producer gave it (UNIQ_KEY), or ``offset_msg_id`` without one."""
         return self.properties.get(Property.UNIQ_KEY) or self.offset_msg_id
 
 
 @dataclass(slots=True)
 class PoppedMessage:
-    """A message received from a Proxy. Other members of the group do not get it before its invisible time ends.
+    """A message received from a Proxy. It is delivered again when its invisible time ends, unless it is acknowledged before.
 
     Args:
         topic: The topic it was sent to.

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 
 class AdminOptions(TypedDict, total=False):
-    """Keywords of ``Admin``: those that all others take, too."""
+    """Keywords of ``Admin``, which all the other classes and functions take, too."""
 
     proxy_endpoint: str
     """``host:port`` of the gRPC port of a Proxy, several separated by ``;``; for ``transport=grpc``."""

@@ -89,7 +89,7 @@ class BaseProducer(Closing):
 
     @property
     def faults(self) -> FaultTable:
-        """Brokers that ``sendLatencyFault`` avoids. ``enabled``, ``detecting`` (probe them), ``tables`` may be set at any time."""
+        """Brokers that ``sendLatencyFault`` avoids. You may set ``enabled``, ``detecting`` (probes) and ``tables`` any time."""
         return self._engine.faults
 
     def spool_metrics(self) -> SpoolMetrics | None:
@@ -300,7 +300,7 @@ class BaseProducer(Closing):
         return handle.msg_id
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
-        """Close the producer; ``Producer.close``, which users call, has the details."""
+        """Close the producer within ``timeout_s``; ``Producer.close``, which users call, has the details."""
         if not self._owner.here or not self._closing.acquire(blocking=False):
             return []
         deadline = self._deadline(timeout_s)

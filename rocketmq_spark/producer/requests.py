@@ -206,7 +206,7 @@ class RequestProducer(TransactionProducer):
         replies.reply(to, answer, self.settings.group, self._deadline(timeout_s))
 
     def close(self, timeout_s: float | None = None) -> list[Any]:
-        """Close the producer; ``Producer.close``, which users call, has the details."""
+        """Close the producer within ``timeout_s``; ``Producer.close``, which users call, has the details."""
         if not self._owner.here:
             return []
         deadline = self._deadline(timeout_s)

@@ -241,8 +241,9 @@ class BasePullConsumer(Closing):
             timeout_s: Seconds to wait for a message.
 
         Returns:
-            The messages; an empty list after the timeout. The list ends with the message that brings the decompressed bodies to
-            64 MiB. A message that cannot be decoded has a ``decode_error``, and its stored bytes as the body.
+            The messages; an empty list after the timeout. The list ends at the latest with the message that brings the
+            decompressed bodies to 64 MiB. A message that cannot be decoded has a ``decode_error``, and its stored bytes as the
+            body.
 
         Raises:
             RocketMQError: A permanent failure, such as ``AccessDenied``. Temporary ones are logged and retried.

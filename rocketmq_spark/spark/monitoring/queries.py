@@ -70,8 +70,9 @@ _KNOWN = (
 def explain(exception: BaseException) -> str:
     """Return the one useful line of ``exception``, which PySpark may have wrapped: the cause, and the remedy if known.
 
-    That is, in this order: the rocketmq-spark error that the driver or a task raised, with its code and all of its problems;
-    a known problem of Spark with its remedy; the last line of a Python error in a task; the first line of the exception.
+    That is the first of these that the exception contains: the rocketmq-spark error that the driver or a task raised, with its
+    code and all of its problems; a known problem of Spark with its remedy; the last line of a Python error in a task; the first
+    line of the exception.
     """
     chain = list(_chain(exception))
     for one in chain:
