@@ -330,7 +330,10 @@ class Producer(Asynchronous):
         return await self._ask(self._producer.recall, topic, recall_handle)
 
     async def flush(self, timeout_s: float | None = None) -> bool:
-        """Send lingering batches, and wait until all sends are answered; returns False after ``timeout_s`` seconds."""
+        """Send lingering batches, and wait until all sends are answered.
+
+        Returns False after ``timeout_s`` seconds; the send timeout by default.
+        """
         self._check()
         deadline, until = self._deadline(timeout_s), self._begun + len(self._fresh)
         self._begin_fresh()
@@ -349,7 +352,7 @@ class Producer(Asynchronous):
         return self._handed.none_left(deadline) and self._producer.flush(deadline.remaining())
 
     async def close(self, timeout_s: float | None = None) -> list[Unsent]:
-        """Accept no more sends, wait ``timeout_s`` seconds for answers, and return the sends without one."""
+        """Accept no more sends, wait ``timeout_s`` seconds (default: send timeout), and return the sends without an answer."""
         if self._closed:
             return []
         self._check()

@@ -60,7 +60,7 @@ class Suspend:
 
 
 class Hold(enum.Enum):
-    """The decision of an orderly listener with ``auto_commit=False``."""
+    """The decision of an ordered listener with ``auto_commit=False``."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"

@@ -68,14 +68,14 @@ class BasePullConsumer(Closing):
 
     @entry
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """Return the readable queues of a topic, sorted. With an environment, only its own.
+        """Return the readable queues of a topic, sorted. With option 'environment', only the queues of that environment.
 
         Args:
             topic: The topic.
 
         Raises:
             RouteNotFound: There is no such topic.
-            OptionError: The environment has none of its queues.
+            OptionError: No queue of the topic belongs to the environment.
         """
         self._owner.check(False)
         return self._positions.queues(topic)
