@@ -176,7 +176,7 @@ class OrderedContext(ReplyingContext):
     def suspend(self, ms: float | None = None) -> Suspend:
         """Return this from the listener if the messages are not done.
 
-        They are delivered again after ``ms`` milliseconds (10 to 30000); by default after option 'suspendCurrentQueueTime'.
+        They are delivered again after ``ms`` milliseconds (10 to 30000; default: option ``suspendCurrentQueueTime``).
         """
         return Suspend(ms)
 

@@ -89,7 +89,7 @@ class BaseProducer(Closing):
 
     @property
     def faults(self) -> FaultTable:
-        """Brokers that ``sendLatencyFault`` avoids. You may set ``enabled``, ``detecting`` (probes) and ``tables`` any time."""
+        """The brokers that option ``sendLatencyFault`` avoids. You may change ``enabled`` and the other settings at any time."""
         return self._engine.faults
 
     def spool_metrics(self) -> SpoolMetrics | None:
