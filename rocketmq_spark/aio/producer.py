@@ -281,7 +281,7 @@ class Producer(Asynchronous):
 
     async def reply(self, to: ReceivedMessage, body: bytes, *, properties: Mapping[str, str] | None = None,
                     timeout_s: float | None = None) -> None:  # fmt: skip
-        """Answer the request ``to`` with ``body`` and ``properties``, within ``timeout_s`` seconds."""
+        """Answer the request ``to`` with ``body`` and ``properties``, within ``timeout_s`` seconds (default: send timeout)."""
         await self._ask(self._producer.reply, to, body, properties=properties, timeout_s=timeout_s)
 
     async def send_half(self, message: Message, *, timeout_s: float | None = None) -> AsyncHalfMessage:
@@ -302,7 +302,7 @@ class Producer(Asynchronous):
     async def transaction(self, message: Message, *, timeout_s: float | None = None) -> AsyncIterator[AsyncHalfMessage]:
         """Store ``message`` as a half message, run the block, and commit; roll back if the block raises or is cancelled.
 
-        ``timeout_s`` replaces the send timeout of the half message.
+        ``timeout_s`` seconds replace the send timeout of the half message.
         """
         self._check()
         transaction = self._producer.transaction(message, timeout_s=timeout_s)

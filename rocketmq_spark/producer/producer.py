@@ -235,8 +235,9 @@ class BaseProducer(Closing):
     ) -> SendResult:
         """Send ``messages`` of one topic in one request, to ``queue`` or any queue; tags may differ.
 
-        ``timeout_s`` replaces the send timeout; ``msg_id`` of the result has all ids, joined by commas. Raises as ``send``, and
-        ``MessageRefused`` for an empty or too large batch, delayed messages, or ones that differ in topic or ``wait_store_ok``.
+        ``timeout_s`` seconds replace the send timeout. The ``msg_id`` of the result has all ids, joined by commas. Raises as
+        ``send``, and ``MessageRefused`` if the batch is empty or too large, a message is delayed, or two messages differ in topic
+        or ``wait_store_ok``.
         """
         self._owner.check(self._closing.locked())
         deadline, now_ms = self._deadline(timeout_s), self._engine.timer.wall_ms()

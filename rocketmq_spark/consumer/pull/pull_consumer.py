@@ -150,7 +150,7 @@ class BasePullConsumer(Closing):
 
     @entry
     def assignment(self) -> list[MessageQueue]:
-        """The queues that are read now, sorted."""
+        """Return the queues that are read now, sorted."""
         self._owner.check(False)
         return self._polls.queues()
 

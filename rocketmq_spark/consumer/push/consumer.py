@@ -188,7 +188,7 @@ class BaseConsumer(Closing):
         return True
 
     def close(self) -> list[ReceivedMessage] | list[PoppedMessage]:
-        """Call ``stop`` with its default timeout."""
+        """Call ``stop`` with its default timeout of 30 s, and return its result."""
         return self.stop()
 
     @entry
