@@ -89,6 +89,7 @@ class ReplyingContext:
             properties: The user's own properties of the answer.
 
         Raises:
+            OptionError: The listener got several messages, and ``to`` is not given.
             MessageRefused: The message is not a request, or the answer is empty or too large. Nothing was sent.
             RocketMQError: The requester did not get the answer. If the listener does not catch the error, the message fails.
             NotSupported: Over gRPC, because a Proxy does not forward replies.

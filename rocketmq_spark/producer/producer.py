@@ -146,7 +146,8 @@ class BaseProducer(Closing):
             if the send failed for a temporary reason: the message is in the spool and is sent later.
 
         Raises:
-            MessageRefused: No broker would take this message.
+            MessageRefused: No broker would take this message, or the arguments exclude each other.
+            SelectorError: The selector failed, or chose no queue.
             RouteNotFound: None of the topic's brokers is up, or there is no such topic. Over remoting, brokers with
                 ``autoCreateTopicEnable``, RocketMQ's default, create it instead.
             SendFailed: All attempts failed. If there was only one, its own error is raised, such as ``CallTimeout``. Without
@@ -235,9 +236,8 @@ class BaseProducer(Closing):
     ) -> SendResult:
         """Send ``messages`` of one topic in one request, to ``queue`` or any queue; tags may differ.
 
-        ``timeout_s`` seconds replace the send timeout. The ``msg_id`` of the result has all ids, joined by commas. Raises as
-        ``send``, and ``MessageRefused`` if the batch is empty or too large, a message is delayed, or two messages differ in topic
-        or ``wait_store_ok``.
+        ``timeout_s`` seconds replace the send timeout. ``msg_id`` of the result has all ids, joined by commas. Raises as ``send``,
+        and ``MessageRefused`` if the batch is empty or too large, or has a delayed message, two topics or two ``wait_store_ok``.
         """
         self._owner.check(self._closing.locked())
         deadline, now_ms = self._deadline(timeout_s), self._engine.timer.wall_ms()

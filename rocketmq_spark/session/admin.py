@@ -62,6 +62,8 @@ class GroupAdmin(AdminBase):
 
         Raises:
             GroupNotFound: No broker knows the group.
+            OptionError: The group is one of RocketMQ's own.
+            BrokerNotFound: The master of a broker is not registered. Nothing was deleted.
             OffsetError: The group has members, and ``force`` is not set. Brokers do not know members that consume over gRPC.
         """
         groups.delete(self._tools, self._own(group), topics, force)
@@ -122,8 +124,8 @@ class GroupAdmin(AdminBase):
 
         Raises:
             OptionError: ``to`` is a ``datetime`` without a zone.
-            OffsetError: The group has members; or it has no offsets, and no ``topics`` are given; or a broker did not store an
-                offset.
+            OffsetError: ``to`` is another text; the group has members; it has no offsets, and no ``topics`` are given; or a
+                broker did not store an offset.
         """
         if isinstance(to, datetime):
             if to.tzinfo is None:
@@ -182,7 +184,7 @@ class BrokerAdmin(AdminBase):
                 Without a key, at most this many in all, the oldest ones; 1 to 10,000.
 
         Raises:
-            OptionError: ``limit`` is out of range, or without a key the time ends before it begins.
+            OptionError: ``limit`` is out of range, or ``end_ms`` is before ``begin_ms``.
         """
         if key is not None:
             return messages.messages_by_key(self._tools, topic, key, begin_ms, end_ms, limit)
@@ -248,7 +250,7 @@ class AccessAdmin(AdminBase):
             The user as brokers have it now.
 
         Raises:
-            OptionError: The user does not exist on a broker, and ``password`` is None.
+            OptionError: The user does not exist on a broker, and ``password`` is None; or ``password`` is empty.
             NotSupported: A broker is older than 5.3; or the user exists on a broker of 5.3.0 or 5.3.1, which cannot change users.
         """
         return brokers.set_user(self._tools, name, password, is_super, enabled)
@@ -277,7 +279,7 @@ class AccessAdmin(AdminBase):
             All policies of the user.
 
         Raises:
-            OptionError: An action is unknown, or a broker does not have the user. Nothing was changed.
+            OptionError: The resource, an action or a source is invalid, or a broker does not have the user. Nothing was changed.
         """
         return brokers.set_policy(self._tools, user, resource, actions, allowed, sources)
 

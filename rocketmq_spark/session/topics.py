@@ -110,8 +110,9 @@ class TopicAdmin(AdminBase):
             The topic as it is after the change.
 
         Raises:
-            OptionError: There is nothing to change, the topic has more queues than ``queues`` or is not on one of ``brokers``, or
-                an attribute cannot be changed.
+            RouteNotFound: There is no such topic.
+            OptionError: There is nothing to change, the permission is unknown, the topic has more queues than ``queues`` or is
+                not on one of ``brokers``, or an attribute cannot be changed.
             NotSupported: A broker is older than RocketMQ 5.0: it has no attributes, and takes the order from name servers.
             RocketMQError: Another process changed the topic at the same time, and reverted this change.
         """
@@ -130,6 +131,7 @@ class TopicAdmin(AdminBase):
             The topic's queues on each broker.
 
         Raises:
+            RouteNotFound: There is no such topic.
             OptionError: The topic has more queues than ``queues``, or is not on one of ``brokers``.
         """
         return topics.widen(self._tools, topic, queues, brokers)
@@ -149,6 +151,7 @@ class TopicAdmin(AdminBase):
             The topic's queues on each broker, and how many messages became unreadable (``hidden``).
 
         Raises:
+            RouteNotFound: There is no such topic.
             OptionError: The topic has fewer queues than ``queues``, or is not on one of ``brokers``.
         """
         return topics.shrink(self._tools, topic, queues, brokers, preview)
@@ -161,5 +164,6 @@ class TopicAdmin(AdminBase):
 
         Raises:
             RouteNotFound: There is no such topic.
+            BrokerNotFound: The master of a broker is not registered. Nothing was deleted.
         """
         topics.delete(self._tools, topic)

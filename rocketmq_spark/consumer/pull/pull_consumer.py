@@ -246,6 +246,7 @@ class BasePullConsumer(Closing):
             body.
 
         Raises:
+            OptionError: The consumer has neither a subscription nor an assignment.
             RocketMQError: A permanent failure, such as ``AccessDenied``. Temporary ones are logged and retried.
         """
         messages, left = self._polled(timeout_s)
@@ -278,7 +279,8 @@ class BasePullConsumer(Closing):
         Raises:
             DecodeError: A message cannot be decoded. It is raised when all earlier answers were returned. To continue, call
                 ``poll``, which returns it raw, or ``seek`` past it.
-            OptionError: pyarrow is not installed.
+            OptionError: pyarrow is not installed, or the consumer has neither a subscription nor an assignment.
+            RocketMQError: As for ``poll``.
         """
         batch, left = _polled_rows(self, timeout_s)
         self._polls.given, self._polls.given_up_to = left is None, left
