@@ -146,8 +146,7 @@ class BaseProducer(Closing):
             if the send failed for a temporary reason: the message is in the spool and is sent later.
 
         Raises:
-            MessageRefused: No broker would take this message, or the arguments exclude each other.
-            SelectorError: The selector failed, or chose no queue.
+            MessageRefused, SelectorError: No broker would take this message, or the selector fails or chooses no queue.
             RouteNotFound: None of the topic's brokers is up, or there is no such topic. Over remoting, brokers with
                 ``autoCreateTopicEnable``, RocketMQ's default, create it instead.
             SendFailed: All attempts failed. If there was only one, its own error is raised, such as ``CallTimeout``. Without
