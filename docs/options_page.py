@@ -99,13 +99,14 @@ REMEDIES = {
     "GroupNotFound": "check the name; create the group (`Admin.create_group`) or start one of its members",
     "InvalidParameter": "check the names of topic and group, and the queue id",
     "LocalBrokerError": "read the lines of the server's log in the text; `rocketmq-spark doctor` checks Java and ports",
-    "LocalProtocolError": "shorten or change the value that the text names",
+    "LocalProtocolError": "change the value, or make another call, as the text says",
     "MessageIllegal": "compare the message with the broker's `maxMessageSize` and its delay limits",
     "MessageRefused": "correct the row or message that the text names; the text also says what was sent before",
     "NotFound": "check the id or key, and whether retention has removed the message",
     "NotReadable": "restore the read permission of the topic or the broker",
     "NotSupported": "use a server of the right kind (a broker, not a Proxy) or a newer version",
-    "OffsetError": "write positions as in options.md, and check the queues with `rocketmq-spark topic describe`",
+    "OffsetError": "write positions as in options.md, and check the queues with `rocketmq-spark topic describe`; "
+    "before you set the offsets of a group, stop its members",
     "CheckpointMismatch": "start the query with the options that created the checkpoint, or with a new `checkpointLocation`",
     "OptionError": "correct the options that the text lists; options.md describes all",
     "RemoteProtocolError": "check that host and port belong to RocketMQ, and that both sides or none use TLS",
@@ -147,7 +148,7 @@ _TYPES = {
 # Options that JSON describes may be given as the mapping that it would be.
 _MAPPINGS = ("environments", "allocation_config")
 _CLASSES = {
-    "AdminOptions": ("cluster admin", "Keywords of ``Admin``: those that all others take, too."),
+    "AdminOptions": ("cluster admin", "Keywords of ``Admin``, which all the other classes and functions take, too."),
     "ProducerOptions": ("producer", "Keywords of ``Producer``."),
     "ConsumerOptions": ("consumer", "Keywords of ``Consumer``."),
     "PullConsumerOptions": ("pull consumer", "Keywords of ``PullConsumer``."),

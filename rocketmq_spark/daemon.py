@@ -1,14 +1,14 @@
-"""Spark's Python daemon, with part of what workers import loaded before they are forked: ``spark.python.daemon.module``.
+"""A Python daemon for Spark that imports PySpark's worker and this package before it forks workers.
 
-Spark forks a worker for each task that finds none waiting, and each imports PySpark's worker and this package anew. Here the
-daemon has done so, once. What starts threads or draws random numbers when it is imported stays with the workers, as with Spark's
-own daemon: numpy (OpenBLAS), pyarrow (jemalloc) and pandas. A fork would lose the threads, and all workers would draw the same.
+Set ``spark.python.daemon.module`` to the name of this module. With Spark's own daemon, each new worker imports both; here the
+daemon imports them once. Workers still import numpy (OpenBLAS), pyarrow (jemalloc) and pandas: these start threads, which a fork
+loses, or draw random numbers, which would then be the same in all workers.
 
-The package must be installed where executors run, for what ``--py-files`` brings is not there yet when a daemon starts. Planning
-and commits have daemons of Spark's own, whatever is set (docs/upstream.md).
+The package must be installed where executors run, because files of ``--py-files`` do not exist yet when a daemon starts. For
+planning and commits Spark always uses its own daemons (docs/upstream.md).
 
-Spark has its Python processes import PySpark from a zip without bytecode, so that each compiles what it needs, which takes
-longer than all else that it imports. The same modules lie beside that zip, and bytecode is kept of those.
+Spark's Python processes import PySpark from a zip without bytecode, so each process compiles the modules, which takes longer
+than all other imports. This daemon imports PySpark from the folder beside that zip, where Python keeps the bytecode.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOADED = ("pyspark.worker", "rocketmq_spark.spark.datasource", "rocketmq_spark.s
 
 
 def beside_the_zip(path: Iterable[str]) -> Path | None:
-    """Where the PySpark lies whose zip is in ``path``; None where there is the zip only, as in YARN's containers."""
+    """Return the folder of the PySpark whose zip is in ``path``; None if there is only the zip, as in YARN's containers."""
     for entry in path:
         zipped = Path(entry)
         if zipped.name == "pyspark.zip":
@@ -36,14 +36,14 @@ def beside_the_zip(path: Iterable[str]) -> Path | None:
 
 
 def load(*names: str) -> None:
-    """Import what can be imported, whatever a package raises: a worker that needs it tries again, and says why."""
+    """Import modules, and ignore all errors: a worker that needs a module imports it again, and reports the error."""
     for name in names:
         with contextlib.suppress(BaseException):
             importlib.import_module(name)
 
 
 def unzipped() -> None:
-    """Have PySpark imported from its folder, and everything else from where it would be."""
+    """Import PySpark from its folder instead of the zip. Other packages are imported as before."""
     folder = beside_the_zip(sys.path)
     if folder is not None:
         sys.path.insert(0, str(folder))

@@ -212,7 +212,7 @@ class ReplyTimeout(CallTimeout):
 
 
 class LocalProtocolError(RocketMQError):
-    """The request cannot be encoded in the protocol. Nothing was sent."""
+    """The request cannot be encoded, or the object is in a state that does not permit it. Nothing was sent."""
 
     code = "ROCKETMQ_LOCAL_PROTOCOL"
 
@@ -277,7 +277,10 @@ class ClosedError(RocketMQError):
 
 
 class OffsetError(RocketMQError, ValueError):
-    """Offsets, an offset file or a checkpoint are malformed, unreadable, or do not fit the topic."""
+    """Offsets, an offset file or a checkpoint are malformed, unreadable, or do not fit the topic; or offsets cannot be set now.
+
+    They cannot be set while the consumer group has members, nor by a ``PullConsumer`` for a queue that is not assigned to it.
+    """
 
     code = "ROCKETMQ_OFFSET"
 

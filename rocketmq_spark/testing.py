@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 
 @pytest.fixture(scope="session")
 def rocketmq() -> Iterator[LocalBroker]:
-    """A name server and a broker, shared by all tests: use topics and groups of your own."""
+    """A name server and a broker, shared by all tests: use other topics and groups in each test."""
     from rocketmq_spark.localbroker import LocalBroker
 
     with LocalBroker() as broker:
@@ -33,7 +33,9 @@ def rocketmq() -> Iterator[LocalBroker]:
 
 @pytest.fixture
 def make_rocketmq_topic(rocketmq: LocalBroker) -> Callable[..., str]:
-    """A function that creates a topic with a new name and returns the name. It takes the other arguments of ``create_topic``."""
+    """A function that creates a topic with a new name and returns the name. It takes the arguments of
+    ``LocalBroker.create_topic`` except ``name``.
+    """
 
     def make(**how: Any) -> str:
         name = f"topic-{uuid.uuid4().hex[:12]}"

@@ -1,6 +1,7 @@
-"""Topics, groups, stored messages and brokers, for ``Admin`` and the commands. Here: what all of these ask with.
+"""Administration of topics, groups, stored messages and brokers, for ``Admin`` and the commands.
 
-``AdminTools`` has the parts of one client, as ``session.Client`` has them.
+This module has what the modules of the package share: ``AdminTools``, the parts of a client (``session.Client``) by which they
+send requests, and functions that use it.
 """
 
 from __future__ import annotations
@@ -21,31 +22,31 @@ from rocketmq_spark.wire.header import Command
 
 
 class AdminTools(Protocol):
-    """Parts of a client. Names are the user's, but for ``calls``."""
+    """Parts of a client. They take topics and groups by the user's names; ``calls`` takes names on the wire."""
 
     @property
     def calls(self) -> Calls:
-        """Requests to one address each."""
+        """Sends requests to addresses."""
 
     @property
     def routes(self) -> Routes:
-        """Where topics are."""
+        """Returns the routes of topics."""
 
     @property
     def brokers(self) -> Brokers:
-        """Questions about queues."""
+        """Requests offsets of queues."""
 
     @property
     def committer(self) -> RemotingCommitter:
-        """Offsets of groups."""
+        """Commits offsets of groups."""
 
     @property
     def admin(self) -> BaseAdmin:
-        """Requests to the masters of a cluster."""
+        """Sends requests to the masters of a cluster."""
 
 
 def deadline(tools: AdminTools) -> Deadline:
-    """For what is asked of all brokers at once."""
+    """Return the deadline of requests that are sent to all brokers in parallel."""
     return Deadline.after(tools.calls.request_timeout_s)
 
 
@@ -55,11 +56,11 @@ def with_kept(
     positions: Mapping[MessageQueue, int | None] | None = None,
     on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
 ) -> dict[MessageQueue, QueueBounds]:
-    """``bounds`` with the minimums of compaction topics: brokers keep messages below the minimum that they report.
+    """Return ``bounds`` with the real minimums of compaction topics, whose brokers keep messages below the minimum they report.
 
-    Asked, as the group of administration, where something before it is to be read: with ``positions`` of a reader only where one
-    lies before it. What is not kept there is no loss, so the minimum is then no later than the position. With ``on_error``
-    queues of which it is not known are left out.
+    With the ``positions`` of a reader, only queues with a position below the reported minimum are checked. In a compaction topic
+    a message that is not kept is no loss, so the minimum of such a queue is then at most the position. With ``on_error``, queues
+    whose minimum could not be determined are omitted; without it, the error is raised.
     """
     unknown: set[MessageQueue] = set()
 
@@ -83,8 +84,9 @@ def with_kept(
 def ask_each(
     tools: AdminTools, asked: Mapping[str, tuple[str, Command]], accept: Sequence[int], change: bool = False
 ) -> Iterator[tuple[str, Command]]:
-    """Ask all at once: the answers by the keys of ``asked``, which has addresses and requests. Raises the first error, which
-    of a ``change`` says who has taken it.
+    """Send requests in parallel, and yield the answers by the keys of ``asked``, which has an address and a request for each.
+
+    Raises the first error. For a ``change``, the error lists the servers that have applied it.
     """
     answers = tools.calls.exchange_each(list(asked.values()), deadline(tools))
     outcomes = {

@@ -192,8 +192,8 @@ class PullConsumer(Asynchronous):
         return await self._ask(self._consumer.committed, queue)
 
     async def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
-        """Return messages of one queue in its order, as soon as there are any; an empty list after ``timeout_s`` seconds. At
-        most 64 MiB of decompressed bodies, or a larger message at their end.
+        """Return messages of one queue in its order, as soon as there are any; an empty list after ``timeout_s`` seconds. The
+        list ends after 500 messages, or with the message that brings the decompressed bodies to 64 MiB.
         """
         end = time.monotonic() + checked_timeout(timeout_s)
         while True:
@@ -270,7 +270,7 @@ class SimpleConsumer(Asynchronous):
     ) -> Sequence[PoppedMessage]:
         """Return up to ``max_messages`` messages; an empty list if none came within ``wait``.
 
-        The messages are ``invisible`` to other members for that time. If the call is cancelled, the next call returns its
+        Other members do not get the messages for the time ``invisible``. If the call is cancelled, the next call returns its
         messages, whose invisible time has begun; if they have not arrived, the next call waits for them first.
         """
         self._check()

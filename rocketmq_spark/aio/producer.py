@@ -281,7 +281,7 @@ class Producer(Asynchronous):
 
     async def reply(self, to: ReceivedMessage, body: bytes, *, properties: Mapping[str, str] | None = None,
                     timeout_s: float | None = None) -> None:  # fmt: skip
-        """Answer the request ``to`` with ``body`` and ``properties``, within ``timeout_s`` seconds."""
+        """Answer the request ``to`` with ``body`` and ``properties``, within ``timeout_s`` seconds (default: send timeout)."""
         await self._ask(self._producer.reply, to, body, properties=properties, timeout_s=timeout_s)
 
     async def send_half(self, message: Message, *, timeout_s: float | None = None) -> AsyncHalfMessage:
@@ -302,7 +302,7 @@ class Producer(Asynchronous):
     async def transaction(self, message: Message, *, timeout_s: float | None = None) -> AsyncIterator[AsyncHalfMessage]:
         """Store ``message`` as a half message, run the block, and commit; roll back if the block raises or is cancelled.
 
-        ``timeout_s`` replaces the send timeout of the half message.
+        ``timeout_s`` seconds replace the send timeout of the half message.
         """
         self._check()
         transaction = self._producer.transaction(message, timeout_s=timeout_s)
@@ -330,7 +330,10 @@ class Producer(Asynchronous):
         return await self._ask(self._producer.recall, topic, recall_handle)
 
     async def flush(self, timeout_s: float | None = None) -> bool:
-        """Send lingering batches, and wait until all sends are answered; returns False after ``timeout_s`` seconds."""
+        """Send lingering batches, and wait until all sends are answered.
+
+        Returns False after ``timeout_s`` seconds; the send timeout by default.
+        """
         self._check()
         deadline, until = self._deadline(timeout_s), self._begun + len(self._fresh)
         self._begin_fresh()
@@ -349,7 +352,7 @@ class Producer(Asynchronous):
         return self._handed.none_left(deadline) and self._producer.flush(deadline.remaining())
 
     async def close(self, timeout_s: float | None = None) -> list[Unsent]:
-        """Accept no more sends, wait ``timeout_s`` seconds for answers, and return the sends without one."""
+        """Accept no more sends, wait ``timeout_s`` seconds (default: send timeout), and return the sends without an answer."""
         if self._closed:
             return []
         self._check()

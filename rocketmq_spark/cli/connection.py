@@ -190,8 +190,8 @@ _OPTIONS = (
     click.option(
         "--environment",
         metavar="NAME",
-        help="Use only what belongs to this environment, one of several that share topics: its number; or its name, with -o"
-        " environments=JSON or -o environmentMode=suffix [env: ROCKETMQ_ENVIRONMENT]",
+        help="Use only the topics, queues and groups of this environment, one of several in the cluster. Its number; or its name,"
+        " with -o environments=JSON or -o environmentMode=suffix [env: ROCKETMQ_ENVIRONMENT]",
     ),
     click.option(
         "-o",

@@ -195,7 +195,7 @@ def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> KeyedMess
     callback=pairs,
     metavar="NAME=VALUE",
     help="An option of the destination's producer, such as accessKey=… or tls=true (may be repeated). The default environment "
-    "is that of the source; environment=NAME selects another one, environment= none.",
+    "is that of the source; environment=NAME selects another one, and an empty value none.",
 )
 @rate_option("Copy at most this many messages a second.")
 @click.option(

@@ -230,7 +230,7 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
     "--topic",
     "topics",
     multiple=True,
-    help="Only this topic (may be repeated) [default: all topics for which the group has offsets].",
+    help="Only this topic (may be repeated) [default: all topics for which the group has offsets, except its retry topic].",
 )
 @click.option(
     "--to",

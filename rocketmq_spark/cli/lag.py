@@ -67,10 +67,12 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
 
     Give either --group or --checkpoint.
 
-    --json prints one object per refresh: lag, lost, behindMs, readPerSecond, writtenPerSecond, catchUpMs, unknownQueues,
-    wentBackQueues and queues. With --checkpoint it also has underWay, the unfinished batch (batchId, forMs since it began, and
-    waitsFor: its brokers that do not answer), and otherClusters, the clusters that the query reads and the command does not
-    contact. Unknown values, such as the rates of the first refresh, are null. A checkpoint does not show whether its query runs.
+    --json prints one object per refresh: lag (unread messages), lost (messages that were removed before they were read),
+    behindMs (age of the oldest unread message), readPerSecond, writtenPerSecond, catchUpMs (time until lag is 0 at these rates),
+    unknownQueues and wentBackQueues (numbers of queues), and queues. With --checkpoint it also has underWay, the unfinished
+    batch (batchId, forMs since it began, and waitsFor: its brokers that do not answer), and otherClusters, the clusters that the
+    query reads and the command does not contact. Unknown values, such as the rates of the first refresh, are null. A checkpoint
+    does not show whether its query runs.
 
     If a broker is unavailable, --checkpoint shows null for the queues of that broker and exits with 1; --group fails, because
     the brokers store the offsets of a group.

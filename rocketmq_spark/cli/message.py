@@ -51,8 +51,8 @@ class DeadLetterFilter:
 def _chosen(function: Callable[..., None]) -> Callable[..., None]:
     """The options that choose letters."""
     for add in (
-        time_option("--until", help=f"Only dead letters before this time: {TIMES}."),
-        time_option("--since", help=f"Only dead letters at or after this time: {TIMES}."),
+        time_option("--until", help=f"Only dead letters stored before this time: {TIMES}."),
+        time_option("--since", help=f"Only dead letters stored at or after this time: {TIMES}."),
         click.option(
             "--key", "keys", multiple=True, help="Only dead letters with this key or message id (may be repeated)."
         ),
@@ -295,11 +295,15 @@ def message() -> None:
 
 @message.command()
 @click.argument("message_id", metavar="ID")
-@click.option("--topic", help="Its topic. Required for an id that the producer assigned, and by brokers with ACL.")
+@click.option("--topic", help="The topic of the message. Required with msgId, and by brokers with ACL.")
 @connected
 @click.pass_obj
 def get(output: Output, target: Target, message_id: str, topic: str | None) -> None:
-    """Show one message, by its offset message id, or with --topic also by the id that its producer assigned."""
+    """Show one message by its offset message id or, with --topic, by the id that its producer assigned.
+
+    The broker assigns the offset message id (offsetMsgId): its address and a position in its log. The id of the producer is
+    msgId in the output of 'tail --json'.
+    """
     from rocketmq_spark.admin import messages
 
     one = messages.message_by_id(target.client(), message_id, topic)
@@ -319,7 +323,8 @@ def get(output: Output, target: Target, message_id: str, topic: str | None) -> N
 @message.command()
 @click.option("--topic", required=True, help="The topic to look in.")
 @click.option(
-    "--key", help="A business key, or the id that the producer assigned. Without it: all messages of the period."
+    "--key",
+    help="A business key, or the id that the producer assigned (msgId). Without it: all messages of the period.",
 )
 @time_option("--from", "--since", "begin", help=f"Only messages stored at or after this time: {TIMES}.")
 @time_option("--to", "--until", "end", help="Only messages stored at or before this time.")
@@ -337,7 +342,7 @@ def find(
 ) -> None:
     """Show the messages of a topic that have a key, or that were stored in a period, oldest first.
 
-    Without --key, read all queues from the masters; with --environment, only its own queues.
+    Without --key, the command reads all queues from the masters; with --environment, only the queues of that environment.
     """
     from rocketmq_spark.admin import messages
     from rocketmq_spark.queues.environment import environment_of

@@ -166,7 +166,9 @@ def shrink(output: Output, target: Target, name: str, queues: int, brokers: tupl
 
 
 @topic.command("list")
-@click.option("--all", "everything", is_flag=True, help="Include RocketMQ's own topics.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Include RocketMQ's own topics, and those of retries and dead letters."
+)
 @connected
 @click.pass_obj
 def list_topics(output: Output, target: Target, everything: bool) -> None:

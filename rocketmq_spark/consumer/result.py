@@ -60,7 +60,7 @@ class Suspend:
 
 
 class Hold(enum.Enum):
-    """The decision of an orderly listener with ``auto_commit=False``."""
+    """The decision of an ordered listener with ``auto_commit=False``."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -89,6 +89,7 @@ class ReplyingContext:
             properties: The user's own properties of the answer.
 
         Raises:
+            OptionError: The listener got several messages, and ``to`` is not given.
             MessageRefused: The message is not a request, or the answer is empty or too large. Nothing was sent.
             RocketMQError: The requester did not get the answer. If the listener does not catch the error, the message fails.
             NotSupported: Over gRPC, because a Proxy does not forward replies.
@@ -130,7 +131,10 @@ class Context(ReplyingContext):
 
     @property
     def ack_index(self) -> int | None:
-        """The index of the last message that is done, -1 for none. Set it and return None if only the first messages are done."""
+        """The index of the last message that is done; -1 means none, None (the default) means all.
+
+        If only the first messages are done, set it, and return None from the listener.
+        """
         return self._ack_index
 
     @ack_index.setter
@@ -171,9 +175,9 @@ class OrderedContext(ReplyingContext):
     auto_commit: bool = True
 
     def suspend(self, ms: float | None = None) -> Suspend:
-        """Return this from the listener if the messages are not done. They are delivered again after ``ms`` (10 to 30000).
+        """Return this from the listener if the messages are not done.
 
-        None uses the consumer's setting.
+        They are delivered again after ``ms`` milliseconds (10 to 30000; default: option ``suspendCurrentQueueTime``).
         """
         return Suspend(ms)
 

@@ -1,4 +1,4 @@
-"""Delays of any length: messages wait in ``dmq_inner_topic`` and are sent to their own topic when they are due.
+"""Delays of any length: messages wait in ``dmq_inner_topic``, in envelopes, and are sent to their own topic when they are due.
 
 ``delayed`` does this as a Spark stream, ``node`` as a service that does not need Spark.
 """

@@ -81,7 +81,7 @@ class TopicDescription:
     Args:
         topic: The topic.
         brokers: Its settings on each broker.
-        queues: First and end offset of each queue, whether or not it may be read now, and the time of its last message.
+        queues: First offset, end offset and time of the last message of each queue; also of queues that may not be read now.
     """
 
     topic: str
@@ -150,8 +150,8 @@ class GroupDescription:
 
     Args:
         group: The group.
-        settings: Its ``SubscriptionGroupConfig`` on each broker that has one, such as ``retryMaxTimes``, by the broker's names.
-        members: Its members, by client id.
+        settings: By broker, its ``SubscriptionGroupConfig`` there, such as ``{"retryMaxTimes": 16}``.
+        members: Its members, sorted by client id.
         consume_type: ``CONSUME_PASSIVELY`` (push) or ``CONSUME_ACTIVELY`` (pull); None without members.
         message_model: ``CLUSTERING`` or ``BROADCASTING``; None without members.
         filters: What its members subscribe to, by topic.
@@ -210,7 +210,7 @@ class BrokerState:
         put_per_s: Messages stored per second, in the last ten seconds.
         get_per_s: Messages read per second, in the last ten seconds.
         disk_used: How full the disk of its commit log is, 0 to 1.
-        facts: Everything that it reports, by its own names (``GET_BROKER_RUNTIME_INFO``).
+        facts: Everything that it reports, by the broker's own names (``GET_BROKER_RUNTIME_INFO``); None if it did not answer.
         error: Why its state is unknown; None if it answered.
     """
 

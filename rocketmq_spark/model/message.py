@@ -86,7 +86,7 @@ class ReceivedMessage:
         reconsume_times: How often a consumer group sent it back.
         prepared_transaction_offset: Position of its half message in the commit log, in bytes; 0 outside transactions.
         store_size: Its size in the commit log, in bytes.
-        offset_msg_id: The id that consists of the broker's address and ``commit_log_offset``.
+        offset_msg_id: The id that the broker gave it: the broker's address and ``commit_log_offset``.
         decode_error: Why it could not be decoded; None if it could. With an error, ``body`` has the stored bytes, and unknown
             fields are 0, empty or -1.
     """
@@ -131,13 +131,13 @@ class ReceivedMessage:
 
     @property
     def msg_id(self) -> str:
-        """The id that Java consumers show: the client's UNIQ_KEY if there is one, else the offset message id."""
+        """The id that Java consumers show: the one that its producer gave it (UNIQ_KEY), or ``offset_msg_id`` without one."""
         return self.properties.get(Property.UNIQ_KEY) or self.offset_msg_id
 
 
 @dataclass(slots=True)
 class PoppedMessage:
-    """A message received from a Proxy (POP). It is invisible to others until it is acknowledged or its invisible time ends.
+    """A message received from a Proxy. It is delivered again when its invisible time ends, unless it is acknowledged before.
 
     Args:
         topic: The topic it was sent to.

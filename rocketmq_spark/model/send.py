@@ -223,9 +223,9 @@ class SpoolMetrics:
     Args:
         depth: Records that wait.
         bytes: Bytes of those records. Together with ``dead_bytes`` they are limited by ``spoolMaxBytes``.
-        oldest_due_age_s: For how many seconds the first of them has been due; None while none is.
+        oldest_due_age_s: Seconds since the first of those records became due; None while none is due.
         dead: Records that were given up and are kept.
-        dead_bytes: Their bytes.
+        dead_bytes: Bytes of the records that were given up.
         give_ups: Number of records that were ever given up in this folder.
         delivered: Records that this process sent.
         trouble: Why the spool cannot be read or written now, such as a full disk; None if it can.

@@ -113,7 +113,7 @@ class Options:
         p.address_map, {}, _ALL, 'JSON `{"advertised:port": "reachable:port"}` for NAT and containers; not over gRPC'
     )
     access_key: str | None = _row(p.string, None, _ALL, "access key (user name); every request is signed")
-    secret_key: p.Secret | None = _row(p.secret, None, _ALL, "secret key of that user")
+    secret_key: p.Secret | None = _row(p.secret, None, _ALL, "secret key of the user of `accessKey`")
     security_token: p.Secret | None = _row(p.secret, None, _ALL, "temporary token that belongs to the keys")
     credentials_file: str | None = _row(
         p.string,
@@ -132,7 +132,7 @@ class Options:
     tls: bool = _row(p.boolean, False, _ALL, "use TLS for name servers and brokers")
     tls_ca_file: str | None = _row(p.string, None, _ALL, "PEM file of the authorities to trust (default: the system's)")
     tls_cert_file: str | None = _row(p.string, None, _ALL, "PEM file of the client's certificate")
-    tls_key_file: str | None = _row(p.string, None, _ALL, "PEM file of the key of that certificate")
+    tls_key_file: str | None = _row(p.string, None, _ALL, "PEM file of the key of `tlsCertFile`")
     tls_key_password: p.Secret | None = _row(p.secret, None, _ALL, "password of the key file; not over gRPC")
     tls_check_hostname: bool = _row(
         p.boolean, True, _ALL, "whether a certificate must name the host or address of the connection"
@@ -152,7 +152,7 @@ class Options:
     request_timeout: float = _row(p.positive_duration, 3.0, _ALL, "timeout of one request", shown="3s")
     num_retries: int = _row(p.integer(0), 3, _ALL, "how often a failed metadata request is repeated")
     retry_interval: float = _row(
-        p.positive_duration, 0.5, _ALL, "first pause between these attempts; it doubles, with jitter", shown="500ms"
+        p.positive_duration, 0.5, _ALL, "pause before the first of `numRetries`; doubles, with jitter", shown="500ms"
     )
     route_refresh: float = _row(
         p.duration, 10.0, _SOURCE, "maximum age of a route when a batch is planned", shown="10s"
@@ -512,7 +512,7 @@ class Options:
         "the machine",
     )
     spool_max_bytes: int = _row(
-        p.size(1), 1 << 30, _WRITE, "maximum size, dead letters included; when it is full, sends fail", shown="1g"
+        p.size(1), 1 << 30, _WRITE, "size of the spool, dead letters included, at which sends fail", shown="1g"
     )
     long_delay: str = _row(
         p.choice("error", "dmq"),
@@ -629,10 +629,10 @@ class Options:
         p.size(1, 1 << 30), 100 << 20, _CONSUME, "a queue is not pulled while it has more waiting bytes", shown="100m"
     )
     pull_threshold_for_topic: int | None = _row(
-        p.integer(1, 6_553_500), None, _PUSH, "most unfinished messages of a topic, divided among its queues here"
+        p.integer(1, 6_553_500), None, _PUSH, "most unfinished messages of a topic, divided among its assigned queues"
     )
     pull_threshold_size_for_topic: int | None = _row(
-        p.size(1, 102_400 << 20), None, _PUSH, "most unfinished bytes of a topic, divided among its queues here"
+        p.size(1, 102_400 << 20), None, _PUSH, "most unfinished bytes of a topic, divided among its assigned queues"
     )
     consume_concurrently_max_span: int = _row(
         p.integer(1, 65535),
@@ -662,7 +662,7 @@ class Options:
         p.positive_duration, 5.0, _PUSH, "how often offsets are committed", shown="5s"
     )
     rebalance_interval: float = _row(
-        p.positive_duration, 20.0, _PUSH, "how often queues are reassigned in any case; at least 1s", shown="20s"
+        p.positive_duration, 20.0, _PUSH, "how often the assignment of queues is checked; at least 1s", shown="20s"
     )
     post_subscription_when_pull: bool = _row(
         p.boolean, False, _PUSH, "send the filter with each pull, not only with heartbeats"

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 
 class AdminOptions(TypedDict, total=False):
-    """Keywords of ``Admin``: those that all others take, too."""
+    """Keywords of ``Admin``, which all the other classes and functions take, too."""
 
     proxy_endpoint: str
     """``host:port`` of the gRPC port of a Proxy, several separated by ``;``; for ``transport=grpc``."""
@@ -20,7 +20,7 @@ class AdminOptions(TypedDict, total=False):
     access_key: str
     """Access key (user name); every request is signed."""
     secret_key: str
-    """Secret key of that user."""
+    """Secret key of the user of ``accessKey``."""
     security_token: str
     """Temporary token that belongs to the keys."""
     credentials_file: str
@@ -38,7 +38,7 @@ class AdminOptions(TypedDict, total=False):
     tls_cert_file: str
     """PEM file of the client's certificate."""
     tls_key_file: str
-    """PEM file of the key of that certificate."""
+    """PEM file of the key of ``tlsCertFile``."""
     tls_key_password: str
     """Password of the key file; not over gRPC."""
     tls_check_hostname: bool | str
@@ -58,7 +58,7 @@ class AdminOptions(TypedDict, total=False):
     num_retries: int | str
     """How often a failed metadata request is repeated."""
     retry_interval: float | str
-    """First pause between these attempts; it doubles, with jitter."""
+    """Pause before the first of ``numRetries``; doubles, with jitter."""
     environment: str
     """Read and write only what belongs to one environment: its number (from 1), or its name, with ``environments`` as JSON or
     ``environmentMode=suffix``. With ``environmentMode=queues`` consumers of ``dev`` are members of the group
@@ -120,7 +120,7 @@ class ProducerOptions(AdminOptions, total=False):
     of the machine.
     """
     spool_max_bytes: int | str
-    """Maximum size, dead letters included; when it is full, sends fail."""
+    """Size of the spool, dead letters included, at which sends fail."""
     long_delay: str
     """What to do with delays that brokers do not support (longer than ``timerMaxDelaySec``, timers switched off, or brokers
     before 5.0): raise an ``error``, or use the delay service, which must run (``dmq``, docs/delay.md).
@@ -198,9 +198,9 @@ class ConsumerOptions(AdminOptions, total=False):
     pull_threshold_size_for_queue: int | str
     """A queue is not pulled while it has more waiting bytes."""
     pull_threshold_for_topic: int | str
-    """Most unfinished messages of a topic, divided among its queues here."""
+    """Most unfinished messages of a topic, divided among its assigned queues."""
     pull_threshold_size_for_topic: int | str
-    """Most unfinished bytes of a topic, divided among its queues here."""
+    """Most unfinished bytes of a topic, divided among its assigned queues."""
     consume_concurrently_max_span: int | str
     """A queue is not pulled while its waiting offsets span more than this; not if ``ordered``."""
     max_reconsume_times: int | str
@@ -214,7 +214,7 @@ class ConsumerOptions(AdminOptions, total=False):
     persist_consumer_offset_interval: float | str
     """How often offsets are committed."""
     rebalance_interval: float | str
-    """How often queues are reassigned in any case; at least 1s."""
+    """How often the assignment of queues is checked; at least 1s."""
     post_subscription_when_pull: bool | str
     """Send the filter with each pull, not only with heartbeats."""
     local_offsets_dir: str
@@ -325,7 +325,7 @@ class SinkOptions(AdminOptions, total=False):
     of the machine.
     """
     spool_max_bytes: int | str
-    """Maximum size, dead letters included; when it is full, sends fail."""
+    """Size of the spool, dead letters included, at which sends fail."""
     long_delay: str
     """What to do with delays that brokers do not support (longer than ``timerMaxDelaySec``, timers switched off, or brokers
     before 5.0): raise an ``error``, or use the delay service, which must run (``dmq``, docs/delay.md).

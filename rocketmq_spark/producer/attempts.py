@@ -276,9 +276,10 @@ class Fault:
 
 
 class FaultTable:
-    """The brokers that were reported, and the choice of a queue that keeps away from the bad ones.
+    """The latencies and failures of brokers, and the choice of a queue that avoids slow and failing brokers.
 
-    ``tables``, ``enabled`` and ``detecting`` may be changed at any time, between any two calls.
+    Three attributes may be changed at any time. ``enabled``: whether brokers are avoided. ``detecting``: whether failed brokers
+    are probed, so that brokers that answer are preferred. ``tables``: for how long a broker is avoided after which latency.
     """
 
     def __init__(self, tables: FaultTables = CURRENT, enabled: bool = False, detecting: bool = False) -> None:
@@ -289,7 +290,7 @@ class FaultTable:
         self._lock = threading.Lock()
 
     def report(self, broker: str, latency_ms: int, now_ms: int, isolated: bool = False, reachable: bool = True) -> None:
-        """A send to ``broker`` ended. A later, better report does not shorten an isolation."""
+        """Record the end of a send to ``broker``. A better report does not shorten the time for which the broker is avoided."""
         if not self.enabled:
             return
         duration = self.tables.duration_ms(self.tables.isolated_ms if isolated else latency_ms)

@@ -45,8 +45,8 @@ class BulkProducer(RequestProducer):
 
         The columns are those of the Spark sink (docs/options.md): ``body`` and any of ``topic``, ``tags``, ``keys``,
         ``properties``, ``shardingKey``, ``queueId``, ``brokerName``, ``delayLevel``, ``delayMs``, ``deliverAt``, ``flag``,
-        ``priority``. Rows of one queue are sent in their order, one batch at a time; nothing is sent to a queue after a batch of
-        this call that failed there.
+        ``priority``. Rows whose queue is chosen by ``"hash"``, ``"column"`` or a function reach it in their order, one batch at
+        a time. After a batch fails, this call sends no more rows to its queue.
 
         Args:
             rows: A ``pyarrow`` ``Table`` or ``RecordBatch``, of which all rows are checked before any is sent; or a
@@ -85,8 +85,8 @@ class BulkProducer(RequestProducer):
     ) -> SentRows:
         """Send messages in batches, and wait for the brokers' answers. Needs pyarrow.
 
-        Batches are made by topic and queue, whatever the messages' tags and keys are. With ``queue`` or ``key``, they are sent in
-        their order within each queue, as rows of ``send_arrow`` are.
+        Batches are made by topic and queue, whatever the messages' tags and keys are. With ``queue`` or ``key``, messages reach
+        their queue in their order, one batch at a time; after a batch fails, this call sends no more messages to its queue.
 
         Args:
             messages: A list or another sequence, of which all messages are checked before any is sent; or any iterable, of which

@@ -89,7 +89,7 @@ class BaseProducer(Closing):
 
     @property
     def faults(self) -> FaultTable:
-        """The latency fault table. Its ``enabled``, ``detecting`` and ``tables`` may be set at any time."""
+        """The brokers that option ``sendLatencyFault`` avoids. You may change ``enabled`` and the other settings at any time."""
         return self._engine.faults
 
     def spool_metrics(self) -> SpoolMetrics | None:
@@ -146,7 +146,7 @@ class BaseProducer(Closing):
             if the send failed for a temporary reason: the message is in the spool and is sent later.
 
         Raises:
-            MessageRefused: No broker would take this message.
+            MessageRefused, SelectorError: No broker would take this message, or the selector fails or chooses no queue.
             RouteNotFound: None of the topic's brokers is up, or there is no such topic. Over remoting, brokers with
                 ``autoCreateTopicEnable``, RocketMQ's default, create it instead.
             SendFailed: All attempts failed. If there was only one, its own error is raised, such as ``CallTimeout``. Without
@@ -235,8 +235,8 @@ class BaseProducer(Closing):
     ) -> SendResult:
         """Send ``messages`` of one topic in one request, to ``queue`` or any queue; tags may differ.
 
-        ``timeout_s`` replaces the send timeout; ``msg_id`` of the result has all ids, joined by commas. Raises as ``send``, and
-        ``MessageRefused`` for an empty or too large batch, delayed messages, or different topics or ``wait_store_ok``.
+        ``timeout_s`` seconds replace the send timeout. ``msg_id`` of the result has all ids, with commas. Raises as ``send``,
+        and ``MessageRefused`` if the batch is empty or too large, or has a delayed message, two topics or two ``wait_store_ok``.
         """
         self._owner.check(self._closing.locked())
         deadline, now_ms = self._deadline(timeout_s), self._engine.timer.wall_ms()
@@ -274,8 +274,10 @@ class BaseProducer(Closing):
 
         Raises:
             BrokerError: It is too late.
-            MessageRefused: The handle belongs to another topic; with ``longDelay=dmq``, also that it is too late.
-            RocketMQError: With ``longDelay=dmq``, a queue of the inner topic cannot be reached: it may hold a copy.
+            MessageRefused: The handle belongs to another topic, or, with ``longDelay=dmq``, it is too late.
+            LocalProtocolError: ``recall_handle`` is not a handle.
+            RocketMQError: With ``longDelay=dmq``, a queue of the inner topic (docs/delay.md) cannot be written. The message may
+                be delivered.
         """
         self._owner.check(self._closing.locked())
         deadline = self._deadline(None)
@@ -298,10 +300,7 @@ class BaseProducer(Closing):
         return handle.msg_id
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
-        """Stop accepting messages, wait ``timeout_s`` seconds (default: the send timeout); returns sends without an answer.
-
-        ``RequestProducer.close``, which users call, has the details.
-        """
+        """Close the producer within ``timeout_s``; ``Producer.close``, which users call, has the details."""
         if not self._owner.here or not self._closing.acquire(blocking=False):
             return []
         deadline = self._deadline(timeout_s)
@@ -331,7 +330,7 @@ class BaseProducer(Closing):
         return unsent
 
     def at_exit(self) -> dict[str, RocketMQError]:
-        """Send lingering batches when the program ends without ``close``. Returns errors from then on, by message id."""
+        """Internal, called when the program ends without ``close``: send lingering batches. Returns the errors by message id."""
         if not self._owner.here or self._closing.locked():
             return {}
         deadline, lost = self._deadline(None), self._pending.watch()
@@ -344,7 +343,7 @@ class BaseProducer(Closing):
         return lost
 
     def enqueue_batch(self, batch: MessageBatch, done: Callable[[Outcome], None]) -> bool:
-        """Queue ``batch`` of the accumulator for sending; ``done`` receives its outcome (``BatchOwner``)."""
+        """Internal: queue ``batch`` of the accumulator for sending; ``done`` receives its outcome (``BatchOwner``)."""
         batch_id = _ids.next(now_ms := self._engine.timer.wall_ms())
         seal(batch, lambda count: _ids.take(count, now_ms), self._sender.encoder, now_ms)
         ids, whole = [entry.msg_id for entry in batch.entries], self._engine.topics.stored_whole(batch.key.topic)
@@ -360,7 +359,7 @@ class BaseProducer(Closing):
         return self._engine.enqueue(outgoing)
 
     def pump(self, soon: bool = False) -> None:
-        """Send what is enqueued (``batching.BatchOwner``); ``soon``: not on this thread."""
+        """Internal: send what is enqueued (``batching.BatchOwner``); ``soon``: not on this thread."""
         self._engine.timer.soon(self._engine.pump) if soon else self._engine.pump()
 
     def _deadline(self, timeout_s: float | None) -> Deadline:

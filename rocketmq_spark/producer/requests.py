@@ -206,19 +206,7 @@ class RequestProducer(TransactionProducer):
         replies.reply(to, answer, self.settings.group, self._deadline(timeout_s))
 
     def close(self, timeout_s: float | None = None) -> list[Any]:
-        """Stop accepting messages, wait for pending replies and sends, and close the producer.
-
-        With a spool, messages without an answer are spooled, and due records are sent while time is left. A second call
-        does nothing, nor does a call in a forked process. An interrupted call stops waiting, closes, and logs the messages
-        without an answer. Do not call it in a signal handler, which may interrupt a send that holds a lock: raise
-        ``SystemExit`` there, and close in ``finally`` or at the end of ``with``.
-
-        Args:
-            timeout_s: Seconds to wait; the send timeout by default. Requests without a reply then fail with ``ClosedError``.
-
-        Returns:
-            The sends without an answer (topic, queue, message ids). Their messages may be stored.
-        """
+        """Close the producer within ``timeout_s``; ``Producer.close``, which users call, has the details."""
         if not self._owner.here:
             return []
         deadline = self._deadline(timeout_s)

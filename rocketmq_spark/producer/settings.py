@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SendContext:
-    """One attempt as a hook sees it. ``result`` or ``error`` and ``latency_ms`` are set for the hook after it.
+    """One attempt, as hooks see it. ``latency_ms`` and ``result`` or ``error`` are set for the hook ``after`` only.
 
-    ``message`` is None for a batch; ``mode`` is sync, async or oneway, which has neither result nor error.
+    ``message`` is None for a batch. ``mode`` is sync, async or oneway; a oneway send has neither result nor error.
     """
 
     group: str

@@ -228,7 +228,8 @@ class TransactionProducer(BaseProducer):
 
         Raises:
             OptionError: The producer has no ``transaction_check``.
-            SendFailed: The broker stored it less safely than it is configured to. It is rolled back, now or when the broker asks.
+            SendFailed: The broker stored the message less safely than it is configured to (``SendStatus``). The message is
+                rolled back, now or when the broker asks.
             RocketMQError: The errors of ``send``. The message may be stored nevertheless. It is not sent again, and this process
                 answers its broker ``ROLLBACK``: you may send another one.
         """

@@ -31,7 +31,7 @@ from rocketmq_spark.queues.selection import ROOM_SEPARATOR, room_of
 
 
 def fixed_queues(config: Any) -> Callable[[str], list[MessageQueue]]:
-    """Return a function from a consumer to the queues that ``config`` fixes for it, in their order; none if it has none."""
+    """Return a function from a consumer to the queues that ``config`` fixes for it, in their order; an empty list without any."""
     value = _parsed(config)
     if isinstance(value, Mapping) and not _is_assignment(value):
         by_consumer = {str(name): _flat(owns, config) for name, owns in value.items()}
@@ -123,7 +123,7 @@ def allocate(
         config: Settings of the strategy, such as ``partitionRooms`` (docs/options.md, ``allocationConfig``).
 
     Returns:
-        The share of ``consumer``; none if it is not among ``consumers``.
+        The share of ``consumer``; empty if it is not among ``consumers``.
     """
     return _planned(strategy, [consumer], queues, consumers, config)[consumer]
 

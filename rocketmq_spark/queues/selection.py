@@ -2,7 +2,7 @@
 
 Mirrors ``MessageQueueSelector`` and its classes, and ``TopicPublishInfo`` with ``ThreadLocalIndex`` for round robin.
 A selector never changes the list that it is given. Java keeps the state of round robin per thread; here it is an object
-(``RoundRobin``) that a producer keeps. Calls of ``select`` without one share one per thread and topic.
+(``RoundRobin``) that a producer keeps. Calls of ``select`` without ``index`` share a ``RoundRobin`` per thread and topic.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ANYWHERE = random.SystemRandom()  # without state: threads and forked processes
 
 
 class RoundRobin:
-    """Java's index of a thread into one publish list: starts anywhere, counts up, wraps at 32 bits.
+    """The index of round robin into a list of queues, as in Java: starts at random, counts up, wraps at 32 bits.
 
     Starting at random lets single sends of many fresh threads spread evenly.
     """
@@ -102,12 +102,12 @@ def select(
 
 
 def is_built_in(selector: str) -> bool:
-    """Whether a selector is one of ``SELECTORS``, in any case."""
+    """Whether a selector is one of ``SELECTORS``, in upper or lower case."""
     return selector.lower() in map(str.lower, SELECTORS)
 
 
 def selector_name(selector: str) -> str:
-    """The option name of a built-in selector, in any case, or "" for the name of a callable."""
+    """The option name of a built-in selector given in upper or lower case; "" for the name of a callable."""
     for name in SELECTORS:
         if selector.lower() == name.lower():
             return name
@@ -130,7 +130,7 @@ def check_arg(selector: str, arg: object) -> None:
 
 
 def by_hash(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
-    """``SelectMessageQueueByHash``: the absolute value of the hash's remainder, so that MIN_VALUE is safe."""
+    """As ``SelectMessageQueueByHash``: the absolute value of the hash's remainder, so that the smallest integer is safe, too."""
     try:
         return queues[abs(java_hash(arg)) % len(queues)]
     except OptionError as e:

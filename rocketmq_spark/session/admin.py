@@ -62,6 +62,8 @@ class GroupAdmin(AdminBase):
 
         Raises:
             GroupNotFound: No broker knows the group.
+            OptionError: The group is one of RocketMQ's own.
+            BrokerNotFound: The master of a broker is not registered. Nothing was deleted.
             OffsetError: The group has members, and ``force`` is not set. Brokers do not know members that consume over gRPC.
         """
         groups.delete(self._tools, self._own(group), topics, force)
@@ -89,6 +91,9 @@ class GroupAdmin(AdminBase):
             preview: Change nothing, and return what would change.
             force: Set them although the group has members, which soon commit their own offsets again.
 
+        Returns:
+            The old and the new offset of each queue.
+
         Raises:
             OffsetError: A queue has no such offset, the group has members, or a broker did not store an offset.
         """
@@ -114,8 +119,13 @@ class GroupAdmin(AdminBase):
             preview: Change nothing, and return what would change.
             force: Set them although the group has members, which soon commit their own offsets again.
 
+        Returns:
+            The old and the new offset of each queue.
+
         Raises:
-            OffsetError: The group has no offsets and no ``topics`` are given, has members, or a broker did not store an offset.
+            OptionError: ``to`` is a ``datetime`` without a zone.
+            OffsetError: ``to`` is another text; the group has members; it has no offsets, and no ``topics`` are given; or a
+                broker did not store an offset.
         """
         if isinstance(to, datetime):
             if to.tzinfo is None:
@@ -142,9 +152,10 @@ class BrokerAdmin(AdminBase):
         """Return one stored message (``mqadmin queryMsgById`` and ``queryMsgByUniqueKey``).
 
         Args:
-            message_id: An offset message id; or with ``topic`` also the id that its producer gave it (``SendResult.msg_id``).
+            message_id: The id that its broker gave it (``SendResult.offset_msg_id``), or with ``topic`` also the id that its
+                producer gave it (``SendResult.msg_id``).
                 Of several messages with the same id, the oldest is returned.
-            topic: The topic. Brokers with ACL require it.
+            topic: The topic of the message. Brokers with ACL require it.
 
         Raises:
             NotFound: There is no such message, or brokers have deleted it.
@@ -164,15 +175,16 @@ class BrokerAdmin(AdminBase):
 
         Args:
             topic: The topic.
-            key: One of the message's business keys, or the id that its producer gave it. None: the messages of the
-                period from ``begin_ms`` to ``end_ms``, of all queues, or of the environment's queues.
+            key: One of the message's business keys, or the id that its producer gave it. Without it, the method returns the
+                messages of the period from ``begin_ms`` to ``end_ms``, of all queues; with option ``environment``, of the
+                queues of that environment.
             begin_ms: Only messages stored at or after this time, in ms since 1970.
-            end_ms: Only messages stored at or before this time, in ms since 1970.
+            end_ms: Only messages stored at or before this time, in ms since 1970. By default neither time is limited.
             limit: With a key, at most this many messages of each broker, the newest ones; 1 to 64, the limit of brokers.
                 Without a key, at most this many in all, the oldest ones; 1 to 10,000.
 
         Raises:
-            OptionError: ``limit`` is out of range, or without a key the time ends before it begins.
+            OptionError: ``limit`` is out of range, or ``end_ms`` is before ``begin_ms``.
         """
         if key is not None:
             return messages.messages_by_key(self._tools, topic, key, begin_ms, end_ms, limit)
@@ -231,11 +243,14 @@ class AccessAdmin(AdminBase):
         Args:
             name: The user name.
             password: The password. Required to create a user.
-            is_super: Whether the user may do everything; a new one may not.
-            enabled: Whether the user may connect; a new one may.
+            is_super: Whether the user may do everything; by default a new one may not.
+            enabled: Whether the user may connect; by default a new one may.
+
+        Returns:
+            The user as brokers have it now.
 
         Raises:
-            OptionError: The user does not exist on a broker, and ``password`` is None.
+            OptionError: The user does not exist on a broker, and ``password`` is None; or ``password`` is empty.
             NotSupported: A broker is older than 5.3; or the user exists on a broker of 5.3.0 or 5.3.1, which cannot change users.
         """
         return brokers.set_user(self._tools, name, password, is_super, enabled)
@@ -258,13 +273,13 @@ class AccessAdmin(AdminBase):
             resource: Such as ``Topic:orders``, ``Group:billing*`` (a prefix) or ``Cluster:*``.
             actions: Of ``All``, ``Pub``, ``Sub``, ``Create``, ``Update``, ``Delete``, ``Get``, ``List``.
             allowed: False denies them.
-            sources: Only for clients with these addresses or networks.
+            sources: Only for clients with these addresses or networks (default: all).
 
         Returns:
             All policies of the user.
 
         Raises:
-            OptionError: An action is unknown, or a broker does not have the user. Nothing was changed.
+            OptionError: The resource, an action or a source is invalid, or a broker does not have the user. Nothing was changed.
         """
         return brokers.set_policy(self._tools, user, resource, actions, allowed, sources)
 
@@ -274,13 +289,13 @@ class AccessAdmin(AdminBase):
 
 
 class Admin(TopicAdmin, GroupAdmin, BrokerAdmin, AccessAdmin):
-    """Administers a cluster: topics, consumer groups, stored messages, brokers. It connects when a method is first called.
+    """Administers a cluster: topics, consumer groups, stored messages, brokers, users. It connects when a method is first called.
 
     Args:
         name_server: ``host:port``, several separated by ``;``. Required.
         options: Connection options (docs/options.md), in snake_case or camelCase: TLS, keys, namespace, timeouts. Durations are
-            milliseconds or text (``3s``). In an ``environment`` groups are those of its own consumers, and offsets are set in
-            its queues only.
+            milliseconds or text (``3s``). With option ``environment``, a group name means the group of that environment's
+            consumers, and offsets are set only in the queues of that environment.
 
     Raises:
         OptionError: An option is unknown, has a wrong value or is not a connection option. Lists all problems.

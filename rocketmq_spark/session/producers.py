@@ -79,6 +79,19 @@ class Producer(BulkProducer):
             telemetry.instrument_producer(self)
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
+        """Stop accepting messages, wait for pending replies and sends, and close the producer.
+
+        With a spool, messages without an answer are spooled, and due records are sent while time is left. A second call
+        does nothing, nor does a call in a forked process. An interrupted call stops waiting, closes, and logs the messages
+        without an answer. Do not call it in a signal handler, which may interrupt a send that holds a lock: raise
+        ``SystemExit`` there, and close in ``finally`` or at the end of ``with``.
+
+        Args:
+            timeout_s: Seconds to wait; the send timeout by default. Requests without a reply then fail with ``ClosedError``.
+
+        Returns:
+            The sends without an answer (topic, queue, message ids). Their messages may be stored.
+        """
         deadline = self._deadline(timeout_s)
         try:
             return super().close(timeout_s)

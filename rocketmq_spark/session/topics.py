@@ -31,7 +31,7 @@ class AdminBase(Closing):
         return group if environment is None else environment.group(group)
 
     def close(self) -> None:
-        """Close it: other methods then raise ``ClosedError``. Connections stay open, because the process may share them."""
+        """Close this object; its methods then raise ``ClosedError``. Connections, which the process may share, stay open."""
         self._closed = True
 
 
@@ -72,12 +72,16 @@ class TopicAdmin(AdminBase):
             topic: The topic.
             queues: Number of queues on each broker.
             brokers: Only on these brokers (default: all).
-            attributes: Attributes, such as ``{"message.type": "FIFO"}``. Brokers before 5.0 have none: ``NotSupported``.
+            attributes: Attributes, such as ``{"message.type": "FIFO"}`` (default: none).
             batch: Store batches whole (docs/batch-topics.md).
+
+        Returns:
+            The topic's queues on each broker.
 
         Raises:
             OptionError: The topic is on one of these brokers, or its name is not allowed.
             BrokerNotFound: One of ``brokers`` has no master now.
+            NotSupported: ``attributes`` are given, and a broker is older than RocketMQ 5.0.
         """
         return topics.create(self._tools, topic, queues, brokers, attributes or {}, batch)
 
@@ -106,8 +110,9 @@ class TopicAdmin(AdminBase):
             The topic as it is after the change.
 
         Raises:
-            OptionError: There is nothing to change, the topic has more queues than ``queues`` or is not on one of ``brokers``, or
-                an attribute cannot be changed.
+            RouteNotFound: There is no such topic.
+            OptionError: There is nothing to change, the permission is unknown, the topic has more queues than ``queues`` or is
+                not on one of ``brokers``, or an attribute cannot be changed.
             NotSupported: A broker is older than RocketMQ 5.0: it has no attributes, and takes the order from name servers.
             RocketMQError: Another process changed the topic at the same time, and reverted this change.
         """
@@ -122,7 +127,11 @@ class TopicAdmin(AdminBase):
             queues: The new number of queues on each broker.
             brokers: Only on these brokers (default: all that have it).
 
+        Returns:
+            The topic's queues on each broker.
+
         Raises:
+            RouteNotFound: There is no such topic.
             OptionError: The topic has more queues than ``queues``, or is not on one of ``brokers``.
         """
         return topics.widen(self._tools, topic, queues, brokers)
@@ -139,9 +148,10 @@ class TopicAdmin(AdminBase):
             preview: Change nothing. The result has the current queues, and the number of messages that would become unreadable.
 
         Returns:
-            Its queues, and how many messages became unreadable (``hidden``).
+            The topic's queues on each broker, and how many messages became unreadable (``hidden``).
 
         Raises:
+            RouteNotFound: There is no such topic.
             OptionError: The topic has fewer queues than ``queues``, or is not on one of ``brokers``.
         """
         return topics.shrink(self._tools, topic, queues, brokers, preview)
@@ -154,5 +164,6 @@ class TopicAdmin(AdminBase):
 
         Raises:
             RouteNotFound: There is no such topic.
+            BrokerNotFound: The master of a broker is not registered. Nothing was deleted.
         """
         topics.delete(self._tools, topic)

@@ -24,7 +24,7 @@ READ_BY_TASKS = "ROCKETMQ_SPARK_READ_BY_TASKS"
 
 
 def low_latency_conf() -> dict[str, Any]:
-    """Settings that shorten micro-batches, for ``SparkSession.builder.config(map=...)``.
+    """Return settings that shorten micro-batches, for ``SparkSession.builder.config(map=...)``.
 
     Set them before the session starts. Checkpoints must be on a local disk or on HDFS, whose renames are atomic. On an object
     store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store.
@@ -38,7 +38,7 @@ def low_latency_conf() -> dict[str, Any]:
 
 
 def exactly_once_conf() -> dict[str, Any]:
-    """Settings that ``deliveryGuarantee`` exactly-once needs, for ``SparkSession.builder.config(map=...)``.
+    """Return the settings that ``deliveryGuarantee`` exactly-once needs, for ``SparkSession.builder.config(map=...)``.
 
     Set them before the Spark context starts. A sink cannot detect a stage that Spark repeats by itself, or a repeat whose tasks
     are split differently; these settings prevent both.

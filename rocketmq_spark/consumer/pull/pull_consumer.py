@@ -68,14 +68,14 @@ class BasePullConsumer(Closing):
 
     @entry
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """Return the readable queues of a topic, sorted. With an environment, only its own.
+        """Return the readable queues of a topic, sorted. With option 'environment', only the queues of that environment.
 
         Args:
             topic: The topic.
 
         Raises:
             RouteNotFound: There is no such topic.
-            OptionError: The environment has none of its queues.
+            OptionError: No queue of the topic belongs to the environment.
         """
         self._owner.check(False)
         return self._positions.queues(topic)
@@ -150,7 +150,7 @@ class BasePullConsumer(Closing):
 
     @entry
     def assignment(self) -> list[MessageQueue]:
-        """The queues that are read now, sorted."""
+        """Return the queues that are read now, sorted."""
         self._owner.check(False)
         return self._polls.queues()
 
@@ -241,10 +241,12 @@ class BasePullConsumer(Closing):
             timeout_s: Seconds to wait for a message.
 
         Returns:
-            The messages; an empty list after the timeout. At most 64 MiB of decompressed bodies, or one larger message. A
-            message that cannot be decoded has a ``decode_error``, and its stored bytes as the body.
+            The messages; an empty list after the timeout. The list ends at the latest with the message that brings the
+            decompressed bodies to 64 MiB. A message that cannot be decoded has a ``decode_error``, and its stored bytes as the
+            body.
 
         Raises:
+            OptionError: The consumer has neither a subscription nor an assignment.
             RocketMQError: A permanent failure, such as ``AccessDenied``. Temporary ones are logged and retried.
         """
         messages, left = self._polled(timeout_s)
@@ -271,13 +273,14 @@ class BasePullConsumer(Closing):
             timeout_s: Seconds to wait for a message.
 
         Returns:
-            A ``pyarrow.RecordBatch`` in the columns of the Spark source; without rows after the timeout. Messages of a queue are
-            in its order. At most 64 MiB, or one larger message.
+            A ``pyarrow.RecordBatch`` with the columns of the Spark source; without rows after the timeout. Messages of a queue
+            are in its order. No more messages are added once the batch has 64 MiB.
 
         Raises:
             DecodeError: A message cannot be decoded. It is raised when all earlier answers were returned. To continue, call
                 ``poll``, which returns it raw, or ``seek`` past it.
-            OptionError: pyarrow is not installed.
+            OptionError: pyarrow is not installed, or the consumer has neither a subscription nor an assignment.
+            RocketMQError: As for ``poll``.
         """
         batch, left = _polled_rows(self, timeout_s)
         self._polls.given, self._polls.given_up_to = left is None, left

@@ -53,10 +53,17 @@ class BaseConsumer(Closing):
 
     @entry
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
-        """Consume all messages of ``topic``, those with one of ``tags`` (``a || b``), or those that match ``sql``, an SQL92
-        expression, for brokers with ``enablePropertyFilter``.
+        """Consume messages of ``topic``. All members of a group must have the same subscriptions.
 
-        It may be called again, also while the consumer runs. All members of a group must have the same subscriptions.
+        May be called again, for other topics or to change a filter, also while the consumer runs.
+
+        Args:
+            topic: The topic.
+            tags: One tag or several (``a || b``); all messages without it.
+            sql: An SQL92 expression, for brokers with ``enablePropertyFilter``. Not together with ``tags``.
+
+        Raises:
+            OptionError: The filter is wrong.
         """
         self._owner.check(self._closed)
         before = self._subscriptions.get(topic)
@@ -181,7 +188,7 @@ class BaseConsumer(Closing):
         return True
 
     def close(self) -> list[ReceivedMessage] | list[PoppedMessage]:
-        """Call ``stop`` with its default timeout."""
+        """Call ``stop`` with its default timeout of 30 s, and return its result."""
         return self.stop()
 
     @entry

@@ -51,13 +51,13 @@ class GroupOffsetListener(StreamingQueryListener):
     """Commits the offsets of a consumer group whenever a query makes progress, for dashboards and for later starts.
 
     ``spark.streams.addListener(GroupOffsetListener(name_server="host:9876", group="orders"))``. A query continues from Spark's
-    checkpoint; these offsets are read only by tools and by new queries with ``startingOffsets=committed``. Sources of other
-    formats, clusters (by ``brokerClusterName``), namespaces, environments, or with another option ``group`` are ignored.
+    checkpoint; these offsets are read only by tools and by new queries with ``startingOffsets=committed``. The listener ignores
+    sources of other formats, and those with another cluster (``brokerClusterName``), namespace, environment or option ``group``.
 
     Args:
         name_server: ``host:port``, several separated by ``;``.
         options: Options of the source (docs/options.md), in snake_case or camelCase: ``group`` is required; ``subscribe``
-            limits the topics (default: all topics of those sources).
+            limits the topics (default: all that the sources read).
 
     Raises:
         OptionError: An option is unknown or has a wrong value.
@@ -264,19 +264,19 @@ class MetricsListener(StreamingQueryListener):
 
     They are served to Prometheus, or written to files whenever a query makes progress. If a file cannot be written, the
     failure is logged and no query is affected. Spark rarely reports an idle query, and nothing during a batch.
-    ``REGISTRY.register(listener)`` adds its metrics to those of a registry of prometheus-client, too. One of ``port``,
-    ``prometheus`` and ``json_lines`` is required even then.
+    To add the metrics to a registry of prometheus-client, too, call ``REGISTRY.register(listener)``.
 
     Args:
         port: Serve the metrics at ``/metrics`` on this port; 0 takes a free one. ``url`` has the address.
         host: The address to listen on: loopback by default, ``0.0.0.0`` for all interfaces.
         prometheus: A file in Prometheus' text format, replaced atomically each time, for node_exporter's textfile collector.
-        json_lines: A file to which each progress adds a line: ``query`` and the values of ``progress(query)``.
+        json_lines: A file to which each progress adds a line, ``query`` and the values of ``progress(query)``. It needs no
+            prometheus-client.
         writer: A ``foreach_batch_writer`` whose counts are added.
         writer_query: The name of the query of ``writer``; every query if not given.
 
     Raises:
-        OptionError: None of the three is given, the port is taken, or prometheus-client is missing (not for ``json_lines``).
+        OptionError: No ``port``, ``prometheus`` or ``json_lines`` is given, the port is taken, or prometheus-client is missing.
     """
 
     url: str | None = None
@@ -330,7 +330,7 @@ class MetricsListener(StreamingQueryListener):
             ) from e
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """The query of ``event`` runs; its counters begin at 0."""
+        """Begin the metrics of the query of ``event``, with counters of 0."""
         with self._lock:
             self._begun(event)
         self._write()
@@ -347,7 +347,7 @@ class MetricsListener(StreamingQueryListener):
         self._write(json.dumps(line, separators=(",", ":")) + "\n")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """The query of ``event`` has nothing to read, so no batch is running."""
+        """Note that the query of ``event`` runs no batch, because it has nothing to read."""
         with self._lock:
             if (figures := self._queries.get(str(event.runId))) is None:
                 return
@@ -355,7 +355,7 @@ class MetricsListener(StreamingQueryListener):
         self._write()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """The query of ``event`` ended. Its metrics stay in the output until it runs again."""
+        """Note that the query of ``event`` ended. Its metrics stay until it runs again, or 100 other queries have ended."""
         with self._lock:
             if (figures := self._queries.get(str(event.runId))) is not None:
                 figures.active = False

@@ -70,8 +70,9 @@ _KNOWN = (
 def explain(exception: BaseException) -> str:
     """Return the one useful line of ``exception``, which PySpark may have wrapped: the cause, and the remedy if known.
 
-    That is, in this order: the rocketmq-spark error that the driver or a task raised, with its code and all of its problems;
-    a known problem of Spark with its remedy; the last line of a Python error in a task; the first line of the exception.
+    That is the first of these that the exception contains: the rocketmq-spark error that the driver or a task raised, with its
+    code and all of its problems; a known problem of Spark with its remedy; the last line of a Python error in a task; the first
+    line of the exception.
     """
     chain = list(_chain(exception))
     for one in chain:
@@ -119,11 +120,11 @@ def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) ->
     """Return the figures of the rocketmq sources in the last progress of ``query``.
 
     ``lag``: unread messages after the end of the batch (gaps in the offsets count too). ``behindMs``: ms since this run first saw
-    the oldest unread message; 0 if there is none, None while it reads messages that are older than the run. ``queues``:
-    queues whose brokers answer. ``queuesAway`` and ``brokersAway``: queues and brokers that do not answer now; their lag is
-    not counted. ``losses``: by cause, the ``ranges`` and ``offsets`` that the driver skipped in this run. ``sources``: the
-    same for each rocketmq source. Also ``batchId``, ``timestamp``, ``rows``, ``batchMs`` and ``sinkRows``. Unknown values are
-    None.
+    the oldest unread message; 0 if there is none, None while the query reads messages that are older than the run. ``queues``:
+    the number of queues whose brokers answer. ``queuesAway`` and ``brokersAway``: the number of queues, and the names of brokers,
+    that do not answer now; their lag is not counted. ``losses``: by cause, the ``ranges`` and ``offsets`` that the driver skipped
+    in this run. ``sources``: the same for each rocketmq source. Also ``batchId``, ``timestamp``, ``rows``, ``batchMs`` and
+    ``sinkRows``. Unknown values are None.
 
     All figures are of the end of the last batch, ``ageMs`` ms ago. ``underWay`` is whether the next batch is running now. If
     it stays True and ``ageMs`` grows, the batch is large or waits for a broker.
