@@ -44,7 +44,7 @@ LONG = {"kill", "chaos", "notebooks", "examples"}
 # Folders whose tests wait more than they work. They come first of all that runs in memory, and the others fill the end.
 WAITING = {"client", "consumer", "contracts", "fuzz"}
 # Clusters that tests share (fix_clusters), by the names of their fixtures, in the order in which their tests run.
-SHARED = ("secured", "encrypted", "elsewhere", "slaved", "older", "one_broker", "two_brokers", "proxied")
+SHARED = ("secured", "encrypted", "elsewhere", "slaved", "older", "timerless", "one_broker", "two_brokers", "proxied")
 # What is started once for all tests that ask for it: where tests are shared out, they go to one process, whatever file they
 # stand in. The first that a test asks for decides; the rest goes file by file.
 SCOPES = ("spark", *SHARED)

@@ -15,8 +15,10 @@ from tests.sink.test_once import Sink, sink, soon
 __all__ = ["sink", "soon"]
 
 
-def test_a_batch_may_be_finished_with_further_topics(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
-    good, bad = make_topic(queues=2), make_topic(queues=2)
+def test_a_batch_may_be_finished_with_further_topics(
+    timerless: LocalBroker, make_timerless_topic: Make, sink: Sink
+) -> None:
+    good, bad = make_timerless_topic(queues=2), make_timerless_topic(queues=2)
     before = sink.options(topic=good)
     sink.attempt(sink.plan(before), before, frame(body=["a", "b"]))
     repaired = sink.options(allowedTopics=f"{bad},{good}")
@@ -25,8 +27,8 @@ def test_a_batch_may_be_finished_with_further_topics(rocketmq: LocalBroker, make
     assert (done.sent, done.already_stored, done.unmatched) == (2, 2, 0)
     done = sink.attempt(sink.plan(repaired), repaired, rows)
     assert (done.sent, done.already_stored, done.unmatched) == (0, 4, 0)
-    assert sorted(bodies(stored(rocketmq, good, 3))) == ["a", "b", "c"]
-    assert bodies(stored(rocketmq, bad, 1)) == ["no number"]
+    assert sorted(bodies(stored(timerless, good, 3))) == ["a", "b", "c"]
+    assert bodies(stored(timerless, bad, 1)) == ["no number"]
     with pytest.raises(
         OptionError, match=rf"was begun for .*{bad}.*, and the query now writes to {good}: .*sends again"
     ):
@@ -34,10 +36,10 @@ def test_a_batch_may_be_finished_with_further_topics(rocketmq: LocalBroker, make
 
 
 def test_further_topics_are_noted_before_anything_is_sent(
-    make_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch
+    make_timerless_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without their ends, no later attempt could tell which of their rows are stored."""
-    good, bad = make_topic(queues=2), make_topic(queues=2)
+    good, bad = make_timerless_topic(queues=2), make_timerless_topic(queues=2)
     sink.plan(sink.options(topic=good))
 
     def unanswered(options: Options) -> None:

@@ -21,9 +21,15 @@ from rocketmq_spark.stored.ends import QueueEnds
 from rocketmq_spark.stored.look import NOTED_S, AskedStoredIds, Look, LookTools
 from tests.helpers import indexed, stored
 from tests.live.writes import Make, bodies, frame, sink_options
-from tests.sink.test_once import KINDS, Sink, sink, soon
+from tests.sink.test_once import KINDS, Sink, soon
 
-__all__ = ["sink", "soon"]
+__all__ = ["soon"]
+
+
+@pytest.fixture
+def sink(rocketmq: LocalBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
+    """At a broker that deletes topics."""
+    return Sink(rocketmq, tmp_path, monkeypatch)
 
 
 def others(rocketmq: LocalBroker, topic: str, count: int = 5) -> None:
@@ -132,3 +138,20 @@ def test_a_producer_that_looks_what_is_stored(rocketmq: LocalBroker, make_topic:
     assert ids.end(queue).offset == (8 if later_s else 5)
     with pytest.raises(UnprovedError, match="the topic was made again"):
         ids.among({queue: offset}, master, {"x"}, Deadline.after(1))
+
+
+def test_what_retention_deleted_cannot_be_proved(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
+    topic = make_topic(queues=1)
+    options = sink.options(topic=topic, sendTimeout="2s")
+    sink.attempt(sink.plan(options), options, frame(body=["x"]))
+    indexed(rocketmq)
+    rocketmq.admin.delete_topic(topic)
+    rocketmq.admin.create_topic(topic, queues=1)
+    path = sink.path / notes.ROOM / "0" / "sink"
+    noted = json.loads(path.read_text())
+    for ends in noted["topics"][topic].values():
+        ends["0"] = 5
+    del noted["sum"]
+    path.write_text(json.dumps(noted))
+    with pytest.raises(UnprovedError, match="ends at offset 0 now, and ended at 5 before"):
+        sink.plan(options)

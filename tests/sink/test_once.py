@@ -41,7 +41,7 @@ from rocketmq_spark.spark.sink.once import NotedSender, OncePlan, TaskOnce, plan
 from rocketmq_spark.spark.sink.report import Written, total
 from rocketmq_spark.spark.sink.task import TaskWriter
 from rocketmq_spark.spark.sink.writers import RocketMQStreamWriter, RocketMQWriter
-from tests.helpers import awaited, indexed, killed, stored
+from tests.helpers import awaited, killed, stored
 from tests.live.producer.recording import RecordingSender
 from tests.live.writes import Make, bodies, frame, numbered, sink_options
 from tests.reading import names
@@ -111,15 +111,15 @@ class Sink:
 
 
 @pytest.fixture
-def sink(rocketmq: LocalBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
-    return Sink(rocketmq, tmp_path, monkeypatch)
+def sink(timerless: LocalBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
+    return Sink(timerless, tmp_path, monkeypatch)
 
 
 @KINDS
 def test_a_batch_that_was_begun_sends_what_is_not_stored(
-    rocketmq: LocalBroker, make_topic: Make, sink: Sink, attributes: Any
+    timerless: LocalBroker, make_timerless_topic: Make, sink: Sink, attributes: Any
 ) -> None:
-    topic = make_topic(queues=4, attributes=attributes)
+    topic = make_timerless_topic(queues=4, attributes=attributes)
     options = sink.options(topic=topic, deliveryGuarantee="exactly-once", batchMaxBytes=2_000)
     first = sink.plan(options)
     assert not first.begun
@@ -130,22 +130,24 @@ def test_a_batch_that_was_begun_sends_what_is_not_stored(
     rows = numbered(500)
     done = sink.attempt(again, options, frame(body=rows[250:]), frame(body=rows[:250][::-1]))
     assert (done.sent, done.already_stored, done.confirmed, done.unmatched) == (200, 300, 0, 0)
-    found = stored(rocketmq, topic, 500)
+    found = stored(timerless, topic, 500)
     assert sorted(bodies(found)) == rows
     assert all(len(message.msg_id) == 56 for message in found)
 
 
-def test_equal_rows_are_counted(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
-    topic = make_topic(queues=2)
+def test_equal_rows_are_counted(timerless: LocalBroker, make_timerless_topic: Make, sink: Sink) -> None:
+    topic = make_timerless_topic(queues=2)
     options = sink.options(topic=topic)
     sink.attempt(sink.plan(options), options, frame(body=["x"] * 3 + ["y"]))
     done = sink.attempt(sink.plan(options), options, frame(body=["x"] * 3), frame(body=["x"] * 2 + ["z"]))
     assert (done.sent, done.already_stored, done.unmatched) == (3, 3, 1)
-    assert Counter(bodies(stored(rocketmq, topic, 7))) == {"x": 5, "y": 1, "z": 1}
+    assert Counter(bodies(stored(timerless, topic, 7))) == {"x": 5, "y": 1, "z": 1}
 
 
-def test_another_partition_sends_rows_that_moved_to_it(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
-    topic = make_topic(queues=2)
+def test_another_partition_sends_rows_that_moved_to_it(
+    timerless: LocalBroker, make_timerless_topic: Make, sink: Sink
+) -> None:
+    topic = make_timerless_topic(queues=2)
     options = sink.options(topic=topic)
     sink.attempt(sink.plan(options), options, frame(body=["x"]), partition=0)
     plan = sink.plan(options)
@@ -160,11 +162,11 @@ def test_another_partition_sends_rows_that_moved_to_it(rocketmq: LocalBroker, ma
 
 @pytest.mark.parametrize("max_ids", [once.MAX_IDS, 5])
 def test_rows_of_tasks_that_the_repeat_does_not_have_are_unmatched(
-    make_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch, max_ids: int
+    make_timerless_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch, max_ids: int
 ) -> None:
     """Adaptive execution may make one task of three: then no other task sees what these stored."""
     monkeypatch.setattr(once, "MAX_IDS", max_ids)
-    options = sink.options(topic=make_topic(queues=2))
+    options = sink.options(topic=make_timerless_topic(queues=2))
     plan = sink.plan(options)
     parts = [frame(body=numbered(10, 10 * partition)) for partition in range(3)]
     for partition, part in enumerate(parts):
@@ -177,8 +179,8 @@ def test_rows_of_tasks_that_the_repeat_does_not_have_are_unmatched(
     assert total([sink.attempt(again, options, parts[1], partition=1), None]).unmatched == 0, "others may follow"
 
 
-def test_a_later_attempt_looks_by_itself(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
-    topic = make_topic(queues=4)
+def test_a_later_attempt_looks_by_itself(timerless: LocalBroker, make_timerless_topic: Make, sink: Sink) -> None:
+    topic = make_timerless_topic(queues=4)
     options = sink.options(topic=topic, batchMaxBytes=500)
     plan = sink.plan(options)
 
@@ -192,14 +194,14 @@ def test_a_later_attempt_looks_by_itself(rocketmq: LocalBroker, make_topic: Make
     done = sink.attempt(plan, options, frame(body=numbered(100)), attempt=1)
     assert done.already_stored + done.sent == 100
     assert done.already_stored > 0
-    assert sorted(bodies(stored(rocketmq, topic, 100))) == numbered(100)
+    assert sorted(bodies(stored(timerless, topic, 100))) == numbered(100)
 
 
 def test_topics_of_a_namespace_and_queues_of_an_environment(
-    rocketmq: LocalBroker, make_topic: Make, sink: Sink
+    timerless: LocalBroker, make_timerless_topic: Make, sink: Sink
 ) -> None:
-    topic = make_topic(queues=4)
-    rocketmq.admin.create_topic(f"ns%{topic}", queues=4)
+    topic = make_timerless_topic(queues=4)
+    timerless.admin.create_topic(f"ns%{topic}", queues=4)
     given = {"namespace": "ns", "environment": "2", "environments": "4", "batchMaxBytes": 200}
     options = sink.options(topic=topic, **given)
     sink.attempt(sink.plan(options), options, frame(body=numbered(50)))
@@ -207,8 +209,8 @@ def test_topics_of_a_namespace_and_queues_of_an_environment(
     assert {queue.queue_id for _, queue, _ in sink.sender.sends} == {1}
     done = sink.attempt(sink.plan(options), options, frame(body=numbered(60)))
     assert (done.sent, done.already_stored) == (10, 50)
-    assert sorted(bodies(stored(rocketmq, f"ns%{topic}", 60))) == numbered(60)
-    assert sum(bounds.max_offset for bounds in rocketmq.admin.describe_topic(topic).values()) == 0
+    assert sorted(bodies(stored(timerless, f"ns%{topic}", 60))) == numbered(60)
+    assert sum(bounds.max_offset for bounds in timerless.admin.describe_topic(topic).values()) == 0
 
 
 def test_nothing_goes_to_a_queue_that_was_not_noted() -> None:
@@ -264,21 +266,23 @@ def test_tasks_of_a_process_share_what_an_environment_owns() -> None:
     "place", [{"namespace": "n"}, {"environment": "dev", "environmentMode": "suffix"}, {"environment": "1"}]
 )
 def test_a_batch_is_finished_where_it_was_begun(
-    rocketmq: LocalBroker, make_topic: Make, sink: Sink, place: dict[str, str]
+    timerless: LocalBroker, make_timerless_topic: Make, sink: Sink, place: dict[str, str]
 ) -> None:
     """The same names elsewhere are other topics or queues: what is stored there is not what was begun."""
-    topic = make_topic(queues=2)
+    topic = make_timerless_topic(queues=2)
     for name in (f"n%{topic}", f"{topic}_env_dev"):
-        rocketmq.create_topic(name, 2)
+        timerless.create_topic(name, 2)
     sink.plan(sink.options(topic=topic))
     with pytest.raises(OptionError, match=rf"was begun for {topic}, and the query now writes to {topic} in "):
         sink.plan(sink.options(topic=topic, **place))
     assert sink.plan(sink.options(topic=topic)).begun
 
 
-def test_a_layout_of_environments_may_be_spelled_otherwise(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
+def test_a_layout_of_environments_may_be_spelled_otherwise(
+    timerless: LocalBroker, make_timerless_topic: Make, sink: Sink
+) -> None:
     layout = {"prod": {"broker-a": [0]}, "dev": {"broker-a": [1]}}
-    given = {"topic": make_topic(queues=2), "environment": "dev"}
+    given = {"topic": make_timerless_topic(queues=2), "environment": "dev"}
     assert not sink.plan(sink.options(**given, environments=json.dumps(layout))).begun
     other = json.dumps(dict(reversed(layout.items())), indent=1)
     assert sink.plan(sink.options(**given, environments=other)).begun
@@ -289,10 +293,10 @@ def test_a_layout_of_environments_may_be_spelled_otherwise(rocketmq: LocalBroker
 
 @KINDS
 def test_too_many_ids_are_read_again_by_the_tasks(
-    rocketmq: LocalBroker, make_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch, attributes: Any
+    timerless: LocalBroker, make_timerless_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch, attributes: Any
 ) -> None:
     monkeypatch.setattr(once, "MAX_IDS", 10)
-    topic = make_topic(queues=4, attributes=attributes)
+    topic = make_timerless_topic(queues=4, attributes=attributes)
     options = sink.options(topic=topic)
     plan = sink.plan(options)
     for partition in range(2):
@@ -300,15 +304,15 @@ def test_too_many_ids_are_read_again_by_the_tasks(
     again = sink.plan(options)
     assert (again.found, set(again.places or ())) == (None, {0, 1})
     assert sink.attempt(again, options, frame(body=numbered(12)), partition=0).already_stored == 10
-    assert sorted(bodies(stored(rocketmq, topic, 22))) == sorted([*numbered(20), "000010", "000011"])
+    assert sorted(bodies(stored(timerless, topic, 22))) == sorted([*numbered(20), "000010", "000011"])
 
 
 @KINDS
 @pytest.mark.parametrize("selector", ["roundRobin", "hash", "column"])
 def test_lost_acknowledgements_are_confirmed_at_the_broker(
-    rocketmq: LocalBroker, make_topic: Make, sink: Sink, attributes: Any, selector: str
+    timerless: LocalBroker, make_timerless_topic: Make, sink: Sink, attributes: Any, selector: str
 ) -> None:
-    topic = make_topic(queues=4, attributes=attributes)
+    topic = make_timerless_topic(queues=4, attributes=attributes)
     options = sink.options(topic=topic, batchMaxBytes=2_000, queueSelector=selector)
     sink.lose = lambda number: number % 5 == 1
     rows = numbered(400)
@@ -319,36 +323,38 @@ def test_lost_acknowledgements_are_confirmed_at_the_broker(
     done = sink.attempt(sink.plan(options), options, frame(body=rows, **more.get(selector, {})))
     assert done.rows == 400
     assert done.confirmed > 0
-    assert sorted(bodies(stored(rocketmq, topic, 400))) == rows
+    assert sorted(bodies(stored(timerless, topic, 400))) == rows
 
 
-def test_what_never_arrived_is_sent_again_after_a_look(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
-    topic = make_topic(queues=4)
+def test_what_never_arrived_is_sent_again_after_a_look(
+    timerless: LocalBroker, make_timerless_topic: Make, sink: Sink
+) -> None:
+    topic = make_timerless_topic(queues=4)
     options = sink.options(topic=topic, batchMaxBytes=500)
     sink.refuse = lambda number: number in (0, 2)
     done = sink.attempt(sink.plan(options), options, frame(body=numbered(100)))
     assert (done.sent, done.confirmed) == (100, 0)
-    assert sorted(bodies(stored(rocketmq, topic, 100))) == numbered(100)
+    assert sorted(bodies(stored(timerless, topic, 100))) == numbered(100)
 
 
 def test_an_equal_row_of_an_earlier_batch_part_confirms_nothing(
-    rocketmq: LocalBroker, make_topic: Make, sink: Sink
+    timerless: LocalBroker, make_timerless_topic: Make, sink: Sink
 ) -> None:
-    topic = make_topic(queues=1)
+    topic = make_timerless_topic(queues=1)
     options = sink.options(topic=topic)
     plan = sink.plan(options)
     sink.attempt(plan, options, frame(body=["x"]))
     sink.refuse = lambda number: number == 0
     done = sink.attempt(sink.plan(options), options, frame(body=["x", "x"]))
     assert (done.sent, done.already_stored, done.confirmed) == (1, 1, 0)
-    assert bodies(stored(rocketmq, topic, 2)) == ["x", "x"]
+    assert bodies(stored(timerless, topic, 2)) == ["x", "x"]
 
 
-def test_the_settle_time_is_waited_for(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
-    options = sink.options(topic=make_topic(queues=1))
+def test_the_settle_time_is_waited_for(timerless: LocalBroker, make_timerless_topic: Make, sink: Sink) -> None:
+    options = sink.options(topic=make_timerless_topic(queues=1))
     sink.plan(options)
     slow = sink_options(
-        rocketmq.name_server, deliveryGuarantee="exactly-once", topic=options.topic, exactlyOnceSettle="2s"
+        timerless.name_server, deliveryGuarantee="exactly-once", topic=options.topic, exactlyOnceSettle="2s"
     )
     began = time.monotonic()
     sink.plan(slow)
@@ -356,12 +362,12 @@ def test_the_settle_time_is_waited_for(rocketmq: LocalBroker, make_topic: Make, 
 
 
 def test_queues_that_joined_since_are_used_from_the_next_batch_on(
-    rocketmq: LocalBroker, make_topic: Make, sink: Sink
+    timerless: LocalBroker, make_timerless_topic: Make, sink: Sink
 ) -> None:
-    topic = make_topic(queues=1)
+    topic = make_timerless_topic(queues=1)
     options = sink.options(topic=topic, batchMaxBytes=200)
     plan = sink.plan(options)
-    rocketmq.admin.create_topic(topic, queues=4)
+    timerless.admin.create_topic(topic, queues=4)
     sink.attempt(plan, options, frame(body=numbered(100)))
     assert sink.sender is not None
     assert {queue.queue_id for _, queue, _ in sink.sender.sends} == {0}
@@ -394,8 +400,10 @@ def forgotten(sink: Sink) -> bool:
     return False
 
 
-def test_allowed_topics_are_all_that_rows_may_name(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
-    one, two, other = (make_topic(queues=2) for _ in range(3))
+def test_allowed_topics_are_all_that_rows_may_name(
+    timerless: LocalBroker, make_timerless_topic: Make, sink: Sink
+) -> None:
+    one, two, other = (make_timerless_topic(queues=2) for _ in range(3))
     options = sink.options(allowedTopics=f"{one},{two}")
     plan = sink.plan(options)
     with pytest.raises(MessageRefused, match=rf"row 1: topic '{other}' is not among option 'allowedTopics'"):
@@ -407,8 +415,8 @@ def test_allowed_topics_are_all_that_rows_may_name(rocketmq: LocalBroker, make_t
         sink.plan(sink.options(topic=one))
 
 
-def test_row_ids_are_the_content(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
-    topic = make_topic(queues=2)
+def test_row_ids_are_the_content(timerless: LocalBroker, make_timerless_topic: Make, sink: Sink) -> None:
+    topic = make_timerless_topic(queues=2)
     options = sink.options(topic=topic, messageId="id")
     sink.attempt(sink.plan(options), options, frame(body=["a", "b"], id=["1", "2"]))
     plan = sink.plan(options)
@@ -416,25 +424,6 @@ def test_row_ids_are_the_content(rocketmq: LocalBroker, make_topic: Make, sink: 
     assert (done.sent, done.already_stored, done.unmatched) == (1, 1, 1)
     with pytest.raises(MessageRefused, match="have the same id in column 'id'"):
         sink.attempt(plan, options, frame(body=["a", "c"], id=["1", "1"]))
-
-
-def test_what_retention_deleted_cannot_be_proved(
-    rocketmq: LocalBroker, make_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic = make_topic(queues=1)
-    options = sink.options(topic=topic, sendTimeout="2s")
-    sink.attempt(sink.plan(options), options, frame(body=["x"]))
-    indexed(rocketmq)
-    rocketmq.admin.delete_topic(topic)
-    rocketmq.admin.create_topic(topic, queues=1)
-    path = sink.path / notes.ROOM / "0" / "sink"
-    noted = json.loads(path.read_text())
-    for ends in noted["topics"][topic].values():
-        ends["0"] = 5
-    del noted["sum"]
-    path.write_text(json.dumps(noted))
-    with pytest.raises(UnprovedError, match="ends at offset 0 now, and ended at 5 before"):
-        sink.plan(options)
 
 
 def denied(*given: object) -> None:
@@ -451,22 +440,22 @@ def denied(*given: object) -> None:
     ],
 )
 def test_rights_and_kinds_are_checked_at_the_start(
-    make_topic: Make,
+    make_timerless_topic: Make,
     sink: Sink,
     monkeypatch: pytest.MonkeyPatch,
     question: str,
     answer: Any,
     error: type[RocketMQError],
 ) -> None:
-    options = sink.options(topic=make_topic(queues=1))
+    options = sink.options(topic=make_timerless_topic(queues=1))
     monkeypatch.setattr(f"rocketmq_spark.client.{question}", answer)
     with pytest.raises(error):
         sink.plan(options)
     assert not (sink.path / notes.ROOM).exists(), "nothing was begun"
 
 
-def test_the_note_is_made_by_the_first_pickling_and_its_answer_stays(make_topic: Make, sink: Sink) -> None:
-    options = sink.options(topic=make_topic(queues=1))
+def test_the_note_is_made_by_the_first_pickling_and_its_answer_stays(make_timerless_topic: Make, sink: Sink) -> None:
+    options = sink.options(topic=make_timerless_topic(queues=1))
     schema = from_arrow_schema(frame(body=["x"]).schema)
     unused = RocketMQStreamWriter(options, schema, str(sink.path))
     assert not (sink.path / notes.ROOM).exists()
@@ -477,8 +466,8 @@ def test_the_note_is_made_by_the_first_pickling_and_its_answer_stays(make_topic:
     assert pickle.loads(pickle.dumps(unused))._writer.once.begun, "it comes after a batch that was begun"
 
 
-def test_each_batch_write_is_another_job(make_topic: Make, sink: Sink) -> None:
-    options = sink.options(topic=make_topic(queues=1))
+def test_each_batch_write_is_another_job(make_timerless_topic: Make, sink: Sink) -> None:
+    options = sink.options(topic=make_timerless_topic(queues=1))
     assert plan_job(options).name != plan_job(options).name
     writer = RocketMQWriter(options, from_arrow_schema(frame(body=["x"]).schema))
     plans = [pickle.loads(pickle.dumps(writer))._writer.once for _ in range(2)]
@@ -486,10 +475,10 @@ def test_each_batch_write_is_another_job(make_topic: Make, sink: Sink) -> None:
     assert not plans[0].streaming
 
 
-def test_a_rewound_batch_is_sent_again(rocketmq: LocalBroker, make_topic: Make, sink: Sink) -> None:
-    topic = make_topic(queues=1)
+def test_a_rewound_batch_is_sent_again(timerless: LocalBroker, make_timerless_topic: Make, sink: Sink) -> None:
+    topic = make_timerless_topic(queues=1)
     options = sink.options(topic=topic)
     sink.attempt(sink.plan(options), options, frame(body=["x"]))
     notes.raise_epoch(checkpoint_folder(str(sink.path)))
     assert sink.attempt(sink.plan(options), options, frame(body=["x"])).sent == 1
-    assert bodies(stored(rocketmq, topic, 2)) == ["x", "x"]
+    assert bodies(stored(timerless, topic, 2)) == ["x", "x"]

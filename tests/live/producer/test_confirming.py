@@ -15,6 +15,7 @@ from rocketmq_spark.errors import OptionError, SendFailed, UnprovedError
 from rocketmq_spark.localbroker import LocalBroker
 from tests.helpers import stored
 from tests.kill.pipes import Swallowing
+from tests.live.writes import Make
 from tests.reading import names
 from tests.witness import java_read
 
@@ -57,29 +58,34 @@ def batched(producer: Producer, topic: str, bodies: list[str]) -> None:
         assert all(each.done() and each.exception() is None for each in sent)
 
 
+@pytest.fixture
+def topic(make_timerless_topic: Make) -> str:
+    return make_timerless_topic()
+
+
 @pytest.mark.parametrize(("how", "every"), [(one_by_one, 20), (at_once, 11), (in_batches, 5), (batched, 5)])
 def test_no_message_is_stored_twice_when_answers_are_lost(
-    rocketmq: LocalBroker, topic: str, how: Callable[[Producer, str, list[str]], None], every: int
+    timerless: LocalBroker, topic: str, how: Callable[[Producer, str, list[str]], None], every: int
 ) -> None:
     bodies = names(COUNT, "row")
-    with lossy_producer(rocketmq, every, auto_batch=how is batched, **CONFIRMING) as (producer, lossy):
+    with lossy_producer(timerless, every, auto_batch=how is batched, **CONFIRMING) as (producer, lossy):
         how(producer, topic, bodies)
     assert lossy.swallowed > 0
-    read = Counter(record.body.decode() for record in java_read(rocketmq.name_server, topic, COUNT, bodies=True))
+    read = Counter(record.body.decode() for record in java_read(timerless.name_server, topic, COUNT, bodies=True))
     assert read == Counter(bodies)
 
 
-def test_without_it_who_sends_again_stores_twice(rocketmq: LocalBroker, topic: str) -> None:
+def test_without_it_who_sends_again_stores_twice(timerless: LocalBroker, topic: str) -> None:
     """So the test above can see repeats."""
     bodies = names(COUNT, "row")
-    with lossy_producer(rocketmq, 11, send_timeout="1s") as (producer, lossy):
+    with lossy_producer(timerless, 11, send_timeout="1s") as (producer, lossy):
         for body in bodies:
             with contextlib.suppress(SendFailed):
                 producer.send(Message(topic, body.encode()))
                 continue
             producer.send(Message(topic, body.encode()), timeout_s=40.0)
     assert lossy.swallowed > 0
-    read = Counter(record.body.decode() for record in java_read(rocketmq.name_server, topic, bodies=True))
+    read = Counter(record.body.decode() for record in java_read(timerless.name_server, topic, bodies=True))
     assert set(read) == set(bodies)
     assert read.total() >= COUNT + lossy.swallowed  # and once more where the machine was slower than the send timeout
 
@@ -94,13 +100,13 @@ class Deafening(Swallowing):
         return lost
 
 
-def test_what_cannot_be_looked_up_is_an_error_of_its_own(rocketmq: LocalBroker, topic: str) -> None:
-    with lossy_producer(rocketmq, 2, Deafening, **{**CONFIRMING, "send_timeout": "6s"}) as (producer, lossy):
+def test_what_cannot_be_looked_up_is_an_error_of_its_own(timerless: LocalBroker, topic: str) -> None:
+    with lossy_producer(timerless, 2, Deafening, **{**CONFIRMING, "send_timeout": "6s"}) as (producer, lossy):
         producer.send(Message(topic, b"first"))
         with pytest.raises(UnprovedError, match="the message may be stored"):
             producer.send(Message(topic, b"second"))
         lossy.heal()
-    assert len(stored(rocketmq, topic, 2)) == 2
+    assert len(stored(timerless, topic, 2)) == 2
 
 
 @pytest.mark.parametrize(
