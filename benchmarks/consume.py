@@ -102,6 +102,7 @@ class Consumes:
     def cases(self) -> list[Case]:
         return [
             Case(targets.MEMBER, self.listened),
+            Case(targets.MEMBER_ARROW, self.listened_to_batches),
             Case(targets.POLL, lambda: self.polled(lambda consumer: len(consumer.poll(1.0)))),
             Case(targets.POLL_ARROW, lambda: self.polled(lambda consumer: consumer.poll_arrow(1.0).num_rows)),
             Case(targets.PUSH, lambda: self.peer("push"), warm_up=False),
@@ -122,6 +123,24 @@ class Consumes:
                 consumer.start(listener)
                 done.wait(_WITHIN_S)
         harness.expect("Consumer", next(calls) - 1, self.count)
+        return result
+
+    def listened_to_batches(self) -> Result:
+        """Counted by rows."""
+        done, lock, rows = threading.Event(), threading.Lock(), [0]
+
+        def listener(batch: Any, context: Any) -> None:
+            with lock:
+                rows[0] += batch.num_rows
+                if rows[0] >= self.count:
+                    done.set()
+
+        with Consumer(**self._of_a_group(), arrow=True) as consumer:
+            consumer.subscribe(self.topic)
+            with harness.timed([self.pid], self.count) as result:
+                consumer.start(listener)
+                done.wait(_WITHIN_S)
+        harness.expect("Consumer with arrow", rows[0], self.count)
         return result
 
     def polled(self, poll: Callable[[PullConsumer], int]) -> Result:

@@ -106,6 +106,7 @@ WRITE_GRPC, PRODUCER_GRPC = "Spark batch write over gRPC", "Producer over gRPC, 
 JAVA_GRPC = "Java over gRPC, asynchronous"
 SEND_GRPC, JAVA_SEND_GRPC = "Producer.send over gRPC", "Java's send over gRPC"
 MEMBER, PUSH = "Consumer, empty listener", "Java push consumer, empty listener"
+MEMBER_ARROW = "Consumer with arrow, empty listener"
 POLL, POLL_ARROW, LITE_POLL = "PullConsumer.poll", "PullConsumer.poll_arrow", "Java LitePull, 32 a pull"
 OURS, LOW = "rocketmq, defaults", "rocketmq, low_latency_conf()"
 KAFKA_LATENCY, KAFKA_LOW = "spark-sql-kafka, 8 partitions", "spark-sql-kafka, low_latency_conf()"
@@ -173,6 +174,7 @@ TARGETS: Sequence[Target] = (
         quotient(figure("send over grpc", SEND_GRPC, "p50"), figure("send over grpc", JAVA_SEND_GRPC, "p50")), at_most=True,
     ),
     Target("Consumer of Java's push consumer", (0.6, 0.6), ratio("consume", MEMBER, PUSH)),
+    Target("Consumer with arrow of Java's push consumer", (1.5, 2.0), ratio("consume", MEMBER_ARROW, PUSH)),
     Target("poll_arrow of LitePull, 32 a pull", (2.0, 2.0), ratio("consume", POLL_ARROW, LITE_POLL)),
     Target(
         "delivery p50 of Java's push consumer, plus", (2.0,),

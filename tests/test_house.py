@@ -50,8 +50,8 @@ ORDER = {
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
     "consumer": "pop pull push process_queue rebalance result push.member_state push.offset_store push.workers settings"
     " complaints conflicts tracing push.concurrent pull.assigned ahead push.pulling push.orderly push.ownership"
-    " push.introductions push.rebalancing push.running pop.in_hand pop.listening pop.running push.consumer pull.polls pull.upkeep"
-    " pull.pull_consumer pop.simple_consumer",
+    " push.introductions push.rebalancing rows push.running pop.in_hand pop.listening pop.running push.consumer pull.polls"
+    " pull.upkeep pull.pull_consumer pop.simple_consumer",
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests reader puller reading",
     "delay": "release stream envelope_records queue_records service node",

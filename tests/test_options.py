@@ -120,6 +120,7 @@ SAMPLES = {
     "pull_threshold_for_queue": ("1", 1, "65536", "from 1 to 65535"),
     "model": ("Broadcasting", "broadcasting", "both", "one of clustering, broadcasting"),
     "ordered": ("true", True, "yes", "true or false"),
+    "arrow": ("true", True, "yes", "true or false"),
     "consume_thread_min": ("1000", 1000, "1001", "from 1 to 1000"),
     "consume_message_batch_max_size": ("1024", 1024, "0", "from 1 to 1024"),
     "pull_batch_size_in_bytes": ("1m", 1 << 20, "0", "a size"),

@@ -300,7 +300,7 @@ def test_a_tracer_that_fails_fails_no_send(
 class Started:
     """A consumer that keeps its listener."""
 
-    settings = SimpleNamespace(clustering=True)
+    settings = SimpleNamespace(clustering=True, arrow=False)
     listener: Any = None
 
     def start(self, listener: Any) -> None:

@@ -176,8 +176,8 @@ class Queues(Protocol):
     def bring(self, ask: Ask, part: FetchedPart) -> bool:
         """Take an answer; returns False if it is obsolete."""
 
-    def brought(self, ask: Ask, part: FetchedPart) -> None:
-        """As ``bring``, called without the condition, for slow work."""
+    def brought(self, parts: Sequence[tuple[Ask, FetchedPart]]) -> None:
+        """Answers that were taken; called without the condition, for slow work."""
 
     def reset(self, ask: Ask, offset: int) -> None:
         """Apply an operator's reset: ignore answers for this queue, and continue at ``offset``."""
@@ -339,9 +339,7 @@ class Ahead:
         with self._lock:
             wanted = [self._queues.bring(ask, part) for ask, part in parts]
             self._changed.notify_all()
-        for (ask, part), is_wanted in zip(parts, wanted, strict=True):
-            if is_wanted:
-                self._queues.brought(ask, part)
+        self._queues.brought([one for one, is_wanted in zip(parts, wanted, strict=True) if is_wanted])
 
     def _room(self, reader: _Reader) -> ReadPace:
         """Wait for room, and return how to continue; ``WAIT`` after ``patience_s`` without room."""

@@ -73,16 +73,10 @@ def slices(messages: Sequence[ReceivedMessage], size: int) -> Iterator[tuple[Rec
     return map(part, range(0, len(whole), size))
 
 
-class ProcessQueue:
-    """The unfinished messages of ``queue``. Results of a ``dropped`` queue are ignored."""
+class CachedOffsets:
+    """Items of one queue, sorted by offset: messages, or ``Rows``. They wait, are taken, or are finished."""
 
-    def __init__(self, queue: MessageQueue, now_ms: int = 0) -> None:
-        self.queue = queue
-        self.dropped = False
-        self.last_pull_ms = now_ms
-        self.end_ms = now_ms  # when a broker said at last where it ends
-        self.last_consume_ms = now_ms
-        self.lock = QueueLock()
+    def __init__(self) -> None:
         self.count = 0
         self.bytes = 0
         self._waiting: dict[int, Any] = {}  # messages, or ``Rows``
@@ -104,14 +98,6 @@ class ProcessQueue:
                 self._bodies[message.queue_offset] = message.body
                 self._put_end = message.queue_offset + 1
         return new
-
-    def size_of(self, messages: Sequence[Any]) -> int:
-        """The number of messages in what ``put`` takes."""
-        return len(messages)
-
-    def calls(self, messages: Sequence[Any], size: int) -> tuple[Iterator[Sequence[ReceivedMessage]], int]:
-        """Return the calls of a concurrent listener that gets at most ``size`` messages in each, and their number."""
-        return slices(messages, size), -(-len(messages) // size)
 
     def remove(self, messages: Sequence[ReceivedMessage]) -> int | None:
         """Remove finished messages; returns the offset to commit, never beyond an unfinished one. None if nothing was cached."""
@@ -166,10 +152,6 @@ class ProcessQueue:
                 if alone:
                     self._alone.add(message.queue_offset)
 
-    def retry(self, messages: Sequence[ReceivedMessage], alone: bool) -> None:
-        """Put back messages of a call that failed, for one more attempt; ``alone`` as in ``put_back``."""
-        self.put_back([once_more(self.as_pulled(message)) for message in messages], alone)
-
     def bury(self, messages: Sequence[ReceivedMessage]) -> None:
         """Mark these taken messages as dead letters, which are not put back."""
         self._dead.update(message.queue_offset for message in messages if message.queue_offset in self._taken)
@@ -183,26 +165,6 @@ class ProcessQueue:
         """Replace the waiting message of an offset."""
         if message.queue_offset in self._waiting:
             self._waiting[message.queue_offset] = message
-
-    def again(self, call: Sequence[ReceivedMessage], left: Sequence[ReceivedMessage]) -> Sequence[Any]:
-        """Let ``left``, of the messages of a call, wait for one more attempt; returns what the listener is called with."""
-        found = [once_more(self.as_pulled(message)) for message in left]
-        for message in found:
-            self.replace(message)
-        return found
-
-    def late(self, call: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
-        """The messages of a call that hold up the offset: the first one, if the call has it."""
-        first = self.first()
-        return (first,) if first is not None and any(message is first for message in call) else ()
-
-    def settle(self, late: Sequence[ReceivedMessage], left: Sequence[ReceivedMessage]) -> None:
-        """Of the ``late`` messages only ``left`` are unfinished."""
-        self.remove([message for message in late if message not in left])
-
-    def unfinished(self, call: Sequence[ReceivedMessage], messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Those of ``messages``, of a call, that still wait: the others were late, and a broker has them."""
-        return [message for message in messages if message in self]
 
     def __contains__(self, message: ReceivedMessage) -> bool:
         return message.queue_offset in self._waiting
@@ -271,6 +233,53 @@ class ProcessQueue:
         """The offset after a message, or after the last one of ``Rows``."""
         end: int = message.queue_offset + 1
         return end
+
+
+class ProcessQueue(CachedOffsets):
+    """The unfinished messages of ``queue``, and what becomes of those of a listener's call. Results of a ``dropped`` queue are
+    ignored.
+    """
+
+    def __init__(self, queue: MessageQueue, now_ms: int = 0) -> None:
+        super().__init__()
+        self.queue = queue
+        self.dropped = False
+        self.last_pull_ms = now_ms
+        self.end_ms = now_ms  # when a broker said at last where it ends
+        self.last_consume_ms = now_ms
+        self.lock = QueueLock()
+
+    def size_of(self, messages: Sequence[Any]) -> int:
+        """The number of messages in what ``put`` takes."""
+        return len(messages)
+
+    def calls(self, messages: Sequence[Any], size: int) -> tuple[Iterator[Sequence[ReceivedMessage]], int]:
+        """Return the calls of a concurrent listener that gets at most ``size`` messages in each, and their number."""
+        return slices(messages, size), -(-len(messages) // size)
+
+    def again(self, call: Sequence[ReceivedMessage], left: Sequence[ReceivedMessage]) -> Sequence[Any]:
+        """Let ``left``, of the messages of a call, wait for one more attempt; returns what the listener is called with."""
+        found = [once_more(self.as_pulled(message)) for message in left]
+        for message in found:
+            self.replace(message)
+        return found
+
+    def late(self, call: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
+        """The messages of a call that hold up the offset: the first one, if the call has it."""
+        first = self.first()
+        return (first,) if first is not None and any(message is first for message in call) else ()
+
+    def settle(self, late: Sequence[ReceivedMessage], left: Sequence[ReceivedMessage]) -> None:
+        """Of the ``late`` messages only ``left`` are unfinished."""
+        self.remove([message for message in late if message not in left])
+
+    def unfinished(self, call: Sequence[ReceivedMessage], messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Those of ``messages``, of a call, that still wait: the others were late, and a broker has them."""
+        return [message for message in messages if message in self]
+
+    def retry(self, messages: Sequence[ReceivedMessage], alone: bool) -> None:
+        """Put back messages of a call that failed, for one more attempt; ``alone`` as in ``put_back``."""
+        self.put_back([once_more(self.as_pulled(message)) for message in messages], alone)
 
 
 FULL_S = 0.05

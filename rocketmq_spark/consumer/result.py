@@ -25,7 +25,8 @@ MAX_LEVEL = (1 << 31) - 1  # brokers reduce larger levels to their highest one
 class Listener(Protocol):
     """The function that a ``Consumer`` calls with messages: ``listener(messages, context)``.
 
-    ``messages`` is a tuple of ``ReceivedMessage``, or of ``PoppedMessage`` over gRPC. ``context`` is a ``Context``, or an
+    ``messages`` is a tuple of ``ReceivedMessage``, or of ``PoppedMessage`` over gRPC; with option ``arrow`` it is a
+    ``pyarrow.RecordBatch`` with rows of one queue. ``context`` is a ``Context``, or an
     ``OrderedContext`` if the consumer is ordered. Return None if the messages are done, or a value that a method of ``context``
     returned. An exception, or any other value, means that they failed.
     """
@@ -131,9 +132,9 @@ class Context(ReplyingContext):
 
     @property
     def ack_index(self) -> int | None:
-        """The index of the last message that is done; -1 means none, None (the default) means all.
+        """The index of the last message, or row, that is done; -1 means none, None (the default) means all.
 
-        If only the first messages are done, set it, and return None from the listener.
+        If only the first ones are done, set it, and return None from the listener.
         """
         return self._ack_index
 

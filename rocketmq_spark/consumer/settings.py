@@ -134,7 +134,7 @@ class Subscriptions:
 
 MAX_RECONSUME_TIMES = 16
 ORDERLY_MAX_RECONSUME_TIMES = (1 << 31) - 1  # without a limit
-MAX_PULL_BATCH = 1024
+MAX_PULL_BATCH = MAX_CONSUME_BATCH = 1024
 # What a broker hands out at once, and for how long a question for which there is nothing yet waits at a Proxy.
 MAX_MESSAGES, MAX_WAIT_S = 32, 20.0
 
@@ -146,11 +146,11 @@ OnWire = Callable[[str], str]  # a topic or group as brokers know it
 class ConsumerSettings:
     """Settings of one consumer; times in seconds. Each kind uses those that it needs.
 
-    ``popped``: a Proxy hands the messages out. ``max_tries`` None: 16 repetitions of a failed message, endless ones where
-    ``ordered``. ``topic_count`` and ``topic_bytes`` bound what is cached of a whole topic instead of each queue.
-    ``offsets_folder`` is where a broadcasting member keeps its offsets, under ``wire_group``: groups of one name in two
-    namespaces are two. ``consume_timeout_s`` is how long a listener may take; with ``popped`` it then does not keep the
-    message from others any more.
+    ``popped``: a Proxy hands the messages out. ``arrow``: the listener gets record batches. ``max_tries`` None: 16 repetitions
+    of a failed message, endless ones where ``ordered``. ``topic_count`` and ``topic_bytes`` bound what is cached of a whole topic
+    instead of each queue. ``offsets_folder`` is where a broadcasting member keeps its offsets, under ``wire_group``: groups of
+    one name in two namespaces are two. ``consume_timeout_s`` is how long a listener may take; with ``popped`` it then does not
+    keep the message from others any more.
 
     ``pull_suspend_s`` is what brokers may take until they answer "nothing new".
 
@@ -163,6 +163,7 @@ class ConsumerSettings:
     environment: Environment | None = None
     clustering: bool = True
     ordered: bool = False
+    arrow: bool = False
     auto_commit: bool = True
     auto_commit_interval_s: float = 5.0
     consume_from: ConsumeFrom = field(default_factory=ConsumeFrom)
@@ -195,19 +196,23 @@ class ConsumerSettings:
         """Return the settings for these options. ``on_wire`` adds the namespace or environment to a name."""
         folder = options.local_offsets_dir
         environment, group = isolated(options)
+        batch_max_size = options.consume_message_batch_max_size
+        if options.arrow and "consume_message_batch_max_size" not in options.given:
+            batch_max_size = MAX_CONSUME_BATCH
         return cls(
             group=group,
             popped=options.transport == transport.GRPC,
             environment=environment,
             clustering=options.model == "clustering",
             ordered=options.ordered,
+            arrow=options.arrow,
             auto_commit=options.auto_commit,
             auto_commit_interval_s=options.auto_commit_interval,
             consume_from=ConsumeFrom.of(options.consume_from_where),
             allocate=allocation(options, on_wire),
             wire_group=on_wire(group),
             threads=options.consume_thread_min,
-            consume_batch_max_size=options.consume_message_batch_max_size,
+            consume_batch_max_size=batch_max_size,
             pull_batch_size=options.pull_batch_size,
             pull_batch_size_in_bytes=options.pull_batch_size_in_bytes,
             pull_interval_s=options.pull_interval,
@@ -231,9 +236,11 @@ class ConsumerSettings:
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether queues that are far behind may be read ahead: messages are consumed in any order, without a pull interval."""
+        """Whether queues that are far behind may be read ahead: without a pull interval or limits of a topic. An ordered listener
+        of messages is not fast enough to need it.
+        """
         paced = self.pull_interval_s or self.topic_count is not None or self.topic_bytes is not None
-        return not self.ordered and not paced
+        return (self.arrow or not self.ordered) and not paced
 
     @property
     def retry_topic(self) -> bool:
@@ -260,7 +267,7 @@ class ConsumerSettings:
     def _ranges(self) -> Sequence[_Range]:
         return (
             ("consumeThreadMin", self.threads, 1, 1000),
-            ("consumeMessageBatchMaxSize", self.consume_batch_max_size, 1, 1024),
+            ("consumeMessageBatchMaxSize", self.consume_batch_max_size, 1, MAX_CONSUME_BATCH),
             ("pullBatchSize", self.pull_batch_size, 1, MAX_MESSAGES if self.popped else MAX_PULL_BATCH),
             ("pullInterval", self.pull_interval_s, 0, 65.535),
         )

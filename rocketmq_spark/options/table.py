@@ -614,9 +614,12 @@ class Options:
     ordered: bool = _row(
         p.boolean, False, _PUSH, "process messages of a queue one after the other; failed ones are retried in place"
     )
+    arrow: bool = _row(
+        p.boolean, False, _PUSH, "call the listener with Arrow record batches, in the columns of `poll_arrow`"
+    )
     consume_thread_min: int = _row(p.integer(1, 1000), 20, _PUSH, "threads that call the listener")
     consume_message_batch_max_size: int = _row(
-        p.integer(1, 1024), 1, _PUSH, "maximum number of messages per call of the listener"
+        p.integer(1, 1024), 1, _PUSH, "maximum number of messages per call of the listener; 1024 rows with `arrow`"
     )
     pull_batch_size_in_bytes: int = _row(
         p.size(1), 256 << 10, _PUSH, "most bytes to request per pull, if brokers support it", shown="256k"
@@ -714,13 +717,9 @@ class Options:
         return f"variable {ENVIRONMENT_VARIABLE}" if "environment" in self.from_variables else "option 'environment'"
 
 
-def _rows() -> tuple[Option, ...]:
-    return tuple(
-        Option(name=_camel(f.name), field=f.name, **f.metadata) for f in dataclasses.fields(Options) if f.metadata
-    )
-
-
-TABLE: tuple[Option, ...] = _rows()
+TABLE: tuple[Option, ...] = tuple(
+    Option(name=_camel(f.name), field=f.name, **f.metadata) for f in dataclasses.fields(Options) if f.metadata
+)
 _BY_NAME = {name.lower(): row for row in TABLE for name in (row.name, *row.aliases, row.field)}
 
 

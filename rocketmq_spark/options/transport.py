@@ -100,6 +100,7 @@ _OF_CONSUMERS = {
     ),
     "consume_from_where": ("consumeFromWhere", f"{_GROUPS}: a new one begins where the brokers say"),
     "max_reconsume_times": ("maxReconsumeTimes", f"{_GROUPS} as its retryMaxTimes"),
+    "arrow": ("arrow", _ONE),
     "consume_message_batch_max_size": ("consumeMessageBatchMaxSize", _ONE),
     "allocation_strategy": ("allocationStrategy", _NO_QUEUES),
     "allocation_config": ("allocationConfig", _NO_QUEUES),

@@ -185,10 +185,12 @@ class ConsumerOptions(AdminOptions, total=False):
     """
     ordered: bool | str
     """Process messages of a queue one after the other; failed ones are retried in place."""
+    arrow: bool | str
+    """Call the listener with Arrow record batches, in the columns of ``poll_arrow``."""
     consume_thread_min: int | str
     """Threads that call the listener."""
     consume_message_batch_max_size: int | str
-    """Maximum number of messages per call of the listener."""
+    """Maximum number of messages per call of the listener; 1024 rows with ``arrow``."""
     pull_batch_size_in_bytes: int | str
     """Most bytes to request per pull, if brokers support it."""
     pull_interval: float | str

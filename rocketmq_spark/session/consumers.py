@@ -19,6 +19,7 @@ from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.push import consumer as group_consumer
 from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.consumer.result import Replier
+from rocketmq_spark.consumer.rows import RowsOfAnswers
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import DecodeError, OptionError
 from rocketmq_spark.model import Message, MessageQueue, OffsetRange, PullRequest, ReceivedMessage
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 class Consumer(group_consumer.BaseConsumer):
     """Consumes as a member of a group. Defaults are those of RocketMQ's Java client.
 
-    With ``transport="grpc", proxy_endpoint="host:port"`` a Proxy hands out the messages (docs/grpc.md).
+    With ``transport="grpc", proxy_endpoint="host:port"`` a Proxy hands out the messages (docs/grpc.md). With ``arrow=True`` the
+    listener gets Arrow record batches (docs/how-to/record-batches.md).
 
     Args:
         name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
@@ -44,7 +46,8 @@ class Consumer(group_consumer.BaseConsumer):
             (``3s``), sizes bytes or text (``4m``).
 
     Raises:
-        OptionError: An option is unknown, has a wrong value or does not belong to a consumer. Lists all problems.
+        OptionError: An option is unknown, has a wrong value or does not belong to a consumer (lists all problems); or option
+            ``arrow`` is set, and pyarrow or numpy is not installed.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Consumer(group_consumer.BaseConsumer):
                 read_ahead=_read_ahead(chosen, group),
                 replier=_replier(chosen, group),
                 traces=partial(_listener_traces, chosen, group),
+                rows=_rows(settings) if settings.arrow else None,
             )
             super().__init__(member(chosen), settings, tools)
         if telemetry := instrumentation(chosen, self.client_id):
@@ -143,6 +147,25 @@ def _arrow(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
     except DecodeError as e:
         e.remedy = "poll() returns it raw, and goes on behind it"
         raise
+
+
+def _rows(settings: ConsumerSettings) -> RowsOfAnswers:
+    """Return what makes rows of answers. Raises ``OptionError`` without pyarrow, or numpy, which decodes them."""
+    for package in ("pyarrow", "numpy"):
+        if not extras.installed(package):
+            text = f"option 'arrow' needs {package}, which is not installed"
+            raise OptionError(text, remedy=extras.command(extras.ARROW))
+    from rocketmq_spark.columnar.decode.decoder import batch_of
+    from rocketmq_spark.columnar.decode.rows import batch_of_messages
+
+    def by_columns(parts: Sequence[FetchedPart]) -> Any:
+        try:
+            batch, whole = batch_of(((part.queue, part.start, part.ends, part.stored), part.filter) for part in parts)
+        except DecodeError:
+            return None
+        return batch if whole else None
+
+    return RowsOfAnswers(settings.consume_batch_max_size, by_columns, batch_of_messages)
 
 
 def _behind(part: FetchedPart, rows: int) -> int:

@@ -166,7 +166,9 @@ class Instrumentation:
             logger.warning("spans of sends are lost: an exporter is slow, or no thread can be started: %s", made)
 
     def instrument_consumer(self, consumer: Any) -> None:
-        """Wrap the listener of a consumer that is started later, and observe its cache."""
+        """Wrap the listener of a consumer that is started later, and observe its cache. A listener of record batches, which
+        have no context of a trace, has no spans.
+        """
         start = consumer.start
         model = "clustering" if consumer.settings.clustering else "broadcasting"
         common = {"messaging.rocketmq.consumption_model": model}
@@ -177,7 +179,8 @@ class Instrumentation:
                 return start(watched_listener(listener, functools.partial(self._in_turn, common)))
             return start(functools.partial(self._listen, listener, common))
 
-        consumer.start = traced
+        if not consumer.settings.arrow:
+            consumer.start = traced
         _observed[consumer] = self._labels_of_group()
         _guarded(self._meter.create_observable_gauge, "rocketmq_consumer_cached_messages", [_cached], "{message}")
 

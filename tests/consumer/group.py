@@ -24,6 +24,7 @@ from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.consumer.push.workers import Work, Workers
 from rocketmq_spark.consumer.result import LaterListener
+from rocketmq_spark.consumer.rows import RowsOfAnswers
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.tracing import ListenerTraces
 from rocketmq_spark.errors import (
@@ -164,7 +165,8 @@ class FakeBrokers:
         looked_at = lying.messages[at : at + request.count]
         found = [replace(each) for each in looked_at] if request.filter.expression != RARE else []
         status = PullStatus.FOUND if found else PullStatus.NO_MATCHED_MSG if looked_at else PullStatus.NO_NEW_MSG
-        return PullAnswer(status, request.offset + len(looked_at), lying.first, end, found)
+        answer = PullAnswer(status, request.offset + len(looked_at), lying.first, end, found)
+        return answer if request.decoded else replace(answer, messages=(), read=lambda: found)
 
     def hear(self, wants: Membership | None) -> None:
         """What a heartbeat says; of each topic the newest version counts."""
@@ -361,6 +363,7 @@ class GroupBench:
         self.consumers: list[BaseConsumer] = []
         self.replies: list[tuple[ReceivedMessage, bytes, Mapping[str, str] | None]] = []
         self.traces: Callable[[], ListenerTraces | None] = lambda: None
+        self.rows: RowsOfAnswers | None = None  # for listeners of record batches
         self.timers: dict[str, list[ManualTimer]] = {}  # by client id
         self.numbers = itertools.count(1)
 
@@ -377,7 +380,7 @@ class GroupBench:
             timers.append(one.timer)
             return one
 
-        make = ConsumerTools(timer, workers, None, lambda *given: self.replies.append(given), self.traces)
+        make = ConsumerTools(timer, workers, None, lambda *given: self.replies.append(given), self.traces, self.rows)
         made = BaseConsumer(port, ConsumerSettings(**{"group": GROUP, **settings}), make)
         self.consumers.append(made)
         return made, port
@@ -389,8 +392,11 @@ class GroupBench:
         made, port = self.consumer(**how)
         made.subscribe("T")
 
-        def noting(messages: Sequence[ReceivedMessage], context: Any) -> Any:
-            self.got += [(port.client_id, each.body, each.reconsume_times) for each in messages]
+        def noting(messages: Any, context: Any) -> Any:
+            if self.rows is not None:
+                self.got += [(port.client_id, body, -1) for body in messages.column("body").to_pylist()]
+            else:
+                self.got += [(port.client_id, each.body, each.reconsume_times) for each in messages]
             return listener(messages, context) if listener else None
 
         made.start(listener if isinstance(listener, LaterListener) else noting)

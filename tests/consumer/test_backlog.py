@@ -12,6 +12,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
+from rocketmq_spark.columnar.decode.rows import batch_of_messages
 from rocketmq_spark.consumer import ahead
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
@@ -21,6 +22,7 @@ from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.pulling import Backlog
 from rocketmq_spark.consumer.push.running import ConsumerTools
+from rocketmq_spark.consumer.rows import RowsOfAnswers
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import MASTER_ID, MessageQueue, ReceivedMessage
 from rocketmq_spark.wire import messages
@@ -45,6 +47,7 @@ class Bench:
         self.got: dict[MessageQueue, Counter[int]] = {A: Counter(), B: Counter()}
         self.port = FakeMember(self.brokers, "me")
         self.consumer: BaseConsumer | None = None
+        self.rows: RowsOfAnswers | None = None  # for listeners of record batches
 
     def fill(self, queue: MessageQueue, count: int) -> None:
         self.brokers.send(queue, *(b"x",) * count)
@@ -54,11 +57,14 @@ class Bench:
     ) -> BaseConsumer:
         settings: dict[str, Any] = {"thresholds": Thresholds(40, 1 << 20, 400), "pull_batch_size": COUNT, "threads": 4}
         how_to = ReadAhead(self.reads.begin, lambda *given: self.messages(*given))
-        made = ConsumerTools(read_ahead=how_to)
+        made = ConsumerTools(read_ahead=how_to, rows=self.rows)
         self.consumer = consumer = BaseConsumer(self.port, ConsumerSettings(group="g", **settings | how), made)
         consumer.subscribe("T", tags=tags)
 
-        def noting(messages: Sequence[ReceivedMessage], context: Any) -> Any:
+        def noting(messages: Any, context: Any) -> Any:
+            if self.rows is not None:
+                self.got[context.queue].update(messages.column("queueOffset").to_pylist())
+                return listener(messages)
             for each in messages:
                 self.got[each.queue][each.queue_offset] += 1
             return listener(messages[0])
@@ -76,6 +82,34 @@ class Bench:
         self, queue: MessageQueue, start: int, end: int, stored: bytes | memoryview
     ) -> Sequence[ReceivedMessage]:
         return self.brokers.queues[queue].messages[start : start + len(stored)]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_backlog_of_rows_is_read_ahead_in_order(bench: Bench, ordered: bool) -> None:
+    bench.rows = RowsOfAnswers(1024, lambda parts: None, batch_of_messages)
+    bench.fill(A, 1000)
+    bench.fill(B, 600)
+    firsts: list[tuple[int, int]] = []
+
+    def listener(batch: Any) -> None:
+        firsts.append((batch.column("queueId")[0].as_py(), batch.column("queueOffset")[0].as_py()))
+
+    consumer = bench.start(listener, ordered=ordered, arrow=True)
+    eventually(lambda: bench.consumed(A, 1000) and bench.consumed(B, 600))
+    assert len(bench.pulls(A)) < 50
+    assert bench.reads.runs
+    eventually(lambda: consumer.stats().cached == 0)
+    consumer.stop(WAIT_S)
+    assert bench.brokers.offsets == {A: 1000, B: 600}
+    if ordered:
+        assert [at for queue, at in firsts if queue == 0] == sorted(at for queue, at in firsts if queue == 0)
+
+
+def test_an_ordered_listener_of_messages_is_not_read_ahead(bench: Bench) -> None:
+    bench.fill(A, 300)
+    bench.start(ordered=True)
+    eventually(lambda: bench.consumed(A, 300))
+    assert not bench.reads.runs
 
 
 def one_by_one(free: threading.Semaphore) -> Callable[[ReceivedMessage], object]:
@@ -147,7 +181,7 @@ def test_what_was_read_ahead_for_an_earlier_owner_moves_and_gives_nothing() -> N
     part = FetchedPart(A, 5000, [(5002, 2)], b"xx", lambda start, end, stored: found_at(*range(start, end)))
     for ask, given in ((late, False), (mine, True)):
         assert behind.bring(ask, part) is given
-        behind.brought(ask, part)
+        behind.brought([(ask, part)])
         assert (now.count, behind.places[A].pull_at, before.count) == ((2, 5002, 0) if given else (0, 0, 0))
 
 

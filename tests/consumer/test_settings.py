@@ -50,6 +50,7 @@ SERVER = {"nameServer": "a:9876", "group": "g"}
 GIVEN = {
     "model": ("broadcasting", "clustering", False),
     "ordered": ("true", "ordered", True),
+    "arrow": ("true", "arrow", True),
     "autoCommit": ("false", "auto_commit", False),
     "consumeFromWhere": ("1970-01-01T00:00:01Z", "consume_from", ConsumeFrom(Where.TIMESTAMP, 1000)),
     "consumeThreadMin": ("7", "threads", 7),
@@ -108,6 +109,11 @@ def test_every_option_of_a_consumer_is_among_them() -> None:
 def test_without_options_the_settings_are_the_defaults(server: dict[str, str], role: str) -> None:
     plain = ConsumerSettings(group="g", wire_group="g", allocate=print, popped=server is PROXY)
     assert replace(of(server, role), allocate=print) == plain
+
+
+def test_a_listener_of_record_batches_gets_as_many_rows_as_there_are_unless_it_says_otherwise() -> None:
+    assert of(arrow="true").consume_batch_max_size == 1024
+    assert of(arrow="true", consumeMessageBatchMaxSize="7").consume_batch_max_size == 7
 
 
 def test_an_ordered_listener_has_no_span() -> None:

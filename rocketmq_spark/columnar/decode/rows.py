@@ -24,7 +24,7 @@ from rocketmq_spark.base.codes import Property, SysFlag
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.decode import properties as props
 from rocketmq_spark.columnar.decode import property_columns, stored_messages
-from rocketmq_spark.columnar.decode.schema import EARLIEST_MS, LATEST_MS, PROPERTIES, Bad, Column, arrow_schema
+from rocketmq_spark.columnar.decode.schema import BASIC, EARLIEST_MS, LATEST_MS, PROPERTIES, Bad, Column, arrow_schema
 from rocketmq_spark.columnar.decode.stored_messages import Malformed, StoredMessages
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.model.pull import OffsetWindow
@@ -304,6 +304,13 @@ class Careful:
         value, known, include = column.reference, column.of_queue, self._include
         assert value is not None
         return pa.array([value(q, m, include) if known or not _unreadable(m) else None for q, m in rows], column.arrow)
+
+
+def batch_of_messages(messages: Sequence[ReceivedMessage], columns: Sequence[Column] = BASIC) -> pa.RecordBatch:
+    """Received messages as rows. Those of a retry topic have the name of the topic that they were sent to, as the messages have.
+    One that cannot be decoded has no body."""
+    rows = [(m.queue._replace(topic=m.topic or m.queue.topic), m) for m in messages]
+    return Careful((), columns, "user")._batch(rows)
 
 
 def _size(message: ReceivedMessage) -> int:

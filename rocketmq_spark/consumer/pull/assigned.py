@@ -350,8 +350,8 @@ class Assigned:
         self.ready.add(part)
         return True
 
-    def brought(self, ask: Ask, part: FetchedPart) -> None:
-        """Let ``part`` wait for a poll."""
+    def brought(self, parts: Sequence[tuple[Ask, FetchedPart]]) -> None:
+        """Let the parts wait for a poll."""
 
     def reset(self, ask: Ask, offset: int) -> None:
         """An operator reset the group: as ``seek``. An obsolete answer counts, too, because brokers report a reset only once."""

@@ -93,6 +93,10 @@ class BaseConsumer(Closing):
         the messages are sent back and delivered again later; with option ``model`` broadcasting they are dropped, with a warning
         in the log. An ordered consumer retries them in place, also on ``context.suspend()``.
 
+        With option ``arrow`` the listener is called with ``(batch, context)``: a ``pyarrow.RecordBatch`` in the columns of
+        ``PullConsumer.poll_arrow``, with at most ``consumeMessageBatchMaxSize`` rows of ``context.queue`` in its order. Outcomes
+        count for all rows, ``context.ack_index`` for a row; each failed row is sent back alone.
+
         Raises:
             LocalProtocolError: This process already has a member of the group.
             OptionError: The consumer has no subscription, was started already, or another broadcasting

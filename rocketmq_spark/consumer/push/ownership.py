@@ -59,6 +59,7 @@ class Ownership:
         self._lease_ms = timer.lease_ms
         self._made_ms = timer.lease_ms()
         self.subscribed_ms: Callable[[str], int] = lambda topic: 0
+        self.make_queue: Callable[[MessageQueue, int], ProcessQueue] = ProcessQueue
         self.orderly: Orderly | None = None
         self._left = False
         # Offsets that an operator set, or a repair, and no broker stored yet; of ``_moving``, which were given up for that, also
@@ -239,7 +240,7 @@ class Ownership:
                 troubled.add(queue.broker_name)
             return False
         self._complaints.over((queue.topic, queue.broker_name))
-        fresh = ProcessQueue(queue, self._timer.now_ms())
+        fresh = self.make_queue(queue, self._timer.now_ms())
         if self._locks:
             fresh.lock.grant(locked_ms, connection)
         with self._held.lock:

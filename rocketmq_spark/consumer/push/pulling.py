@@ -12,9 +12,10 @@ continue.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.codes import Response
@@ -25,15 +26,25 @@ from rocketmq_spark.consumer.pull.assigned import Ask, FetchedPart
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.settings import ConsumerSettings, TopicFilter
 from rocketmq_spark.errors import ConnectionLost, DecodeError, RocketMQError
-from rocketmq_spark.model import MASTER_ID, MessageQueue, PullAnswer, PullRequest, PullStatus, ReceivedMessage
+from rocketmq_spark.model import MASTER_ID, MessageQueue, PullAnswer, PullRequest, PullStatus
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.wire.messages import portion
 
 PATIENCE_S = 1.0  # pulls are fast enough for slower listeners
 RECHECK_S = 0.05  # the interval at which Java checks a full queue
 
-Submit = Callable[[ProcessQueue, Sequence[ReceivedMessage]], None]
+Submit = Callable[[ProcessQueue, Sequence[Any]], None]
+# What is put into a process queue, and the offset from which on messages are left because these are too large; of each part.
+Unpacked = tuple[Sequence[Any], int | None]
+Unpack = Callable[[Sequence[FetchedPart]], Iterable[Unpacked]]
 Move = Callable[[Mapping[MessageQueue, int]], None]  # resets offsets of queues on another thread; must not block
+
+
+def as_messages(parts: Sequence[FetchedPart]) -> Iterator[Unpacked]:
+    """``Unpack`` for a listener of messages."""
+    for part in parts:
+        messages, left = portion(part.read())
+        yield messages, None if left is None else left.queue_offset
 
 
 class BacklogQueue:
@@ -81,6 +92,7 @@ class Backlog:
         # have queues go on at other offsets.
         self.pull: Callable[[ProcessQueue, int], None] = lambda queue, offset: None
         self.submit: Submit = lambda queue, messages: None
+        self.unpack: Unpack = as_messages
         self.plain: Plain = lambda queue: False
         self.move: Move = lambda offsets: None
         held.low = bounds.half
@@ -133,9 +145,12 @@ class Backlog:
 
     # --- without it
 
-    def brought(self, ask: Ask, part: FetchedPart) -> None:
+    def brought(self, parts: Sequence[tuple[Ask, FetchedPart]]) -> None:
         """Decode messages, on the thread that read them."""
-        messages, left = portion(part.read())
+        for (ask, part), unpacked in zip(parts, self.unpack([part for _, part in parts]), strict=True):
+            self._put(ask, part, *unpacked)
+
+    def _put(self, ask: Ask, part: FetchedPart, messages: Sequence[Any], left: int | None) -> None:
         with self._held.lock:
             place = self._current(ask)
             if place is None:
@@ -143,16 +158,14 @@ class Backlog:
             place.coming -= part.count
             place.coming_bytes -= len(part.stored)
             # No sooner: what is not decoded is to be had again.
-            place.pull_at = part.next_offset if left is None else left.queue_offset
+            place.pull_at = part.next_offset if left is None else left
             now_ms = self._timer.now_ms()
             place.held.last_pull_ms = now_ms
             place.held.put(messages)
-            self._held.figures.pulled(ask.queue.topic, len(messages), None, now_ms)
+            self._held.figures.pulled(ask.queue.topic, place.held.size_of(messages), None, now_ms)
         self.submit(place.held, messages)
         if left is not None:
-            raise DecodeError(
-                f"what was read ahead of {ask.queue} becomes large: it is pulled from offset {left.queue_offset} on"
-            )
+            raise DecodeError(f"what was read ahead of {ask.queue} becomes large: it is pulled from offset {left} on")
 
     def _go_on(self) -> None:
         """Continue to pull the queues that are not read ahead."""
@@ -188,8 +201,8 @@ class Consuming(Protocol):
     def ready(self, queue: ProcessQueue) -> bool:
         """Whether the queue may be pulled. An orderly consumer needs its lock."""
 
-    def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
-        """Consume messages that were put into ``queue``. Must not block."""
+    def submit(self, queue: ProcessQueue, messages: Sequence[Any]) -> None:
+        """Consume what was put into ``queue``. Must not block."""
 
 
 class Pulling:
@@ -213,6 +226,7 @@ class Pulling:
         self._replicas: dict[MessageQueue, int] = {}
         self._complaints: set[tuple[str, int | None]] = set()  # brokers, and what they last refused us for
         self._backlog: Backlog | None = None
+        self.unpack: Unpack | None = None  # None: answers are messages already
         self.consuming: Consuming | None = None
         self.move: Move = lambda offsets: None  # for resets
         self.unready: Callable[[ProcessQueue], None] = lambda queue: (
@@ -225,6 +239,7 @@ class Pulling:
     def read_ahead(self, backlog: Backlog) -> None:
         """Use ``backlog`` for queues that are far behind."""
         backlog.pull, backlog.submit, backlog.move = self._pull, self._submit, self.move
+        backlog.unpack = self.unpack or as_messages
         backlog.plain = lambda queue: (wanted := self._subscribed(queue.topic)) is not None and not wanted.filter
         self._backlog = backlog
 
@@ -280,6 +295,7 @@ class Pulling:
             commit_offset=finished or None,
             broker_id=self._replicas.get(queue, MASTER_ID),
             max_bytes=self._settings.pull_batch_size_in_bytes,
+            decoded=self.unpack is None,
         )
 
     def _came(self, queue: ProcessQueue, offset: int, wanted: TopicFilter, answer: PullAnswer | RocketMQError) -> None:
@@ -290,6 +306,8 @@ class Pulling:
         if isinstance(answer, PullAnswer) and answer.reset:
             self.move({queue.queue: answer.next_offset})
             return
+        if isinstance(answer, PullAnswer) and self.unpack is not None and not queue.dropped:
+            answer = _unpacked(queue.queue, offset, wanted, answer, self.unpack)
         self._timer.later(0, partial(self._landed, queue, offset, wanted, answer))
 
     def _landed(
@@ -328,7 +346,7 @@ class Pulling:
         else:
             self._pull(queue, then.offset)
 
-    def _submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
+    def _submit(self, queue: ProcessQueue, messages: Sequence[Any]) -> None:
         if self.consuming is not None:
             self.consuming.submit(queue, messages)
 
@@ -348,7 +366,19 @@ class Pulling:
                 if answer.status is PullStatus.FOUND:
                     now_ms = self._timer.now_ms()
                     spent_ms = now_ms - queue.last_pull_ms
-                    self._held.figures.pulled(queue.queue.topic, len(answer.messages), spent_ms, now_ms)
+                    self._held.figures.pulled(queue.queue.topic, queue.size_of(answer.messages), spent_ms, now_ms)
             queue.put(then.messages)
             if then.finished is not None and not queue.count:
                 self._held.finished(queue, then.finished)
+
+
+def _unpacked(queue: MessageQueue, offset: int, wanted: TopicFilter, answer: PullAnswer, unpack: Unpack) -> PullAnswer:
+    """An answer that came as it is stored, with what is put into the process queue."""
+    if answer.status is not PullStatus.FOUND:
+        return answer
+    ends = ((answer.next_offset, len(answer.stored)),)
+    part = FetchedPart(queue, offset, ends, answer.stored, lambda *_: answer.read(), wanted.filter)
+    ((messages, left),) = unpack([part])
+    return replace(
+        answer, messages=messages, next_offset=answer.next_offset if left is None else left, stored=b"", read=tuple
+    )

@@ -13,6 +13,7 @@ import logging
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
@@ -30,6 +31,7 @@ from rocketmq_spark.consumer.push.pulling import Backlog, Pulling
 from rocketmq_spark.consumer.push.rebalancing import Answers, Rebalancing
 from rocketmq_spark.consumer.push.workers import SendBack, Workers
 from rocketmq_spark.consumer.result import Listener, Replier
+from rocketmq_spark.consumer.rows import RowsOfAnswers, RowsQueue, of_batches
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.consumer.tracing import ListenerTraces
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RocketMQError
@@ -53,13 +55,16 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class ConsumerTools:
-    """What a consumer is built with: a timer, threads, and optionally reading ahead, replies to requests, and traces."""
+    """What a consumer is built with: a timer, threads, and optionally reading ahead, replies to requests, traces, and how answers
+    become rows for a listener of record batches.
+    """
 
     timer: Callable[[str], Timer] = Timer
     workers: Callable[[str, int], Workers] = Workers
     read_ahead: ReadAhead | None = None
     replier: Replier | None = None
     traces: Callable[[], ListenerTraces | None] = lambda: None
+    rows: RowsOfAnswers | None = None
 
 
 class RunningConsumer:
@@ -88,6 +93,9 @@ class RunningConsumer:
         self._ownership.subscribed_ms = subscriptions.at_ms
         rebalances = make_timer(f"{name}-rebalance")
         self.rebalancing = Rebalancing(port, settings, self.held, subscriptions, self._ownership, rebalances)
+        if make.rows is not None:
+            self._pulling.unpack, listener = make.rows, of_batches(listener, make.rows.to_batch)
+            self._ownership.make_queue = partial(RowsQueue, make.rows.to_batch)
         self._traces = make.traces()
         if self._traces is not None:
             listener = self._traces.around(listener, settings)

@@ -61,6 +61,7 @@ CONSUMER = {
     "pull_threshold_for_queue": "test_running::test_every_bound_of_the_cache_stops_the_pulls",
     "model": "test_consumer::test_broadcasting_members_get_everything_and_keep_offsets_in_a_file",
     "ordered": "test_orderly::test_batches_of_a_queue_come_one_after_the_other",
+    "arrow": "test_arrow::test_a_listener_gets_the_rows_of_answers_and_the_offset_goes_past_them",
     "consume_thread_min": "test_running::test_so_many_threads_call_listeners",
     "consume_message_batch_max_size": "test_concurrent::test_1_16_listeners_get_slices_of_a_pull",
     "pull_batch_size_in_bytes": "test_running::test_pulls_say_how_much_they_want",

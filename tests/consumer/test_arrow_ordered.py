@@ -1,0 +1,174 @@
+"""Ordered listeners of record batches: a batch is what a message is to others, until brokers take only a part of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.columnar.decode.rows import batch_of_messages
+from rocketmq_spark.consumer import rows
+from rocketmq_spark.consumer.rows import RowsOfAnswers
+from rocketmq_spark.errors import CallTimeout
+from rocketmq_spark.model.membership import ResetOffsets
+from tests.consumer.group import GroupBench
+from tests.consumer.test_arrow import A, bodies, by_columns, numbers
+from tests.helpers import raising
+
+
+@pytest.fixture(params=["columns", "messages"])
+def arrow(group: GroupBench, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> GroupBench:
+    monkeypatch.setattr(rows, "FEW", 1)
+    how = by_columns if request.param == "columns" else lambda parts: None
+    group.rows = RowsOfAnswers(3, how, batch_of_messages)
+    return group
+
+
+def started(group: GroupBench, listener: Any = None, **how: Any) -> Any:
+    """A member that has its locks and pulls already."""
+    consumer, port = group.start(listener, ordered=True, **how)
+    group.time.advance(3)
+    return consumer, port
+
+
+def test_batches_of_a_queue_come_one_after_the_other(arrow: GroupBench) -> None:
+    calls: list[list[bytes]] = []
+    inside: Counter[Any] = Counter()
+
+    def listener(batch: Any, context: Any) -> None:
+        inside[context.queue] += 1
+        assert inside[context.queue] == 1
+        calls.append(bodies(batch))
+        inside[context.queue] -= 1
+
+    consumer, _ = started(arrow, listener)
+    arrow.brokers.send(A, *numbers(7))
+    arrow.time.advance(1)
+    assert calls == [numbers(3), numbers(3, 3), numbers(1, 6)]
+    assert (consumer.stats().consumed, consumer.stats().cached) == (7, 0)
+    arrow.time.advance(10)
+    assert arrow.brokers.offsets[A] == 7
+
+
+@pytest.mark.parametrize("how", ["suspend", "raise"])
+def test_a_batch_that_failed_comes_again_after_the_pause_and_later_ones_wait(arrow: GroupBench, how: str) -> None:
+    def listener(batch: Any, context: Any) -> Any:
+        if b"0" in bodies(batch) and len(arrow.got) < 9:
+            return context.suspend() if how == "suspend" else raising(RuntimeError("no"))()
+        return None
+
+    consumer, port = started(arrow, listener, suspend_time_s=2.0)
+    arrow.brokers.send(A, *numbers(4))
+    arrow.time.advance(1.9)
+    assert arrow.bodies() == numbers(3)
+    arrow.time.advance(0.2)
+    assert arrow.bodies() == 2 * numbers(3)
+    arrow.time.advance(2)
+    assert arrow.bodies() == [*(3 * numbers(3)), b"3"]
+    assert (consumer.stats().failed, consumer.stats().consumed, port.seen("send_back")) == (6, 4, [])
+    arrow.time.advance(10)
+    assert arrow.brokers.offsets[A] == 4
+
+
+def test_after_its_last_attempt_every_row_is_a_dead_letter_and_the_queue_goes_on(arrow: GroupBench) -> None:
+    consumer, _ = started(
+        arrow, lambda batch, context: context.suspend() if b"0" in bodies(batch) else None, max_tries=2
+    )
+    arrow.brokers.send(A, *numbers(4))
+    arrow.time.advance(10)
+    assert arrow.bodies() == [*(3 * numbers(3)), b"3"]
+    assert [(dead.body, dead.reconsume_times) for dead in arrow.brokers.dead] == [(body, 2) for body in numbers(3)]
+    assert consumer.stats().cached == 0
+    arrow.time.advance(10)
+    assert arrow.brokers.offsets[A] == 4
+
+
+def test_rows_that_nobody_takes_as_dead_letters_come_again_alone_and_later_ones_wait(arrow: GroupBench) -> None:
+    consumer, port = started(
+        arrow, lambda batch, context: context.suspend() if b"3" not in bodies(batch) else None, max_tries=0
+    )
+    refused = [b"0", b"2"]
+    to_retry = port.send_to_retry
+
+    def copied(group: str, message: Any, *rest: Any) -> None:
+        if message.body in refused:
+            raise CallTimeout("late")
+        to_retry(group, message, *rest)
+
+    port.send_to_retry, port.send_back = copied, raising(CallTimeout("late"))
+    arrow.brokers.send(A, *numbers(4))
+    arrow.time.advance(0.5)
+    held = consumer._running.held.queues[A]
+    assert [dead.body for dead in arrow.brokers.dead] == [b"1"]
+    assert (held.count, held.offsets) == (3, (0, 3))
+    arrow.time.advance(2)
+    assert arrow.bodies()[3:] == [b"0"] * (len(arrow.bodies()) - 3)
+    refused.remove(b"0")
+    arrow.time.advance(2)
+    assert [dead.body for dead in arrow.brokers.dead] == [b"1", b"0"]
+    assert arrow.bodies()[-1] == b"2"
+    refused.remove(b"2")
+    arrow.time.advance(2)
+    assert [dead.body for dead in arrow.brokers.dead] == [b"1", b"0", b"2"]
+    assert arrow.bodies()[-1] == b"3"
+    arrow.time.advance(10)
+    assert (held.count, held.bytes, arrow.brokers.offsets[A]) == (0, 0, 4)
+
+
+@pytest.mark.parametrize("word", ["commit", "rollback"])
+def test_a_commit_by_hand_finishes_all_batches_since_the_last_one_and_a_rollback_repeats_them(
+    arrow: GroupBench, word: str
+) -> None:
+    def listener(batch: Any, context: Any) -> Any:
+        if b"6" in bodies(batch):
+            return getattr(context, word if arrow.bodies().count(b"6") == 1 else "commit")()
+        return None
+
+    started(arrow, listener, auto_commit=False)
+    arrow.brokers.send(A, *numbers(7))
+    arrow.time.advance(0.5)
+    arrow.time.advance(20)
+    assert arrow.bodies() == numbers(7) * (1 if word == "commit" else 2)
+    assert arrow.brokers.offsets[A] == 7
+
+
+def test_dead_rows_are_not_repeated_by_a_rollback(arrow: GroupBench) -> None:
+    def listener(batch: Any, context: Any) -> Any:
+        if b"0" in bodies(batch):
+            return context.suspend()
+        return context.rollback() if arrow.bodies().count(b"3") == 1 else context.commit()
+
+    started(arrow, listener, auto_commit=False, max_tries=0)
+    arrow.brokers.send(A, *numbers(4))
+    arrow.time.advance(20)
+    assert arrow.bodies() == [*numbers(4), b"3"]
+    assert [dead.body for dead in arrow.brokers.dead] == numbers(3)
+    assert arrow.brokers.offsets[A] == 4
+
+
+def test_a_reset_during_a_call_forgets_the_batch(arrow: GroupBench) -> None:
+    def listener(batch: Any, context: Any) -> Any:
+        if len(arrow.got) == 3:
+            port.asked("a:1", ResetOffsets("T", {A: 5}))
+        return context.suspend() if b"0" in bodies(batch) else None
+
+    consumer, port = started(arrow, listener, max_tries=0)
+    port.send_to_retry = port.send_back = raising(CallTimeout("late"))
+    arrow.brokers.send(A, *numbers(7))
+    arrow.time.advance(30)
+    assert arrow.bodies() == [*numbers(3), b"5", b"6"]
+    assert (consumer.stats().cached, arrow.brokers.offsets[A]) == (0, 7)
+
+
+def test_ordered_broadcasting_members_drop_a_batch_after_its_last_attempt(
+    arrow: GroupBench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer, _ = started(
+        arrow, lambda batch, context: context.suspend(), clustering=False, max_tries=1, offsets_folder=tmp_path / "o"
+    )
+    arrow.brokers.send(A, *numbers(3))
+    arrow.time.advance(10)
+    assert (arrow.bodies(), consumer.stats().cached) == (2 * numbers(3), 0)
+    assert caplog.text.count("failed and is dropped") == 3

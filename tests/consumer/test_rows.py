@@ -1,0 +1,243 @@
+"""Rows of answers as brokers store them: those of the messages that a listener of messages would get, whatever damage did."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark import Consumer
+from rocketmq_spark.base import extras
+from rocketmq_spark.base.codes import INNER_BATCH_MASK, SysFlag
+from rocketmq_spark.client.pulls import wanted_of
+from rocketmq_spark.columnar.decode.rows import batch_of_messages
+from rocketmq_spark.consumer import rows
+from rocketmq_spark.consumer.pull.assigned import FetchedPart
+from rocketmq_spark.consumer.rows import Rows, RowsOfAnswers
+from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, PullRequest, ReceivedMessage
+from rocketmq_spark.session.consumers import _rows
+from rocketmq_spark.wire import messages
+from rocketmq_spark.wire.messages import encode_batch
+from rocketmq_spark.wire.names import Scope
+from tests.harness import store
+
+A, B = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
+RETRY = MessageQueue("%RETRY%g", "b", 0)
+LARGE, FEW = 60, 5  # decoded by columns, or as messages
+
+
+def stored(count: int, start: int = 0, tags: Sequence[str] = ("",), queue: MessageQueue = A) -> list[bytes]:
+    return [
+        store(
+            queue.topic,
+            b"%d" % i,
+            f"UNIQ_KEY\x01{i:032X}\x02TAGS\x01{tags[i % len(tags)]}\x02k\x01v{i}\x02",
+            queue.queue_id,
+            i,
+            1000 * i,
+        )
+        for i in range(start, start + count)
+    ]
+
+
+def part_of(
+    pieces: Sequence[bytes],
+    start: int = 0,
+    end: int | None = None,
+    queue: MessageQueue = A,
+    wanted: Filter = NO_FILTER,
+) -> FetchedPart:
+    data, end = b"".join(pieces), start + len(pieces) if end is None else end
+    asked = PullRequest("g", queue, start, filter=wanted)
+    return FetchedPart(queue, start, [(end, len(data))], data, lambda *_: wanted_of(asked, data, Scope(), end), wanted)
+
+
+def unpacked(*parts: FetchedPart, most: int = 1024) -> list[list[Rows]]:
+    return [found for found, left in _rows(ConsumerSettings(group="g", consume_batch_max_size=most))(parts) if not left]
+
+
+def check(found: Sequence[Rows], part: FetchedPart) -> list[ReceivedMessage]:
+    """The rows are those of the messages of the part, and lie where these do; returns the messages."""
+    expected = list(part.read())
+    assert [message for each in found for message in each] == expected
+    at = part.start
+    for each in found:
+        assert at <= each.queue_offset < each.next_offset <= part.next_offset
+        at = each.next_offset
+        own = list(each)
+        assert (each.queue_offset, each.next_offset) == (own[0].queue_offset, own[-1].queue_offset + 1)
+        assert len(each) == each.batch.num_rows == len(own)
+        assert each.batch.equals(batch_of_messages(own))
+        assert each.size > 0
+    return expected
+
+
+@pytest.mark.parametrize("count", [FEW, LARGE])
+def test_an_answer_is_one_call(count: int) -> None:
+    part = part_of(stored(count, 7), 7)
+    ((found,),) = unpacked(part)
+    check([found], part)
+    assert (found.queue_offset, found.next_offset, found[3].body) == (7, 7 + count, b"10")
+
+
+@pytest.mark.parametrize("count", [FEW, LARGE])
+def test_or_as_many_as_rows_are_too_many(count: int) -> None:
+    part = part_of(stored(count, 7), 7)
+    (found,) = unpacked(part, most=2)
+    check(found, part)
+    assert [len(each) for each in found[:-1]] == [2] * (len(found) - 1)
+    assert sum(each.size for each in found) == pytest.approx(unpacked(part)[0][0].size, rel=0.1)
+
+
+def test_parts_are_decoded_together_and_each_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    makes = _rows(ConsumerSettings(group="g", consume_batch_max_size=40))
+    by_columns = makes._by_columns
+    monkeypatch.setattr(makes, "_by_columns", lambda parts: calls.append(len(parts)) or by_columns(parts))
+    parts = [part_of(stored(LARGE, 7), 7), part_of(stored(30, 100, queue=B), 100, queue=B), part_of(stored(3), 0)]
+    for (found, left), part in zip(makes(parts), parts, strict=True):
+        check(found, part)
+        assert left is None
+    assert calls == [3]
+
+
+@pytest.mark.parametrize("odd", ["gap", "retry", "damage", "offset"])
+def test_a_part_that_is_not_plain_is_decoded_alone(odd: str) -> None:
+    plain, other = part_of(stored(LARGE, 7), 7), part_of(stored(LARGE, 7, queue=B), 7, queue=B)
+    if odd == "gap":
+        other = part_of([each for i, each in enumerate(stored(LARGE, queue=B)) if i % 7], 0, LARGE, B)
+    elif odd == "retry":
+        other = part_of(stored(LARGE, queue=RETRY), 0, queue=RETRY)
+    elif odd == "damage":
+        other = part_of([*stored(LARGE, queue=B), b"\0" * 100], 0, LARGE + 1, B)
+    else:
+        other = part_of([*stored(LARGE, queue=B), *stored(1, 3, queue=B)], 0, LARGE + 1, B)
+    for parts in ((plain, other), (other, plain)):
+        for found, part in zip(unpacked(*parts), parts, strict=True):
+            check(found, part)
+
+
+@pytest.mark.parametrize("count", [FEW, LARGE])
+def test_rows_of_the_retry_topic_have_the_topic_that_was_sent_to(count: int) -> None:
+    pieces = [
+        store("%RETRY%g", b"%d" % i, "RETRY_TOPIC\x01orders\x02UNIQ_KEY\x01A\x02", 0, i, reconsumed=2)
+        for i in range(count)
+    ]
+    part = part_of(pieces, queue=RETRY)
+    ((found,),) = unpacked(part)
+    check([found], part)
+    assert set(found.batch.column("topic").to_pylist()) == {"orders"}
+    assert {message.reconsume_times for message in found} == {2}
+
+
+@pytest.mark.parametrize("count", [FEW, LARGE])
+def test_tags_of_the_same_hash_are_left_out(count: int) -> None:
+    part = part_of(stored(count, tags=("Aa", "BB")), wanted=Filter("Aa"))
+    (found,) = unpacked(part)
+    assert {message.tags for message in check(found, part)} == {"Aa"}
+    assert unpacked(part_of(stored(count, tags=("BB",)), wanted=Filter("Aa"))) == [[]]
+
+
+@pytest.mark.parametrize("count", [FEW, LARGE])
+def test_a_message_that_cannot_be_decoded_is_a_row_without_its_body(
+    count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    pieces = stored(count)
+    packed = zlib.compress(b"large" * 100)
+    pieces[1] = store("t", packed, "", 0, 1, sys_flag=SysFlag.COMPRESSED)
+    pieces[3] = store("t", b"no zlib", "", 0, 3, sys_flag=SysFlag.COMPRESSED)
+    part = part_of(pieces)
+    ((found,),) = unpacked(part)
+    check([found], part)
+    bodies = found.batch.column("body").to_pylist()
+    assert (bodies[1], bodies[3], bodies[4]) == (b"large" * 100, None, b"4")
+    assert "t/b/0: the message at offset 3 cannot be decoded, a row without its body" in caplog.text
+    assert found[3].body == b"no zlib"
+
+
+@pytest.mark.parametrize("size", [1, 91, 93])
+def test_what_a_damaged_size_hides_is_a_row_without_a_body_and_hides_no_other(size: int) -> None:
+    pieces = stored(LARGE)
+    pieces[20] = size.to_bytes(4, "big") + pieces[20][4:]
+    part = part_of(pieces)
+    ((found,),) = unpacked(part)
+    assert len(check([found], part)) == LARGE
+    assert found.batch.column("body").null_count == 1
+
+
+def test_rows_of_inner_batches_are_messages_of_their_own() -> None:
+    batches = [
+        store("t", encode_batch([(b"%d" % i, "", 0) for i in range(at, at + 20)]), "", 0, at, sys_flag=INNER_BATCH_MASK)
+        for at in range(0, 80, 20)
+    ]
+    part = part_of(batches, 0, 80)
+    ((found,),) = unpacked(part)
+    assert [message.body for message in check([found], part)] == [b"%d" % i for i in range(80)]
+    inside = part_of(batches[:3], 5, 60)  # brokers return whole batches
+    ((found,),) = unpacked(inside)
+    assert [message.queue_offset for message in check([found], inside)] == [*range(5, 60)]
+
+
+@pytest.mark.parametrize("count", [FEW, LARGE])
+def test_what_becomes_too_large_is_left(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "PORTION_BYTES", 1)
+    part = part_of(stored(count, 7), 7)
+    makes = _rows(ConsumerSettings(group="g"))
+    ((found, left),) = makes([part])
+    assert ([len(each) for each in found], left) == ([1], 8)
+
+
+def test_where_rows_and_messages_differ_all_count_as_failed(caplog: pytest.LogCaptureFixture) -> None:
+    """So that none is lost."""
+    part = part_of(stored(LARGE))
+    less = batch_of_messages(list(part.read())[1:])
+    makes = RowsOfAnswers(30, lambda parts: less, batch_of_messages)
+    ((found, _),) = makes([part])
+    assert [len(each) for each in found] == [30, 29]
+    for each in found:
+        assert [message.queue_offset for message in each[25:]] == [*range(LARGE)]
+    assert "59 rows are 60 messages" in caplog.text
+
+
+def test_attempts_in_place_are_counted() -> None:
+    ((found,),) = unpacked(part_of(stored(FEW)))
+    again = found.once_more().once_more()
+    assert [message.reconsume_times for message in (*again, again[0], *again[1:3])] == [2] * 8
+    assert found[0].reconsume_times == 0
+
+
+@pytest.mark.parametrize("package", ["pyarrow", "numpy"])
+def test_without_a_package_the_option_says_what_to_install(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "installed", lambda module: module != package)
+    with pytest.raises(OptionError, match=rf"option 'arrow' needs {package}.*\n?.*pip install 'pyarrow"):
+        Consumer("127.0.0.1:1", "g", arrow=True)
+
+
+@given(
+    st.integers(1, 9),
+    st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), max_size=4),
+    st.sampled_from([NO_FILTER, Filter("Aa")]),
+    st.integers(1, 1024),
+    st.booleans(),
+)
+def test_rows_are_those_of_the_messages_whatever_damage_did(
+    count: int, flips: list[tuple[int, int]], wanted: Filter, most: int, together: bool
+) -> None:
+    data = bytearray(b"".join(stored(count, tags=("Aa", "BB"))))
+    for at, value in flips:
+        data[at % len(data)] = value
+    logging.disable(logging.WARNING)
+    before, rows.FEW = rows.FEW, 1
+    try:
+        part, plain = part_of([bytes(data)], 0, count, wanted=wanted), part_of(stored(3, queue=B), queue=B)
+        for found, each in zip(unpacked(*((part, plain) if together else (part,)), most=most), (part, plain)):  # noqa: B905
+            check(found, each)
+    finally:
+        rows.FEW = before
+        logging.disable(logging.NOTSET)
