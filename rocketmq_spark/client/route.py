@@ -24,6 +24,7 @@ from rocketmq_spark.errors import (
     RemoteProtocolError,
     RocketMQError,
     RouteNotFound,
+    ServerFault,
     TopicNotFound,
 )
 from rocketmq_spark.model import BrokerData, TopicRoute
@@ -58,7 +59,7 @@ class NameServers:
         for i in range(len(self.addresses)):
             at = (first + i) % len(self.addresses)
             try:
-                answer = self.calls.ask(self.addresses[at], make(), self._share(deadline, len(self.addresses) - i))
+                answer = self._answered(self.addresses[at], make, self._share(deadline, len(self.addresses) - i))
             except TopicNotFound as e:
                 unknown = unknown or e
             except (ConnectionLost, CallTimeout, RemoteProtocolError) as e:
@@ -82,6 +83,13 @@ class NameServers:
             ";".join(self.addresses),
             remedy=last.remedy or "Check option 'nameServer' and that the name server runs",
         ) from last
+
+    def _answered(self, address: str, make: Callable[[], Command], deadline: Deadline | None) -> Command:
+        """Ask once more after a fault: encoding a route that changes at that moment fails (ConcurrentModificationException)."""
+        try:
+            return self.calls.ask(address, make(), deadline)
+        except ServerFault:
+            return self.calls.ask(address, make(), deadline)
 
     def routes_at(self, address: str, deadline: Deadline | None = None) -> bool:
         """Whether who answers there knows what a route is: a name server or a Proxy. A broker does not."""

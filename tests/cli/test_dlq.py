@@ -161,7 +161,8 @@ def test_letters_that_nobody_may_read_are_not_none(run: Run, dead: str, rocketmq
             done.output
         )
         assert f"rocketmq-spark topic update {letters} --permission RW" in done.stderr
-    assert run("topic", "update", letters, "--permission", "RW").exit_code == 0
+    done = run("topic", "update", letters, "--permission", "RW")
+    assert done.exit_code == 0, done.output
     assert shown(run, "show", dead) == ["a", "b"]
 
 

@@ -19,6 +19,7 @@ from rocketmq_spark.errors import (
     NotSupported,
     OptionError,
     RouteNotFound,
+    ServerFault,
 )
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.names import Scope
@@ -147,6 +148,15 @@ class TestNameServers:
             with pytest.raises(RouteNotFound):
                 parts.routes.fetch("t")
             parts.pool.close()
+
+    def test_a_fault_while_a_route_changes_is_asked_about_once_more(self, broker: MockBroker, parts: Parts) -> None:
+        fault = refuse(1, "java.util.ConcurrentModificationException, null")
+        answers = [fault, route(2, {"broker-a": broker.address}), fault, fault]
+        broker.on(ROUTE, lambda call: answers.pop(0))
+        assert parts.routes.fetch("t").topic == "t"
+        with pytest.raises(ServerFault, match="ConcurrentModificationException"):
+            parts.routes.fetch("t")
+        assert answers == []
 
     def test_each_is_told_even_when_one_fails(self, broker: MockBroker, dead: str) -> None:
         parts = Parts(f"{dead};{broker.address}")

@@ -63,6 +63,8 @@ def test_members_of_both_clients_share_the_queues_and_each_message_comes_once(cr
     more = feed(crew.mq, crew.topic, 80)
     eventually(lambda: set(handed(crew, theirs)) == {*sent, *more}, 60)
     assert set(handed(crew, theirs) - Counter([*sent, *more])) <= set(theirs.bodies())
+    # A last pull of Java's member may store an older offset after ours, until our next pull brings ours again.
+    eventually(lambda: sum(offset or 0 for offset in crew.stored().values()) == 320, 60)
     assert [consumer.stop() for consumer in ours] == [[], []]
     assert sum(offset or 0 for offset in crew.stored().values()) == 320
 
