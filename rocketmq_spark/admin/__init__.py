@@ -58,8 +58,8 @@ def with_kept(
 ) -> dict[MessageQueue, QueueBounds]:
     """Return ``bounds`` with the real minimums of compaction topics, whose brokers keep messages below the minimum they report.
 
-    With the ``positions`` of a reader, only queues with a position below the reported minimum are checked. In a compaction topic
-    a message that is not kept is no loss, so the minimum of such a queue is then at most the position. With ``on_error``, queues
+    With the ``positions`` of a reader, only queues with a position below the reported minimum are checked. Their minimum in the
+    result is at most the position, because in a compaction topic a message that is not kept is no loss. With ``on_error``, queues
     whose minimum could not be determined are omitted; without it, the error is raised.
     """
     unknown: set[MessageQueue] = set()

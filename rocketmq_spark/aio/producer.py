@@ -332,7 +332,7 @@ class Producer(Asynchronous):
     async def flush(self, timeout_s: float | None = None) -> bool:
         """Send lingering batches, and wait until all sends are answered.
 
-        Returns False after ``timeout_s`` seconds; the send timeout by default.
+        Returns False if sends are still unanswered after ``timeout_s`` seconds (default: send timeout).
         """
         self._check()
         deadline, until = self._deadline(timeout_s), self._begun + len(self._fresh)

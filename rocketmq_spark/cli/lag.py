@@ -69,7 +69,7 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
 
     --json prints one object per refresh: lag (unread messages), lost (messages that were removed before they were read),
     behindMs (age of the oldest unread message), readPerSecond, writtenPerSecond, catchUpMs (time until lag is 0 at these rates),
-    unknownQueues and wentBackQueues (numbers of queues), and queues. With --checkpoint it also has underWay, the unfinished
+    unknownQueues and wentBackQueues (how many queues), and queues. With --checkpoint it also has underWay, the unfinished
     batch (batchId, forMs since it began, and waitsFor: its brokers that do not answer), and otherClusters, the clusters that the
     query reads and the command does not contact. Unknown values, such as the rates of the first refresh, are null. A checkpoint
     does not show whether its query runs.

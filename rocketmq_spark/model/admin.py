@@ -289,14 +289,14 @@ class QueueLag(NamedTuple):
 
     @property
     def lag(self) -> int | None:
-        """Messages that can be read and were not; gaps in the offsets count, too. None for a queue that went back."""
+        """Messages that can be read and were not, with gaps in the offsets. None if unknown, as for a queue that went back."""
         if self.next_offset is None or self.max_offset is None or self.went_back:
             return None
         return max(0, self.max_offset - self.next_offset)
 
     @property
     def lost(self) -> int | None:
-        """Messages that were removed before they were read. None for a queue that went back."""
+        """Messages that were removed before they were read. None if unknown, as for a queue that went back."""
         if self.position is None or self.min_offset is None or self.went_back:
             return None
         return max(0, self.min_offset - self.position)

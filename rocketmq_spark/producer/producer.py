@@ -236,7 +236,7 @@ class BaseProducer(Closing):
         """Send ``messages`` of one topic in one request, to ``queue`` or any queue; tags may differ.
 
         ``timeout_s`` seconds replace the send timeout. ``msg_id`` of the result has all ids, with commas. Raises as ``send``,
-        and ``MessageRefused`` if the batch is empty or too large, or has a delayed message, two topics or two ``wait_store_ok``.
+        and ``MessageRefused`` if the batch is empty or too large, has a delayed message, or mixes topics or ``wait_store_ok``.
         """
         self._owner.check(self._closing.locked())
         deadline, now_ms = self._deadline(timeout_s), self._engine.timer.wall_ms()

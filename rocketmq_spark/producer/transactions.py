@@ -230,8 +230,8 @@ class TransactionProducer(BaseProducer):
             OptionError: The producer has no ``transaction_check``.
             SendFailed: The broker stored the message less safely than it is configured to (``SendStatus``). The message is
                 rolled back, now or when the broker asks.
-            RocketMQError: The errors of ``send``. The message may be stored nevertheless. It is not sent again, and this process
-                answers its broker ``ROLLBACK``: you may send another one.
+            RocketMQError: The errors of ``send``. The message may be stored nevertheless. It is not sent again, and if the broker
+                checks it, this process answers ``ROLLBACK``. So you may send another message.
         """
         if self.settings.transaction_check is None:
             raise OptionError("transactional messages need transaction_check: brokers ask it what was not decided")

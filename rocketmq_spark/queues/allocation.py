@@ -1,11 +1,11 @@
 """A consumer's share of all queues of a topic, by the option name of a strategy or by a callable.
 
 Mirrors ``AllocateMessageQueueStrategy`` and its classes: members of a group compute the same result independently, because all
-of them sort the same lists and apply the same function. Where a Java class is unusable as it is (a list that ignores topics, an
-environment by list index), the docstring of the strategy states the difference.
+of them sort the same lists and apply the same function. Where a strategy differs from its Java class, its docstring says how.
 
-A strategy is a function of the sorted queues, the sorted consumers and its configuration. It returns the share as a function of
-the consumer, so that planning all consumers does the common work once.
+A callable is called as ``strategy(consumer, queues, consumers, **config)``, with sorted lists, and returns the queues of
+``consumer``. The strategies in this module are called once for all consumers, and return a function from a consumer to its
+queues, so that planning all consumers does the common work once.
 
 ``allocationConfig`` fixes queues by hand. Accepted, in Python or as JSON text: a list of queues (``MessageQueue`` or
 ``"topic/broker/0"``), the form of the option ``assign`` (``{"topic": {"broker": [0, 1]}}``), or a mapping from consumer to
@@ -116,11 +116,12 @@ def allocate(
     """Return the queues of one consumer.
 
     Args:
-        strategy: The name of a strategy (``averagely``, ``averagelyByCircle``, ``consistentHash``, …) or a callable.
+        strategy: The name of a strategy (``averagely``, ``averagelyByCircle``, ``consistentHash``, …) or a callable, which is
+            called with ``consumer``, the sorted lists and ``config``, and returns the queues of ``consumer``.
         consumer: The client id of the consumer.
         queues: All queues of the topic, in any order.
         consumers: The client ids of the group, in any order.
-        config: Settings of the strategy, such as ``partitionRooms`` (docs/options.md, ``allocationConfig``).
+        config: Settings of the strategy, such as ``machineRooms`` (docs/options.md). ``partitionRooms`` maps consumers to rooms.
 
     Returns:
         The share of ``consumer``; empty if it is not among ``consumers``.

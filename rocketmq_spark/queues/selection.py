@@ -140,7 +140,8 @@ def by_hash(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
 def by_machine_room(queues: Sequence[MessageQueue], arg: object, rng: random.Random) -> MessageQueue:
     """A random queue on the brokers of room ``arg``, or of several, where a broker is named ``room@name``.
 
-    Java's class of this name always returns null, so every send with it fails. This function fails only without rooms.
+    Java's class of this name always returns null, so every send with it fails. This function fails only if no room is named, or
+    no broker is in one.
     """
     return rng.choice(in_rooms(queues, rooms_of(arg)))
 
@@ -174,7 +175,7 @@ def room_of(broker_name: str) -> str:
 
 
 def by_environment(queues: Sequence[MessageQueue], arg: object, rng: random.Random) -> MessageQueue:
-    """A queue of environment ``arg``: an ``Environment``, or the number n that owns the n-th queue."""
+    """A queue of environment ``arg``: an ``Environment``, or its number alone; environment n then owns the n-th queue."""
     environment = environment_named(arg)
     try:
         return rng.choice(environment.owned(queues))

@@ -56,7 +56,8 @@ class GroupAdmin(AdminBase):
 
         Args:
             group: The consumer group.
-            topics: Also delete the topics of its retries and dead letters, with their messages. mqadmin always does.
+            topics: Also delete the topics of its retries and dead letters, with their messages; ``mqadmin`` with ``-c``
+                always deletes them.
             force: Delete it although it has members. Brokers create it again when a member reconnects, unless they
                 are configured not to (``autoCreateSubscriptionGroup``).
 
@@ -69,7 +70,7 @@ class GroupAdmin(AdminBase):
         groups.delete(self._tools, self._own(group), topics, force)
 
     def offsets(self, group: str, topics: Sequence[str] = ()) -> dict[MessageQueue, int | None]:
-        """Return the committed offset of each queue, which is read next; None for a queue without one.
+        """Return the committed offset of each queue: the offset that the group reads next, None without one.
 
         Args:
             group: The consumer group.

@@ -40,8 +40,8 @@ def low_latency_conf() -> dict[str, Any]:
 def exactly_once_conf() -> dict[str, Any]:
     """Return the settings that ``deliveryGuarantee`` exactly-once needs, for ``SparkSession.builder.config(map=...)``.
 
-    Set them before the Spark context starts. A sink cannot detect a stage that Spark repeats by itself, or a repeat whose tasks
-    are split differently; these settings prevent both.
+    Set them before the Spark context starts. A sink cannot detect that Spark retries a stage within a batch, or that a repeated
+    batch splits its rows into other tasks; these settings prevent both.
     """
     return {
         "spark.stage.maxConsecutiveAttempts": "1",

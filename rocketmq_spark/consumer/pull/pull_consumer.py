@@ -277,8 +277,8 @@ class BasePullConsumer(Closing):
             are in its order. No more messages are added once the batch has 64 MiB.
 
         Raises:
-            DecodeError: A message cannot be decoded. It is raised when all earlier answers were returned. To continue, call
-                ``poll``, which returns it raw, or ``seek`` past it.
+            DecodeError: A message cannot be decoded. It is raised after the messages of all earlier pulls have been returned. To
+                continue, call ``poll``, which returns the message raw, or ``seek`` past it.
             OptionError: pyarrow is not installed, or the consumer has neither a subscription nor an assignment.
             RocketMQError: As for ``poll``.
         """
