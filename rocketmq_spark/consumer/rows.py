@@ -5,9 +5,9 @@
 send back those that failed, for traces, and for the result of ``stop``. So pulls, limits of the cache, offsets, locks and
 rebalances are those of a listener of messages.
 
-``RowsOfAnswers`` makes them. Many plain messages are decoded by columns. Few ones, and everything unusual (a message that cannot
-be decoded, offsets that damage has changed, the retry topic), become messages first and then a batch, so that the rows are
-those that a listener of messages would get.
+``RowsOfAnswers`` makes them. Many plain messages are decoded by columns. Few ones, those of a filter or of the retry topic, and
+everything unusual (a message that cannot be decoded, offsets that damage has changed) become messages first and then a batch, so
+that the rows are those that a listener of messages would get.
 """
 
 from __future__ import annotations
@@ -189,10 +189,6 @@ class RowsQueue(ProcessQueue):
         left = {message.queue_offset for message in rows}
         return [message for message in messages if message.queue_offset in left]
 
-    def clear(self) -> None:
-        super().clear()
-        self._sizes.clear()
-
     def _rest(self, call: Sequence[ReceivedMessage], left: Sequence[ReceivedMessage]) -> Rows:
         """What is left of the rows of a call. It stands for all of them: the offset does not pass the first one before."""
         rows = _rows(call)
@@ -272,7 +268,7 @@ class RowsOfAnswers:
     def _together(self, parts: Sequence[FetchedPart]) -> list[list[Rows]] | None:
         """Rows of several parts, decoded at once. None if they are not one row for each offset."""
         counts = [part.count for part in parts]
-        if len(parts) == 1 or sum(counts) < FEW or any(map(_retried, parts)):
+        if len(parts) == 1 or sum(counts) < FEW or not all(map(_plain, parts)):
             return None
         batch = self._by_columns(parts)
         if batch is None or batch.num_rows != sum(counts):
@@ -287,7 +283,7 @@ class RowsOfAnswers:
         return found
 
     def _decoded(self, part: FetchedPart) -> list[Rows] | None:
-        if part.count < FEW or _retried(part) or (batch := self._by_columns([part])) is None:
+        if part.count < FEW or not _plain(part) or (batch := self._by_columns([part])) is None:
             return None
         return self._cut(part, batch, batch.nbytes)
 
@@ -320,8 +316,11 @@ def _same(batch: Batch) -> Batch:
     return batch
 
 
-def _retried(part: FetchedPart) -> bool:
-    return part.queue.topic.startswith(RETRY_PREFIX)
+def _plain(part: FetchedPart) -> bool:
+    """Whether every stored message is a row under the topic of its queue. The offsets of messages that a filter leaves out may be
+    damaged, too, and they tell where the others are.
+    """
+    return not part.filter and not part.queue.topic.startswith(RETRY_PREFIX)
 
 
 def _in_place(batch: Batch, offsets: Any, part: FetchedPart) -> bool:

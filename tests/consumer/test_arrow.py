@@ -19,6 +19,7 @@ from rocketmq_spark.consumer.rows import RowsOfAnswers
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model.membership import ConsumeDirectly, ResetOffsets
 from rocketmq_spark.session.telemetry import Instrumentation
+from rocketmq_spark.wire import messages
 from tests.consumer.group import RETRY, GroupBench
 from tests.consumer.messages import message
 from tests.consumer.test_tracing import FAILED, SUCCESS, Traces
@@ -431,6 +432,37 @@ def test_calls_have_no_spans_and_the_cache_is_observed(seen: Seen, arrow: GroupB
     arrow.time.advance(1)
     assert (arrow.bodies(), seen.spans) == ([b"x"], ())
     assert [point.value for point in seen.points("rocketmq_consumer_cached_messages")] == [0]
+
+
+def test_what_becomes_too_large_for_one_call_comes_in_several(
+    arrow: GroupBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "PORTION_BYTES", 1)
+    assert arrow.rows is not None
+    monkeypatch.setattr(arrow.rows, "_by_columns", lambda parts: None)  # as it does when something is too large
+    consumer, _ = started(arrow)
+    arrow.brokers.send(A, *numbers(5))
+    arrow.time.advance(1)
+    assert arrow.bodies() == numbers(5)
+    assert consumer.stats().cached == 0
+
+
+def test_an_answer_that_cannot_be_decoded_now_is_pulled_again(
+    arrow: GroupBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors, decoded = [MemoryError("no"), MemoryError("no")], RowsOfAnswers.__call__
+
+    def decoding(self: RowsOfAnswers, parts: Sequence[FetchedPart]) -> Any:
+        if errors:
+            raise errors.pop()
+        return decoded(self, parts)
+
+    monkeypatch.setattr(RowsOfAnswers, "__call__", decoding)
+    started(arrow)
+    arrow.brokers.send(A, *numbers(3))
+    arrow.time.advance(10)
+    assert (Counter(arrow.bodies()), errors) == (Counter(numbers(3)), [])
+    assert "could not be decoded" in caplog.text
 
 
 def test_closing_drops_what_waits(arrow: GroupBench) -> None:

@@ -17,7 +17,7 @@ from rocketmq_spark.client.pulls import wanted_of
 from rocketmq_spark.columnar.decode.rows import batch_of_messages
 from rocketmq_spark.consumer import rows
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
-from rocketmq_spark.consumer.rows import Rows, RowsOfAnswers
+from rocketmq_spark.consumer.rows import Rows, RowsOfAnswers, RowsQueue
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, PullRequest, ReceivedMessage
@@ -25,6 +25,7 @@ from rocketmq_spark.session.consumers import _rows
 from rocketmq_spark.wire import messages
 from rocketmq_spark.wire.messages import encode_batch
 from rocketmq_spark.wire.names import Scope
+from tests.consumer.messages import messages as found_at
 from tests.harness import store
 
 A, B = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
@@ -44,6 +45,11 @@ def stored(count: int, start: int = 0, tags: Sequence[str] = ("",), queue: Messa
         )
         for i in range(start, start + count)
     ]
+
+
+def retried(count: int) -> list[bytes]:
+    properties = "RETRY_TOPIC\x01orders\x02UNIQ_KEY\x01A\x02"
+    return [store("%RETRY%g", b"%d" % i, properties, 0, i, reconsumed=2) for i in range(count)]
 
 
 def part_of(
@@ -107,13 +113,17 @@ def test_parts_are_decoded_together_and_each_has_its_rows(monkeypatch: pytest.Mo
     assert calls == [3]
 
 
-@pytest.mark.parametrize("odd", ["gap", "retry", "damage", "offset"])
+@pytest.mark.parametrize("odd", ["gap", "retry", "queue", "before", "behind", "damage", "offset"])
 def test_a_part_that_is_not_plain_is_decoded_alone(odd: str) -> None:
     plain, other = part_of(stored(LARGE, 7), 7), part_of(stored(LARGE, 7, queue=B), 7, queue=B)
     if odd == "gap":
         other = part_of([each for i, each in enumerate(stored(LARGE, queue=B)) if i % 7], 0, LARGE, B)
     elif odd == "retry":
-        other = part_of(stored(LARGE, queue=RETRY), 0, queue=RETRY)
+        other = part_of(retried(LARGE), 0, queue=RETRY)
+    elif odd == "queue":
+        other = part_of(stored(LARGE, 7), 7, queue=B)
+    elif odd in ("before", "behind"):
+        other = part_of(stored(LARGE, 10 if odd == "behind" else 5, queue=B), 7, queue=B)
     elif odd == "damage":
         other = part_of([*stored(LARGE, queue=B), b"\0" * 100], 0, LARGE + 1, B)
     else:
@@ -125,11 +135,7 @@ def test_a_part_that_is_not_plain_is_decoded_alone(odd: str) -> None:
 
 @pytest.mark.parametrize("count", [FEW, LARGE])
 def test_rows_of_the_retry_topic_have_the_topic_that_was_sent_to(count: int) -> None:
-    pieces = [
-        store("%RETRY%g", b"%d" % i, "RETRY_TOPIC\x01orders\x02UNIQ_KEY\x01A\x02", 0, i, reconsumed=2)
-        for i in range(count)
-    ]
-    part = part_of(pieces, queue=RETRY)
+    part = part_of(retried(count), queue=RETRY)
     ((found,),) = unpacked(part)
     check([found], part)
     assert set(found.batch.column("topic").to_pylist()) == {"orders"}
@@ -217,6 +223,91 @@ def test_without_a_package_the_option_says_what_to_install(package: str, monkeyp
     monkeypatch.setattr(extras, "installed", lambda module: module != package)
     with pytest.raises(OptionError, match=rf"option 'arrow' needs {package}.*\n?.*pip install 'pyarrow"):
         Consumer("127.0.0.1:1", "g", arrow=True)
+
+
+def filled(*bounds: tuple[int, int]) -> tuple[RowsQueue, list[Rows]]:
+    """A queue with the rows of the offsets of each call."""
+    queue = RowsQueue(batch_of_messages, A)
+    found = [Rows.of(found_at(*range(*each), queue=A), batch_of_messages) for each in bounds]
+    assert queue.put(found) == sum(end - start for start, end in bounds)
+    return queue, found
+
+
+def test_the_offset_waits_for_the_first_call_and_goes_past_whole_ones() -> None:
+    queue, (first, second, third) = filled((0, 3), (3, 7), (9, 10))
+    assert (queue.count, queue.span, queue.offsets, queue.waiting) == (8, 9, (0, 9), 3)
+    assert queue.remove(second) == 0
+    assert queue.remove(first) == 9
+    assert queue.remove(third) == 10
+    assert (queue.count, queue.bytes, queue.remove(third)) == (0, 0, None)
+
+
+def test_rows_of_a_known_offset_replace_the_earlier_ones_unless_a_listener_has_them() -> None:
+    queue, _ = filled((0, 3))
+    assert queue.put([Rows.of(found_at(0, queue=A), batch_of_messages)]) == 0
+    assert queue.count == 1
+    assert len(queue.take(1)) == 1
+    assert queue.put([Rows.of(found_at(0, 1, queue=A), batch_of_messages)]) == 0
+    assert (queue.count, queue.commit(), queue.count, queue.bytes) == (1, 1, 0, 0)
+
+
+def test_a_call_is_late_if_it_holds_up_the_offset() -> None:
+    queue, (first, second) = filled((0, 3), (3, 7))
+    assert (queue.late(second), queue.late(first)) == ((), first)
+    queue.remove(first)
+    assert (queue.late(first), queue.late(second)) == ((), second)
+    assert queue.late(found_at(3, queue=A)) == ()
+
+
+@pytest.mark.parametrize("dead", [[0], [1], [2], [0, 1], [1, 2], [0, 2]])
+def test_rows_of_which_some_are_dead_letters_wait_alone_with_one_more_attempt(dead: list[int]) -> None:
+    queue, _ = filled((0, 3), (3, 5))
+    taken = queue.take(1)
+    queue.bury([taken[i] for i in dead])
+    left = [message for i, message in enumerate(taken) if i not in dead]
+    queue.retry(left, alone=True)
+    assert queue.count == len(left) + 2
+    for again in ("rollback", "retry"):
+        rows = queue.take(1)
+        assert [(m.queue_offset, m.reconsume_times) for m in rows] == [(left[0].queue_offset, 1)]
+        if again == "rollback":
+            queue.rollback()
+    queue.retry(rows, alone=True)
+    assert [message.reconsume_times for message in queue.take(1)] == [2]
+    for following in left[1:]:
+        assert queue.commit() == following.queue_offset
+        assert [message.queue_offset for message in queue.take(1)] == [following.queue_offset]
+    assert queue.commit() == 3
+    assert len(queue.take(1)) == 2
+
+
+def test_a_call_that_is_a_dead_letter_is_not_rolled_back() -> None:
+    queue, _ = filled((0, 3), (3, 5))
+    queue.bury(queue.take(1))
+    queue.take(1)
+    queue.rollback()
+    assert [message.queue_offset for message in queue.take(1)] == [3, 4]
+    assert (queue.commit(), queue.count) == (5, 0)
+
+
+def test_nothing_waits_again_after_a_reset() -> None:
+    queue, _ = filled((0, 3))
+    taken = queue.take(1)
+    queue.clear()
+    queue.retry(taken, alone=False)
+    queue.retry(list(taken), alone=True)
+    queue.bury(taken)
+    assert (len(queue.take(1)), queue.count, queue.bytes, queue.commit()) == (0, 0, 0, None)
+
+
+def test_a_damaged_offset_of_what_a_filter_leaves_out_shows_where_the_others_are() -> None:
+    """The first message says that it is the second one, which is of another tag: offset 0 is not finished before it is."""
+    pieces = [*stored(2, tags=("Aa", "BB")), *stored(LARGE, 2, tags=("Aa",))]
+    pieces[0] = pieces[0][:20] + (1).to_bytes(8, "big") + pieces[0][28:]
+    part = part_of(pieces, wanted=Filter("Aa"))
+    (found,) = unpacked(part)
+    check(found, part)
+    assert found[0].queue_offset == 0
 
 
 @given(
