@@ -126,7 +126,7 @@ def test_all_that_workers_import_is_there_and_what_is_not_stops_nobody() -> None
 def test_what_plans_and_commits_does_not_import_pandas() -> None:
     """A quarter of a second in each of Spark's processes for that, which nobody can prepare."""
     look = (
-        "from rocketmq_spark.spark.sink import writers; from rocketmq_spark.spark.source import stream; "
+        "from rocketmq_spark.spark.sink import task; from rocketmq_spark.spark.source import stream; "
         "import sys; print('pandas' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)

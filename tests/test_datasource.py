@@ -49,8 +49,8 @@ def test_options_travel_and_secrets_with_them_unseen():
     [
         ("reader", "source.readers", "4.2"),
         ("streamReader", "source.readers", "4.2"),
-        ("writer", "sink.writers", "4.1"),
-        ("streamWriter", "sink.writers", "4.1"),
+        ("writer", "sink.task", "4.1"),
+        ("streamWriter", "sink.task", "4.1"),
     ],
 )
 def test_an_older_spark_is_named(monkeypatch, make, module, version):

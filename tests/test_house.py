@@ -49,28 +49,28 @@ ORDER = {
     " confirming long_delays batching engine resending producer tracing fates transactions requests rows"
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
     "consumer": "pop pull push process_queue rebalance result push.member_state push.offset_store push.workers settings"
-    " complaints conflicts tracing push.concurrent pull.assigned ahead push.pulling push.orderly push.ownership"
-    " push.introductions push.rebalancing rows push.running pop.in_hand pop.listening pop.running push.consumer pull.polls"
+    " troubles tracing push.concurrent pull.assigned ahead push.pulling push.orderly push.ownership"
+    " push.rebalancing rows push.running pop.in_hand pop.listening pop.running push.consumer pull.polls"
     " pull.upkeep pull.pull_consumer pop.simple_consumer",
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests reader puller reading",
     "delay": "release stream envelope_records queue_records service node",
     "spark": "checkpoints monitoring sink source tuning source.offsets source.planner source.decisions source.filters"
-    " source.recreation source.catalog source.waiting source.commit source.tasks source.prefetch source.stream source.readers"
+    " source.recreation source.catalog source.waiting source.commit source.tasks source.stream source.readers"
     " checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
-    " sink.checks sink.once sink.task sink.writers datasource sink.foreach monitoring.queries"
+    " sink.checks sink.once sink.task datasource sink.foreach monitoring.queries"
     " monitoring.listeners",
     "grpc_proxy": "facts protos channel outgoing proxy member transactions sender",
     "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
-    " decode.properties decode.rows decode.decoder encode.properties encode.columns encode.from_messages"
+    " decode.properties decode.rows decode.decoder encode.properties encode.columns"
     " encode.batch encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends look",
     "base": "codes extras exposition process java threads clock copies retry",
     "client": "calls route questions broker instance transactions sender replies admin groups pulls member",
     "spool": "records changes files database lanes recovery store redelivery spool",
     "options": "names parsing transport table typed",
-    "cli": "output command pages background connection positions broker cluster produce reading tail copy lag_view lag group"
-    " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.rights doctor.proxies doctor.command demo"
+    "cli": "output command background connection positions broker cluster produce reading tail copy lag_view lag group"
+    " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.command demo"
     " demo.feed demo.stage demo.play",
     "queues": "environment selection allocation",
     "remoting": "protocol endpoint connection bulk pool",
@@ -101,13 +101,12 @@ BANNED = {
 
 # Who may import what from outside; what is not named here comes from the standard library and is open to all.
 OUTSIDE = {
-    "pyspark": "daemon spark.datasource columnar.decode.schema spark.sink spark.source.tasks spark.source.prefetch"
+    "pyspark": "daemon spark.datasource columnar.decode.schema spark.sink spark.source.tasks"
     " spark.source.readers spark.monitoring.listeners spark.monitoring.queries cli delay.stream notebook",
     **dict.fromkeys(("matplotlib", "IPython"), "notebook"),
     "opentelemetry": "session.telemetry",
     "py4j": "cli.demo.play spark.datasource",
-    "pyarrow": "wire.compression columnar stored spark.source.tasks spark.source.prefetch"
-    " spark.checkpoints.entries spark.sink producer.rows",
+    "pyarrow": "wire.compression columnar stored spark.source.tasks spark.checkpoints.entries spark.sink producer.rows",
     "numpy": "remoting.bulk pull.answers columnar stored spark.sink producer.rows",
     "xxhash": "columnar.encode.content_ids",
     "prometheus_client": "base.exposition spark.monitoring.listeners",

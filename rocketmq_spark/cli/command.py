@@ -4,6 +4,8 @@ Exit codes: 0 done; 1 failure, with one line that gives the reason and the remed
 If the pipe closes early (``| head -1``), read-only commands exit 0 and sending commands exit 1.
 
 Each group's file is imported only when one of its commands is asked for.
+
+The command ``help`` shows the pages of the site, and the rows of their tables, in the terminal. It works without a network.
 """
 
 from __future__ import annotations
@@ -16,14 +18,15 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
 import rocketmq_spark
 from rocketmq_spark.base import extras
-from rocketmq_spark.cli.output import Json, Output, Text
-from rocketmq_spark.errors import OptionError, RocketMQError
+from rocketmq_spark.cli.output import Json, Output, Text, width_of
+from rocketmq_spark.errors import NotFound, OptionError, RocketMQError
 
 INTERRUPTED = 130
 
@@ -194,7 +197,7 @@ COMMANDS = {
     "spool": ("Inspect, send or export messages that producers could not send.", "spool:spool"),
     "delay": ("Deliver messages after delays of any length.", "spool:delay"),
     "environment": ("Show which environments write and read each queue of a topic.", "topic:environment"),
-    "help": ("Show a page of the documentation, an option or an error.", "pages:help"),
+    "help": ("Show a page of the documentation, an option or an error.", "command:help"),
     "dlq": ("Inspect and resend the dead letters of a consumer group.", "message:dlq"),
 }
 
@@ -222,3 +225,97 @@ class _Lazy(Suggesting):
 @click.version_option(rocketmq_spark.__version__, prog_name="rocketmq-spark")
 def app() -> None:
     """Apache RocketMQ for PySpark: a demo, a local broker, and tools for topics, messages, groups and queries."""
+
+
+_HERE = Path(rocketmq_spark.__file__).parent
+# In a wheel, and in a clone.
+_FOLDERS = (_HERE / "pages", _HERE.parent / "docs")
+_RECIPES = "how-to/"
+# Pages whose tables have a row for each name.
+_TABLES = ("errors", "options", "metrics")
+_SETTINGS = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # of the site, above a page
+_CELL = re.compile(r"(?<!\\)\|")
+
+
+@click.command(cls=CliCommand)
+@click.argument("topic", required=False)
+@click.pass_context
+def help(ctx: click.Context, topic: str | None) -> None:
+    """Show a page of the documentation, an option or an error.
+
+    TOPIC is the name of a page, an option or a command, or the code of an error: exactly-once, how-to/replay,
+    startingTimestamp, ROCKETMQ_BUSY. Without TOPIC, list the pages.
+    """
+    output: Output = ctx.obj
+    pages = _pages()
+    if topic is None:
+        rows = [{"page": name, "title": _title(_text(path))} for name, path in pages.items()]
+        output.rows({"page": "PAGE", "title": "TITLE"}, rows)
+        return
+    name = topic.lower().removeprefix("docs/").removesuffix(".md")
+    page = pages.get(name) or pages.get(_RECIPES + name)
+    if page is not None:
+        text = _text(page)
+        output.item({"page": name, "text": text}, "") if output.machine else _show(text)
+        return
+    table = {name.lower(): (name, row) for each in _TABLES for name, row in _rows(_text(pages[each]))}
+    command = app.get_command(ctx, topic)
+    if topic.lower() in table:
+        _, row = table[topic.lower()]
+        output.item(row, "\n".join(f"{heading}: {cell}" for heading, cell in row.items()))
+    if command is not None:  # also where an option has its name
+        text = command.get_help(click.Context(command, parent=ctx.parent, info_name=topic))
+        output.item({"command": topic, "text": text}, text)
+    if command is not None or topic.lower() in table:
+        return
+    near = difflib.get_close_matches(topic.lower(), [*pages, *table], n=3, cutoff=0.7)
+    hint = f"Did you mean {' or '.join(table[name][0] if name in table else name for name in near)}? " if near else ""
+    verbs = [name for name, (text, _) in COMMANDS.items() if topic.lower() in re.findall(r"\w+", text.lower())]
+    if verbs:
+        hint = f"See {' or '.join(f'rocketmq-spark help {name}' for name in verbs[:3])}. "
+    raise NotFound(f"there is no page, option or error {topic!r}", remedy=f"{hint}All pages: rocketmq-spark help")
+
+
+def _pages() -> dict[str, Path]:
+    """By name. Those of the recipes come last."""
+    for folder in _FOLDERS:
+        if (folder / "options.md").is_file():
+            found = {str(path.relative_to(folder).with_suffix("")): path for path in folder.rglob("*.md")}
+            return {name: found[name] for name in sorted(found, key=lambda name: ("/" in name, name))}
+    raise RocketMQError("this installation has no pages", remedy="Install the wheel of rocketmq-spark again")
+
+
+def _text(page: Path) -> str:
+    return _SETTINGS.sub("", page.read_text(encoding="utf-8"))
+
+
+def _title(text: str) -> str:
+    return text.partition("\n")[0].lstrip("# ")
+
+
+def _rows(text: str) -> list[tuple[str, dict[str, str]]]:
+    """The rows of a page's tables, by each name in their first cell."""
+    found: list[tuple[str, dict[str, str]]] = []
+    headings: list[str] = []
+    for line in text.split("\n"):
+        cells = [cell.strip() for cell in _CELL.split(line.strip().strip("|"))] if line.startswith("|") else []
+        if not cells:
+            headings = []
+        elif not headings:
+            headings = cells
+        else:
+            row = dict(zip(headings, (cell.replace("`", "").replace("\\|", "|") for cell in cells), strict=False))
+            found += [(name, row) for name in re.findall(r"`([^`]+)`", cells[0])]
+    return found
+
+
+def _show(text: str) -> None:
+    """As Markdown is, or drawn on a terminal."""
+    width = width_of(sys.stdout)
+    if width is None:
+        click.echo(text, nl=False)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console(width=min(width, 120)).print(Markdown(text, hyperlinks=False))

@@ -8,7 +8,7 @@ Python source has a map of environment variables that all its queries share. Eac
 into the map, on its own thread and without a lock (``PythonStreamingSourceRunner.init``). If two streams start at once, one
 entry may be lost while the map counts it: then no task of that source can be serialized until the driver ends ("Illegal size
 5 of collection, expected 6"). Entries that already exist are only replaced, which is safe. docs/upstream.md has the proof.
-It also has tasks read every batch if Kryo demands to know all classes: see ``source.prefetch``.
+It also has tasks read every batch if Kryo demands to know all classes: see ``source.tasks``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from rocketmq_spark.columnar.decode.schema import Column
-    from rocketmq_spark.spark.sink.writers import RocketMQStreamWriter, RocketMQWriter
+    from rocketmq_spark.spark.sink.task import RocketMQStreamWriter, RocketMQWriter
     from rocketmq_spark.spark.source.readers import RocketMQReader, RocketMQStreamReader
 
 
@@ -87,7 +87,7 @@ class RocketMQDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
         with _needing("4.1"):
-            from rocketmq_spark.spark.sink.writers import RocketMQWriter
+            from rocketmq_spark.spark.sink.task import RocketMQWriter
 
         if overwrite:
             raise OptionError("rocketmq topics cannot be overwritten", remedy='Write with .mode("append")')
@@ -95,7 +95,7 @@ class RocketMQDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:
         with _needing("4.1"):
-            from rocketmq_spark.spark.sink.writers import RocketMQStreamWriter
+            from rocketmq_spark.spark.sink.task import RocketMQStreamWriter
 
         if overwrite:
             raise OptionError(

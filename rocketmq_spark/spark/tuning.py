@@ -19,7 +19,7 @@ from typing import Any
 # small batch. This one renames through the FileSystem class, so it is as atomic as the rename of the file system.
 _CHECKPOINT_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
-# If this variable of the environment is set, tasks read every batch of a stream: ``source.prefetch``.
+# If this variable of the environment is set, tasks read every batch of a stream: ``source.tasks``.
 READ_BY_TASKS = "ROCKETMQ_SPARK_READ_BY_TASKS"
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.conflicts import SubscriptionConflicts, differences
 from rocketmq_spark.consumer.settings import Subscriptions
+from rocketmq_spark.consumer.troubles import SubscriptionConflicts, differences
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import NO_FILTER, Filter
 from tests.consumer.group import FakeMember, GroupBench

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.java import Long
-from rocketmq_spark.columnar.encode import from_messages
-from rocketmq_spark.columnar.encode.from_messages import batch_of
+from rocketmq_spark.columnar.encode import columns
+from rocketmq_spark.columnar.encode.columns import batch_of
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import ClosedError, MessageRefused, OptionError, RouteNotFound, SendFailed
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
@@ -321,7 +321,7 @@ def test_what_others_send_before_may_take_longer_than_the_call(bulk: Bulk) -> No
 
 
 def test_more_than_a_column_takes_is_refused(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(from_messages, "MOST_BYTES", 100)
+    monkeypatch.setattr(columns, "MOST_BYTES", 100)
     with pytest.raises(MessageRefused, match="3 messages have 121 bytes together, and 100 at most are sent at once"):
         bulk.producer().send_many([message(), *[message(b"x" * 60)] * 2])
     with pytest.raises(MessageRefused, match=r"nothing of this call was sent: message 1: .* 1 messages have 101 bytes"):

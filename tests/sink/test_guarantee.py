@@ -19,7 +19,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session.looks import noted_ids
 from rocketmq_spark.spark.sink import checks, guarantee
-from rocketmq_spark.spark.sink.writers import RocketMQStreamWriter
+from rocketmq_spark.spark.sink.task import RocketMQStreamWriter
 from rocketmq_spark.stored.ends import QueueEnds
 from tests.live.writes import frame, sink_options
 

@@ -39,8 +39,7 @@ from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
 from rocketmq_spark.spark.sink import checks, guarantee, once
 from rocketmq_spark.spark.sink.once import NotedSender, OncePlan, TaskOnce, plan_batch, plan_job
 from rocketmq_spark.spark.sink.report import Written, total
-from rocketmq_spark.spark.sink.task import TaskWriter
-from rocketmq_spark.spark.sink.writers import RocketMQStreamWriter, RocketMQWriter
+from rocketmq_spark.spark.sink.task import RocketMQStreamWriter, RocketMQWriter, TaskWriter
 from tests.helpers import awaited, killed, stored
 from tests.live.producer.recording import RecordingSender
 from tests.live.writes import Make, bodies, frame, numbered, sink_options

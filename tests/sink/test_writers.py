@@ -13,7 +13,7 @@ from pyspark import cloudpickle
 
 from rocketmq_spark.errors import OptionError, RouteNotFound
 from rocketmq_spark.spark.datasource import RocketMQDataSource
-from rocketmq_spark.spark.sink import task, writers
+from rocketmq_spark.spark.sink import task
 from rocketmq_spark.spark.sink.report import Written
 from tests.schemas import struct
 
@@ -55,7 +55,7 @@ def test_an_empty_partition_has_a_commit_message_too(writer):
 
 def finish(writer, how, messages):
     numbered = "Stream" in type(writer).__name__
-    getattr(writer, how)([done and writers.TaskCommitMessage(done) for done in messages], *([7] if numbered else []))
+    getattr(writer, how)([done and task.TaskCommitMessage(done) for done in messages], *([7] if numbered else []))
 
 
 def test_counts_are_logged(writer, caplog):
@@ -85,7 +85,7 @@ def test_a_topic_that_does_not_exist_is_told_before_any_task(broker_cluster, kin
 def test_a_stream_commits_whatever_became_of_its_topic(broker_cluster, monkeypatch, caplog):
     """Spark makes the writer anew for that, in another process, while the topic's brokers may be away and others there."""
     caplog.set_level(logging.INFO, "rocketmq_spark")
-    monkeypatch.setitem(sys.modules, writers._COMMITS, ModuleType(writers._COMMITS))
+    monkeypatch.setitem(sys.modules, task._COMMITS, ModuleType(task._COMMITS))
     writer = source(broker_cluster.name_server, topic="no-such-topic").streamWriter(SCHEMA, False)
     finish(writer, "commit", [Written(5, 100, 1)])
     assert "batch 7: 5 rows" in caplog.text

@@ -18,9 +18,8 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.answers import Cause
-from rocketmq_spark.spark.source import prefetch, tasks
-from rocketmq_spark.spark.source.prefetch import MAX_BYTES, MAX_ROWS, Prefetch, may_hand_over
-from rocketmq_spark.spark.source.tasks import RangePartition
+from rocketmq_spark.spark.source import tasks
+from rocketmq_spark.spark.source.tasks import MAX_BYTES, MAX_ROWS, Prefetch, RangePartition, may_hand_over
 from rocketmq_spark.spark.tuning import READ_BY_TASKS
 from tests.reading import Run, data_source, feed, handed_over, post
 
@@ -127,7 +126,7 @@ def test_large_rows_are_left_to_tasks_and_tried_again_when_they_may_be_small_aga
 
 @pytest.mark.parametrize("version", ["4.1.1", "4.4.0", "5.0.0"])
 def test_a_version_that_was_not_tried_reads_by_tasks(monkeypatch, version):
-    monkeypatch.setattr(prefetch.pyspark, "__version__", version)
+    monkeypatch.setattr(tasks.pyspark, "__version__", version)
     assert not may_hand_over(type("Some", (), {}))
 
 

@@ -21,7 +21,7 @@ from rocketmq_spark.admin.groups import QueuePositions, look_at, new_group, of_g
 from rocketmq_spark.cli import positions
 from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.connection import Target, connected
-from rocketmq_spark.cli.doctor import findings, proxies, rights, servers
+from rocketmq_spark.cli.doctor import findings, servers
 from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed
 from rocketmq_spark.cli.lag_view import under_way
 from rocketmq_spark.cli.output import Output, shown, width_of, wrapped
@@ -64,8 +64,8 @@ class Subject:
 def examine(target: Target, subject: Subject) -> Iterator[Finding]:
     """Every check as it is done."""
     yield from of_machine()
-    yield from proxies.of_proxies(target, subject.topics)
-    brokers = proxies.at_brokers(target)
+    yield from findings.of_proxies(target, subject.topics)
+    brokers = findings.at_brokers(target)
     if brokers is not None:
         yield from of_cluster(brokers, subject)
     elif subject.group or subject.checkpoint:
@@ -181,14 +181,14 @@ def of_topic(client: Client, options: Options, topic: str, group: str | None) ->
     yield from servers.topic(route, _attributes(client, route))
     answers: dict[str, RocketMQError | None] = {}
     if queues := [queue for queue in route.readable() if route.brokers[queue.broker_name].master]:
-        answers["source"] = rights.to_read(client, route, queues, group or options.group)
+        answers["source"] = findings.to_read(client, route, queues, group or options.group)
     try:
         writable = route.writable()
     except RemoteProtocolError as e:
         yield failed(f"topic {topic}", e, "Correct it with RocketMQ's own tool: mqadmin updateOrderConf")
         writable = []
     if writable:
-        answers["sink"] = rights.to_write(client, route, writable)
+        answers["sink"] = findings.to_write(client, route, writable)
     yield from servers.rights(topic, options.access_key, answers)
 
 

@@ -19,10 +19,8 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.ahead import ReadAhead
-from rocketmq_spark.consumer.conflicts import COMPARE_S, SubscriptionConflicts
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.concurrent import Concurrent
-from rocketmq_spark.consumer.push.introductions import Introductions
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, FileOffsets, LocalOffsets, OffsetStore, file_of
 from rocketmq_spark.consumer.push.orderly import Orderly
@@ -34,6 +32,7 @@ from rocketmq_spark.consumer.result import Listener, Replier
 from rocketmq_spark.consumer.rows import RowsOfAnswers, RowsQueue, of_batches
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.consumer.tracing import ListenerTraces
+from rocketmq_spark.consumer.troubles import COMPARE_S, Introductions, SubscriptionConflicts
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats, Membership, TopicFigures

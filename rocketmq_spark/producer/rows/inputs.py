@@ -14,14 +14,15 @@ import pyarrow as pa
 from rocketmq_spark.columnar.encode.columns import (
     INT,
     TEXT,
+    Key,
     RowColumn,
+    batch_of,
     check_columns,
     check_features,
     of_arrow,
     plain_batch,
     plain_bytes,
 )
-from rocketmq_spark.columnar.encode.from_messages import Key, batch_of
 from rocketmq_spark.columnar.encode.properties import TIMERS, BadRows
 from rocketmq_spark.errors import MessageRefused, OptionError
 from rocketmq_spark.model import Message, MessageQueue

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import Ints, hash_codes
+from rocketmq_spark.columnar.encode.columns import KEY_HASH
 from rocketmq_spark.columnar.encode.encoder import RowTopics
-from rocketmq_spark.columnar.encode.from_messages import KEY_HASH
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import MessageRefused, SelectorError
 from rocketmq_spark.model import Message, MessageQueue

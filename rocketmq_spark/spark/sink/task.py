@@ -4,6 +4,10 @@ Correctness does not depend on cleanup after the task (``__del__``, threads), be
 next attempt sends the same messages again: at-least-once delivery.
 
 ``producer/rows/sender`` makes batches of rows.
+
+Spark's batch and stream writer (``RocketMQWriter``, ``RocketMQStreamWriter``) check on the driver, make a task writer per task,
+and count in the commit message. The constructor of a stream's writer runs twice per micro-batch. So checks that need brokers
+run once per process, and not in the process in which Spark only commits.
 """
 
 from __future__ import annotations
@@ -14,10 +18,13 @@ import logging
 import os
 import queue as queues
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
 
 from rocketmq_spark import session
 from rocketmq_spark.base import process
@@ -26,7 +33,7 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.columnar.encode.batch import Rows, UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Checked
 from rocketmq_spark.columnar.encode.properties import BadRows
-from rocketmq_spark.errors import RocketMQError, SendFailed
+from rocketmq_spark.errors import OptionError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendStatus
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer.attempts import FaultTable
@@ -39,9 +46,9 @@ from rocketmq_spark.producer.rows.sender import LAST_RESORT_S, LOOKS, RowSender,
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.producer.topics import note_positions
 from rocketmq_spark.session.spools import worker_spool
-from rocketmq_spark.spark.sink import checks
-from rocketmq_spark.spark.sink.once import OncePlan, TaskOnce, check_task
-from rocketmq_spark.spark.sink.report import Tally, Written, with_report
+from rocketmq_spark.spark.sink import checks, guarantee
+from rocketmq_spark.spark.sink.once import OncePlan, TaskOnce, check_task, plan_batch, plan_job
+from rocketmq_spark.spark.sink.report import Tally, Written, total, warn_of_unmatched, with_report
 
 logger = logging.getLogger(__name__)
 
@@ -252,3 +259,85 @@ def write_task(
             partition,
         )
     return TaskWriter(options, names, partition, positions).write(batches)
+
+
+_COMMITS = "pyspark.sql.worker.python_streaming_sink_runner"
+
+
+class _Writer:
+    """The common part of batch and stream writers.
+
+    Spark pickles only writers that tasks will use, so the first pickling begins the batch. Spark pickles such a writer twice; the
+    second time the same plan is used.
+    """
+
+    def __init__(self, options: Options, schema: StructType, stream: bool, checkpoint: str | None = None) -> None:
+        self.options = options
+        self.names = checks.check(options, schema, stream)
+        if stream and checkpoint is None and guarantee.wanted(options):
+            raise OptionError(
+                "option 'deliveryGuarantee' is exactly-once, and the sink does not know the checkpoint: Spark does not "
+                "show it spark.sql.streaming.checkpointLocation",
+                remedy="Give the writer .option('checkpointLocation', ...)",
+            )
+        if not process.is_for(_COMMITS):  # a commit of sent rows must not fail because brokers are down
+            checks.check_brokers(options, self.names, once=stream)
+        self.positions = checks.positions(options)
+        self.checkpoint = checkpoint
+        self.once: OncePlan | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.once is None and guarantee.wanted(self.options):
+            self.once = plan_batch(self.options, self.checkpoint) if self.checkpoint else plan_job(self.options)
+        return self.__dict__.copy()
+
+    def write_batches(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
+        return TaskCommitMessage(write_task(self.options, self.names, self.positions, iterator, self.once))
+
+    def log(self, messages: list[WriterCommitMessage | None], what: str) -> Written:
+        written = total(message.written if isinstance(message, TaskCommitMessage) else None for message in messages)
+        logger.info("%s: %s", what, written)
+        warn_of_unmatched(written, what)
+        return written
+
+
+class TaskCommitMessage(WriterCommitMessage):
+    """A task's counts, which Spark passes to the driver."""
+
+    def __init__(self, written: Written) -> None:
+        self.written = written
+
+
+class RocketMQWriter(DataSourceArrowWriter):
+    """Writes a batch DataFrame."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._writer = _Writer(options, schema, stream=False)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
+        return self._writer.write_batches(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._writer.log(messages, "written")
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        done = self._writer.log(messages, "the write failed; acknowledged before that")
+        logger.warning(
+            "a failed write leaves %d rows or more in the topic; the next attempt sends them again", done.rows
+        )
+
+
+class RocketMQStreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a stream in append mode."""
+
+    def __init__(self, options: Options, schema: StructType, checkpoint: str | None = None) -> None:
+        self._writer = _Writer(options, schema, True, checkpoint)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
+        return self._writer.write_batches(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._writer.log(messages, f"batch {batchId}")
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._writer.log(messages, f"batch {batchId} failed; acknowledged before that")

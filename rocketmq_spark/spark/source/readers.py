@@ -48,8 +48,8 @@ from rocketmq_spark.spark.source import decisions, planner, tasks
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions, ending, listed, starting, stored_at
 from rocketmq_spark.spark.source.planner import TriggerLimits
-from rocketmq_spark.spark.source.prefetch import Prefetch, may_hand_over
 from rocketmq_spark.spark.source.stream import Stream
+from rocketmq_spark.spark.source.tasks import Prefetch, may_hand_over
 from rocketmq_spark.spark.source.waiting import begun, patiently, whole
 
 # Masters' clocks differ a little, so store times inside a queue may run backwards after a fail-over.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.cli.doctor import proxies
+from rocketmq_spark.cli.doctor import findings
 from rocketmq_spark.cli.doctor.findings import Level
 from rocketmq_spark.errors import (
     AccessDenied,
@@ -40,11 +40,11 @@ A = "h:8081"
     ],
 )
 def test_an_endpoint(error, level, words, remedy) -> None:
-    found = proxies.endpoint(A, error, tls=False)
+    found = findings.endpoint(A, error, tls=False)
     assert found.level is level
     assert words in found.found
     assert (remedy or "") in (found.remedy or "")
-    assert ("in TLS" in proxies.endpoint(A, error, tls=True).found) == (level is Level.OK)
+    assert ("in TLS" in findings.endpoint(A, error, tls=True).found) == (level is Level.OK)
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_an_endpoint(error, level, words, remedy) -> None:
     ],
 )
 def test_a_topic(told, level, words, remedy) -> None:
-    found = proxies.topic(A, "t", frozenset(told))
+    found = findings.topic(A, "t", frozenset(told))
     assert (found.check, found.level) == ("topic t", level)
     assert words in found.found
     assert (remedy or "") in (found.remedy or "")
 
 
 def test_a_topic_without_a_route() -> None:
-    found = proxies.topic(A, "t", RouteNotFound("the Proxy knows no such topic", A, remark="no route"))
+    found = findings.topic(A, "t", RouteNotFound("the Proxy knows no such topic", A, remark="no route"))
     assert found[:3] == ("topic t", Level.BROKEN, "the Proxy knows no such topic: no route (at h:8081)")
     assert found.remedy

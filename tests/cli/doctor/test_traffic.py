@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark.admin import groups
 from rocketmq_spark.cli.connection import Target
-from rocketmq_spark.cli.doctor import command, rights, servers
+from rocketmq_spark.cli.doctor import command, findings, servers
 from rocketmq_spark.cli.doctor.command import Subject
 from rocketmq_spark.cli.doctor.findings import Level
 from rocketmq_spark.errors import AccessDenied, CallTimeout, GroupNotFound, OffsetError
@@ -63,11 +63,11 @@ def test_every_broker_is_asked_for_rights_and_a_denial_counts_before_other_error
     denied, lacks = AccessDenied("access denied", "h:2"), GroupNotFound("no group", "h:1")
     said = {"a": lacks, "b": denied, "c": None}
     for name in ("_read", "_written"):
-        monkeypatch.setattr(rights, name, lambda client, route, queue, *group: said[queue.broker_name])
+        monkeypatch.setattr(findings, name, lambda client, route, queue, *group: said[queue.broker_name])
 
     def asked(names):
         queues = [MessageQueue("t", name, n) for name in names for n in range(2)]
-        return rights.to_read(Mock(), Mock(), queues, "g"), rights.to_write(Mock(), Mock(), queues)
+        return findings.to_read(Mock(), Mock(), queues, "g"), findings.to_write(Mock(), Mock(), queues)
 
     assert [asked(names) for names in ("abc", "ac", "c")] == [(denied, denied), (lacks, lacks), (None, None)]
     (told,) = servers.rights("t", "x", {"source": denied})

@@ -2,15 +2,20 @@
 
 Brokers keep one subscription per group, that of the last heartbeat, and filter the messages of all members by it; queues are
 shared among all members, also those without the topic. So messages that only one member subscribes to are lost or stay unread.
+
+Brokers that were restarted have forgotten the members of groups: ``Introductions`` makes a member known to them again.
+``Complaints`` has the log levels of troubles that last: a line when one begins, and one when it ends.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.codes import RETRY_PREFIX
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.settings import Subscriptions
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import Filter
@@ -75,3 +80,69 @@ def _meaning(wanted: Filter) -> object:
 
 def _shown(wanted: Filter | None) -> str:
     return "not subscribed to" if wanted is None else f"subscribed to with {wanted.expression!r}"
+
+
+class Complaints:
+    """What is wrong now with each of some things, such as topics. What is tried again each second would flood the log."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Hashable] = {}
+
+    def level(self, thing: Hashable, why: object) -> int:
+        """WARNING for a trouble of another kind than that of before, INFO for the same one."""
+        kind = type(why), why.broker_code if isinstance(why, RocketMQError) else None
+        before, self._known[thing] = self._known.get(thing), kind
+        return logging.INFO if before == kind else logging.WARNING
+
+    def over(self, thing: Hashable) -> bool:
+        """Note that nothing is wrong with it; returns whether something was."""
+        return self._known.pop(thing, None) is not None
+
+
+TIMEOUT_S = 3.0
+REFUSED_S = 3.0  # a broker that accepts no heartbeats does not get one with each pull
+LOOK_S, LOST_S = 1.0, 60.0  # between heartbeats while a broker is away, and after how long the regular ones are enough
+
+
+class Introductions:
+    """Sends heartbeats to brokers that do not know this member, because they were restarted. They notify all members then.
+
+    The route of a broker that was away may be gone, and its address with it: ``rebalance`` asks for it, and who is listed.
+    """
+
+    def __init__(self, port: GroupMember, timer: Timer, rebalance: Callable[[], None]) -> None:
+        self._port = port
+        self._timer = timer
+        self._rebalance = rebalance
+        self._refused = NowAndThen(REFUSED_S)
+
+    def refused(self) -> None:
+        """A broker refused a pull because it does not know this member. Must not block."""
+        if self._refused.due():
+            self._timer.later(0, self._introduce)
+
+    def lost(self, broker_name: str) -> None:
+        """The connection to a broker broke: send a heartbeat as soon as there is one again. Must not block.
+
+        A broker that was restarted does not refuse pulls of a member that it does not know if it knows others of the group.
+        """
+        self._look_for(broker_name, self._timer.now_ms() + 1000 * LOST_S)
+
+    def _look_for(self, broker_name: str, until_ms: float) -> None:
+        self._timer.later(LOOK_S, partial(self._look, broker_name, until_ms))
+
+    def _look(self, broker_name: str, until_ms: float) -> None:
+        try:
+            self._beat()
+        finally:
+            if self._port.connection(broker_name) is None and self._timer.now_ms() < until_ms:
+                self._look_for(broker_name, until_ms)
+            else:
+                self._rebalance()
+
+    def _beat(self) -> None:
+        self._port.heartbeat(Deadline.after(TIMEOUT_S))
+
+    def _introduce(self) -> None:
+        self._beat()
+        self._rebalance()
