@@ -26,6 +26,7 @@ KINDS = ("ours", "java")
 LOOK_S = 0.5
 WORK_S = 90.0  # until a new member has had a message, though it waits for locks of the dead
 AWAY_S = 8.0  # how long a broker is gone at most
+_ours = itertools.cycle(("messages", "rows"))  # what a member's listeners get
 
 
 class Member:
@@ -41,7 +42,8 @@ class Member:
             options = {"nameServer": name_server, "topic": TOPIC, "group": GROUP, "ordered": ORDERED}
             command = [*java_command("Consume"), *(f"{key}={value}" for key, value in options.items())]
         else:
-            command = [sys.executable, "-m", "tests.chaos.group_member", name_server, TOPIC, GROUP, ORDERED]
+            words = (name_server, TOPIC, GROUP, ORDERED, next(_ours))
+            command = [sys.executable, "-m", "tests.chaos.group_member", *words]
         with self._path.open("wb") as out, errors.open("wb") as err:
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
             self.process = subprocess.Popen(
