@@ -279,8 +279,8 @@ class ClosedError(RocketMQError):
 class OffsetError(RocketMQError, ValueError):
     """Offsets, an offset file or a checkpoint are malformed, unreadable, or do not fit the topic; or offsets cannot be set now.
 
-    Offsets cannot be set while the consumer group has members (unless ``force`` is set), nor by a ``PullConsumer`` for a queue
-    that is not assigned to it.
+    Offsets cannot be set while the consumer group has members, unless ``force`` is set. The ``seek`` methods, ``pause`` and
+    ``resume`` of a ``PullConsumer`` raise this error for a queue that is not assigned to it.
     """
 
     code = "ROCKETMQ_OFFSET"

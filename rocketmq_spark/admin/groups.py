@@ -298,7 +298,7 @@ def delete(tools: AdminTools, group: str, topics: bool = False, force: bool = Fa
     """Delete a group and its offsets on all masters; with ``topics`` its retry and dead-letter topics, too.
 
     Raises ``GroupNotFound`` if no broker knows it and, without ``force``, ``OffsetError`` if it has members.
-    Mirrors ``DeleteSubscriptionGroupCommand``, which always deletes the topics, and offsets with ``-r true``.
+    Mirrors ``DeleteSubscriptionGroupCommand``, which with ``-c`` always deletes the topics, and offsets with ``-r true``.
     """
     check_deletable(tools, group, force)
     # First, because after the deletion of the group its topics cannot be found.

@@ -60,7 +60,7 @@ class Consumer(Asynchronous):
         ``asyncio.to_thread(context.reply, body)``. A listener that is not a coroutine function runs on threads.
 
         Args:
-            listener: A coroutine function or a function, called with a tuple of messages and a ``Context``.
+            listener: A coroutine function or a function. Its arguments are those of ``rocketmq_spark.Listener``.
 
         Raises:
             OptionError, LocalProtocolError: As ``rocketmq_spark.Consumer.start``.

@@ -91,7 +91,8 @@ def show(
 @click.option(
     "--any-queue",
     is_flag=True,
-    help="Also resend for a group of an environment; the messages may go to queues of any environment.",
+    help="Resend even if GROUP belongs to an environment and --environment is not given; the messages may go to queues of any "
+    "environment.",
 )
 @connected
 @click.pass_obj

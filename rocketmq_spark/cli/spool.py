@@ -324,8 +324,8 @@ def delay() -> None:
     metavar="PATTERN",
     multiple=True,
     required=True,
-    help="A topic that messages may be delivered to, or a pattern such as 'orders-*' (may be repeated). '*' means all but"
-    " system topics. Messages for other topics go to --dead-topic.",
+    help="A topic that messages may be delivered to, or a pattern such as 'orders-*' (may be repeated). '*' means all topics"
+    " except RocketMQ's own, and those of retries and dead letters. Messages for other topics go to --dead-topic.",
 )
 @click.option("--inner-topic", default=INNER_TOPIC, show_default=True, help="Topic in which messages wait.")
 @click.option(
@@ -349,8 +349,8 @@ def serve(
 ) -> None:
     """Hold messages of --inner-topic in --data and send them when they are due, until Ctrl-C or SIGTERM.
 
-    A node serves all environments that share queues: it refuses --environment and ROCKETMQ_ENVIRONMENT, except with
-    -o environmentMode=suffix.
+    One service serves all environments, so the command refuses --environment and ROCKETMQ_ENVIRONMENT. With
+    -o environmentMode=suffix each environment needs a service of its own.
     """
     from rocketmq_spark.delay.node import NodeSettings, open_node
 

@@ -26,9 +26,9 @@ class Listener(Protocol):
     """The function that a ``Consumer`` calls with messages: ``listener(messages, context)``.
 
     ``messages`` is a tuple of ``ReceivedMessage``, or of ``PoppedMessage`` over gRPC; with option ``arrow`` it is a
-    ``pyarrow.RecordBatch`` with rows of one queue. ``context`` is a ``Context``, or an
-    ``OrderedContext`` if the consumer is ordered. Return None if the messages are done, or a value that a method of ``context``
-    returned. An exception, or any other value, means that they failed.
+    ``pyarrow.RecordBatch`` with rows of one queue. ``context`` is a ``Context``, or an ``OrderedContext`` if the consumer is
+    ordered. Return None if the messages are done, or a value that a method of ``context`` returned. An exception, or any other
+    value, means that they failed.
     """
 
     # Positional, so that users may name the arguments freely. Their types depend on the kind of consumer.

@@ -289,7 +289,7 @@ class QueueLag(NamedTuple):
 
     @property
     def lag(self) -> int | None:
-        """Messages that can be read and were not, with gaps in the offsets. None if unknown, as for a queue that went back."""
+        """Unread messages that are still stored; gaps in offsets count too. None if unknown, as for a queue that went back."""
         if self.next_offset is None or self.max_offset is None or self.went_back:
             return None
         return max(0, self.max_offset - self.next_offset)
@@ -347,8 +347,8 @@ class Pace(NamedTuple):
 
 
 def pace(before: Iterable[QueueLag], now: Iterable[QueueLag], seconds: float) -> Pace:
-    """Compute the pace from queues whose lag was known both times. Queues whose offsets decreased are excluded: the group's
-    offsets were reset, or the topic was created again.
+    """Compute the pace from queues whose lag was known both times. It is unknown if offsets decreased: the group's offsets were
+    reset, or the topic was created again.
     """
     old = {one.queue: one for one in before if one.lag is not None}
     pairs = [(old[one.queue], one) for one in now if one.lag is not None and one.queue in old]

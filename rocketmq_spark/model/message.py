@@ -83,7 +83,7 @@ class ReceivedMessage:
         store_timestamp: When the broker stored it, in ms since 1970.
         born_host: The producer, ``host:port``.
         store_host: The broker, ``host:port``.
-        reconsume_times: How often a consumer group sent it back.
+        reconsume_times: How often a consumer group sent it back, or a consumer retried it in place.
         prepared_transaction_offset: Position of its half message in the commit log, in bytes; 0 outside transactions.
         store_size: Its size in the commit log, in bytes.
         offset_msg_id: The id that the broker gave it: the broker's address and ``commit_log_offset``.

@@ -619,7 +619,7 @@ class Options:
     )
     consume_thread_min: int = _row(p.integer(1, 1000), 20, _PUSH, "threads that call the listener")
     consume_message_batch_max_size: int = _row(
-        p.integer(1, 1024), 1, _PUSH, "maximum number of messages per call of the listener; 1024 rows with `arrow`"
+        p.integer(1, 1024), 1, _PUSH, "most messages per call of the listener; with `arrow` the default is 1024 rows"
     )
     pull_batch_size_in_bytes: int = _row(
         p.size(1), 256 << 10, _PUSH, "most bytes to request per pull, if brokers support it", shown="256k"

@@ -190,7 +190,7 @@ class ConsumerOptions(AdminOptions, total=False):
     consume_thread_min: int | str
     """Threads that call the listener."""
     consume_message_batch_max_size: int | str
-    """Maximum number of messages per call of the listener; 1024 rows with ``arrow``."""
+    """Most messages per call of the listener; with ``arrow`` the default is 1024 rows."""
     pull_batch_size_in_bytes: int | str
     """Most bytes to request per pull, if brokers support it."""
     pull_interval: float | str

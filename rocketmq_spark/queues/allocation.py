@@ -124,7 +124,7 @@ def allocate(
         config: Settings of the strategy, such as ``machineRooms`` (docs/options.md). ``partitionRooms`` maps consumers to rooms.
 
     Returns:
-        The share of ``consumer``; empty if it is not among ``consumers``.
+        The share of ``consumer``; empty if it is not among ``consumers``, unless strategy ``config`` fixes queues for it.
     """
     return _planned(strategy, [consumer], queues, consumers, config)[consumer]
 

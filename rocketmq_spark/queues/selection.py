@@ -76,10 +76,11 @@ def select(
     rng: random.Random | None = None,
     index: RoundRobin | None = None,
 ) -> MessageQueue:
-    """Return the queue that ``selector`` chooses for ``message``. Raises ``SelectorError`` if it fails or chooses none.
+    """Return the queue that ``selector`` chooses for ``message``.
 
     ``arg`` is the argument of the send: the key to hash, the room, the number of the environment, or the queue as
-    ``(brokerName, queueId)``.
+    ``(brokerName, queueId)``. Raises ``OptionError`` if there is no such selector, and ``SelectorError`` if it fails or chooses
+    no queue; a ``RocketMQError`` of a callable is raised as it is.
     """
     if not queues:
         raise SelectorError("there is no queue to select from")
@@ -117,7 +118,10 @@ def selector_name(selector: str) -> str:
 
 
 def check_arg(selector: str, arg: object) -> None:
-    """Check the argument of a selector without knowing the queues. Raises ``SelectorError``, or ``OptionError`` for its name."""
+    """Check the argument of a selector without knowing the queues.
+
+    Raises ``SelectorError`` if ``arg`` is wrong, ``OptionError`` if there is no such ``selector``.
+    """
     match selector_name(selector):
         case "hash":
             by_hash([_SOME], arg)
@@ -206,7 +210,9 @@ def by_column(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
 
 
 def custom(selector: Select, queues: Sequence[MessageQueue], message: Any, arg: Any) -> MessageQueue:
-    """A user's own selector, given a copy of the list; its errors are wrapped and its answer is checked."""
+    """Call a user's own selector with a copy of the list, and check its answer. Its errors become ``SelectorError``, except a
+    ``RocketMQError``, which is raised as it is.
+    """
     chosen = attempt(selector, list(queues), message, arg)
     if isinstance(chosen, Failure):
         if isinstance(chosen.error, RocketMQError):

@@ -94,8 +94,9 @@ class BaseConsumer(Closing):
         in the log. An ordered consumer retries them in place, also on ``context.suspend()``.
 
         With option ``arrow`` the listener is called with ``(batch, context)``: a ``pyarrow.RecordBatch`` in the columns of
-        ``PullConsumer.poll_arrow``, with at most ``consumeMessageBatchMaxSize`` rows of ``context.queue`` in its order. Outcomes
-        count for all rows, ``context.ack_index`` for a row; each failed row is sent back alone.
+        ``PullConsumer.poll_arrow``, with at most ``consumeMessageBatchMaxSize`` rows of ``context.queue`` in its order. What the
+        listener returns counts for the whole batch; ``context.ack_index`` is the index of a row. Rows that fail are sent back
+        one by one. An ordered consumer retries the batch in place.
 
         Raises:
             LocalProtocolError: This process already has a member of the group.

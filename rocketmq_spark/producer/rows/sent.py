@@ -118,7 +118,7 @@ class SentRows(Sequence[SendResult | RocketMQError]):
     def failed(self) -> npt.NDArray[np.int64]:
         """The numbers of the rows that failed, sorted. ``table.take(sent.failed)`` has these rows.
 
-        Unless its error says that a row was not sent, it may be stored nevertheless: sending it again may store it twice.
+        A failed row may be stored nevertheless, unless its error says that it was not sent. Sending it again may store it twice.
         """
         return np.flatnonzero(self._of_parts([part.result is None for part in self._parts], np.bool_))
 

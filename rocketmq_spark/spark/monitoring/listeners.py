@@ -270,9 +270,9 @@ class MetricsListener(StreamingQueryListener):
         port: Serve the metrics at ``/metrics`` on this port; 0 takes a free one. ``url`` has the address.
         host: The address to listen on: loopback by default, ``0.0.0.0`` for all interfaces.
         prometheus: A file in Prometheus' text format, replaced atomically each time, for node_exporter's textfile collector.
-        json_lines: A file to which each progress adds a line, ``query`` and the values of ``progress(query)``. It needs no
-            prometheus-client.
-        writer: A ``foreach_batch_writer`` whose counts are added.
+        json_lines: A file to which each progress appends one line of JSON. It has the query's name as ``query``, and the values
+            of ``progress(query)`` except ``underWay`` and ``ageMs``. Needs no prometheus-client.
+        writer: A ``foreach_batch_writer`` whose counts are exported, too.
         writer_query: The name of the query of ``writer``; every query if not given.
 
     Raises:

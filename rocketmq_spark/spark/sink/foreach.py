@@ -73,7 +73,7 @@ def write_rocketmq(
         checkpoint_location: The checkpoint location of the query. Give it if this is called in ``foreachBatch`` with
             ``delivery_guarantee`` exactly-once. Without it only repeated tasks are recognized; a repeated micro-batch is written
             again.
-        write_name: The name of this write, if such a batch is written to one topic more than once: up to 64 letters, digits,
+        write_name: The name of this write, if a micro-batch is written to one topic more than once: up to 64 letters, digits,
             ``-`` and ``_``. It must be the same after a restart.
         options: Options of the sink (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
             (``3s``), sizes bytes or text (``4m``).
