@@ -212,9 +212,9 @@ class Coroutines(LaterListener):
         self._woken = False
         self._line: deque[Turn] = deque()
 
-    def submit(self, turn: Turn, times: int) -> None:
+    def submit(self, turn: Turn, times: int, first: bool = False) -> None:
         """Let calls wait. Raises ``RuntimeError`` if the loop was closed, but not the consumer."""
-        self._line.extend(repeat(turn, times))
+        (self._line.extendleft if first else self._line.extend)(repeat(turn, times))
         if not self._woken or self._loop.gone:
             self._woken = True
             try:
@@ -237,11 +237,15 @@ class Coroutines(LaterListener):
             self._spread()
 
     async def _run(self) -> None:
-        """Call the listener until no call waits: a task for each call would cost more than a quick listener takes."""
+        """Call the listener until no call waits: a task for each call would cost more than a quick listener takes.
+
+        A call that sets context variables is the last one of its task, so that other calls do not see them.
+        """
         pause_at = time.monotonic() + PAUSE_S
         while self._line:
             if (call := self._line.popleft()()) is None:
                 continue
+            before = copy_context()  # after the turn, which may set variables of its own
             outcome: object
             try:
                 outcome = await self._code(call.messages, call.context)
@@ -255,6 +259,8 @@ class Coroutines(LaterListener):
                 call(None)
             else:
                 self._settle(call, outcome)
+            if attempt(copy_context().__eq__, before) is not True:  # what users put there may not be comparable
+                return
             if time.monotonic() > pause_at:
                 await asyncio.sleep(0)
                 pause_at = time.monotonic() + PAUSE_S

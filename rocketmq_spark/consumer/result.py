@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from rocketmq_spark.base.threads import Failure, text_of
@@ -140,9 +141,7 @@ class Context(ReplyingContext):
 
     @ack_index.setter
     def ack_index(self, index: int | None) -> None:
-        if index is not None and not _is_whole(index):
-            raise OptionError(f"ack_index is {text_of(index)}; expected the index of a message, -1 or None")
-        self._ack_index = index
+        self._ack_index = None if index is None else _index_of(index)
 
     @property
     def delay_level(self) -> int:
@@ -230,8 +229,10 @@ Turn = Callable[[], ListenerCall | None]
 class LaterListener:
     """An internal concurrent listener that calls the user's code elsewhere, such as in an event loop, in its own order."""
 
-    def submit(self, turn: Turn, times: int) -> None:
-        """Let as many calls wait for their turn, without blocking. If this raises, none of them begins."""
+    def submit(self, turn: Turn, times: int, first: bool = False) -> None:
+        """Let as many calls wait for their turn, without blocking; ``first``: before those that wait already. If this raises,
+        none of them begins.
+        """
         raise NotImplementedError
 
     def __call__(self, messages: Any, context: Any) -> object:
@@ -258,8 +259,8 @@ class _WatchedListener(LaterListener):
     def __init__(self, listener: LaterListener, begin: Callable[[Any, Any], Ended]) -> None:
         self._listener, self._begin = listener, begin
 
-    def submit(self, turn: Turn, times: int) -> None:
-        self._listener.submit(partial(self._watched, turn), times)
+    def submit(self, turn: Turn, times: int, first: bool = False) -> None:
+        self._listener.submit(partial(self._watched, turn), times, first)
 
     def _watched(self, turn: Turn) -> ListenerCall | None:
         call = turn()
@@ -332,6 +333,13 @@ def ordered(outcome: object, context: OrderedContext, suspend_ms: int) -> Ordere
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _index_of(value: object) -> int:
+    """The index as an ``int``, also of an integer of numpy."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise OptionError(f"ack_index is {text_of(value)}; expected the index of a message, -1 or None")
+    return int(value)
 
 
 def _check_level(level: object) -> None:

@@ -354,8 +354,8 @@ class _BatchListener(LaterListener):
         self._listener = listener
         self._to_batch = to_batch
 
-    def submit(self, turn: Turn, times: int) -> None:
-        self._listener.submit(partial(self._begun, turn), times)
+    def submit(self, turn: Turn, times: int, first: bool = False) -> None:
+        self._listener.submit(partial(self._begun, turn), times, first)
 
     def _begun(self, turn: Turn) -> ListenerCall | None:
         call = turn()

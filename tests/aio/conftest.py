@@ -59,6 +59,6 @@ class Heard(ListenerCall):
         self._heard(outcome)
 
 
-def waits(code: LaterListener, messages: object, heard: Callable[[object], None]) -> None:
+def waits(code: LaterListener, messages: object, heard: Callable[[object], None], first: bool = False) -> None:
     """A call waits for its turn; ``heard`` gets its outcome."""
-    code.submit(lambda: Heard(messages, heard), 1)
+    code.submit(lambda: Heard(messages, heard), 1, first)

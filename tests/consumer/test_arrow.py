@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rocketmq_spark.columnar.decode.rows import batch_of_messages
 from rocketmq_spark.consumer import rows
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
-from rocketmq_spark.consumer.result import LaterListener, ListenerCall, Turn
 from rocketmq_spark.consumer.rows import RowsOfAnswers
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model.membership import ConsumeDirectly, ResetOffsets
@@ -148,7 +148,8 @@ def test_every_row_of_a_failed_call_is_sent_back_and_comes_again_under_its_topic
 
 def test_only_the_rows_after_the_ack_index_fail(arrow: GroupBench) -> None:
     def listener(batch: Any, context: Any) -> None:
-        context.ack_index, context.delay_level = 1, 7
+        context.ack_index, context.delay_level = np.int64(1), 7  # as computed from a column
+        assert type(context.ack_index) is int
 
     consumer, port = started(arrow, listener)
     arrow.workers[0].held = True
@@ -277,6 +278,40 @@ def test_late_rows_that_nobody_takes_back_are_sent_back_later_and_no_other_again
     assert (held.count, held.bytes, arrow.brokers.offsets[A]) == (0, 0, 4)
 
 
+def test_late_rows_of_a_broker_that_hangs_do_not_hold_up_other_work(arrow: GroupBench) -> None:
+    """Offsets are stored on the same thread."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def listener(batch: Any, context: Any) -> None:
+        if context.queue == A:
+            inside.set()
+            assert go_on.wait(60)
+
+    consumer, port = started(arrow, listener, consume_timeout_s=60.0)
+    arrow.workers[0].threads = []
+    arrow.brokers.send(A, *numbers(32))
+    arrow.time.advance(0.1)
+    assert inside.wait(60)
+    tries: list[bytes] = []
+
+    def hangs(group: str, message: Any, *rest: Any) -> None:
+        tries.append(message.body)
+        arrow.time.now += 4
+        raise CallTimeout("late")
+
+    send_back, copy, port.send_back, port.send_to_retry = port.send_back, port.send_to_retry, hangs, hangs
+    arrow.time.advance(121)
+    assert set(tries) == {b"0", b"1"}
+    assert consumer._running.held.queues[A].count == 32
+    port.send_back, port.send_to_retry = send_back, copy
+    arrow.time.advance(100)
+    assert Counter(body for body, _, _ in port.seen("send_back")) == Counter(numbers(32))
+    assert consumer._running.held.queues[A].count == 0
+    go_on.set()
+    for thread in arrow.workers[0].threads:
+        thread.join(60)
+
+
 def test_broadcasting_members_drop_rows_that_fail(
     arrow: GroupBench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -373,29 +408,6 @@ def test_a_call_with_one_row_may_be_answered(arrow: GroupBench) -> None:
     arrow.brokers.send(A, b"request")
     arrow.time.advance(0.1)
     assert [(to.body, body) for to, body, _ in arrow.replies] == [(b"request", b"re")]
-
-
-def test_a_listener_whose_calls_wait_for_their_turn_gets_batches() -> None:
-    class Later(LaterListener):
-        def submit(self, turn: Turn, times: int) -> None:
-            calls.extend(turn() for _ in range(times))
-
-    class Noted(ListenerCall):
-        def __call__(self, outcome: object) -> None:
-            outcomes.append(outcome)
-
-    calls: list[ListenerCall | None] = []
-    outcomes: list[object] = []
-    given = iter([Noted((message(1, b"1"),), "context"), None])
-    listener = rows.of_batches(Later(), batch_of_messages)
-    assert isinstance(listener, LaterListener)
-    listener.submit(lambda: next(given), 2)
-    call, nothing = calls
-    assert (nothing, call is not None) == (None, True)
-    assert call is not None
-    assert (bodies(call.messages), call.context) == ([b"1"], "context")
-    call(None)
-    assert outcomes == [None]
 
 
 def test_settling_that_fails_lets_the_whole_call_come_again(arrow: GroupBench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ class Elsewhere(LaterListener):
         self.turns: list[Turn] = []
         self.open: list[ListenerCall] = []
 
-    def submit(self, turn: Turn, times: int) -> None:
+    def submit(self, turn: Turn, times: int, first: bool = False) -> None:
         if not self.takes:
             raise RuntimeError("the event loop is closed")
         self.turns += [turn] * times
@@ -126,8 +126,11 @@ def test_a_stop_waits_for_what_has_no_outcome_yet(group: GroupBench) -> None:
 
 
 def test_a_message_that_is_to_be_consumed_now_has_its_outcome(group: GroupBench) -> None:
+    firsts: list[bool] = []
+
     class AtOnce(LaterListener):
-        def submit(self, turn: Turn, times: int) -> None:
+        def submit(self, turn: Turn, times: int, first: bool = False) -> None:
+            firsts.append(first)
             for _ in range(times):
                 call = turn()
                 assert call is not None
@@ -137,6 +140,7 @@ def test_a_message_that_is_to_be_consumed_now_has_its_outcome(group: GroupBench)
     group.time.advance(3)
     result = port.asked("a:1", ConsumeDirectly(message(7)))
     assert result.outcome is DirectOutcome.SUCCESS
+    assert firsts == [True]
     consuming(group)._listener = Elsewhere(takes=False)
     assert port.asked("a:1", ConsumeDirectly(message(7))).outcome is DirectOutcome.THROW_EXCEPTION
 
@@ -225,7 +229,7 @@ def test_a_message_that_is_consumed_now_is_waited_for_until_the_consumer_stops(
     begun, results = threading.Event(), list[Any]()
 
     class Silent(LaterListener):
-        def submit(self, turn: Turn, times: int) -> None:
+        def submit(self, turn: Turn, times: int, first: bool = False) -> None:
             begun.set()
 
     consumer, port = group.start(Silent())

@@ -17,6 +17,7 @@ from rocketmq_spark.client.pulls import wanted_of
 from rocketmq_spark.columnar.decode.rows import batch_of_messages
 from rocketmq_spark.consumer import rows
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
+from rocketmq_spark.consumer.result import LaterListener, ListenerCall, Turn
 from rocketmq_spark.consumer.rows import Rows, RowsOfAnswers, RowsQueue
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
@@ -332,3 +333,26 @@ def test_rows_are_those_of_the_messages_whatever_damage_did(
     finally:
         rows.FEW = before
         logging.disable(logging.NOTSET)
+
+
+def test_a_listener_whose_calls_wait_for_their_turn_gets_batches() -> None:
+    class Later(LaterListener):
+        def submit(self, turn: Turn, times: int, first: bool = False) -> None:
+            calls.extend(turn() for _ in range(times))
+
+    class Noted(ListenerCall):
+        def __call__(self, outcome: object) -> None:
+            outcomes.append(outcome)
+
+    calls: list[ListenerCall | None] = []
+    outcomes: list[object] = []
+    given = iter([Noted(found_at(1), "context"), None])
+    listener = rows.of_batches(Later(), batch_of_messages)
+    assert isinstance(listener, LaterListener)
+    listener.submit(lambda: next(given), 2)
+    call, nothing = calls
+    assert (nothing, call is not None) == (None, True)
+    assert call is not None
+    assert (call.messages.column("body").to_pylist(), call.context) == ([found_at(1)[0].body], "context")
+    call(None)
+    assert outcomes == [None]

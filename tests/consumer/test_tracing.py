@@ -99,7 +99,7 @@ class Waiting(LaterListener):
     def __init__(self) -> None:
         self.turns: list[Turn] = []
 
-    def submit(self, turn: Turn, times: int) -> None:
+    def submit(self, turn: Turn, times: int, first: bool = False) -> None:
         self.turns += [turn] * times
 
 

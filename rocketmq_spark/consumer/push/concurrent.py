@@ -44,6 +44,7 @@ _LOOK_S = 0.01
 _ASK_S = 1.0
 MAX_AT_ONCE = 16  # of one queue in one run; more if one call has more
 DELAY_LEVEL = 3
+HANGS_S = 10.0  # after a failure, no more messages of a late call are sent back after this time
 
 
 class Call(ListenerCall):
@@ -168,7 +169,7 @@ class Concurrent:
         if not isinstance(self._listener, LaterListener):
             return attempt(self._listener, messages, context)
         call = _Asked(messages, context)
-        begun = attempt(self._listener.submit, lambda: None if self._closed else call, 1)
+        begun = attempt(self._listener.submit, lambda: None if self._closed else call, 1, True)
         while not isinstance(begun, Failure):
             try:
                 return call.outcome.get(timeout=_ASK_S)
@@ -202,7 +203,11 @@ class Concurrent:
                 what = "sent back" if self._send_back is not None else DROPPED
                 for message in late:
                     logger.warning(text, message.msg_id, queue.queue, what)
-                left = [message for message in late if not self._took(queue.as_pulled(message), DELAY_LEVEL)]
+                left: list[ReceivedMessage] = []
+                until = Deadline.after(HANGS_S)  # a broker that hangs must not keep offsets of others from being stored
+                for message in late:
+                    if (left and until.expired) or not self._took(queue.as_pulled(message), DELAY_LEVEL):
+                        left.append(message)
                 with self._held.lock:
                     queue.settle(late, left)
                 if left:

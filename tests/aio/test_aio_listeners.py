@@ -1,0 +1,113 @@
+"""What calls of one coroutine listener have to do with each other: nothing, but for the order of their turns."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+from rocketmq_spark.aio.loop import Coroutines, EventLoop
+from rocketmq_spark.consumer.result import Context, watched_listener
+from rocketmq_spark.consumer.rows import of_batches
+from tests.aio.conftest import run, until, waits
+
+_tenant: ContextVar[Any] = ContextVar("tenant", default=None)
+
+
+class Odd:
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("neither")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("make", [object, Odd])
+def test_what_a_call_sets_in_its_context_no_other_call_sees(make: type) -> None:
+    """Such as the words that a logger adds to each line."""
+    before = make()
+    seen: list[object] = []
+
+    async def listener(messages: int, context: Context) -> None:
+        seen.append(_tenant.get())
+        if messages % 3 == 0:
+            _tenant.set(make())
+        await asyncio.sleep(0)
+        if messages % 5 == 0:
+            raise ZeroDivisionError("mine")
+
+    async def body() -> None:
+        _tenant.set(before)
+        problems: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, problem: problems.append(problem))
+        loop = EventLoop()
+        loop.here()
+        code, outcomes = Coroutines(loop, listener, 2), list[object]()
+        for number in range(30):
+            waits(code, number, outcomes.append)
+        await until(lambda: len(outcomes) == 30)
+        assert set(map(id, seen)) == {id(before)}
+        gc.collect()
+        assert problems == []
+        loop.close()
+
+    run(body)
+
+
+def test_calls_that_set_nothing_share_a_task() -> None:
+    """A task for each would cost more than a quick listener takes."""
+    tasks: set[object] = set()
+
+    async def listener(messages: int, context: Context) -> None:
+        tasks.add(asyncio.current_task())
+        token = _tenant.set("mine")
+        _tenant.reset(token)
+
+    async def body() -> None:
+        loop = EventLoop()
+        loop.here()
+        code, outcomes = Coroutines(loop, listener, 2), list[object]()
+        for number in range(30):
+            waits(code, number, outcomes.append)
+        await until(lambda: len(outcomes) == 30)
+        assert len(tasks) <= 2
+        loop.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda code: code,
+        lambda code: watched_listener(code, lambda messages, context: lambda outcome: None),
+        lambda code: of_batches(code, lambda messages: messages),
+    ],
+    ids=["plain", "watched", "batches"],
+)
+def test_a_call_may_go_before_those_that_wait(around: Callable[[Any], Any]) -> None:
+    """One for which an operator waits."""
+    may_end = asyncio.Event()
+    begun: list[int] = []
+
+    async def listener(messages: int, context: Context) -> None:
+        begun.append(messages)
+        await may_end.wait()
+
+    async def body() -> None:
+        loop = EventLoop()
+        loop.here()
+        code, outcomes = around(Coroutines(loop, listener, 1)), list[object]()
+        for number in range(5):
+            waits(code, number, outcomes.append)
+        await until(lambda: begun)
+        waits(code, 99, outcomes.append, first=True)
+        may_end.set()
+        await until(lambda: len(outcomes) == 6)
+        assert begun == [0, 99, 1, 2, 3, 4]
+        loop.close()
+
+    run(body)
