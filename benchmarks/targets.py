@@ -173,8 +173,8 @@ TARGETS: Sequence[Target] = (
         "p50 of send over gRPC of Java's", (1.3,),
         quotient(figure("send over grpc", SEND_GRPC, "p50"), figure("send over grpc", JAVA_SEND_GRPC, "p50")), at_most=True,
     ),
-    Target("Consumer of Java's push consumer", (0.6, 0.6), ratio("consume", MEMBER, PUSH)),
-    Target("Consumer with arrow of Java's push consumer", (1.5, 2.0), ratio("consume", MEMBER_ARROW, PUSH)),
+    Target("Consumer of Java's push consumer", (0.8, 1.0), ratio("consume", MEMBER, PUSH)),
+    Target("Consumer with arrow of Java's push consumer", (3.0, 2.0), ratio("consume", MEMBER_ARROW, PUSH)),
     Target("poll_arrow of LitePull, 32 a pull", (2.0, 2.0), ratio("consume", POLL_ARROW, LITE_POLL)),
     Target(
         "delivery p50 of Java's push consumer, plus", (2.0,),
