@@ -14,6 +14,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import repeat
 from queue import Empty, SimpleQueue
@@ -50,10 +51,11 @@ HANGS_S = 10.0  # after a failure, no more messages of a late call are sent back
 class Call(ListenerCall):
     """One call of the listener: its messages, perhaps ``Rows``, when it began, and its result, of which ``taken`` is called once.
 
-    The first ``done`` messages succeeded. ``finished`` ones are done, or a broker has taken them back.
+    The first ``done`` messages succeeded. ``finished`` ones are done, or a broker has taken them back. A ``settled`` call does
+    not expire any more, because the thread that has its result sends its messages back.
     """
 
-    __slots__ = ("_taken", "began_ms", "done", "ended_ms", "finished", "queue")
+    __slots__ = ("_taken", "began_ms", "done", "ended_ms", "finished", "queue", "settled")
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class Call(ListenerCall):
     ) -> None:
         self.queue, self.messages, self.began_ms = queue, messages, began_ms
         self.context, self._taken = context, taken
-        self.done, self.ended_ms = 0, began_ms
+        self.done, self.ended_ms, self.settled = 0, began_ms, False
         self.finished: Sequence[ReceivedMessage] = ()
 
     def __call__(self, outcome: object) -> None:
@@ -89,7 +91,7 @@ def expired(queue: ProcessQueue, calls: Iterable[Call], now_ms: int, timeout_ms:
     """The messages that hold up the offset if one of ``calls`` has had them for longer than ``timeout_ms``, else none."""
     if queue.dropped:
         return ()
-    late = (call for call in calls if call.queue is queue and now_ms - call.began_ms > timeout_ms)
+    late = (c for c in calls if c.queue is queue and not c.settled and now_ms - c.began_ms > timeout_ms)
     return next(filter(len, (queue.late(call.messages) for call in late)), ())
 
 
@@ -121,6 +123,9 @@ class Concurrent:
         self._calls: dict[int, Call] = {}  # by identity
         self._results: deque[Call] = deque()
         self._noting = threading.Lock()
+        self._returning = (
+            threading.Lock()
+        )  # held while late messages are sent back, so that a call that fails then sends the rest
         self._closed = False
 
     def ready(self, queue: ProcessQueue) -> bool:
@@ -139,7 +144,7 @@ class Concurrent:
         if not isinstance(self._listener, LaterListener):
             self._workers.submit(*repeat(partial(self._consume, turn), calls))
         elif isinstance(refused := attempt(self._listener.submit, turn, calls), Failure):
-            self._workers.submit(*repeat(partial(self._refused, turn, refused), calls))
+            self._workers.submit(*repeat(partial(self._consume, turn, refused), calls))
 
     def _begun(self, queue: ProcessQueue, parts: Iterator[Sequence[ReceivedMessage]]) -> Call | None:
         """Start the time of the next call; None if the listener must not be called."""
@@ -151,14 +156,10 @@ class Concurrent:
             return None
         return call
 
-    def _consume(self, turn: Turn) -> None:
+    def _consume(self, turn: Turn, refused: Failure | None = None) -> None:
+        """Call the listener. If its event loop was closed, the messages were ``refused`` and are sent back here, on a worker."""
         if (call := turn()) is not None:
-            call(attempt(self._listener, call.messages, call.context))
-
-    def _refused(self, turn: Turn, why: Failure) -> None:
-        """The event loop was closed. On a thread of the workers, because this sends messages back."""
-        if (call := turn()) is not None:
-            call(why)
+            call(refused or attempt(self._listener, call.messages, call.context))
 
     def context(self, queue: MessageQueue, messages: Sequence[ReceivedMessage]) -> Context:
         """Return the context for these messages."""
@@ -195,24 +196,29 @@ class Concurrent:
         for queue in self._held.owned():
             room = MAX_AT_ONCE
             while room > 0:
-                with self._held.lock:
-                    late = expired(queue, list(self._calls.values()), self._timer.now_ms(), self._timeout_ms)
-                if not late:
-                    break
-                text = "the listener has had message %s of %s for too long: it is %s"
-                what = "sent back" if self._send_back is not None else DROPPED
-                for message in late:
-                    logger.warning(text, message.msg_id, queue.queue, what)
-                left: list[ReceivedMessage] = []
-                until = Deadline.after(HANGS_S)  # a broker that hangs must not keep offsets of others from being stored
-                for message in late:
-                    if (left and until.expired) or not self._took(queue.as_pulled(message), DELAY_LEVEL):
-                        left.append(message)
-                with self._held.lock:
-                    queue.settle(late, left)
-                if left:
+                with self._returning:
+                    late, left = self._returned(queue)
+                if left or not late:
                     break  # they would be the next ones again; what else waits for this thread goes first
                 room -= len(late)
+
+    def _returned(self, queue: ProcessQueue) -> tuple[Sequence[ReceivedMessage], Sequence[ReceivedMessage]]:
+        """Send back late messages; returns these, and those that no broker took."""
+        with self._held.lock:
+            late = expired(queue, list(self._calls.values()), self._timer.now_ms(), self._timeout_ms)
+        what = "sent back" if self._send_back is not None else DROPPED
+        for message in late:
+            text = "the listener has had message %s of %s for too long: it is %s"
+            logger.warning(text, message.msg_id, queue.queue, what)
+        left: list[ReceivedMessage] = []
+        until = Deadline.after(HANGS_S)  # a broker that hangs must not keep offsets of others from being stored
+        for message in late:
+            if (left and until.expired) or not self._took(queue.as_pulled(message), DELAY_LEVEL):
+                left.append(message)
+        if late:
+            with self._held.lock:
+                queue.settle(late, left)
+        return late, left
 
     def _called(self, call: Call, outcome: object) -> None:
         if outcome is None and call.context.ack_index is None:  # nearly always; ``concurrent`` would say the same
@@ -226,6 +232,7 @@ class Concurrent:
     def _settle(self, call: Call, outcome: object) -> None:
         """Return messages that are not done to a broker."""
         queue, messages = call.queue, call.messages
+        call.settled = True
         verdict = concurrent(outcome, call.context, len(messages))
         if verdict.why:
             trace = outcome.error if isinstance(outcome, Failure) else None
@@ -288,7 +295,8 @@ class Concurrent:
             for message in failed:
                 logger.warning("message %s failed and is %s", message.msg_id, DROPPED)
             return []
-        with self._held.lock:
+        is_late = self._timer.now_ms() - call.began_ms > self._timeout_ms
+        with self._returning if is_late else nullcontext(), self._held.lock:
             here = call.queue.unfinished(call.messages, failed)
         return [message for message in here if not self._took(call.queue.as_pulled(message), level)]
 
