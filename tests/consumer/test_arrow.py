@@ -324,6 +324,22 @@ def test_broadcasting_members_drop_rows_that_fail(
     assert caplog.text.count("failed and is dropped") == 3
 
 
+def test_an_answer_that_cannot_be_decoded_now_is_pulled_again(
+    group: GroupBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as for want of memory."""
+    monkeypatch.setattr(rows, "FEW", 1)
+    ways = iter([raising(MemoryError("none left")), by_columns])
+    group.rows = RowsOfAnswers(1024, lambda parts: next(ways, by_columns)(parts), batch_of_messages)
+    started(group)
+    group.brokers.send(A, *numbers(3))
+    group.time.advance(10)
+    assert "MemoryError: none left" in caplog.text
+    assert group.bodies() == numbers(3)
+    group.time.advance(10)
+    assert group.brokers.offsets[A] == 3
+
+
 def test_limits_of_the_cache_count_rows(arrow: GroupBench) -> None:
     consumer, port = started(arrow)
     arrow.workers[0].held = True

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.base.threads import Timer
+from rocketmq_spark.base.threads import Failure, Timer, attempt
 from rocketmq_spark.consumer.ahead import FAR_ANSWERS, Ahead, Bounds, Plain, ReadAhead
 from rocketmq_spark.consumer.process_queue import FIRST_PULL_S, FULL_S, NextPull, ProcessQueue, full, next_pull
 from rocketmq_spark.consumer.pull.assigned import Ask, FetchedPart
@@ -307,7 +307,14 @@ class Pulling:
             self.move({queue.queue: answer.next_offset})
             return
         if isinstance(answer, PullAnswer) and self.unpack is not None and not queue.dropped:
-            answer = _unpacked(queue.queue, offset, wanted, answer, self.unpack)
+            unpacked = attempt(_unpacked, queue.queue, offset, wanted, answer, self.unpack)
+            if isinstance(
+                unpacked, Failure
+            ):  # such as for want of memory: without an answer the queue would not be pulled again
+                unpacked.log(logger, "an answer to a pull of %s at %d could not be decoded", queue.queue, offset)
+                answer = DecodeError(f"an answer could not be decoded: {unpacked}", queue=str(queue.queue))
+            else:
+                answer = unpacked
         self._timer.later(0, partial(self._landed, queue, offset, wanted, answer))
 
     def _landed(
