@@ -309,7 +309,7 @@ class Pulling:
         if isinstance(answer, PullAnswer) and self.unpack is not None and not queue.dropped:
             unpacked = attempt(_unpacked, queue.queue, offset, wanted, answer, self.unpack)
             if isinstance(unpacked, Failure):  # without memory for instance: it is pulled again
-                unpacked.log(logger, "an answer to the pull of %s could not be decoded", queue.queue)
+                unpacked.log(logger, "an answer to a pull of %s at %d could not be decoded", queue.queue, offset)
                 answer = DecodeError(f"the answer could not be decoded: {unpacked}", queue=str(queue.queue))
             else:
                 answer = unpacked
