@@ -20,7 +20,14 @@ from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.groups import own
 from rocketmq_spark.client.questions import Kinds, is_batched, is_compacted
 from rocketmq_spark.client.route import Routes
-from rocketmq_spark.errors import AccessDenied, BrokerNotFound, ConnectionLost, OptionError, RocketMQError
+from rocketmq_spark.errors import (
+    AccessDenied,
+    BrokerNotFound,
+    ConnectionLost,
+    DecodeError,
+    OptionError,
+    RocketMQError,
+)
 from rocketmq_spark.model import (
     MASTER_ID,
     NO_FILTER,
@@ -171,6 +178,8 @@ class LongPolls:
             result = answer_of(request, answer, address, self._calls.scope)
         except RocketMQError as e:
             result = e
+        except Exception as e:  # noqa: BLE001 - without memory for instance; a queue without an answer is not pulled again
+            result = DecodeError(f"the answer could not be decoded: {e!r}", address, queue=str(request.queue))
         done(result)
 
 
