@@ -253,7 +253,10 @@ class SelectorError(RocketMQError, ValueError):
 
 
 class SendFailed(RocketMQError):
-    """Messages were not acknowledged within the send timeout, despite retries."""
+    """Messages were not acknowledged despite retries, not sent after others failed, or stored less safely than required.
+
+    The text of the error says which.
+    """
 
     code = "ROCKETMQ_SEND_FAILED"
 

@@ -144,7 +144,7 @@ class PullConsumer(Asynchronous):
         await self._ask(self._consumer.subscribe, topic, tags, sql)
 
     async def unsubscribe(self, topic: str) -> None:
-        """Commit the finished messages of ``topic``, and release its queues."""
+        """Stop reading ``topic``, and release its queues; see ``rocketmq_spark.PullConsumer.unsubscribe``."""
         await self._ask(self._consumer.unsubscribe, topic)
 
     async def queues(self, topic: str) -> Sequence[MessageQueue]:

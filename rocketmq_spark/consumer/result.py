@@ -87,7 +87,8 @@ class ReplyingContext:
 
         Args:
             body: The answer, not empty.
-            to: The request; it may be omitted if the listener got one message.
+            to: The request; it may be omitted if the listener got one message. With option ``arrow`` it must be omitted, so only
+                a batch with one row can be answered.
             properties: The user's own properties of the answer.
 
         Raises:

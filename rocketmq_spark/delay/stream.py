@@ -84,7 +84,8 @@ def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC, topics: Collectio
 
     Args:
         messages: A stream of ``dmq_inner_topic``; only its column ``body`` is used.
-        dead_topic: The topic for bodies that are not envelopes; their property ``delayProblem`` has the reason.
+        dead_topic: The topic for bodies that are not envelopes, and for envelopes whose message cannot or may not be delivered;
+            their property ``delayProblem`` has the reason.
         topics: Shell patterns of the topics that messages may go to. System, retry and dead-letter topics are never allowed.
 
     Raises:

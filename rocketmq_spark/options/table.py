@@ -615,7 +615,7 @@ class Options:
         p.boolean, False, _PUSH, "process messages of a queue one after the other; failed ones are retried in place"
     )
     arrow: bool = _row(
-        p.boolean, False, _PUSH, "call the listener with Arrow record batches, in the columns of `poll_arrow`"
+        p.boolean, False, _PUSH, "call the listener with Arrow record batches, which have the columns of `poll_arrow`"
     )
     consume_thread_min: int = _row(p.integer(1, 1000), 20, _PUSH, "threads that call the listener")
     consume_message_batch_max_size: int = _row(

@@ -186,7 +186,7 @@ class ConsumerOptions(AdminOptions, total=False):
     ordered: bool | str
     """Process messages of a queue one after the other; failed ones are retried in place."""
     arrow: bool | str
-    """Call the listener with Arrow record batches, in the columns of ``poll_arrow``."""
+    """Call the listener with Arrow record batches, which have the columns of ``poll_arrow``."""
     consume_thread_min: int | str
     """Threads that call the listener."""
     consume_message_batch_max_size: int | str

@@ -234,7 +234,7 @@ DURATIONS_MS = (0, 0, 2000, 5000, 6000, 10000, 30000)
 
 @dataclass(frozen=True, slots=True)
 class FaultTables:
-    """For how long a broker is avoided after a send of some latency. A failed send counts as one of ``isolated_ms``."""
+    """For how long a broker is avoided after a send of some latency. A failed send counts as one that took ``isolated_ms``."""
 
     latency_max_ms: tuple[int, ...] = LATENCIES_MS
     not_available_ms: tuple[int, ...] = DURATIONS_MS

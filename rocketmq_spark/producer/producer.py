@@ -181,8 +181,9 @@ class BaseProducer(Closing):
         ``callback`` that blocks delays the others. All other arguments are those of ``send``.
 
         Raises:
-            MessageRefused, RouteNotFound, ClosedError: Raised at once. Later errors are in the future.
-            CallTimeout: Too many messages were unacknowledged during the whole timeout.
+            MessageRefused, SelectorError, ClosedError: Raised at once. Other errors are in the future, with two exceptions.
+            RouteNotFound: Raised at once with ``selector``, ``delay`` or ``deliver_at``, which need the route.
+            SendFailed: Raised if too many messages were unacknowledged during the whole timeout.
         """
         anyhow = queue is None and selector is None and delay_level is None and delay is None and deliver_at is None
         if self._membership is not None and anyhow and timeout_s is None:

@@ -113,7 +113,8 @@ class TopicAdmin(AdminBase):
             RouteNotFound: There is no such topic.
             OptionError: There is nothing to change, the permission is unknown, the topic has more queues than ``queues`` or is
                 not on one of ``brokers``, or an attribute cannot be changed.
-            NotSupported: A broker is older than RocketMQ 5.0: it has no attributes, and takes the order from name servers.
+            NotSupported: ``attributes`` or ``order`` are given, and a broker is older than RocketMQ 5.0: it has no attributes,
+                and takes the order from name servers.
             RocketMQError: Another process changed the topic at the same time, and reverted this change.
         """
         change = topics.TopicChange(queues, permission, order, attributes or {})

@@ -105,7 +105,7 @@ class BasePullConsumer(Closing):
 
     @entry
     def unsubscribe(self, topic: str) -> None:
-        """Commit the finished messages of ``topic``, and release its queues."""
+        """Stop reading ``topic``, and release its queues. With option 'autoCommit', its finished messages are committed."""
         self._owner.check(self._polls.closed)
         if topic in self._shared.topics:
             self._want(topic, None)
@@ -173,7 +173,7 @@ class BasePullConsumer(Closing):
 
     @entry
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue at ``offset``. The next commit stores this offset.
+        """Continue at ``offset``. A commit before the next poll stores this offset.
 
         Args:
             queue: An assigned queue.
@@ -218,7 +218,8 @@ class BasePullConsumer(Closing):
 
         Raises:
             OffsetError: An offset is negative or not an integer. No offset is stored then.
-            RocketMQError: The first error, if some offsets could not be stored. The next commit retries the offsets of polls.
+            RocketMQError: The first error, if some offsets could not be stored. Those of finished messages are retried by the
+                next commit; those that were passed as ``offsets`` are not.
         """
         self._owner.check(self._polls.closed)
         for queue, offset in (offsets or {}).items():

@@ -93,10 +93,10 @@ class BaseConsumer(Closing):
         the messages are sent back and delivered again later; with option ``model`` broadcasting they are dropped, with a warning
         in the log. An ordered consumer retries them in place, also on ``context.suspend()``.
 
-        With option ``arrow`` the listener is called with ``(batch, context)``: a ``pyarrow.RecordBatch`` in the columns of
-        ``PullConsumer.poll_arrow``, with at most ``consumeMessageBatchMaxSize`` rows of ``context.queue`` in its order. What the
-        listener returns counts for the whole batch; ``context.ack_index`` is the index of a row. Rows that fail are sent back
-        one by one. An ordered consumer retries the batch in place.
+        With option ``arrow`` the listener is called with ``(batch, context)``. The batch is a ``pyarrow.RecordBatch`` with the
+        same columns as one of ``PullConsumer.poll_arrow``, and has at most ``consumeMessageBatchMaxSize`` rows, all of
+        ``context.queue`` and in its order. What the listener returns counts for the whole batch; ``context.ack_index`` is the
+        index of a row. Rows that fail are sent back one by one. An ordered consumer retries the batch in place.
 
         Raises:
             LocalProtocolError: This process already has a member of the group.

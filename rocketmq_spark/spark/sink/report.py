@@ -31,11 +31,11 @@ class AtBroker:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Counts of acknowledged rows, bytes of bodies and properties on the wire, batches, and repeated attempts, also by broker.
+    """Counts of rows that brokers have, bytes of bodies and properties on the wire, batches, and retries, also by broker.
 
     ``batches`` counts requests: batches, and rows that were sent alone. ``spooled`` rows are not included in ``rows``: they are
-    in the spool of their worker. With ``deliveryGuarantee`` exactly-once, ``confirmed`` rows were not
-    acknowledged, but the sink found them in the topic. ``already_stored`` rows, not included in ``rows``, were stored by an
+    in the spool of their worker. With ``deliveryGuarantee`` exactly-once, ``rows`` includes the ``confirmed`` ones, which were
+    not acknowledged, but which the sink found in the topic. ``already_stored`` rows, not included in ``rows``, were stored by an
     earlier attempt. ``unmatched`` messages of such attempts match no row of this one. ``found`` is the number of messages that
     earlier runs of the batch stored for these tasks, and ``found_of_batch`` for all tasks of the batch.
     """
