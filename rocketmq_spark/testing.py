@@ -55,7 +55,7 @@ def rocketmq_topic(make_rocketmq_topic: Callable[..., str]) -> str:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Adds the logs of its brokers to the report of a failed test."""
+    """Adds the brokers' logs to the report of a failed test."""
     report = yield
     # Whatever happens in here, the test run of a user goes on: the report is theirs, the logs are an extra.
     try:

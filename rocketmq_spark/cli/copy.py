@@ -212,8 +212,9 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
     command was killed or a send failed, the messages of its last 0.25 s and those in flight (up to 256) are copied again, as is a
     message whose send got no answer. With --mark, readers can recognize such duplicates.
 
-    The messages of a queue are copied to one queue, in their order; a sharding key selects the queue by its hash. A copy has the
-    body, tags, keys, flag, properties and sharding key of the original, and its own id and times.
+    Messages with a sharding key are copied to the queue that the hash of the key selects, in order per key. The other messages of
+    a queue are copied to one queue, in their order. A copy has the body, tags, keys, flag, properties and sharding key of the
+    original, and its own id and times.
     """
     source, destination = how["source"], how["destination"]
     to = _destination(target, how)

@@ -349,8 +349,9 @@ def serve(
 ) -> None:
     """Hold messages of --inner-topic in --data and send them when they are due, until Ctrl-C or SIGTERM.
 
-    One service serves all environments, so the command refuses --environment and ROCKETMQ_ENVIRONMENT. With
-    -o environmentMode=suffix each environment needs a service of its own.
+    With environmentMode=queues, the default, one service serves all environments, and the command refuses --environment and
+    ROCKETMQ_ENVIRONMENT. With -o environmentMode=suffix, run one service for each environment, and name the environment with
+    --environment.
     """
     from rocketmq_spark.delay.node import NodeSettings, open_node
 

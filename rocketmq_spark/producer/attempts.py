@@ -333,7 +333,9 @@ class FaultTable:
         return due
 
     def probed(self, broker: str, answered: bool) -> None:
-        """The detector's finding. It never ends an isolation, and a failure leaves the flag as it is."""
+        """Record whether ``broker`` answered a probe. An answer makes the broker reachable again, but does not shorten the time
+        for which it is avoided; without an answer, nothing changes.
+        """
         with self._lock:
             if answered and broker in self.faults:
                 self.faults[broker].reachable = True

@@ -182,7 +182,7 @@ class BaseProducer(Closing):
 
         Raises:
             MessageRefused, SelectorError, ClosedError: Raised at once. Other errors are in the future, with two exceptions.
-            RouteNotFound: Raised at once with ``selector``, ``delay`` or ``deliver_at``, which need the route.
+            RocketMQError: Raised if ``queue``, ``selector``, ``delay`` or ``deliver_at`` needs the route, and it is unavailable.
             SendFailed: Raised if too many messages were unacknowledged during the whole timeout.
         """
         anyhow = queue is None and selector is None and delay_level is None and delay is None and deliver_at is None

@@ -122,9 +122,9 @@ def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) ->
     ``lag``: unread messages after the end of the batch (gaps in the offsets count too). ``behindMs``: ms since this run first saw
     the oldest unread message; 0 if there is none, None while the query reads messages that are older than the run. ``queues``:
     the number of queues whose brokers answer. ``queuesAway`` and ``brokersAway``: the number of queues, and the names of brokers,
-    that do not answer now; their lag is not counted. ``losses``: by cause, the ``ranges`` and ``offsets`` that the driver skipped
-    in this run. ``sources``: the same for each rocketmq source. Also ``batchId``, ``timestamp``, ``rows``, ``batchMs`` and
-    ``sinkRows``. Unknown values are None.
+    that do not answer now; their lag is not counted. ``losses``: by cause, the number of ``ranges`` and the number of ``offsets``
+    that the driver skipped in this run. ``sources``: the same for each rocketmq source. Also ``batchId``, ``timestamp``,
+    ``rows``, ``batchMs`` and ``sinkRows``. Unknown values are None.
 
     All figures are of the end of the last batch, ``ageMs`` ms ago. ``underWay`` is whether the next batch is running now. If
     it stays True and ``ageMs`` grows, the batch is large or waits for a broker.

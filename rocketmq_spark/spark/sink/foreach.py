@@ -84,7 +84,7 @@ def write_rocketmq(
 
     Raises:
         OptionError: An option or a column is unknown or has a wrong value or type. Nothing was sent.
-        PySparkException: A task failed; ``explain(error)`` returns the line that says why. Rows of other tasks were sent.
+        PySparkException: A task failed; ``explain(error)`` returns the line that says why. Rows may have been sent.
     """
     parsed = _options(name_server, options)
     if checkpoint_location is None:
