@@ -334,7 +334,8 @@ def get(output: Output, target: Target, message_id: str, topic: str | None) -> N
     type=click.IntRange(1),
     default=32,
     show_default=True,
-    help="At most this many: with --key the newest of each broker (up to 64), without it the oldest (up to 10000).",
+    help="With --key, at most this many messages of each broker, the newest ones (up to 64). Without it, at most this many "
+    "in all, the oldest ones (up to 10000).",
 )
 @connected
 @click.pass_obj

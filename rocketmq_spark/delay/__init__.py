@@ -1,6 +1,6 @@
 """Delays of any length: messages wait in ``dmq_inner_topic``, in envelopes, and are sent to their own topic when they are due.
 
-``delayed`` does this as a Spark stream, ``node`` as a service that does not need Spark.
+``delayed`` does this as a Spark stream, the command ``rocketmq-spark delay serve`` (module ``node``) without Spark.
 """
 
 from __future__ import annotations

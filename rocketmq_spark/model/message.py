@@ -14,7 +14,7 @@ from rocketmq_spark.base.codes import KEY_SEPARATOR, Property
 class MessageQueue(NamedTuple):
     """One queue of a ``topic`` on one broker; ordered as in Java: topic, ``broker_name``, ``queue_id`` (from 0).
 
-    A tuple, because plans hash and sort tens of thousands of them.
+    A tuple, because the plan of a micro-batch may hash and sort tens of thousands of queues.
     """
 
     topic: str

@@ -45,8 +45,8 @@ class SendResult(NamedTuple):
     Args:
         status: How safely it is stored.
         msg_id: The message id (UNIQ_KEY). For a batch, the ids of all messages joined by commas.
-        queue: The queue that stores it; None for a SPOOLED message without a chosen queue, and where a part of its batch
-            was found stored in another one (``confirmAmbiguous``).
+        queue: The queue that stores it; None for a SPOOLED message without a chosen queue, and for a batch whose
+            messages may be in different queues (``confirmAmbiguous``).
         queue_offset: Offset of the (first) message. None for SPOOLED and delayed messages, for messages that were found
             stored after a send without an answer (``confirmAmbiguous``), and over gRPC with any other status than SEND_OK.
         offset_msg_id: The id that the broker assigned; None if the broker does not return one.
