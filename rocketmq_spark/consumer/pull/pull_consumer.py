@@ -331,7 +331,7 @@ def _polled_rows(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int
     """As ``_polled``, but returns a record batch."""
     deadline, parts_at_once = _begun(consumer, timeout_s), ARROW_PARTS
     while parts := consumer._upkeep.next(deadline, parts_at_once):
-        one = sum(len(part.ends) for part in parts) == 1
+        one = len(parts) == 1 and len(parts[0].cut()) == 1  # no less can be taken
         try:
             batch, left = consumer._to_arrow(parts)
             too_much = left is not None and not one
