@@ -198,12 +198,18 @@ class PullConsumer(Asynchronous):
         end = time.monotonic() + checked_timeout(timeout_s)
         while True:
             self._check()
-            if messages := some_of(self._answer, _AT_ONCE):
+            if messages := self._some():
                 return messages
             remaining = end - time.monotonic()
             await self._more(max(0.0, min(remaining, POLL_S)))
             if remaining <= 0:
-                return some_of(self._answer, _AT_ONCE)
+                return self._some()
+
+    def _some(self) -> list[ReceivedMessage]:
+        answer, self._answer = self._answer, iter(())  # if this raises, the next answer begins with the same messages
+        found = some_of(self._consumer, answer, _AT_ONCE)
+        self._answer = answer
+        return found
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         while not self._closed:

@@ -18,11 +18,13 @@ from rocketmq_spark import Message, aio
 from rocketmq_spark.aio import producer as module
 from rocketmq_spark.aio.loop import Coroutines, EventLoop
 from rocketmq_spark.base.threads import Failure
+from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.result import Context
 from rocketmq_spark.errors import ClosedError, OptionError, SendFailed
 from rocketmq_spark.session import consumers
 from tests.aio.conftest import producing, run, until, waits
 from tests.aio.test_aio_loop import Blocking, in_a_thread
+from tests.consumer.fake_member import A, FakeMember, bodies, made
 from tests.consumer.group import GroupBench, group
 from tests.helpers import no_more_threads, raising
 from tests.producer.scripted import ScriptedSender
@@ -241,6 +243,35 @@ def test_a_poll_returns_no_more_at_once_than_that_of_threads(monkeypatch: pytest
                 assert len(await consumer.poll(1)) == 3
                 assert len(made) == count
             assert await consumer.poll(0) == []
+
+    run(body)
+
+
+@pytest.mark.parametrize("earlier", [0, 2])
+def test_messages_of_a_poll_that_raises_are_returned_again(monkeypatch: pytest.MonkeyPatch, earlier: int) -> None:
+    """For instance for want of memory: the caller had none of those that were decoded before."""
+    fake, errors, each = FakeMember([A]), [MemoryError()], Polls.each
+
+    def short_of_memory(polls: Polls, part: Any) -> Any:
+        for message in each(polls, part):
+            if bodies([message]) == [earlier + 3] and errors:
+                raise errors.pop()
+            yield message
+
+    monkeypatch.setattr(consumers, "PullConsumer", lambda *names: made(fake))
+    monkeypatch.setattr(Polls, "each", short_of_memory)
+    fake.add(A, 10)
+
+    async def body() -> None:
+        async with aio.PullConsumer("h:1", "g") as consumer:
+            await consumer.assign([A])
+            messages = aiter(consumer)
+            assert bodies([await anext(messages) for _ in range(earlier)]) == [*range(earlier)]
+            with pytest.raises(MemoryError):
+                await consumer.poll()
+            await consumer.commit()
+            assert fake.stored[A] == earlier
+            assert bodies(await consumer.poll()) == [*range(earlier, 10)]
 
     run(body)
 

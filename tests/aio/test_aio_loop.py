@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -349,6 +350,7 @@ class Blocking:
     """Stands for a consumer for threads: its calls wait until they are let go."""
 
     settings = ConsumerSettings(group="g")
+    _polls = SimpleNamespace(given=False, given_up_to=None)
 
     def __init__(self, *names: object, **options: object) -> None:
         self.calls: list[str] = []

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 import pytest
 
+from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, SysFlag
 from rocketmq_spark.client.pulls import wanted_of
+from rocketmq_spark.consumer.ahead import ReadAhead
+from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, PullAnswer, PullRequest, PullStatus
 from rocketmq_spark.session.consumers import _arrow
 from rocketmq_spark.wire import messages
 from rocketmq_spark.wire.messages import encode_batch
 from rocketmq_spark.wire.names import Scope
-from tests.consumer.fake_member import AT_ONCE, A, FakeMember
+from tests.consumer.fake_member import AT_ONCE, A, FakeMember, Rows, bodies, message
+from tests.consumer.reads import Reads
 from tests.harness import store
+from tests.mockbroker import WAIT_S, eventually
 
 SAID = [[7, 8, 9, 10], [5, 1 << 40, 7, 8], [5, 1, 7, 8], [-1, -1, -1, -1], [8, 7, 6, 5]]
 
@@ -137,3 +144,39 @@ def test_rows_of_a_batch_that_lies_about_its_offsets_are_not_counted_as_messages
     got = consumer.poll(AT_ONCE) + consumer.poll(AT_ONCE)
     assert [(m.queue_offset, m.decode_error is None) for m in got] == [(5, False), (8, True)]
     assert rows(consumer) == []
+
+
+@pytest.mark.parametrize("why", ["damaged", "large"])
+@pytest.mark.parametrize("given", [2, 5])
+def test_rows_behind_a_loop_that_was_left_within_what_was_read_ahead_are_an_answer_at_the_most(
+    fake: FakeMember, given: int, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop takes several answers together: what cannot be rows is in the one that it was left in, and not in those before."""
+    monkeypatch.setattr("tests.consumer.reads.COUNT", 8)
+    fake.add(A, 1000)
+    reads, asked = Reads(), list[object]()
+
+    def to_arrow(parts: Sequence[FetchedPart]) -> tuple[Rows, int | None]:
+        asked.append(parts)
+        assert len(asked) < 50, "it is tried for ever"
+        found = [one for part in parts for one in part.read()]
+        if why == "damaged" and any(one.queue_offset == given for one in found):
+            raise DecodeError("damaged", queue=str(A))
+        return Rows(found[:1]), found[1].queue_offset if found[1:] else None
+
+    ahead = ReadAhead(reads.begin, lambda queue, start, end, stored: [message(queue, i) for i in range(start, end)])
+    settings = ConsumerSettings(group="g", consume_from=ConsumeFrom(Where.EARLIEST), pull_batch_size=8)
+    with BasePullConsumer(fake, settings, to_arrow, Clock(), ahead) as consumer:  # type: ignore[arg-type]
+        consumer.assign([A])
+        eventually(lambda: reads.given > 2)
+        consumer.poll(WAIT_S)
+        consumer.seek(A, 0)
+        assert bodies(islice(consumer, given)) == [*range(given)]
+        if why == "damaged":
+            with pytest.raises(DecodeError):
+                consumer.poll_arrow(WAIT_S)
+            assert bodies(consumer.poll(WAIT_S))[0] == given
+        else:
+            for number in range(given, 20):
+                asked.clear()
+                assert bodies(consumer.poll_arrow(WAIT_S).messages) == [number]

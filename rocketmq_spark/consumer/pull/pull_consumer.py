@@ -332,7 +332,7 @@ def _polled_rows(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int
     """As ``_polled``, but returns a record batch."""
     deadline, parts_at_once = _begun(consumer, timeout_s), ARROW_PARTS
     while parts := consumer._upkeep.next(deadline, parts_at_once):
-        one = sum(len(part.ends) for part in parts) == 1
+        one = len(parts) == 1 and len(parts[0].cut()) == 1  # no less can be taken
         try:
             batch, left = consumer._to_arrow(parts)
             too_much = left is not None and not one
@@ -361,15 +361,21 @@ def next_answer(consumer: BasePullConsumer, timeout_s: float = POLL_S) -> Iterat
     return consumer._polls.each(parts[0]) if parts else iter(())
 
 
-def some_of(answer: Iterator[ReceivedMessage], most: int) -> list[ReceivedMessage]:
-    """Take the first messages of an answer, at most ``most``, and at most as many as a poll returns. The others stay in it."""
-    found: list[ReceivedMessage] = []
-    room = PORTION_BYTES
-    for message in islice(answer, most):
-        found.append(message)
-        room -= len(message.body)
-        if room <= 0:
-            break
+def some_of(consumer: BasePullConsumer, answer: Iterator[ReceivedMessage], most: int) -> list[ReceivedMessage]:
+    """Take the first messages of an answer, at most ``most``, and at most as many as a poll returns. The others stay in it. If
+    this raises, none of them counts as returned, and the answer must not be used any more.
+    """
+    polls, found, room = consumer._polls, list[ReceivedMessage](), PORTION_BYTES
+    before = polls.given, polls.given_up_to
+    try:
+        for message in islice(answer, most):
+            found.append(message)
+            room -= len(message.body)
+            if room <= 0:
+                break
+    except BaseException:  # Ctrl-C, or no memory for a body: the caller gets none of them
+        polls.given, polls.given_up_to = before
+        raise
     return found
 
 
