@@ -15,7 +15,15 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import BATCH_QUEUE, PullSysFlag, Request, Response, SysFlag
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.pulls import LongPolls, _placed, command_of, replica, wanted_of
-from rocketmq_spark.errors import BrokerBusy, BrokerNotFound, CallTimeout, ConnectionLost, OptionError, RocketMQError
+from rocketmq_spark.errors import (
+    BrokerBusy,
+    BrokerNotFound,
+    CallTimeout,
+    ConnectionLost,
+    DecodeError,
+    OptionError,
+    RocketMQError,
+)
 from rocketmq_spark.model import BrokerData, Filter, MessageQueue, PullAnswer, PullRequest, PullStatus
 from rocketmq_spark.remoting.connection import STALL_S
 from rocketmq_spark.remoting.pool import Dialling, Pool
@@ -24,6 +32,7 @@ from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import NO_SCOPE, Scope
 from tests.client.conftest import Parts
 from tests.harness import store
+from tests.helpers import raising
 from tests.mockbroker import WAIT_S, Held, MockBroker, ok, refuse, topic_config
 
 QUEUE = MessageQueue("t", "broker-a", 1)
@@ -182,6 +191,19 @@ def test_any_other_answer_is_an_error(broker: MockBroker, parts: Parts) -> None:
     error = pull(parts)
     assert isinstance(error, BrokerBusy)
     assert error.queue == str(QUEUE)
+
+
+def test_an_answer_that_cannot_be_decoded_now_is_an_error(
+    broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For want of memory for instance. Nobody would pull the queue again if this were told to no one."""
+    broker.on(Request.PULL_MESSAGE, ok(SAME_HASH, **BOUNDS))
+    with monkeypatch.context() as short_of_memory:
+        short_of_memory.setattr(messages, "_decode", raising(MemoryError()))
+        error = pull(parts)
+    assert isinstance(error, DecodeError)
+    assert "MemoryError" in str(error)
+    assert [message.queue_offset for message in pull(parts).messages] == [5, 6, 8]
 
 
 def test_a_broker_that_says_nothing_is_an_error_in_time(broker: MockBroker, parts: Parts) -> None:
