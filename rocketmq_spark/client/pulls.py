@@ -8,6 +8,7 @@ pulls of group members, chooses the replica for each and interprets the answer. 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -15,19 +16,12 @@ from typing import Any, TypeVar
 from rocketmq_spark.base.clock import LONGEST_S, Deadline
 from rocketmq_spark.base.codes import OFFSET_RESET, RETRY_PREFIX, PullSysFlag, Response, SysFlag
 from rocketmq_spark.base.retry import Retry
-from rocketmq_spark.base.threads import Aside, never_waiting
+from rocketmq_spark.base.threads import Aside, Failure, attempt, never_waiting
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.groups import own
 from rocketmq_spark.client.questions import Kinds, is_batched, is_compacted
 from rocketmq_spark.client.route import Routes
-from rocketmq_spark.errors import (
-    AccessDenied,
-    BrokerNotFound,
-    ConnectionLost,
-    DecodeError,
-    OptionError,
-    RocketMQError,
-)
+from rocketmq_spark.errors import AccessDenied, BrokerNotFound, ConnectionLost, DecodeError, OptionError, RocketMQError
 from rocketmq_spark.model import (
     MASTER_ID,
     NO_FILTER,
@@ -45,6 +39,8 @@ from rocketmq_spark.wire.header import Bytes, Command
 from rocketmq_spark.wire.messages import DecodeSettings, Stored, decode_each, decode_one, portion, stored_in
 from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import parse_subscription
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -171,16 +167,17 @@ class LongPolls:
         return request
 
     def _told(self, request: PullRequest, address: str, done: Done, answer: Command | RocketMQError) -> None:
-        result: PullAnswer | RocketMQError
-        try:
-            if isinstance(answer, RocketMQError):
-                raise answer
-            result = answer_of(request, answer, address, self._calls.scope)
-        except RocketMQError as e:
-            result = e
-        except Exception as e:  # noqa: BLE001 - without memory for instance; a queue without an answer is not pulled again
-            result = DecodeError(f"the answer could not be decoded: {e!r}", address, queue=str(request.queue))
-        done(result)
+        if isinstance(answer, RocketMQError):
+            done(answer)
+            return
+        result = attempt(answer_of, request, answer, address, self._calls.scope)
+        if not isinstance(result, Failure):
+            done(result)
+        elif isinstance(result.error, RocketMQError):
+            done(result.error)
+        else:  # without memory for instance: who hears of it pulls again
+            result.log(logger, "an answer to the pull of %s could not be decoded", request.queue)
+            done(DecodeError(f"the answer could not be decoded: {result}", queue=str(request.queue)))
 
 
 def replica(broker: BrokerData, wanted: int) -> tuple[int, str]:

@@ -196,12 +196,14 @@ def test_any_other_answer_is_an_error(broker: MockBroker, parts: Parts) -> None:
 def test_an_answer_that_cannot_be_decoded_now_is_an_error(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without memory for instance. Without an answer the queue was not pulled again."""
-    broker.on(Request.PULL_MESSAGE, ok(b"", nextBeginOffset=1, minOffset=0, maxOffset=1))
-    monkeypatch.setattr("rocketmq_spark.client.pulls.answer_of", raising(MemoryError("none left")))
-    answer = pull(parts)
-    assert isinstance(answer, DecodeError)
-    assert "MemoryError" in str(answer)
+    """For want of memory for instance. Nobody would pull the queue again if this were told to no one."""
+    broker.on(Request.PULL_MESSAGE, ok(SAME_HASH, **BOUNDS))
+    with monkeypatch.context() as short_of_memory:
+        short_of_memory.setattr(messages, "_decode", raising(MemoryError()))
+        error = pull(parts)
+    assert isinstance(error, DecodeError)
+    assert "MemoryError" in str(error)
+    assert [message.queue_offset for message in pull(parts).messages] == [5, 6, 8]
 
 
 def test_a_broker_that_says_nothing_is_an_error_in_time(broker: MockBroker, parts: Parts) -> None:
