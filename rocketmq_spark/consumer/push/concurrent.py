@@ -123,9 +123,8 @@ class Concurrent:
         self._calls: dict[int, Call] = {}  # by identity
         self._results: deque[Call] = deque()
         self._noting = threading.Lock()
-        self._returning = (
-            threading.Lock()
-        )  # held while late messages are sent back, so that a call that fails then sends the rest
+        # Held while late messages are sent back, so that a call that fails at that time sends back only the others.
+        self._returning = threading.Lock()
         self._closed = False
 
     def ready(self, queue: ProcessQueue) -> bool:
