@@ -209,23 +209,18 @@ class Coroutines(LaterListener):
         self._code = code
         self._limit = limit
         self._running = 0
-        self._woken = False
         self._line: deque[Turn] = deque()
 
     def submit(self, turn: Turn, times: int, first: bool = False) -> None:
         """Let calls wait. Raises ``RuntimeError`` if the loop was closed, but not the consumer."""
         (self._line.extendleft if first else self._line.extend)(repeat(turn, times))
-        if not self._woken or self._loop.gone:
-            self._woken = True
-            try:
-                self._loop.soon(self._spread)
-            except RuntimeError:
-                self._woken = False
-                self._line.clear()
-                raise
+        try:
+            self._loop.soon(self._spread)
+        except RuntimeError:
+            self._line.clear()
+            raise
 
     def _spread(self) -> None:
-        self._woken = False  # first, as in the loop
         for _ in range(min(len(self._line), self._limit - self._running)):
             self._running += 1
             self._loop.run_task(self._run(), self._ended)
