@@ -41,7 +41,7 @@ PROCESSES = {
 SPARK_PLACES = {"examples", "notebooks", "spark", "test_packaging.py", "test_play.py"}
 # Folders whose single tests take minutes: where files are shared out, they must not be what the last process ends with.
 LONG = {"kill", "chaos", "notebooks", "examples"}
-# Folders whose tests wait more than they work. They come first of all that runs in memory, and the others fill the end.
+# Folders in memory whose tests wait more than they work.
 WAITING = {"client", "consumer", "contracts", "fuzz"}
 # Clusters that tests share (fix_clusters), by the names of their fixtures, in the order in which their tests run.
 SHARED = ("secured", "encrypted", "elsewhere", "slaved", "older", "timerless", "one_broker", "two_brokers", "proxied")
@@ -145,19 +145,31 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """File by file, as ``--dist loadfile``, but all tests of one of ``SCOPES`` go to one process.
+    """File by file, as ``--dist loadfile``, but all tests of one of ``SCOPES`` go to one process, and a third of the
+    processes begin with what waits more than it works.
 
-    They go out as they were collected, not by how many tests a file has: see ``pytest_collection_modifyitems``. The process
+    Files go out as they were collected, not by how many tests a file has: see ``pytest_collection_modifyitems``. The process
     that shares them out collects nothing, so a worker writes down the scopes.
     """
     from xdist.scheduler import LoadFileScheduling
 
     class ByScope(LoadFileScheduling):
         scopes: Mapping[str, str] = MappingProxyType({})
+        waiting: frozenset[str] = frozenset()
 
         def _split_scope(self, nodeid: str) -> str:
-            self.scopes = self.scopes or json.loads(Path(config.stash[_scopes]).read_text())
+            if not self.scopes:
+                noted = json.loads(Path(config.stash[_scopes]).read_text())
+                self.scopes, self.waiting = noted["scopes"], frozenset(noted["waiting"])
             return self.scopes[nodeid]
+
+        def _assign_work_unit(self, node: Any) -> None:
+            waiters = self.numnodes // 3
+            waits = int(node.gateway.id.removeprefix("gw")) >= self.numnodes - waiters
+            first = next((scope for scope in self.workqueue if (scope in self.waiting) == waits), None)
+            if waiters and first is not None:
+                self.workqueue.move_to_end(first, last=False)
+            super()._assign_work_unit(node)
 
     if config.getoption("dist") != "loadfile":
         return None
@@ -220,7 +232,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             order[scope] = min(_turn(item, scope), order.get(scope, (4, 0))[0]), -place
         items.sort(key=lambda item: order[scopes[item.nodeid]])
         if worker["scopes"]:
-            Path(worker["scopes"]).write_text(json.dumps(scopes))
+            waiting = [scope for scope, (turn, _) in order.items() if turn in _WAIT]
+            Path(worker["scopes"]).write_text(json.dumps({"scopes": scopes, "waiting": waiting}))
     last = max(
         (place for place, item in enumerate(items) if "rocketmq" in getattr(item, "fixturenames", ())), default=-1
     )
@@ -238,6 +251,10 @@ def scope_of(item: pytest.Item) -> str:
     """What a test shares with others that must run in its process: one of ``SCOPES``, else its file."""
     fixtures = getattr(item, "fixturenames", ())
     return next((name for name in SCOPES if name in fixtures), item.nodeid.partition("::")[0])
+
+
+# The turns whose tests wait more than they work: for timers of brokers, for ends of outages.
+_WAIT = (2, 3)
 
 
 def _turn(item: pytest.Item, scope: str) -> int:

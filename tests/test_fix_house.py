@@ -164,6 +164,18 @@ def test_tests_of_one_cluster_run_in_one_process_and_one_after_the_other(inner: 
     assert "cluster" * 4 in "".join(names)
 
 
+def test_a_third_of_the_processes_begins_with_what_waits(inner: pytest.Pytester) -> None:
+    """The others with what works, so that a processor has something to do while brokers and timers are awaited."""
+    (inner.path / "live").mkdir()
+    files = [f"test_{name}.py" for name in "abcd"] + [f"live/test_{name}.py" for name in "ef"]
+    for file in files:
+        (inner.path / file).write_text("def test_it(): pass")
+    text = run(inner, "-n3", "--dist=loadfile", "-v", "-p", "xdist", *files)
+    ran = re.findall(r"\[gw(\d)\] .*PASSED (\S+)::test_it", text)
+    assert sorted(file for _, file in ran) == sorted(files)
+    assert {file for worker, file in ran if worker == "2"} == {"live/test_e.py", "live/test_f.py"}
+
+
 LASTING = """
 import pathlib
 import pytest
