@@ -47,7 +47,10 @@ def broker() -> None:
 def start(
     output: Output, brokers: int | None, slaves: int | None, port: int | None, data: Path | None, conf: dict[str, str]
 ) -> None:
-    """Start a name server and brokers; they run until 'broker stop'. All brokers that the data folder has are started."""
+    """Start a name server and brokers; they run until 'broker stop'.
+
+    Every broker of the data folder is started; --brokers can only add more.
+    """
     from rocketmq_spark.cli import background
 
     folder = (data or background.default_data()).expanduser().absolute()
@@ -119,7 +122,10 @@ def status(ctx: click.Context, output: Output) -> None:
 )
 @click.pass_obj
 def logs(output: Output, name: str, lines: int) -> None:
-    """Show what the server NAME printed and logged: namesrv, broker-a, ..."""
+    """Show what the server NAME printed and logged.
+
+    NAME is one of the servers that 'broker status' shows: namesrv, broker-a, ...
+    """
     from rocketmq_spark.cli import background
 
     running = background.running()

@@ -146,6 +146,8 @@ def _next(last: Read) -> str:
 def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> None:
     """Compare the positions of a query with what the brokers have now.
 
+    Each queue has one of these states.
+
     No problem: read (nothing new), behind, and new (the query will read the queue from its beginning).
 
     Data loss: lost (messages were deleted before the query read them), made again (it is certain that the topic was deleted and
@@ -265,7 +267,7 @@ def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @time_option("--to-time", "time_ms", help="Rewind to the end of the last batch that began at or before this time: everything "
              f"stored since is read again, and perhaps messages stored before. {TIMES}.")  # fmt: skip
 @with_yes
-@click.option("--quiet-for", "quiet_s", callback=_duration, default="60s", show_default=True, metavar="TIME",
+@click.option("--quiet-for", "quiet_s", callback=_duration, default="60s", show_default=True, metavar="DURATION",
               help="Fail if anything in FOLDER changed within this time.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Rewind even if FOLDER changed recently.")
 @click.pass_obj
@@ -274,8 +276,8 @@ def rewind(
 ) -> None:
     """Rewind a stopped query to the end of an earlier batch: give --to-batch or --to-time.
 
-    The query reads the messages after that batch again. The removed files are first copied to a backup beside FOLDER. Nothing
-    is sent to brokers.
+    The query reads the messages after that batch again. The command removes the files of later batches, after it has
+    copied them to a backup beside FOLDER. Nothing is sent to brokers.
     """
     from rocketmq_spark.spark.checkpoints import rewind as back
     from rocketmq_spark.spark.checkpoints.entries import folder as opened

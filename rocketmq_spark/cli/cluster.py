@@ -33,9 +33,10 @@ _SHOWN = {
 @click.pass_obj
 @click.pass_context
 def cluster(ctx: click.Context, output: Output, target: Target) -> None:
-    """Show all brokers, masters (ID 0) and slaves, with the figures that they report. Exits with 1 if one does not answer.
+    """Show all brokers, masters (ID 0) and slaves, with the figures that they report.
 
-    With --json, facts contains everything that a broker reports.
+    Exits with 1 if a broker does not answer, or if there is none. With --json, the field facts has everything
+    that a broker reports.
     """
     from rocketmq_spark.admin import brokers
 
@@ -147,7 +148,7 @@ def _show_users(output: Output, found: Iterable[UserAccount]) -> None:
 
 @click.group(cls=CliGroup)
 def policy() -> None:
-    """List, set and delete what users may do, on a cluster with ACL 2.0."""
+    """List, set and delete policies (what users may do) of a cluster with ACL 2.0."""
 
 
 @policy.command("list")
@@ -172,9 +173,10 @@ def list_policies(output: Output, target: Target, name: str | None) -> None:
 def set_policy(
     output: Output, /, target: Target, name: str, resource: str, actions: tuple[str, ...], **how: object
 ) -> None:
-    """Allow the user NAME the ACTIONS on RESOURCE, such as Topic:orders Sub Get, or 'Group:billing*' Sub.
+    """Allow the user NAME the ACTIONS on RESOURCE. Replaces the user's policy for that resource.
 
-    Replaces the user's policy for that resource. ACTIONS: All, Pub, Sub, Create, Update, Delete, Get, List.
+    ACTIONS: All, Pub, Sub, Create, Update, Delete, Get, List. Examples: policy set alice Topic:orders Sub Get,
+    and policy set alice 'Group:billing*' Sub.
     """
     from rocketmq_spark.admin import brokers
 

@@ -185,7 +185,7 @@ COMMANDS = {
     "cluster": ("Show the brokers of a cluster.", "cluster:cluster"),
     "message": ("Show stored messages by id, by key and by time.", "message:message"),
     "user": ("List, set and delete users (ACL 2.0).", "cluster:user"),
-    "policy": ("List, set and delete what users may do (ACL 2.0).", "cluster:policy"),
+    "policy": ("List, set and delete policies: what users may do (ACL 2.0).", "cluster:policy"),
     "produce": ("Send lines of text, or generated orders, to a topic.", "produce:produce"),
     "tail": ("Show the messages of a topic as they arrive.", "tail:tail"),
     "consume": ("Consume messages of a topic as a group, as lines of JSON.", "tail:consume"),

@@ -190,8 +190,8 @@ _OPTIONS = (
     click.option(
         "--environment",
         metavar="NAME",
-        help="Use only the topics, queues and groups of this environment, one of several in the cluster. Its number; or its name,"
-        " with -o environments=JSON or -o environmentMode=suffix [env: ROCKETMQ_ENVIRONMENT]",
+        help="Use only the topics, queues and groups of this environment, one of several in the cluster. NAME is its number or,"
+        " with -o environments=JSON or -o environmentMode=suffix, its name [env: ROCKETMQ_ENVIRONMENT]",
     ),
     click.option(
         "-o",
@@ -199,6 +199,6 @@ _OPTIONS = (
         multiple=True,
         callback=pairs,
         metavar="NAME=VALUE",
-        help="Another option of docs/options.md that says how to connect, such as requestTimeout=10s (may be repeated).",
+        help="Another option that says how to connect, such as requestTimeout=10s (docs/options.md; may be repeated).",
     ),
 )

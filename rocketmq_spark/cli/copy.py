@@ -194,8 +194,8 @@ def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> KeyedMess
     multiple=True,
     callback=pairs,
     metavar="NAME=VALUE",
-    help="An option of the destination's producer, such as accessKey=… or tls=true (may be repeated). The default environment "
-    "is that of the source; environment=NAME selects another one, and an empty value none.",
+    help="An option of the destination's producer, such as accessKey=… or tls=true (may be repeated). The environment is "
+    "that of the source; environment=NAME selects another one, and environment= (without a value) none.",
 )
 @rate_option("Copy at most this many messages a second.")
 @click.option(
@@ -209,8 +209,9 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
     """Copy messages of topic SOURCE to topic DESTINATION, of the same or another cluster.
 
     To resume a copy, run the command again with the same --group. No message is lost. After Ctrl-C none is copied twice. If the
-    command was killed or a send failed, the messages of its last 0.25 s and those in flight (up to 256) are copied again, as is a
-    message whose send got no answer. With --mark, readers can recognize such duplicates.
+    command was killed or a send failed, messages sent in the last 0.25 s and those in flight (up to 256) are copied again. If a
+    send got no answer, the producer repeats it, and its messages may be copied twice. With --mark, readers can recognize
+    duplicates.
 
     Messages with a sharding key are copied to the queue that the hash of the key selects, in order per key. The other messages of
     a queue are copied to one queue, in their order. A copy has the body, tags, keys, flag, properties and sharding key of the

@@ -141,8 +141,8 @@ def _queues(there: GroupDescription) -> list[dict[str, object]]:
 def delete(output: Output, /, target: Target, name: str, topics: bool, force: bool, yes: bool) -> None:
     """Delete the settings and the offsets of a consumer group. Stop its members first.
 
-    It fails while the group has members. Brokers do not know members that consume over gRPC: after the deletion these may get
-    all messages again.
+    It fails while the group has members. Brokers do not know members that consume over gRPC: these do not prevent the
+    deletion, and may get all messages again.
     """
     from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.positions import own_group
@@ -210,7 +210,7 @@ def offsets() -> None:
 @connected
 @click.pass_obj
 def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) -> None:
-    """Show the committed offset of GROUP in each queue: the offset that it reads next, '-' (JSON: null) without one."""
+    """Show the committed offset of GROUP in each queue: the next offset to read, or '-' (JSON: null) if there is none."""
     from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.positions import own_group
 
@@ -238,21 +238,24 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
     required=True,
     callback=_to,
     metavar="WHERE",
-    help=f"earliest, latest, a time ({TIMES}), or JSON as for startingOffsets; JSON may omit queues.",
+    help=f"earliest, latest, a time ({TIMES}), or JSON as for startingOffsets. Queues that JSON omits keep their offsets.",
 )
 @click.option("--by-duration", "--shift-by", "--to-datetime", hidden=True, expose_value=False, callback=_kafkas)
 @with_yes
 @click.option(
     "--force",
     is_flag=True,
-    help="Set them although the group has members, which will soon overwrite them with their own.",
+    help="Set the offsets although the group has members, which will soon overwrite them with their own.",
 )
 @connected
 @click.pass_obj
 def set_offsets(
     output: Output, /, target: Target, group: str, topics: tuple[str, ...], wanted: Wanted, **how: bool
 ) -> None:
-    """Reset GROUP's committed offsets. Stop its members first. With --environment, only for the queues that it owns."""
+    """Reset GROUP's committed offsets. Stop its members first.
+
+    With --environment, only the offsets of the environment's queues are reset.
+    """
     from rocketmq_spark.admin import groups
     from rocketmq_spark.cli.positions import own_group
     from rocketmq_spark.queues.environment import environment_of

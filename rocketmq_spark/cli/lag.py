@@ -63,19 +63,21 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 @connected
 @click.pass_obj
 def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_metrics: bool, **what: Any) -> None:
-    """Show how many messages a group or a query has not read yet, by queue, and the age of the next one.
+    """Show how many messages a group or a query has not read yet, by queue, and the age of the oldest unread message.
 
     Give either --group or --checkpoint.
 
     --json prints one object per refresh: lag (unread messages), lost (messages that were removed before they were read),
     behindMs (age of the oldest unread message), readPerSecond, writtenPerSecond, catchUpMs (time until lag is 0 at these rates),
-    unknownQueues and wentBackQueues (how many queues), and queues. With --checkpoint it also has underWay, the unfinished
-    batch (batchId, forMs since it began, and waitsFor: its brokers that do not answer), and otherClusters, the clusters that the
-    query reads and the command does not contact. Unknown values, such as the rates of the first refresh, are null. A checkpoint
-    does not show whether its query runs.
+    unknownQueues (number of queues whose lag is unknown), wentBackQueues (number of those that end before the position of the
+    group or query), and queues. Unknown values, such as the rates of the first refresh, are null.
 
-    If a broker is unavailable, --checkpoint shows null for the queues of that broker and exits with 1; --group fails, because
-    the brokers store the offsets of a group.
+    With --checkpoint, --json also prints batchId (the last finished batch), otherClusters (clusters that the query reads and the
+    command does not contact), and underWay, the unfinished batch: its batchId, forMs (time since it began) and waitsFor (brokers
+    that it reads and that do not answer). A checkpoint does not show whether its query runs.
+
+    If a broker is unavailable, --checkpoint shows '-' (JSON: null) for the queues of that broker and exits with 1; --group fails,
+    because the brokers store the offsets of a group.
 
     If a queue ends before the position of the group or query, its lag is unknown: its topic was created again, or its broker
     lost messages. The exit code is 1 then, too.

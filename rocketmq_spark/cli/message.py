@@ -296,14 +296,16 @@ def message() -> None:
 
 @message.command()
 @click.argument("message_id", metavar="ID")
-@click.option("--topic", help="The topic of the message. Required with msgId, and by brokers with ACL.")
+@click.option(
+    "--topic", help="The topic of the message. Required if ID is a msgId, or if brokers check permissions (ACL)."
+)
 @connected
 @click.pass_obj
 def get(output: Output, target: Target, message_id: str, topic: str | None) -> None:
     """Show one message by its offset message id or, with --topic, by the id that its producer assigned.
 
-    The broker assigns the offset message id (offsetMsgId): its address and a position in its log. The id of the producer is
-    msgId in the output of 'tail --json'.
+    The broker assigns the offset message id (offsetMsgId), which consists of the broker's address and a position in its log. The
+    id that the producer assigned is msgId in the output of 'tail --json'.
     """
     from rocketmq_spark.admin import messages
 
@@ -334,8 +336,8 @@ def get(output: Output, target: Target, message_id: str, topic: str | None) -> N
     type=click.IntRange(1),
     default=32,
     show_default=True,
-    help="With --key, at most this many messages of each broker, the newest ones (up to 64). Without it, at most this many "
-    "in all, the oldest ones (up to 10000).",
+    help="With --key, show the newest messages, at most this many of each broker (1 to 64). Without it, show the oldest "
+    "messages, at most this many in all (1 to 10000).",
 )
 @connected
 @click.pass_obj
@@ -344,7 +346,8 @@ def find(
 ) -> None:
     """Show the messages of a topic that have a key, or that were stored in a period, oldest first.
 
-    Without --key, the command reads all queues from the masters; with --environment, only the queues of that environment.
+    Give --key, a period (--from, --to), or both. Without --key, the command reads all queues from the masters, or with
+    --environment only the queues of that environment.
     """
     from rocketmq_spark.admin import messages
     from rocketmq_spark.queues.environment import environment_of

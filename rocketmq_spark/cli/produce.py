@@ -146,7 +146,10 @@ def produce(
     rate: float | None,
     count: int | None,
 ) -> None:
-    """Send messages to TOPIC: one for each line that is not empty, or orders at --rate until --count or Ctrl-C."""
+    """Send messages to TOPIC: one for each line that is not empty.
+
+    With --rate, send generated orders instead, until --count or Ctrl-C.
+    """
     from dataclasses import replace
 
     from rocketmq_spark.model import Message

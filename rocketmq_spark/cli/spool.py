@@ -45,7 +45,10 @@ _SUMMARY = {
 
 @click.group(cls=CliGroup)
 def spool() -> None:
-    """Inspect, send or export the spool of a producer, or the spools of a sink's workers."""
+    """Inspect, send or export the spool of a producer, or the spools of a sink's workers.
+
+    FOLDER is a spool, or a spoolDir that contains the spools of workers.
+    """
 
 
 @spool.command()
@@ -89,7 +92,7 @@ def show(output: Output, folder: Path, records: bool) -> None:
 def export(output: Output, folder: Path) -> None:
     """Print every record of FOLDER as JSON, one object per line, with its body (base64) and properties.
 
-    The exit code is 1 if a folder is damaged, and not all of its records could be read.
+    The exit code is 1 if not all records could be read, because a folder is damaged.
     """
     from rocketmq_spark.spool.spool import SpoolReading
 
@@ -115,15 +118,15 @@ def export(output: Output, folder: Path) -> None:
     type=click.FloatRange(min=0),
     default=60.0,
     show_default=True,
-    help="Give up after this many seconds.",
+    help="Time limit for each spool, in seconds.",
 )
 @connected
 @click.pass_obj
 def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: float) -> None:
     """Send all records of FOLDER now, even those that are not due.
 
-    Records that fail are kept, and retried on their usual schedule; the exit code is 1 then. A record of several messages counts
-    as one. Folders that another process uses are reported and not sent; the others are sent.
+    Records that fail are kept, and retried on their usual schedule; the exit code is 1 then. The printed numbers count records; a
+    record may have several messages. Folders that another process uses are reported and not sent; the others are sent.
     """
     from rocketmq_spark import options
     from rocketmq_spark.queues.environment import by_position, position_problem
@@ -165,10 +168,11 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
 @connected
 @click.pass_obj
 def assign(output: Output, target: Target, folder: Path, delay_group: str | None) -> None:
-    """Assign the records of FOLDER to this cluster, namespace and environment, for example after its addresses changed.
+    """Assign the records of FOLDER to the cluster, namespace and environment that the options name.
 
-    They are sent there when a producer, a sink's worker, a delay node or 'spool send' opens the folder. Folders that another
-    process uses are reported and not assigned; the others are assigned.
+    Use it, for example, after all addresses of the cluster changed. The records are sent there when a producer, a sink's worker,
+    a delay node or 'spool send' opens the folder. Folders that another process uses are reported and not assigned; the others are
+    assigned.
     """
     from rocketmq_spark import options
     from rocketmq_spark.spool.store import Store
@@ -334,7 +338,7 @@ def delay() -> None:
     show_default=True,
     help="Topic for messages that cannot be read, or may not be delivered to their topic.",
 )
-@click.option("--dead", is_flag=True, help="Also send messages that were given up.")
+@click.option("--dead", is_flag=True, help="Also send the dead letters in --data: messages that were given up.")
 @connected
 @click.pass_obj
 def serve(
@@ -347,7 +351,9 @@ def serve(
     dead_topic: str,
     dead: bool,
 ) -> None:
-    """Hold messages of --inner-topic in --data and send them when they are due, until Ctrl-C or SIGTERM.
+    """Run a node of the delay service, until Ctrl-C or SIGTERM.
+
+    A node holds messages of --inner-topic in --data, and sends them when they are due.
 
     With environmentMode=queues, the default, one service serves all environments, and the command refuses --environment and
     ROCKETMQ_ENVIRONMENT. With -o environmentMode=suffix, run one service for each environment, and name the environment with

@@ -95,7 +95,8 @@ def _tags(ctx: click.Context, param: click.Parameter, value: str | None) -> str 
     "end",
     callback=_by_queue,
     metavar="JSON",
-    help="Stop before these offsets of the queues that --from names, and do not wait for new messages.",
+    help="Stop before these offsets of queues, and do not wait for new messages. Requires --from with JSON that names these "
+    "queues, too.",
 )
 @click.option("--tags", callback=_tags, help="Only messages with one of these tags: 'a || b'.")
 @click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")

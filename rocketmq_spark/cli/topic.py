@@ -101,7 +101,9 @@ def _refuse_part(target: Target, name: str, what: str = "take the messages of al
 
 @topic.command()
 @click.argument("name")
-@click.option("--queues", type=click.IntRange(1), help="Queues on each broker from now on; 'shrink' removes queues.")
+@click.option(
+    "--queues", type=click.IntRange(1), help="Queues on each broker from now on; to have fewer, use 'shrink'."
+)
 @click.option(
     "--permission",
     type=click.Choice(["RW", "R", "W"], case_sensitive=False),
@@ -153,7 +155,8 @@ def update(
 def shrink(output: Output, target: Target, name: str, queues: int, brokers: tuple[str, ...], yes: bool) -> None:
     """Remove queues from a topic: those with the highest ids.
 
-    The messages of the removed queues cannot be read until you add the queues again. The command first shows how many there are.
+    The messages of the removed queues cannot be read until you add the queues again. The command shows
+    the number of these messages before it asks for confirmation.
     """
     from rocketmq_spark.admin import topics
 
@@ -187,7 +190,10 @@ def list_topics(output: Output, target: Target, everything: bool) -> None:
 @connected
 @click.pass_obj
 def describe(output: Output, target: Target, name: str) -> None:
-    """Show offsets and message times of each queue of a topic, with the type and the permission of the topic on its broker."""
+    """Show offsets and last message time of each queue of a topic.
+
+    Also shows the type and the permission that the topic has on the broker of the queue.
+    """
     from rocketmq_spark.admin import topics
     from rocketmq_spark.base.codes import BATCH_QUEUE, QUEUE_TYPE
 
@@ -262,7 +268,7 @@ def show(output: Output, target: Target, topic: str) -> None:
     """Show which environments write and read each queue of TOPIC.
 
     Writers are computed from -o environments=..., because brokers do not store them: give the value that the producers use.
-    Readers are what the members of consumer groups report. A group without members is shown at the queues for which it has
+    Readers are reported by the members of consumer groups. A group without members is shown at the queues for which it has
     committed offsets.
     """
     from rocketmq_spark.client.groups import readers

@@ -307,15 +307,15 @@ _INDENT = 8
 @click.command(cls=CliCommand)
 @click.argument("server", metavar="[NAME_SERVER]", required=False)
 @click.option("--topic", "topics", multiple=True, help="A topic that is read or written (may be repeated).")
-@click.option("--group", metavar="NAME", help="A consumer group that reads.")
-@click.option("--checkpoint", metavar="FOLDER", help="The checkpointLocation of a query that reads.")
+@click.option("--group", metavar="NAME", help="A consumer group to check.")
+@click.option("--checkpoint", metavar="FOLDER", help="The checkpointLocation of a query to check.")
 @click.option(
     "--exactly-once", is_flag=True, help="Check that the topics can be written with deliveryGuarantee=exactly-once."
 )
 @click.option(
     "--proxy-endpoint",
     metavar="HOST:PORT",
-    help="gRPC port of a Proxy; separate several by ';'. With or without a name server.",
+    help="gRPC endpoint of a Proxy; separate several by ';'. If no name server is given, brokers are not checked.",
 )
 @click.option("--strict", is_flag=True, help="Exit with 1 also if there is only advice.")
 @connected
@@ -335,8 +335,8 @@ def doctor(
 ) -> None:
     """Diagnose problems of a cluster, a topic or a reader, and suggest fixes.
 
-    The command changes nothing, and stores no message on a broker. Exit codes: 0 if no check failed, 1 if one failed, 2 for wrong
-    usage.
+    NAME_SERVER is another way to give --name-server. The command changes nothing, and stores no message on a broker. Exit codes:
+    0 if no check failed, 1 if one failed, 2 for wrong usage.
     """
     from rocketmq_spark.cli.doctor.findings import Level, code
 
