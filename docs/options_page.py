@@ -52,7 +52,7 @@ SINK_COLUMNS = {
     "shardingKey": "rows of one key go to one queue, with `queueSelector=hash`",
     "queueId": "the queue itself, with `queueSelector=column`",
     "brokerName": "its broker; goes with `queueId`",
-    "delayLevel": "deliver after this level of the broker's delay table",
+    "delayLevel": "deliver after the delay of this level in the broker's delay table",
     "delayMs": "deliver this many milliseconds after the send",
     "deliverAt": "delivered at this time",
     "flag": "number for readers",

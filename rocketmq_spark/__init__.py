@@ -1,6 +1,6 @@
 """A PySpark connector for Apache RocketMQ, and the pure-Python client under it.
 
-Names are imported when they are first used, so that a Spark worker that only sends pays for nothing else.
+A name is imported when it is first used, so that a Spark worker that only sends does not load the rest.
 """
 
 from __future__ import annotations

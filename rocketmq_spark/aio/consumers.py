@@ -63,7 +63,7 @@ class Consumer(Asynchronous):
             listener: A coroutine function or a function. Its arguments are those of ``rocketmq_spark.Listener``.
 
         Raises:
-            OptionError, LocalProtocolError: As ``rocketmq_spark.Consumer.start``.
+            OptionError, LocalProtocolError, RocketMQError: As ``rocketmq_spark.Consumer.start``.
         """
         self._check()
         settings = self._consumer.settings
@@ -172,15 +172,15 @@ class PullConsumer(Asynchronous):
         await self._ask(self._consumer.seek, queue, offset)
 
     async def seek_to_beginning(self, *queues: MessageQueue) -> None:
-        """Continue at the first message that the broker keeps, of ``queues`` or of all."""
+        """Continue ``queues``, by default all, at the first message that the broker keeps."""
         await self._ask(self._consumer.seek_to_beginning, *queues)
 
     async def seek_to_end(self, *queues: MessageQueue) -> None:
-        """Continue after the last message, of ``queues`` or of all."""
+        """Continue ``queues``, by default all, after the last message."""
         await self._ask(self._consumer.seek_to_end, *queues)
 
     async def seek_to_timestamp(self, epoch_ms: int, *queues: MessageQueue) -> None:
-        """Continue at the first message stored at or after ``epoch_ms`` (ms since 1970), of ``queues`` or of all."""
+        """Continue ``queues``, by default all, at the first message stored at or after ``epoch_ms`` (ms since 1970)."""
         await self._ask(self._consumer.seek_to_timestamp, epoch_ms, *queues)
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
@@ -276,8 +276,8 @@ class SimpleConsumer(Asynchronous):
     ) -> Sequence[PoppedMessage]:
         """Return up to ``max_messages`` messages; an empty list if none came within ``wait``.
 
-        Other members do not get the messages for the time ``invisible``. If the call is cancelled, the next call returns its
-        messages, whose invisible time has begun; if they have not arrived, the next call waits for them first.
+        Other members do not get the messages for the time ``invisible``. The messages of a cancelled call are returned by the
+        next one, which waits for them if they have not arrived; their invisible time has begun.
         """
         self._check()
         while self._left and not self._unclaimed:
@@ -319,7 +319,7 @@ class SimpleConsumer(Asynchronous):
         await self._ask(self._consumer.forward_to_dlq, message)
 
     async def close(self) -> None:
-        """Leave the group. Messages without an acknowledgement are delivered again when their time is over."""
+        """Leave the group. Messages that were not acknowledged are delivered again when their invisible time is over."""
         if self._closed:
             return
         self._check()

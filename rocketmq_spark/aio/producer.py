@@ -241,7 +241,7 @@ class Producer(Asynchronous):
             self._loop.put(future, sent.error)
 
     async def send_oneway(self, message: Message, **how: Any) -> None:
-        """Send without an answer: whether the message was stored stays unknown.
+        """Send without an answer, so it stays unknown whether the message was stored.
 
         ``how``: the keyword arguments of ``rocketmq_spark.Producer.send_oneway``.
         """
@@ -256,7 +256,7 @@ class Producer(Asynchronous):
     async def send_arrow(self, rows: Any, topic: str | None = None, **how: Any) -> SentRows:
         """Send the ``rows`` of Arrow data to ``topic``, on a thread. See ``rocketmq_spark.Producer.send_arrow``.
 
-        ``how``: its other keyword arguments. A call that has begun continues if it is cancelled.
+        ``how``: its other keyword arguments. Cancelling a call that has begun does not stop it.
         """
         self._check()
         return await self._rows.call(self._producer.send_arrow, rows, topic, **how)
@@ -264,7 +264,7 @@ class Producer(Asynchronous):
     async def send_many(self, messages: Iterable[Message], **how: Any) -> SentRows:
         """Send ``messages`` in batches, on a thread, which also iterates over them. See ``rocketmq_spark.Producer.send_many``.
 
-        ``how``: its other keyword arguments. A call that has begun continues if it is cancelled.
+        ``how``: its other keyword arguments. Cancelling a call that has begun does not stop it.
         """
         self._check()
         return await self._rows.call(self._producer.send_many, messages, **how)
@@ -326,7 +326,7 @@ class Producer(Asynchronous):
                 half._fate.leave()
 
     async def recall(self, topic: str, recall_handle: str) -> str:
-        """Cancel a delayed message of ``topic`` by the ``recall_handle`` of its result; returns its id."""
+        """Cancel a delayed message of ``topic`` by the ``recall_handle`` of its result; returns the message id."""
         return await self._ask(self._producer.recall, topic, recall_handle)
 
     async def flush(self, timeout_s: float | None = None) -> bool:
@@ -352,7 +352,7 @@ class Producer(Asynchronous):
         return self._handed.none_left(deadline) and self._producer.flush(deadline.remaining())
 
     async def close(self, timeout_s: float | None = None) -> list[Unsent]:
-        """Accept no more sends, wait ``timeout_s`` seconds (default: send timeout), and return the sends without an answer."""
+        """Accept no more sends, wait up to ``timeout_s`` seconds (default: send timeout), and return sends without an answer."""
         if self._closed:
             return []
         self._check()

@@ -29,7 +29,7 @@ class Listener(Protocol):
     ``messages`` is a tuple of ``ReceivedMessage``, or of ``PoppedMessage`` over gRPC; with option ``arrow`` it is a
     ``pyarrow.RecordBatch`` with rows of one queue. ``context`` is a ``Context``, or an ``OrderedContext`` if the consumer is
     ordered. Return None if the messages are done, or a value that a method of ``context`` returned. An exception, or any other
-    value, means that they failed.
+    value, means that the messages failed.
     """
 
     # Positional, so that users may name the arguments freely. Their types depend on the kind of consumer.
@@ -48,7 +48,7 @@ class Redeliver:
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """A listener's result: the messages failed, and the queue pauses for ``ms``, None for the consumer's setting."""
+    """A listener's result: the messages failed, and the queue pauses for ``ms`` (None: option ``suspendCurrentQueueTime``)."""
 
     ms: float | None = None
 
@@ -83,7 +83,9 @@ class ReplyingContext:
     def reply(
         self, body: bytes, *, to: ReceivedMessage | None = None, properties: Mapping[str, str] | None = None
     ) -> None:
-        """Answer a request, before or after its message is done. The requester uses the first answer, also after a redelivery.
+        """Answer a request, before or after its message is done.
+
+        If the message is delivered again and answered again, the requester uses the first answer.
 
         Args:
             body: The answer, not empty.
@@ -146,7 +148,7 @@ class Context(ReplyingContext):
 
     @property
     def delay_level(self) -> int:
-        """The delay level after which messages that are not done are delivered again; see ``retry``."""
+        """The delay level for the redelivery of messages that are not done; see ``retry``."""
         return self._delay_level
 
     @delay_level.setter
@@ -157,19 +159,22 @@ class Context(ReplyingContext):
     def retry(self, level: int = 0) -> Redeliver:
         """Return this from the listener if none of the messages is done.
 
-        The broker delivers them again after its delay level ``level``. 0 increases the delay with each attempt; -1 makes them
-        dead letters at once.
+        The broker delivers them again after the delay of this level in its delay table; the first level is 1. 0 increases the
+        delay with each attempt; -1 makes them dead letters at once.
         """
         return Redeliver(level)
 
 
 @dataclass(slots=True)
 class OrderedContext(ReplyingContext):
-    """Passed to an ordered listener together with messages. No other messages of the queue are being processed.
+    """Passed to an ordered listener together with messages.
+
+    During the call, no other messages of the queue are processed; over gRPC, no others of the message group, if there is one.
 
     Args:
         queue: The queue of the messages.
-        auto_commit: Whether returning None finishes the messages. If False, only ``commit`` does. Always True over gRPC.
+        auto_commit: Whether returning None finishes the messages; option ``autoCommit`` by default. If False, they are finished
+            by returning ``commit()``. Always True over gRPC.
     """
 
     queue: MessageQueue

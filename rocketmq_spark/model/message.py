@@ -37,8 +37,8 @@ class Message:
         topic: The topic to send to.
         body: Bytes, not empty.
         tags: One tag, by which consumers filter.
-        keys: Business keys, by which tools find the message. A string may hold several keys separated by spaces; a key has no
-            space.
+        keys: Business keys, by which tools find the message: a sequence of keys without spaces, or one string of keys separated
+            by spaces.
         properties: The user's own properties, without tags and keys.
         flag: A signed 32-bit integer of the application, which RocketMQ does not interpret.
         wait_store_ok: False asks the broker to answer before the message is flushed and replicated.
@@ -68,7 +68,7 @@ class KeyedMessage(Message):
 
 @dataclass(slots=True)  # not frozen: creating one would take six times as long, and there is one for each message
 class ReceivedMessage:
-    """A stored message, as consumers, commands and look-ups return it. Reads of Spark and ``poll_arrow`` do not create these.
+    """A stored message, as consumers and ``Admin`` return it. Reads of Spark and ``poll_arrow`` do not create these.
 
     Args:
         topic: The topic it was sent to. For a message of a retry topic, the original topic.

@@ -46,9 +46,11 @@ class SendResult(NamedTuple):
         status: How safely it is stored.
         msg_id: The message id (UNIQ_KEY). For a batch, the ids of all messages joined by commas.
         queue: The queue that stores it; None for a SPOOLED message without a chosen queue, and for a batch whose
-            messages may be in different queues (``confirmAmbiguous``).
-        queue_offset: Offset of the (first) message. None for SPOOLED and delayed messages, for messages that were found
-            stored after a send without an answer (``confirmAmbiguous``), and over gRPC with any other status than SEND_OK.
+            messages may be in different queues (``confirmAmbiguous``). Over gRPC its ``queue_id`` is -1, because
+            the Proxy does not name the queue.
+        queue_offset: Offset of the (first) message. None for SPOOLED and delayed messages, and for messages that were found
+            stored after a send without an answer (``confirmAmbiguous``). Over gRPC also None if the status is not SEND_OK, or if
+            a batch took several requests.
         offset_msg_id: The id that the broker assigned; None if the broker does not return one.
         transaction_id: The id of its transaction; None outside of transactions.
         recall_handle: The handle by which ``Producer.recall`` cancels a delayed message; None for other messages.
@@ -226,7 +228,7 @@ class SpoolMetrics:
         oldest_due_age_s: Seconds since the first of those records became due; None while none is due.
         dead: Records that were given up and are kept.
         dead_bytes: Bytes of the records that were given up.
-        give_ups: Number of records that were ever given up in this folder.
+        give_ups: Number of records that were ever given up in the spool's folder.
         delivered: Records that this process sent.
         trouble: Why the spool cannot be read or written now, such as a full disk; None if it can.
     """

@@ -234,7 +234,9 @@ DURATIONS_MS = (0, 0, 2000, 5000, 6000, 10000, 30000)
 
 @dataclass(frozen=True, slots=True)
 class FaultTables:
-    """For how long a broker is avoided after a send of some latency. A failed send counts as one that took ``isolated_ms``."""
+    """For how long a broker is avoided after a send: ``not_available_ms[i]`` for the last ``i`` whose ``latency_max_ms[i]`` the
+    latency reaches. A failed send counts as one that took ``isolated_ms``.
+    """
 
     latency_max_ms: tuple[int, ...] = LATENCIES_MS
     not_available_ms: tuple[int, ...] = DURATIONS_MS
@@ -312,9 +314,9 @@ class FaultTable:
     def pick(
         self, queues: Sequence[MessageQueue], index: RoundRobin, last_broker: str | None, now_ms: int
     ) -> MessageQueue:
-        """The next queue on a good broker other than ``last_broker``; else on a reachable one; else any.
+        """The next queue on a broker other than ``last_broker`` that is not avoided; else on another reachable one; else any.
 
-        Switched off it is the plain round robin. One index is used throughout, as in Java, and moves on every probe.
+        With ``enabled`` False it is the plain round robin. One index is used throughout, as in Java, and moves on every probe.
         """
         if not self.enabled:
             return index.pick(queues, last_broker)

@@ -52,9 +52,10 @@ class BulkProducer(RequestProducer):
             rows: A ``pyarrow`` ``Table`` or ``RecordBatch``, of which all rows are checked before any is sent; or a
                 ``RecordBatchReader``, of which each batch is checked before it is sent.
             topic: The topic of all rows. Without it each row names its topic in column ``topic``.
-            selector: ``"hash"`` (of column ``shardingKey``), ``"column"`` (``queueId``, and ``brokerName``; the default if there
-                is such a column), ``"random"``, ``"roundRobin"``, ``"environment"``, ``"module:function"``, or a function of
-                queues, message and sharding key that is called for each row. By default queues take batches in turn.
+            selector: ``"hash"`` (of column ``shardingKey``), ``"column"`` (``queueId``, and ``brokerName`` if there is one; the
+                default if there is a column ``queueId``), ``"random"``, ``"roundRobin"``, ``"environment"``,
+                ``"module:function"``, or a function of queues, message and sharding key that is called for each row. By default
+                queues take batches in turn.
             timeout_s: Seconds for all attempts of a batch instead of the send timeout.
 
         Returns:
@@ -89,11 +90,12 @@ class BulkProducer(RequestProducer):
         their queue in their order, one batch at a time; after a batch fails, this call sends no more messages to its queue.
 
         Args:
-            messages: A list or another sequence, of which all messages are checked before any is sent; or any iterable, of which
-                a portion is taken, checked and sent at a time.
+            messages: A list or another sequence, of which all messages are checked before any is sent; or another iterable, which
+                is taken, checked and sent in portions.
             queue: The queue of all messages. By default the queues of each topic take batches in turn.
-            key: Returns the key of a message, a str, int or bool: messages of one key go to one queue, that of ``send`` with
-                selector ``"hash"``, and carry the key as their sharding key. Over gRPC it is their message group.
+            key: A function that returns the key of a message: a str, int or bool. Messages of one key go to the queue that
+                ``send`` chooses for it with selector ``"hash"``. They carry the key as their sharding key, over gRPC as their
+                message group.
             timeout_s: Seconds for all attempts of a batch instead of the send timeout.
 
         Returns:

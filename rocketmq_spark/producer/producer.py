@@ -89,7 +89,7 @@ class BaseProducer(Closing):
 
     @property
     def faults(self) -> FaultTable:
-        """The brokers that option ``sendLatencyFault`` avoids. You may change ``enabled`` and the other settings at any time."""
+        """The table of avoided brokers (``sendLatencyFault``). You may set its ``enabled``, ``detecting`` and ``tables``."""
         return self._engine.faults
 
     def spool_metrics(self) -> SpoolMetrics | None:
@@ -97,7 +97,7 @@ class BaseProducer(Closing):
         return None if self._spool is None else self._spool.metrics()
 
     def add_hook(self, before: Hook | None = None, after: Hook | None = None) -> None:
-        """Call functions around every attempt, on the thread of the attempt. They must not block; their errors are logged.
+        """Call functions around every attempt of a send, on the attempt's thread. They must not block; their errors are logged.
 
         Args:
             before: Called with a ``SendContext``: ``group``, ``queue``, ``mode``, ``attempt``, ``message``, ``msg_ids``.
@@ -123,19 +123,19 @@ class BaseProducer(Closing):
         deliver_at: int | datetime | None = None,
         timeout_s: float | None = None,
     ) -> SendResult:
-        """Send a message and wait for the answer. Retries a failed attempt twice at most, on other brokers, within the timeout.
+        """Send a message and wait for the answer. Retries twice at most within the timeout, if possible on other brokers.
 
         Without ``queue`` and ``selector``, messages go to the topic's queues in turn; option ``sendLatencyFault`` avoids slow
-        brokers. With one of them, the message goes to that queue or the send fails, as in Java.
+        brokers. With one of them, the message goes to the chosen queue, or the send fails, as in Java.
 
         Args:
             message: What to send. Its body is at most ``max_message_size`` bytes.
             queue: The queue to send to, one of ``queues(message.topic)``.
             selector: ``"hash"``, ``"random"``, ``"roundRobin"``, ``"machineRoom"``, ``"environment"``, ``"column"`` or
                 ``"module:function"``; or a function of the topic's queues, the message and ``arg`` that returns a queue.
-            arg: For the selector: the key to hash, the rooms, the environment's number, ``(broker name, queue id)``, or anything.
-            delay_level: Deliver after this level of the broker's delay table, from 1; 0 is at once. Give at most one of
-                ``delay_level``, ``delay`` and ``deliver_at``.
+            arg: For the selector: key to hash, rooms, environment number, ``(broker name, queue id)``; for a function, anything.
+            delay_level: Deliver after the delay of this level in the broker's delay table; the first level is 1, 0 is at once.
+                Give at most one of ``delay_level``, ``delay`` and ``deliver_at``.
             delay: Deliver after this time: seconds, or a timedelta.
             deliver_at: Deliver at this time: a datetime, or milliseconds since 1970.
             timeout_s: Seconds for all attempts together (default: option ``sendTimeout``, 3 s). A message with a timeout of
@@ -147,8 +147,8 @@ class BaseProducer(Closing):
 
         Raises:
             MessageRefused, SelectorError: No broker would take this message, or the selector fails or chooses no queue.
-            RouteNotFound: None of the topic's brokers is up, or there is no such topic. Over remoting, brokers with
-                ``autoCreateTopicEnable``, RocketMQ's default, create it instead.
+            RouteNotFound: None of the topic's brokers is up, or there is no such topic. Over remoting, the default
+                ``transport``, brokers with ``autoCreateTopicEnable`` (RocketMQ's default) create a missing topic instead.
             SendFailed: All attempts failed. If there was only one, its own error is raised, such as ``CallTimeout``. Without
                 ``confirm_ambiguous`` the message may nevertheless be stored.
             UnprovedError: With ``confirm_ambiguous``: the message may be stored, and its broker could not confirm it.
@@ -175,13 +175,13 @@ class BaseProducer(Closing):
         deliver_at: int | datetime | None = None,
         timeout_s: float | None = None,
     ) -> Future[SendResult]:
-        """Send without waiting. The returned future has the outcome; ``callback`` receives it on the producer's callback thread.
+        """Send without waiting. The outcome, a ``SendResult`` or an error, is in the returned future and passed to ``callback``.
 
-        Functions added by ``Future.add_done_callback`` may run on the thread that reads answers and must not block. A
-        ``callback`` that blocks delays the others. All other arguments are those of ``send``.
+        Callbacks run on one thread of the producer; one that blocks delays the others. Functions of ``Future.add_done_callback``
+        may run on the thread that reads answers, and must not block. All other arguments are those of ``send``.
 
         Raises:
-            MessageRefused, SelectorError, ClosedError: Raised at once. Other errors are in the future, with two exceptions.
+            MessageRefused, SelectorError, ClosedError: Raised at once. Other errors are in the future, except the next two.
             RocketMQError: Raised if ``queue``, ``selector``, ``delay`` or ``deliver_at`` needs the route, and it is unavailable.
             SendFailed: Raised if too many messages were unacknowledged during the whole timeout.
         """

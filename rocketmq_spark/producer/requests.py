@@ -152,8 +152,8 @@ class RequestProducer(TransactionProducer):
     ) -> Future[Reply]:
         """Send a request without waiting for its reply: the returned future has the reply, or the error.
 
-        The arguments are those of ``request``. The first request of a producer waits until brokers know where replies go.
-        Functions added by ``Future.add_done_callback`` must not block.
+        The arguments are those of ``request``. The first call, and the first after a ``ReplyTimeout``, waits until brokers know
+        where to send this producer's replies. Functions added by ``Future.add_done_callback`` must not block.
         """
         replies = self._passed_on()
         prepared, place, deadline = self._admitted(message, How(queue, selector, arg, timeout_s=timeout_s))

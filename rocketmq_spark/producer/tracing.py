@@ -1,8 +1,8 @@
 """Message traces of a producer: what was stored, decided and cancelled, as records in the trace topic.
 
-Mirrors ``AsyncTraceDispatcher`` and its hooks. Tracing never holds up nor fails what is traced: records are collected, sent by a
-timer, and dropped with a line in the log where the trace topic does not take them. Unlike Java's, each message of a batch has a
-record of its own, by which its id finds it.
+Mirrors ``AsyncTraceDispatcher`` and its hooks. Tracing neither delays what it traces nor makes it fail: records are collected,
+sent by a timer, and dropped with a line in the log if the trace topic does not accept them. Unlike in Java, each message of a
+batch has its own record, so that a search for its id finds it.
 """
 
 from __future__ import annotations

@@ -63,8 +63,9 @@ SWEPT_S = 20.0
 class HalfMessage:
     """A stored message that consumers cannot see until it is committed. Commit it or roll it back once, from any thread.
 
-    Producers create these (``Producer.send_half``, ``Producer.transaction``). The broker checks undecided half messages. While
-    your program references this object, the answer is ``UNKNOWN``; after that, ``transaction_check`` decides.
+    Producers create these (``Producer.send_half``, ``Producer.transaction``). The broker checks an undecided half message: it
+    asks a producer of the group for the decision. While your program references this object, the answer is ``UNKNOWN``; after
+    that, ``transaction_check`` decides.
 
     Args:
         message: What was sent.
@@ -82,7 +83,9 @@ class HalfMessage:
 
     @property
     def state(self) -> HalfState:
-        """The state as this process knows it; ``UNKNOWN`` if a decision was sent and the broker did not answer."""
+        """The state as this process knows it: ``PREPARED``, ``COMMITTED`` or ``ROLLED_BACK``; ``UNKNOWN`` if a decision was sent
+        and the broker did not answer.
+        """
         return self._fate.state
 
     def commit(self, timeout_s: float | None = None) -> None:
@@ -92,8 +95,8 @@ class HalfMessage:
             timeout_s: Seconds to wait for the broker's answer; the send timeout by default.
 
         Raises:
-            RocketMQError: The broker did not answer, or rejected it. If the state is still ``PREPARED``, nothing was sent, and
-                you may try again. If it is ``UNKNOWN``, the broker calls ``transaction_check``.
+            RocketMQError: The broker did not answer, or rejected the decision. If the state is still ``PREPARED``, nothing was
+                sent, and you may try again. If it is ``UNKNOWN``, the broker calls ``transaction_check``.
             LocalProtocolError: The message was decided before.
         """
         self._decide(TransactionState.COMMIT, timeout_s)
@@ -220,7 +223,8 @@ class TransactionProducer(BaseProducer):
         """Store a message that is delivered when you commit it.
 
         While you hold the returned object undecided, the broker's checks get ``UNKNOWN``. If you drop it, or the program ends,
-        the broker calls ``transaction_check``, 15 times at most by default. Half messages are not batched, spooled or delayed.
+        the broker calls ``transaction_check`` of a producer of the group, 15 times at most by default. Half messages are not
+        batched, spooled or delayed.
 
         Args:
             message: What to send, without a priority.
@@ -278,8 +282,8 @@ class TransactionProducer(BaseProducer):
         If the decision cannot be sent or is not answered, the error is logged and not raised, because the work of the block is
         done; the broker calls ``transaction_check`` later. ``message``, ``timeout_s`` and errors are those of ``send_half``.
 
-        If your own decision could not be sent, it still counts: after ``rollback``, the end of the block rolls back; after
-        ``commit``, a block that raises does not roll back, and ``transaction_check`` decides.
+        If your own decision in the block could not be sent, it still counts. After ``rollback``, the end of the block rolls
+        back. After ``commit``, the end of the block commits; but if the block raises, ``transaction_check`` decides.
         """
         half = self.send_half(message, timeout_s=timeout_s)
         try:

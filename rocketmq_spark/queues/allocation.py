@@ -1,11 +1,11 @@
-"""A consumer's share of all queues of a topic, by the option name of a strategy or by a callable.
+"""A consumer's share of all queues of a topic, by the name of a strategy or by a callable.
 
 Mirrors ``AllocateMessageQueueStrategy`` and its classes: members of a group compute the same result independently, because all
 of them sort the same lists and apply the same function. Where a strategy differs from its Java class, its docstring says how.
 
 A callable is called as ``strategy(consumer, queues, consumers, **config)``, with sorted lists, and returns the queues of
-``consumer``. The strategies in this module are called once for all consumers, and return a function from a consumer to its
-queues, so that planning all consumers does the common work once.
+``consumer``. A strategy in this module is called once for all consumers, so that it does the common work once. It returns a
+function from a consumer to its queues.
 
 ``allocationConfig`` fixes queues by hand. Accepted, in Python or as JSON text: a list of queues (``MessageQueue`` or
 ``"topic/broker/0"``), the form of the option ``assign`` (``{"topic": {"broker": [0, 1]}}``), or a mapping from consumer to
@@ -31,7 +31,7 @@ from rocketmq_spark.queues.selection import ROOM_SEPARATOR, room_of
 
 
 def fixed_queues(config: Any) -> Callable[[str], list[MessageQueue]]:
-    """Return a function from a consumer to the queues that ``config`` fixes for it, in their order; an empty list without any."""
+    """Return a function from a consumer to the list of queues that ``config`` fixes for it, in their order."""
     value = _parsed(config)
     if isinstance(value, Mapping) and not _is_assignment(value):
         by_consumer = {str(name): _flat(owns, config) for name, owns in value.items()}
@@ -222,7 +222,7 @@ def md5_hash(key: str) -> int:
 
 
 class Ring:
-    """The ring of consistent hashing. Each consumer has several places; a key belongs to the first one at or after its hash."""
+    """The ring of consistent hashing. Each consumer has several places; a key belongs to the first place at or after its hash."""
 
     def __init__(self, consumers: Sequence[str], virtual_nodes: int, hash_of: Callable[[str], int]) -> None:
         self.hash_of = hash_of
@@ -336,9 +336,9 @@ def _room(room: Callable[[str], str], name: str, what: str) -> str:
 def _environment(queues: Queues, consumers: list[str], config: Config) -> Share:
     """The queues of one environment, shared by its consumers; ``queues.environment`` describes the layouts.
 
-    If every consumer of the environment had all of its queues, each message would be read twice. So the strategy ``inner``
-    (averagely by default) shares them. When ``consumers`` holds those of all environments, ``environmentOf`` returns
-    each one's. Retry topics have no environments: their queues are shared by all, as nothing else would read them.
+    If every consumer of the environment had all of its queues, each would read every message. So the strategy ``inner``
+    (averagely by default) shares them. If ``consumers`` lists those of all environments, ``environmentOf`` returns the
+    environment of a consumer. Retry topics have none: their queues are shared by all, as nothing else would read them.
     """
     inner = config.get("inner", "averagely")
     rest = {name: value for name, value in config.items() if name != "inner"}

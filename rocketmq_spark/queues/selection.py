@@ -1,4 +1,4 @@
-"""A producer's choice of one queue for one message, by the option name of a selector or by a callable.
+"""A producer's choice of one queue for one message, by the name of a selector or by a callable.
 
 Mirrors ``MessageQueueSelector`` and its classes, and ``TopicPublishInfo`` with ``ThreadLocalIndex`` for round robin.
 A selector never changes the list that it is given. Java keeps the state of round robin per thread; here it is an object
@@ -55,7 +55,7 @@ class RoundRobin:
         return queues[self.next() % len(queues)] if found is None else found
 
     def first(self, queues: Sequence[MessageQueue], fits: Callable[[MessageQueue], bool]) -> MessageQueue | None:
-        """The next queue that ``fits``, in at most one round; every probe moves the index, as in Java."""
+        """The next queue that ``fits``, or None after one round. Every probe moves the index, as in Java."""
         for _ in queues:
             queue = queues[self.next() % len(queues)]
             if fits(queue):
@@ -134,7 +134,7 @@ def check_arg(selector: str, arg: object) -> None:
 
 
 def by_hash(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
-    """As ``SelectMessageQueueByHash``: the absolute value of the hash's remainder, so that the smallest integer is safe, too."""
+    """The queue at the absolute value of the hash of ``arg``, modulo the number of queues, as in ``SelectMessageQueueByHash``."""
     try:
         return queues[abs(java_hash(arg)) % len(queues)]
     except OptionError as e:
@@ -142,7 +142,7 @@ def by_hash(queues: Sequence[MessageQueue], arg: object) -> MessageQueue:
 
 
 def by_machine_room(queues: Sequence[MessageQueue], arg: object, rng: random.Random) -> MessageQueue:
-    """A random queue on the brokers of room ``arg``, or of several, where a broker is named ``room@name``.
+    """A random queue on the brokers of room ``arg``, or of several rooms. Brokers are named ``room@name``.
 
     Java's class of this name always returns null, so every send with it fails. This function fails only if no room is named, or
     no broker is in one.

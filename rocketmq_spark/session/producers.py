@@ -32,8 +32,9 @@ class Producer(BulkProducer):
     Args:
         name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
         group: Producer group. Required.
-        transaction_check: A function that receives an undecided half message (``ReceivedMessage``) and returns a
-            ``TransactionState`` or its name: ``COMMIT``, ``ROLLBACK`` or ``UNKNOWN``. A broker may ask any producer of the group.
+        transaction_check: A function that receives an undecided half message (``ReceivedMessage``, over gRPC ``PoppedMessage``)
+            and returns a ``TransactionState`` or its name: ``COMMIT``, ``ROLLBACK`` or ``UNKNOWN``. A broker may ask any producer
+            of the group.
         options: Options of a producer (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
             (``3s``), sizes bytes or text (``4m``).
 
@@ -81,8 +82,8 @@ class Producer(BulkProducer):
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
         """Stop accepting messages, wait for pending replies and sends, and close the producer.
 
-        With a spool, messages without an answer are spooled, and due records are sent while time is left. A second call
-        does nothing, nor does a call in a forked process. An interrupted call stops waiting, closes, and logs the messages
+        With a spool, messages without an answer are spooled, and due records of the spool are sent while time is left. A second
+        call does nothing, nor does a call in a forked process. An interrupted call stops waiting, closes, and logs the messages
         without an answer. Do not call it in a signal handler, which may interrupt a send that holds a lock: raise
         ``SystemExit`` there, and close in ``finally`` or at the end of ``with``.
 

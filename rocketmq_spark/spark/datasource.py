@@ -135,9 +135,9 @@ class RocketMQDataSource(DataSource):
 def register(spark: SparkSession) -> None:
     """Register ``format("rocketmq")`` with ``spark``, and let several streams start at once.
 
-    Spark finds an installed package without this call. Call it if the package was shipped with ``addPyFile`` after Spark had
-    looked up another source, or before several streams are started. It may be called again. On Spark Connect it only
-    registers.
+    Spark finds an installed package without this call. Call it before several streams are started, or if the package was shipped
+    with ``addPyFile`` after Spark had looked up another source. It may be called again. On Spark Connect it only registers the
+    format.
     """
     context = getattr(spark, "_sc", None)  # Spark Connect has none
     if context is not None:

@@ -51,13 +51,13 @@ class BaseSimpleConsumer(Closing):
 
     @entry
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
-        """Receive messages of ``topic`` from now on. May be called again to change the filter.
+        """Receive messages of ``topic``. May be called again to change the filter.
 
         All members of a group must have the same subscriptions.
 
         Args:
             topic: The topic.
-            tags: One tag or several (``a || b``); all messages without it.
+            tags: One tag or several (``a || b``); by default, all messages match.
             sql: An SQL92 expression. Not together with ``tags``.
 
         Raises:
@@ -81,7 +81,7 @@ class BaseSimpleConsumer(Closing):
 
     @entry
     def unsubscribe(self, topic: str) -> None:
-        """Receive no more messages of ``topic``. Takes effect even if it raises ``ConnectionLost``: no endpoint answered."""
+        """Receive no more messages of ``topic``. Takes effect even if no endpoint answers (``ConnectionLost``)."""
         self._owner.check(False)
         with self._changing:
             self._owner.check(self._closed)
@@ -160,7 +160,7 @@ class BaseSimpleConsumer(Closing):
         self._ask(self._member.forward_to_dlq, message)
 
     def close(self) -> None:
-        """Leave the group. Messages that were received and not acknowledged are delivered again when their time is over."""
+        """Leave the group. Messages that were not acknowledged are delivered again when their invisible time is over."""
         self._closed = True
         if not self._owner.here or postponed(self.close):
             return

@@ -89,13 +89,13 @@ class BasePullConsumer(Closing):
 
         Args:
             topic: The topic.
-            tags: One tag or several (``a || b``); all messages without it.
+            tags: One tag or several (``a || b``); by default, all messages match.
             sql: An SQL92 expression, for brokers with ``enablePropertyFilter``. Not together with ``tags``.
 
         Raises:
             RouteNotFound: There is no such topic.
             OptionError: The filter is wrong.
-            LocalProtocolError: The consumer uses ``assign`` already, or this process has a member of the group.
+            LocalProtocolError: The consumer uses ``assign`` already, or this process has another member of the group.
         """
         self._owner.check(self._polls.closed)
         if self._named:
@@ -124,8 +124,8 @@ class BasePullConsumer(Closing):
     def assign(self, queues: Iterable[MessageQueue]) -> None:
         """Read exactly these queues, without a filter, instead of those assigned before.
 
-        A queue begins at the group's committed offset, or where option 'consumeFromWhere' says. Other members do not know of the
-        assignment: members that subscribe still share all queues.
+        A queue begins at the group's committed offset or, without one, where option 'consumeFromWhere' says. Other members do
+        not know of the assignment: members that subscribe still share all queues.
 
         Args:
             queues: The queues to read.
@@ -187,13 +187,13 @@ class BasePullConsumer(Closing):
 
     @entry
     def seek_to_beginning(self, *queues: MessageQueue) -> None:
-        """Continue at the first message that the broker keeps, of ``queues`` or of all assigned queues."""
+        """Continue ``queues``, by default all assigned queues, at the first message that the broker keeps."""
         self._owner.check(self._polls.closed)
         self._polls.seek(queues, lambda queue: self._positions.bounds(queue, kept=True).min_offset)
 
     @entry
     def seek_to_end(self, *queues: MessageQueue) -> None:
-        """Continue after the last message, of ``queues`` or of all assigned queues."""
+        """Continue ``queues``, by default all assigned queues, after the last message."""
         self._owner.check(self._polls.closed)
         self._polls.seek(queues, lambda queue: self._positions.bounds(queue).max_offset)
 
@@ -288,7 +288,7 @@ class BasePullConsumer(Closing):
         return batch
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Messages without end, until ``close``.
+        """Yield messages until ``close``.
 
         A message is finished when ``commit`` is called, or when the loop, another loop or a poll fetches more messages. After a
         loop was left (``break``, an exception), a new one continues after the last message that was yielded.

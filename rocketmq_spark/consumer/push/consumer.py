@@ -59,7 +59,7 @@ class BaseConsumer(Closing):
 
         Args:
             topic: The topic.
-            tags: One tag or several (``a || b``); all messages without it.
+            tags: One tag or several (``a || b``); by default, all messages match.
             sql: An SQL92 expression, for brokers with ``enablePropertyFilter``. Not together with ``tags``.
 
         Raises:
@@ -86,12 +86,13 @@ class BaseConsumer(Closing):
     def start(self, listener: Listener) -> None:
         """Join the group and call ``listener(messages, context)`` on background threads.
 
-        Returns when the start offsets of the first queues are set, so later messages are not skipped. A broker without an answer
-        delays this by 6 s at most. Over gRPC it returns at once.
+        Returns when the start offsets of the first assigned queues are set, so messages sent after that are not skipped; or, if
+        a broker does not answer, after 6 s at most. Over gRPC it returns when the Proxy has accepted the subscriptions.
 
         If the listener returns None, the messages are done. If it returns ``context.retry()`` or another value, or raises,
         the messages are sent back and delivered again later; with option ``model`` broadcasting they are dropped, with a warning
-        in the log. An ordered consumer retries them in place, also on ``context.suspend()``.
+        in the log. An ordered consumer retries them in place instead, and accepts the return values that ``OrderedContext``
+        describes.
 
         With option ``arrow`` the listener is called with ``(batch, context)``. The batch is a ``pyarrow.RecordBatch`` with the
         same columns as one of ``PullConsumer.poll_arrow``, and has at most ``consumeMessageBatchMaxSize`` rows, all of
@@ -100,8 +101,9 @@ class BaseConsumer(Closing):
 
         Raises:
             LocalProtocolError: This process already has a member of the group.
-            OptionError: The consumer has no subscription, was started already, or another broadcasting
-                consumer uses the same offset file.
+            OptionError: The consumer has no subscription, or was started already; another broadcasting consumer uses the same
+                offset file; or, over gRPC, the consumer is ordered and its group is not.
+            RocketMQError: Over gRPC, no endpoint of the Proxy accepted the subscriptions.
         """
         self._owner.check(self._closed)
         with self._turn:
@@ -126,8 +128,8 @@ class BaseConsumer(Closing):
                 self.stop(0)
 
     def run(self, listener: Listener) -> None:
-        """Call ``listener``, as ``start`` does, until SIGINT, SIGTERM or ``stop``; then stop, and return. Signals end it in
-        the main thread only.
+        """Call ``listener``, as ``start`` does, until SIGINT, SIGTERM or ``stop``; then stop, and return. Signals end it
+        only if it is called in the main thread.
         """
         with on_signals(self._over.set, signal.SIGINT, signal.SIGTERM):
             self.start(listener)
@@ -139,8 +141,8 @@ class BaseConsumer(Closing):
 
         Waits for running listeners, commits offsets, and releases the queues to other members. Messages that are not finished
         are delivered again, to the new owner of their queue. That includes the messages of a listener that calls ``stop``
-        itself. Over remoting, no new listener call begins. Over gRPC, listeners are still called with messages that the Proxy
-        has already handed out, until the timeout.
+        itself. Over remoting (the default ``transport``), no new listener call begins. Over gRPC, listeners are still called
+        with messages that the Proxy has already handed out, until the timeout.
 
         A second call waits for the first one, or continues it after an interruption. A call from a listener returns at once if
         another thread is stopping the consumer, because that thread waits for the listener. If a signal handler calls ``stop``

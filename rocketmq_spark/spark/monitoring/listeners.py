@@ -48,11 +48,11 @@ logger = logging.getLogger(__name__)
 
 
 class GroupOffsetListener(StreamingQueryListener):
-    """Commits the offsets of a consumer group whenever a query makes progress, for dashboards and for later starts.
+    """Commits the offsets of a consumer group whenever a query makes progress, for dashboards and for new queries.
 
     ``spark.streams.addListener(GroupOffsetListener(name_server="host:9876", group="orders"))``. A query continues from Spark's
     checkpoint; these offsets are read only by tools and by new queries with ``startingOffsets=committed``. The listener ignores
-    sources of other formats, and those with another cluster (``brokerClusterName``), namespace, environment or option ``group``.
+    sources of other formats, of another cluster (``brokerClusterName``), namespace or environment, or with another ``group``.
 
     Args:
         name_server: ``host:port``, several separated by ``;``.
@@ -262,18 +262,18 @@ def markdown() -> str:
 class MetricsListener(StreamingQueryListener):
     """Exports metrics of all queries of a session: ``spark.streams.addListener(MetricsListener(port=9108))``.
 
-    They are served to Prometheus, or written to files whenever a query makes progress. If a file cannot be written, the
-    failure is logged and no query is affected. Spark rarely reports an idle query, and nothing during a batch.
+    They are served to Prometheus, or written to files. They change when Spark reports on a query: rarely while it is idle, and
+    not during a batch. If a file cannot be written, the failure is logged and no query is affected.
     To add the metrics to a registry of prometheus-client, too, call ``REGISTRY.register(listener)``.
 
     Args:
-        port: Serve the metrics at ``/metrics`` on this port; 0 takes a free one. ``url`` has the address.
+        port: Serve the metrics at ``/metrics`` on this port; 0 takes a free one. The attribute ``url`` has the address.
         host: The address to listen on: loopback by default, ``0.0.0.0`` for all interfaces.
         prometheus: A file in Prometheus' text format, replaced atomically each time, for node_exporter's textfile collector.
         json_lines: A file to which each progress appends one line of JSON. It has the query's name as ``query``, and the values
             of ``progress(query)`` except ``underWay`` and ``ageMs``. Needs no prometheus-client.
         writer: A ``foreach_batch_writer`` whose counts are exported, too.
-        writer_query: The name of the query of ``writer``; every query if not given.
+        writer_query: The name of the query of ``writer``. Without it, the writer's counts are exported for every query.
 
     Raises:
         OptionError: No ``port``, ``prometheus`` or ``json_lines`` is given, the port is taken, or prometheus-client is missing.
@@ -355,7 +355,7 @@ class MetricsListener(StreamingQueryListener):
         self._write()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Note that the query of ``event`` ended. Its metrics stay until it runs again, or 100 other queries have ended."""
+        """Note that the query of ``event`` ended. Its metrics stay until a query of its name starts, or 100 others have ended."""
         with self._lock:
             if (figures := self._queries.get(str(event.runId))) is not None:
                 figures.active = False

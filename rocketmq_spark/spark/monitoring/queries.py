@@ -123,7 +123,7 @@ def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) ->
     the oldest unread message; 0 if there is none, None while the query reads messages that are older than the run. ``queues``:
     the number of queues whose brokers answer. ``queuesAway`` and ``brokersAway``: the number of queues, and the names of brokers,
     that do not answer now; their lag is not counted. ``losses``: by cause, the number of ``ranges`` and the number of ``offsets``
-    that the driver skipped in this run. ``sources``: the same for each rocketmq source. Also ``batchId``, ``timestamp``,
+    that the driver skipped in this run. ``sources``: these figures for each rocketmq source. Also ``batchId``, ``timestamp``,
     ``rows``, ``batchMs`` and ``sinkRows``. Unknown values are None.
 
     All figures are of the end of the last batch, ``ageMs`` ms ago. ``underWay`` is whether the next batch is running now. If

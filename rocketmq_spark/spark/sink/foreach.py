@@ -151,8 +151,8 @@ def foreach_batch_writer(
             (``3s``), sizes bytes or text (``4m``).
 
     Returns:
-        A callable ``(df, batch_id)``. ``last_report`` has the counts of the last micro-batch, as ``write_rocketmq`` returns them,
-        None before the first; ``total`` has those of all.
+        A callable ``(df, batch_id)``. Its ``last_report`` is a ``Written``, as of ``write_rocketmq``, with the counts of the last
+        micro-batch, or None before the first one. Its ``total`` has the counts of all.
 
     Raises:
         OptionError: An option is unknown, has a wrong value or does not belong to a sink. Lists all problems.

@@ -31,13 +31,14 @@ class AtBroker:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Counts of rows that brokers have, bytes of bodies and properties on the wire, batches, and retries, also by broker.
+    """Counts of rows that brokers have, of their bytes (bodies and properties on the wire), of batches and of retries.
 
+    ``brokers`` has the rows, bytes, batches and failed attempts of each broker.
     ``batches`` counts requests: batches, and rows that were sent alone. ``spooled`` rows are not included in ``rows``: they are
     in the spool of their worker. With ``deliveryGuarantee`` exactly-once, ``rows`` includes the ``confirmed`` ones, which were
     not acknowledged, but which the sink found in the topic. ``already_stored`` rows, not included in ``rows``, were stored by an
     earlier attempt. ``unmatched`` messages of such attempts match no row of this one. ``found`` is the number of messages that
-    earlier runs of the batch stored for these tasks, and ``found_of_batch`` for all tasks of the batch.
+    earlier runs of the batch stored for the counted tasks, ``found_of_batch`` the number for all tasks of the batch.
     """
 
     rows: int = 0

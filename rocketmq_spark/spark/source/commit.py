@@ -1,4 +1,4 @@
-"""Finished positions as a group's offsets on the brokers: a mirror for dashboards and for later starts.
+"""Finished positions as a group's offsets on the brokers: a mirror for dashboards and for new queries.
 
 Spark's checkpoint stays the truth. What is committed is the next offset to read, from completed work only.
 """
