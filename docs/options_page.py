@@ -56,7 +56,7 @@ SINK_COLUMNS = {
     "delayMs": "deliver this many milliseconds after the send",
     "deliverAt": "delivered at this time",
     "flag": "number for readers",
-    "priority": "0 and up, higher comes first; over gRPC, to a topic with `message.type=PRIORITY`; null is the lowest",
+    "priority": "0 and up, higher comes first; null is the lowest. Only over gRPC, to a topic with `message.type=PRIORITY`",
 }
 
 
@@ -89,7 +89,8 @@ REMEDIES = {
     "missing one with its data. For a query: `rocketmq-spark doctor --checkpoint FOLDER`",
     "CallTimeout": "check whether the broker is frozen or overloaded; raise `requestTimeout` if the network is slow",
     "ReplyTimeout": "check that consumers of the topic run and reply; raise `timeout_s`",
-    "CertificateRefused": "set `tlsCaFile` to the authority that signed it, or `tlsServerName` to the name in it",
+    "CertificateRefused": "set `tlsCaFile` to the authority that signed it; if only the name differs, set `tlsCheckHostname` to "
+    "false, or over gRPC `tlsServerName` to the name in it",
     "ClosedError": "create a new object, in the process that uses it",
     "ConnectionLost": "check that the server runs and can be reached: `rocketmq-spark doctor`, `addressMap`",
     "DataLossError": "continue with `failOnDataLoss=warn`, which logs the lost offsets; configure a longer retention",

@@ -1,8 +1,8 @@
 """The errors of this package. All derive from ``RocketMQError``.
 
 ``code`` is stable (``ROCKETMQ_…``) and safe to match on; ``broker_code`` is the number that a broker or name server sent.
-All constructor arguments may be given by position, because exceptions are pickled from executors to the driver and
-copied to every waiter of a broken connection, and Python rebuilds them from ``args``.
+All constructor arguments may be given by position, because Python rebuilds exceptions from ``args``: they are pickled from
+executors to the driver, and copied to every waiter of a broken connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RocketMQError(Exception):
         remedy: How to fix the problem: a sentence without its full stop.
 
     Class attributes: ``code`` names the error in logs; ``retriable`` is whether the same request may succeed later;
-    ``refresh_route`` is whether to refresh the route before that.
+    ``refresh_route`` is whether to refresh the route before a retry.
     """
 
     code: ClassVar[str] = "ROCKETMQ_ERROR"
@@ -188,7 +188,7 @@ class ConnectionLost(RocketMQError):
 
 
 class CertificateRefused(ConnectionLost):
-    """The server's certificate is not trusted. Never retried, like Kafka's ``SslAuthenticationException``."""
+    """The server's certificate is not trusted or has another name. Never retried, like Kafka's ``SslAuthenticationException``."""
 
     code = "ROCKETMQ_CERTIFICATE_REFUSED"
     retriable = False

@@ -72,7 +72,8 @@ class LagChart:
 
         Returns:
             ``batches`` and ``rows``, counts; ``rowsPerSecond``, rows per second of batch time; ``batchMs``, durations in ms
-            (``median``, ``longest``); ``lag`` (messages) and ``behindMs`` (``largest``, ``last``). Unknown values are None.
+            (``median``, ``longest``); ``lag`` (messages) and ``behindMs`` (as in ``progress``), each with
+            ``largest`` and ``last``. Unknown values are None.
         """
         self._look()
         with self._lock:

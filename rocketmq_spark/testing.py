@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 
 @pytest.fixture(scope="session")
 def rocketmq() -> Iterator[LocalBroker]:
-    """A name server and a broker, shared by all tests: use other topics and groups in each test."""
+    """A name server and a broker, shared by all tests: use different topics and groups in each test."""
     from rocketmq_spark.localbroker import LocalBroker
 
     with LocalBroker() as broker:

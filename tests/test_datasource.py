@@ -74,7 +74,7 @@ def test_an_older_spark_is_named(monkeypatch, make, module, version):
         ({"environments": "3"}, "option 'environments' needs option 'environment'"),
         (
             {"subscribe": "orders,dmq_inner_topic", "environment": "1", "environments": "2"},
-            "option 'environment' is '1', but dmq_inner_topic has delayed messages of all environments",
+            "option 'environment' is '1', but with environmentMode=queues dmq_inner_topic has the delayed",
         ),
         ({"sendTimeout": "3s"}, "option 'sendTimeout' does not belong to a"),
         ({"startingOffsets": "committed"}, "give the group with option 'group'"),

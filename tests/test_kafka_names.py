@@ -34,7 +34,7 @@ def test_other_settings_of_its_clients_lead_to_the_page():
 
 @pytest.mark.parametrize("name", ["auto.offset.reset", "kafka.auto.offset.reset"])
 def test_where_its_consumers_begin(name):
-    with pytest.raises(OptionError, match=r"a first start begins is option 'startingOffsets'"):
+    with pytest.raises(OptionError, match=r"the start of a new query is option 'startingOffsets'"):
         parse({name: "earliest"})
 
 

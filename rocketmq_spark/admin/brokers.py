@@ -1,7 +1,7 @@
 """Brokers: which there are, what they report of themselves, their settings, and their users and policies (ACL 2.0).
 
-Users and policies are those of RocketMQ 5.3 and newer. Each broker keeps its own: all masters are asked, or changed. Their JSON
-bodies are as ``UserInfo`` and ``AclInfo`` of RocketMQ have them.
+Users and policies are those of RocketMQ 5.3 and newer. Each broker keeps its own, so requests go to all masters. JSON
+bodies have the fields of RocketMQ's ``UserInfo`` and ``AclInfo``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ACTIONS = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
 
 
 class StoredUser(NamedTuple):
-    """A user as one broker keeps it, without the password, which brokers tell."""
+    """A user as one broker keeps it. Brokers also return the password; it is left out."""
 
     name: str
     is_super: bool
@@ -37,7 +37,7 @@ class StoredUser(NamedTuple):
 
 
 class StoredPolicy(NamedTuple):
-    """What one broker allows or denies a subject on a resource. ``Default`` counts where nothing ``Custom`` does."""
+    """What one broker allows or denies a subject on a resource. A ``Default`` policy applies where no ``Custom`` one does."""
 
     subject: str
     resource: str
@@ -87,7 +87,7 @@ def _items(body: Bytes, key: str) -> list[dict[str, Any]]:
 
 
 def user_body(name: str, password: str | None, is_super: bool | None, enabled: bool | None) -> bytes:
-    """Body of AUTH_CREATE_USER and AUTH_UPDATE_USER; None leaves a broker's default, or what it has."""
+    """Body of AUTH_CREATE_USER and AUTH_UPDATE_USER; with None, a broker keeps the present value, or its default."""
     values = {
         "username": name,
         "password": password,
@@ -100,7 +100,7 @@ def user_body(name: str, password: str | None, is_super: bool | None, enabled: b
 def policy_body(subject: str, resource: str, actions: Sequence[str], allowed: bool, sources: Sequence[str]) -> bytes:
     """Body of AUTH_UPDATE_ACL: one entry, which takes the place of the subject's entry for that resource.
 
-    Brokers leave out actions that they do not know, without a word, and call a wrong resource or address a lack of rights.
+    Values are checked here: brokers silently omit unknown actions, and report a wrong resource or address as denied access.
     """
     kind, colon, name = resource.partition(":")
     if resource != "*" and (kind.lower() not in _RESOURCES or not colon or not name):
@@ -189,9 +189,9 @@ def _first_number(text: str | None) -> float | None:
 
 
 def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> dict[str, str]:
-    """Change settings of a master while it runs; the settings as it has them then. It also writes its configuration file.
+    """Change settings of a running master, which also writes them to its configuration file. Returns all its settings.
 
-    A broker takes names that it does not know without a word, and keeps a value that it cannot read: both are an
+    A broker silently accepts unknown names, and keeps the old value if it cannot read the new one: both are an
     ``OptionError`` here.
     """
     before = tools.admin.broker_config(broker)
@@ -217,7 +217,7 @@ Kept = TypeVar("Kept")
 
 
 def users(tools: AdminTools, name: str | None = None) -> list[UserAccount]:
-    """All users by name, or the one of that name. Where brokers differ a user is there more than once."""
+    """All users, or the one with this name. If brokers differ, a user occurs more than once."""
     answers = _listed(tools, name)
     found = _merged(
         (broker, user) for broker, answer in answers for user in users_in(answer.body) if name in (None, user.name)
@@ -280,7 +280,7 @@ def delete_user(tools: AdminTools, name: str) -> None:
 
 
 def policies(tools: AdminTools, user: str | None = None) -> list[AccessPolicy]:
-    """All policies, or those of one user. Where brokers differ a policy is there more than once."""
+    """All policies, or those of one user. If brokers differ, a policy occurs more than once."""
     return [
         AccessPolicy(p.subject.removeprefix("User:"), p.resource, p.actions, p.allowed, p.sources, brokers)
         for p, brokers in _merged(_kept(tools, user))
@@ -303,7 +303,7 @@ def set_policy(
     allowed: bool = True,
     sources: Sequence[str] = (),
 ) -> list[AccessPolicy]:
-    """Allow or deny a user these actions on a resource, instead of what was said of that resource before."""
+    """Allow or deny actions on a resource, in place of the user's policy for that resource."""
     body = policy_body(_subject(user), resource, actions, allowed, sources)
     _kept(tools, user)  # where one broker has no policies nothing is changed on the others
     listed = _listed(tools, user)
@@ -317,7 +317,7 @@ def set_policy(
 
 
 def delete_policy(tools: AdminTools, user: str, resource: str) -> None:
-    """Forget what was said of a user and a resource, where it was, custom and default alike."""
+    """Delete the policies of a user for a resource, custom and default ones, on the brokers that have them."""
     kept = {(policy.kind, broker) for broker, policy in _kept(tools, user) if policy.resource == resource}
     if not kept:
         raise OptionError(f"user {user} has no policy for {resource}")

@@ -1,6 +1,6 @@
 """Topics: list, describe, create, update, widen, shrink, delete.
 
-A topic is of the masters of a cluster, and a change of it ends when the route shows it.
+A topic belongs to the masters of a cluster. Functions that change it return when the route shows the change.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def create(
 def widen(
     tools: AdminTools, topic: str, queues: int, brokers: Sequence[str] | None = None, named: str = "queues"
 ) -> TopicQueues:
-    """Give a topic more queues. ``named`` is what errors call their number."""
+    """Give a topic more queues. ``named`` is the name of ``queues`` in errors."""
     there = _there(tools, topic, brokers)
     _check_queues(topic, queues, there, named)
     return _queues(tools.admin.resize_topic(topic, queues, list(there)))
@@ -96,7 +96,7 @@ def shrink(
     preview: bool = False,
     named: str = "queues",
 ) -> TopicQueues:
-    """Take the queues with the highest ids away; the result says how many messages go out of sight with them.
+    """Remove the queues with the highest ids; the result has the number of messages that cannot be read then.
 
     With ``preview`` nothing is changed, and the result has the queues that the topic has now.
     """
@@ -118,7 +118,7 @@ _FIXED = {QUEUE_TYPE: "SimpleCQ", CLEANUP_POLICY: "DELETE"}
 
 
 class TopicChange(NamedTuple):
-    """What a topic gets; what is None, and each attribute that is not named, stays as it is."""
+    """Changes to a topic. Fields that are None, and attributes that are not named, stay as they are."""
 
     queues: int | None = None
     permission: str | None = None
@@ -135,7 +135,7 @@ def update(
 ) -> TopicDescription:
     """Change a topic on the masters of ``brokers`` (default: all that have it); it gets no fewer queues.
 
-    All that can be found out before is: a change that is refused then has changed nothing anywhere.
+    Everything that can be checked is checked first, so that a refused change has changed nothing on any broker.
     """
     if not any(wanted is not None for wanted in change[:3]) and not change.attributes:
         raise OptionError("there is nothing to change; expected queues, a permission, an order or attributes")

@@ -43,9 +43,9 @@ _DRIFT = {
     "offsets": "OFFSETS",
 }
 _UNSEEN = (
-    "Not to be seen from here: whether the query runs, for an idle one writes nothing (stop it first); what these batches wrote, "
-    "which stays and is written again; sinks that keep batch numbers (files with _spark_metadata, Delta with txnVersion), which "
-    "skip the ones they had; whether brokers still have the messages (rocketmq-spark checkpoint diff)."
+    "This command cannot see: whether the query runs, because an idle one writes nothing (stop it first); what these batches "
+    "wrote, which stays and is written again; sinks that keep batch numbers (files with _spark_metadata, Delta with txnVersion), "
+    "which skip the ones they had; whether brokers still have the messages (rocketmq-spark checkpoint diff)."
 )
 
 
@@ -91,9 +91,7 @@ def show(output: Output, folder: str, last: int, number: int | None) -> None:
         output.rows(_BATCHES, [_batch(read, output.machine) for read in shown])
     for read in shown:
         if read.unknown:
-            output.note(
-                f"Batch {read.batch.number}: where it began is not kept any more for {len(read.unknown)} queues"
-            )
+            output.note(f"Batch {read.batch.number}: its start is not kept any more for {len(read.unknown)} queues")
     output.note(_next(found[-1]))
 
 
@@ -180,7 +178,7 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
     if lost := len(bad) - len(waiting):
         output.note(
             f"{lost} of {len(found)} queues have lost what was to be read next. With failOnDataLoss=warn the query continues at "
-            "the first message that is kept, and reads all that a topic created again has"
+            "the first message that is kept, and reads a topic that was created again from its start"
         )
     if waiting:
         names = ", ".join(sorted(set(waiting)))

@@ -84,7 +84,7 @@ class Target:
         given = {"group": GROUP, **self.settings(), **more}
         parsed = options.parse(given)
         if by_position(parsed):
-            raise OptionError(position_problem(parsed, "a command does not know what those counted that sent before"))
+            raise OptionError(position_problem(parsed, "a command does not know the count of earlier senders"))
         return Producer(**given)
 
     def say_environment(self, output: Output) -> None:

@@ -260,7 +260,7 @@ def _destination(target: Target, how: dict[str, Any]) -> Target:
     more = {_plain(name) for name in how["to_options"]}
     if how["to_name_server"] is not None and "tls" not in more and options.parse(target.given).tls:
         raise OptionError(
-            "the source is read with TLS, and --to-name-server says nothing of the destination",
+            "the source is read with TLS, and no option says whether the server of --to-name-server uses TLS",
             remedy="Add --to-option tls=true, or tls=false to send in plain text",
         )
     given = {_plain(name): (name, value) for name, value in target.only("producer").given.items()}

@@ -168,7 +168,9 @@ def _show(output: Output, sight: LagSnapshot) -> None:
             f"See: rocketmq-spark {remedy.format(**sight.about)}"
         )
     if unknown := every.unknown_queues - back:
-        output.note(f"queues whose lag is not known, for want of an offset or of their broker: {unknown}")
+        output.note(
+            f"queues whose lag is not known, because they have no offset or their broker does not answer: {unknown}"
+        )
 
 
 def _watch(output: Output, ask: Ask, interval_s: float) -> None:

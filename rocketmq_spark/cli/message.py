@@ -192,8 +192,8 @@ def _check_environment(target: Target, group: str) -> None:
         raise OptionError(
             f"group {group!r} belongs to environment {name!r}, but option 'environment' is not set; without it, other "
             "environments would get the dead letters",
-            remedy=f"Omit that ending, and use --environment {name} -o environments=...; or use --any-queue to send to "
-            "queues of all environments, or if the ending is just part of the name",
+            remedy=f"Omit the ending _env_{name} of the group, and use --environment {name} -o environments=...; or use "
+            "--any-queue to send to queues of all environments, as for a group that has this ending by chance",
         )
 
 
@@ -363,8 +363,16 @@ def find(
         output.item(document(one), line(one))
     if key is not None:
         full = any(count >= limit for count in Counter(one.broker_name for one in found).values())
-        more = "; older ones may be omitted: --limit (up to 64), or --to the first of these" if full else ""
+        more = (
+            "; older ones may be omitted: raise --limit (up to 64), or set --to to the time of the first of these"
+            if full
+            else ""
+        )
         output.note(f"{len(found)} messages with key {key}{more}")
     else:
-        more = "; there may be more: --limit, or --from the last of these" if len(found) == limit else ""
+        more = (
+            "; there may be more: raise --limit, or set --from to the time of the last of these"
+            if len(found) == limit
+            else ""
+        )
         output.note(f"{len(found)} messages of that time{more}")

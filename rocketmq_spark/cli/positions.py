@@ -81,7 +81,10 @@ def waited_for(client: Client, read: Read) -> set[str]:
 
 def left_out(elsewhere: Sequence[str]) -> str:
     """The note about sources of other clusters."""
-    return f"The query reads cluster {', '.join(elsewhere)}, too, which is not looked at: name its name server for that"
+    names = ", ".join(elsewhere)
+    return (
+        f"The query reads cluster {names}, too, which is not checked: to check it, give the name server of that cluster"
+    )
 
 
 def silent(client: Client, queues: Collection[MessageQueue]) -> set[str]:

@@ -134,7 +134,9 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
     if by_position(parsed):  # what was kept while a broker was away would go where the number points now
-        raise OptionError(position_problem(parsed, "a command does not know what those counted who filled the spool"))
+        raise OptionError(
+            position_problem(parsed, "a command does not know the count of the programs that filled the spool")
+        )
     failed: list[SpoolError] = []
     for path in _paths(folder):
         try:

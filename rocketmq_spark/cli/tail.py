@@ -123,7 +123,7 @@ def tail(
         output.warning(f"{part.size} messages of {part.queue} from offset {part.start} are gone: {cause.value}")
 
     if end is not None and not (isinstance(begin, dict) and end.keys() <= begin.keys()):
-        raise click.UsageError("--to needs --from with JSON that names its queues, too")
+        raise click.UsageError("--to needs --from as JSON that names all queues of --to, too")
     reader = TopicReader(target.options(), topic, lost, tags)
     if isinstance(begin, dict):
         reader.seek_offsets(begin, end)

@@ -86,7 +86,7 @@ def widen(output: Output, target: Target, name: str, queues: int, brokers: tuple
     _show(output, topics.widen(target.client(), name, queues, brokers or None, "--queues"))
 
 
-def _refuse_part(target: Target, name: str, what: str = "take the messages of all") -> None:
+def _refuse_part(target: Target, name: str, what: str = "remove messages of all") -> None:
     """With an environment other commands keep to its queues. These reach all environments."""
     from rocketmq_spark.errors import OptionError
     from rocketmq_spark.queues.environment import environment_of
@@ -95,7 +95,7 @@ def _refuse_part(target: Target, name: str, what: str = "take the messages of al
     if environment_of(options) is not None:
         raise OptionError(
             f"topic {name} is shared by environments, and {options.environment_source} names one of them: this would {what}",
-            remedy="To do that leave the environment out; one with topics of its own has environmentMode=suffix",
+            remedy="To do that for all, omit the environment. If the environment has its own topics, set environmentMode=suffix",
         )
 
 

@@ -280,7 +280,7 @@ class Retention:
                 continue
             self._said[name] = Deadline.after(AGAIN_S)
             logger.warning(
-                "a message waits for %.1f hours, but %s keeps messages for %.1f: after that, only this disk has it; raise "
+                "a message waits for %.1f hours, but %s keeps messages for %.1f hours: after that, only this disk has it; raise "
                 "fileReservedTime of the broker above the longest delay",
                 waits_ms / 3_600_000,
                 name,

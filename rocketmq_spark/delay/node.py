@@ -27,7 +27,7 @@ MAX_OUT = 512
 
 
 def wall_ms() -> int:
-    """The wall clock. It decides even if it is set, because due times are times of day."""
+    """The wall clock, in ms since 1970: due times are times of day, so they follow it even when it is set."""
     return time.time_ns() // 1_000_000
 
 
@@ -47,7 +47,7 @@ class NodeSettings:
 
 
 def purpose_of(group: str) -> str:
-    """The purpose in the owner of a node's folder."""
+    """The ``purpose`` in the ``SpoolOwner`` of a node's folder."""
     return f"the delay service, group {group!r}"
 
 
@@ -57,9 +57,10 @@ def open_node(place: NodeSettings, **options: object) -> DelayService:
     parsed = options_table.parse(given).for_role("pull consumer")
     if parsed.environment is not None and parsed.environment_mode == "queues":
         raise OptionError(
-            f"{parsed.environment_source} is {parsed.environment!r}, but a node of the delay service holds messages of all "
-            "environments that share queues: it would read only a part of them, and the others would never be delivered",
-            remedy="Start it without an environment; messages go to the queues of the environment that they were sent in",
+            f"{parsed.environment_source} is {parsed.environment!r}, but with environmentMode=queues one delay service "
+            f"serves all environments: in one environment, it would read only some queues of {place.topic}, and never deliver "
+            "the messages in the other queues",
+            remedy="Start it without an environment; each message goes to the queues of the environment that it was sent in",
         )
     settings = ProducerSettings.of(options_table.parse(given).for_role("producer"))
     for topic in (place.topic, place.dead_topic):

@@ -43,15 +43,15 @@ class LocalBroker(Closing):
             Without it, data is in a temporary folder that is deleted at the end.
         proxy: Whether to run a Proxy, too, or the fields of its ``rmq-proxy.json`` by name. With ``tlsCertPath`` and
             ``tlsKeyPath`` it accepts TLS only.
-        queues: Number of queues on each broker of a topic that ``create_topic`` creates.
+        queues: Default number of queues on each broker for topics that ``create_topic`` creates.
         keep: Keep the temporary folder.
         ports: Fixed ports by server name: ``{"namesrv": 9876, "broker-a": 10911}``.
         heap_mb: Heap of each broker's JVM, and of the proxy's, in MiB.
         jvm: More flags for the JVMs of the brokers and the proxy.
         quiet: Print nothing about downloads and starts.
         start_timeout_s: Seconds within which all servers must have started.
-        version: Version of RocketMQ: 5.5.0, or 4.9.7, 5.1.4 or 5.3.1 for tests of older brokers, without a Proxy. Brokers of
-            4.9 listen on all interfaces.
+        version: Version of RocketMQ: 5.5.0, or for tests of older brokers 4.9.7, 5.1.4 or 5.3.1, which cannot be combined with
+            ``proxy``. Brokers of 4.9 listen on all interfaces.
 
     Raises:
         LocalBrokerError: A server does not start, Java is missing, or the disk is full. The message has a remedy.
@@ -204,7 +204,7 @@ class LocalBroker(Closing):
         return _own(self).server(broker).pid
 
     def logs(self, broker: str | None = None) -> str:
-        """Return what ``broker`` printed and logged; without a name, of all servers."""
+        """Return what ``broker`` printed and logged; without a name, what all servers printed and logged."""
         if broker is not None:
             return _running(self).server(broker).log()
         return "".join(
@@ -222,7 +222,7 @@ class LocalBroker(Closing):
         batch: bool = False,
         resize: bool = False,
     ) -> None:
-        """Create a topic, and wait until the name server has its route. A topic with this number of queues is left as it is.
+        """Create a topic, and wait until the name server has its route. If it exists with this number of queues, nothing changes.
 
         Args:
             name: The topic.

@@ -81,7 +81,7 @@ class TopicDescription:
     Args:
         topic: The topic.
         brokers: Its settings on each broker.
-        queues: First offset, end offset and time of the last message of each queue; also of queues that may not be read now.
+        queues: First offset, end offset and time of the last message of each queue, including queues without read permission.
     """
 
     topic: str
@@ -90,12 +90,12 @@ class TopicDescription:
 
     @property
     def message_type(self) -> str | None:
-        """Its message type. All types, if brokers differ; None on brokers that do not have types."""
+        """Its message type; if brokers differ, all types, separated by commas. None on brokers that do not have types."""
         return _joined({there.message_type for there in self.brokers.values()})
 
     @property
     def permission(self) -> str | None:
-        """Its permission. All permissions, if brokers differ."""
+        """Its permission; if brokers differ, all permissions, separated by commas."""
         return _joined({there.permission for there in self.brokers.values()})
 
     @property
@@ -113,7 +113,7 @@ class GroupConnection:
     """A member of a consumer group, as brokers know it.
 
     Args:
-        client_id: The id by which the members share the queues.
+        client_id: The id of its client. Queues are assigned to members by these ids.
         address: The address from which it is connected, ``host:port``.
         language: What its client is written in, such as ``JAVA``.
         version: The number of its client's version; RocketMQ 5.5.0 is 513.
@@ -168,7 +168,7 @@ class GroupDescription:
 
     @property
     def lag(self) -> int | None:
-        """How many messages the group has not read; None if the lag of no queue is known."""
+        """How many messages the group has not read, the sum of the known lags of its queues; None if no lag is known."""
         lags = [row.lag for row in self.queues if row.lag is not None]
         return sum(lags) if lags else None
 
@@ -266,9 +266,10 @@ class AccessPolicy:
 
 
 class QueueLag(NamedTuple):
-    """One queue; first and end offset are None if no broker reported them. ``position`` is the next offset to read, None if
-    the reader has none; ``next_stored_ms`` is when the message there, or the first one after it, was stored (epoch ms), None
-    if that is unknown.
+    """The offsets of one queue, and a reader's position in it.
+
+    ``min_offset`` (first) and ``max_offset`` (end) are None if no broker reported them. ``position`` is the next offset to read;
+    None if the reader has none. ``next_stored_ms`` is when the first message from there on was stored (epoch ms); None: unknown.
     """
 
     queue: MessageQueue
@@ -279,7 +280,7 @@ class QueueLag(NamedTuple):
 
     @property
     def next_offset(self) -> int | None:
-        """The first offset that can still be read."""
+        """The first offset to read that is still stored: ``position``, or ``min_offset`` if that is higher."""
         return None if self.position is None or self.min_offset is None else max(self.position, self.min_offset)
 
     @property

@@ -24,8 +24,8 @@ def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
         return given
     if os.environ.get(ALLOWED, "1").strip().lower() in _NO:
         raise OptionError(
-            f"option {option!r} is {given!r}, which names code, and variable {ALLOWED} says that options name none",
-            remedy="Give a built-in value, or the function itself; or have the variable changed by who set it",
+            f"option {option!r} is {given!r}, which names code to run, but variable {ALLOWED} forbids that",
+            remedy="Give a built-in value, or the function itself; or ask the operator who set the variable",
         )
     module, _, path = given.partition(":")
     try:
@@ -56,24 +56,24 @@ KAFKA_OPTIONS = {
     "groupidprefix": "the consumer group is option 'group'",
     "includeheaders": "headers are the column properties, see option 'includeProperties'",
     "headers": "headers are the column properties, see option 'includeProperties'",
-    "key": "of a message there are columns 'keys', by which it is found, and 'shardingKey', which chooses its queue with "
+    "key": "a message has columns 'keys', by which it is found, and 'shardingKey', which chooses its queue with "
     "option 'queueSelector' = hash",
-    "auto.offset.reset": "where a first start begins is option 'startingOffsets'; of a consumer 'consumeFromWhere'",
+    "auto.offset.reset": "the start of a new query is option 'startingOffsets', of a new group 'consumeFromWhere'",
     "partition": "a partition is a queue: columns 'queueId' and 'brokerName'; option 'assign' reads some queues only",
-    "fetchoffset.numretries": "how often is asked again is option 'numRetries'",
+    "fetchoffset.numretries": "the number of retries is option 'numRetries'",
     "fetchoffset.retryintervalms": "the pause between two tries is option 'retryInterval'",
-    "kafkaconsumer.polltimeoutms": "how long a task waits for a broker is option 'readDeadline'",
+    "kafkaconsumer.polltimeoutms": "the time that a task waits for a broker is option 'readDeadline'",
     "kafka.security.protocol": "TLS is option 'tls', users are options 'accessKey' and 'secretKey'",
     "kafka.sasl.mechanism": "users are options 'accessKey' and 'secretKey'",
     "kafka.sasl.jaas.config": "users are options 'accessKey' and 'secretKey'",
     "kafka.ssl.truststore.location": "authorities to trust are option 'tlsCaFile', a PEM file",
     "kafka.ssl.keystore.location": "the client's certificate is option 'tlsCertFile', a PEM file, its key 'tlsKeyFile'",
     "kafka.ssl.key.password": "the password of the key file is option 'tlsKeyPassword'",
-    "kafka.ssl.endpoint.identification.algorithm": "whether a certificate must name the host is option 'tlsCheckHostname'",
+    "kafka.ssl.endpoint.identification.algorithm": "the check of the host name in certificates is option 'tlsCheckHostname'",
     "kafka.request.timeout.ms": "the time for one request is option 'requestTimeout'",
     "kafka.max.partition.fetch.bytes": "bytes under way in a task are bounded by option 'maxBytesInFlight'",
     "kafka.compression.type": "compression of messages is option 'compression'",
-    "kafka.acks": "what counts as stored is option 'requireStoreOk'",
+    "kafka.acks": "the required store status is option 'requireStoreOk'",
     "kafka.delivery.timeout.ms": "the time for a send with all its retries is option 'sendTimeout'",
     "kafka.batch.size": "the size of a batch is option 'batchMaxBytes'",
     "kafka.max.request.size": "the largest message that is sent is option 'maxMessageSize'",
@@ -102,7 +102,7 @@ KAFKA_SINK_COLUMNS = {
 def of_kafka_option(name: str) -> str | None:
     """Return the equivalent of a Kafka option; None if ``name`` is not a Kafka option."""
     lower = name.lower()
-    other = "settings of Kafka's clients mean nothing here; rocketmq-spark help coming-from-kafka lists what there is instead"
+    other = "settings of Kafka's clients have no effect here; for equivalents: rocketmq-spark help coming-from-kafka"
     known = KAFKA_OPTIONS.get(lower) or KAFKA_OPTIONS.get(lower.removeprefix("kafka."))
     return known or (other if lower.startswith("kafka.") else None)
 

@@ -120,14 +120,14 @@ class Options:
         None,
         _ALL,
         "file with the lines `accessKey=…`, `secretKey=…`, `securityToken=…` (optional); read again every minute of use. "
-        "The old keys stay in use while that fails",
+        "The old keys stay in use while the file cannot be read",
     )
     credentials_provider: str | None = _row(
         p.dotted,
         None,
         _ALL,
         "`module:callable` that returns access key, secret key and token (or None); called again every minute of "
-        "use. The old keys stay in use while that fails",
+        "use. The old keys stay in use while the call fails",
     )
     tls: bool = _row(p.boolean, False, _ALL, "use TLS for name servers and brokers")
     tls_ca_file: str | None = _row(p.string, None, _ALL, "PEM file of the authorities to trust (default: the system's)")
@@ -146,7 +146,7 @@ class Options:
         "remoting",
         _ALL,
         "`remoting`: directly to brokers, or through the Remoting port of a Proxy given as `nameServer`; `grpc`: through the "
-        "Proxy at `proxyEndpoint`, for sinks, producers and POP consumers, not for sources (docs/grpc.md)",
+        "Proxy at `proxyEndpoint`, only for sinks, `Producer`, `Consumer` and `SimpleConsumer` (docs/grpc.md)",
     )
     connect_timeout: float = _row(p.positive_duration, 3.0, _ALL, "timeout of opening one connection", shown="3s")
     request_timeout: float = _row(p.positive_duration, 3.0, _ALL, "timeout of one request", shown="3s")
@@ -159,12 +159,12 @@ class Options:
     )
 
     # Source
-    subscribe: tuple[str, ...] = _row(p.names, (), _SOURCE, "topics to read", shown="one of these three")
+    subscribe: tuple[str, ...] = _row(p.names, (), _SOURCE, "topics to read; required, or `subscribePattern`/`assign`")
     subscribe_pattern: str | None = _row(
         p.regex, None, _SOURCE, "regular expression for whole topic names, without system, retry and dead-letter topics"
     )
     assign: tuple[MessageQueue, ...] = _row(
-        p.assignment, (), _SOURCE, 'queues to read, JSON `{"t":{"broker-a":[0,1]}}`; of an `environment`, its own'
+        p.assignment, (), _SOURCE, 'queues to read, JSON `{"t":{"broker-a":[0,1]}}`; only those of the `environment`'
     )
     include_internal: bool = _row(
         p.boolean, False, _SOURCE, "let `subscribePattern` also match retry and dead-letter topics"
@@ -202,7 +202,7 @@ class Options:
         p.timestamp,
         None,
         _SOURCE,
-        "first message stored at or after this time: ISO-8601 or epoch ms; overrides `startingOffsets` and the times by queue",
+        "first message stored from a time on (ISO-8601 or epoch ms); overrides `startingOffsets`, `startingOffsetsByTimestamp`",
     )
     starting_offsets_by_timestamp: dict[MessageQueue, int] | None = _row(
         p.queue_numbers(_TIMES, 0),
@@ -241,7 +241,7 @@ class Options:
         "what to do if offsets no longer exist when they are to be read: `fail`/`true`, `warn` or `ignore`/`false`",
     )
     max_offsets_per_trigger: int | None = _row(
-        p.integer(1), None, _STREAM, "maximum number of offsets in a batch, shared in proportion to backlog"
+        p.integer(1), None, _STREAM, "maximum number of offsets in a batch, divided among queues by their backlog"
     )
     min_offsets_per_trigger: int | None = _row(
         p.integer(1), None, _STREAM, "wait until this many offsets are unread, or until `maxTriggerDelay` has passed"
@@ -294,7 +294,7 @@ class Options:
         p.integer(1),
         500_000,
         _SOURCE,
-        "maximum number of offsets of a task; larger ranges are split. Tasks are larger if a batch would exceed 10,000",
+        "maximum number of offsets of a task; larger ranges are split. Tasks are larger if more than 10,000 would be needed",
     )
     predicate_pushdown: bool = _row(
         p.boolean,
@@ -337,8 +337,8 @@ class Options:
         p.string,
         None,
         _QUEUES,
-        "read and write only what belongs to one environment: its number (from 1), or its name, with `environments` as JSON or "
-        "`environmentMode=suffix`. With `environmentMode=queues` consumers of `dev` are members of the group "
+        "read and write only what belongs to one environment: its number (from 1), or its name, which requires `environments` "
+        "as JSON or `environmentMode=suffix`. With `environmentMode=queues`, consumers of `dev` are members of the group "
         "`<group>_env_dev`, which has its own retries and dead letters",
         shown="variable `ROCKETMQ_ENVIRONMENT`",
     )
@@ -415,7 +415,7 @@ class Options:
         p.size(1),
         4 << 20,
         _WRITE,
-        "maximum size of a body; a larger one is an error that names the row. In a sink, rows of other Arrow batches may be sent",
+        "maximum size of a body; a larger one is an error that names the row. A sink may have sent rows of other Arrow batches",
         shown="4m",
     )
     send_latency_fault: str = _row(
@@ -429,7 +429,7 @@ class Options:
         p.durations_ms, (), _WRITE, "latency thresholds of `sendLatencyFault`, ascending, such as `50ms,100ms,550ms`"
     )
     not_available_duration: tuple[int, ...] = _row(
-        p.durations_ms, (), _WRITE, "for how long to avoid a broker of each latency; as many values as in `latencyMax`"
+        p.durations_ms, (), _WRITE, "how long to avoid a broker after each latency: one value for each of `latencyMax`"
     )
     auto_batch: bool = _row(
         p.boolean,
@@ -481,7 +481,7 @@ class Options:
         p.choice("none", "zlib", "lz4", "zstd"),
         "zlib",
         _WRITE,
-        "`none`, `zlib`, `lz4` or `zstd` (these two need pyarrow); not over gRPC",
+        "`none`, `zlib`, `lz4` or `zstd` (`lz4` and `zstd` need pyarrow); not over gRPC",
     )
     require_store_ok: str = _row(
         p.choice("any", "ok"),
@@ -494,14 +494,14 @@ class Options:
         p.choice("fail", "spool"),
         "fail",
         _WRITE,
-        "if a send fails for a temporary reason: raise an error, or `spool` it in `spoolDir` and send it later (docs/spool.md)",
+        "if a send fails temporarily: `fail` raises an error, `spool` stores it in `spoolDir` and sends it later (docs/spool.md)",
     )
     spool_dir: str | None = _row(
         p.string,
         None,
         _WRITE,
-        "required with `onSendFailure=spool`: a folder on a disk that outlives the process and, in a sink, the worker. One for "
-        "each `Producer`; worker processes of a sink use subfolders",
+        "required with `onSendFailure=spool`: a folder on a disk that outlives the process and, in a sink, the worker. Each "
+        "`Producer` needs a folder of its own; worker processes of a sink use subfolders",
     )
     spool_sync: str = _row(
         p.choice("always", "batch", "never"),
@@ -525,7 +525,7 @@ class Options:
         p.string,
         None,
         ("sink",),
-        "column that identifies a row, sent as property `SPARK_ROW_ID`, by which a job that reads them can drop duplicates",
+        "column that identifies a row, sent as property `SPARK_ROW_ID`, by which readers can drop duplicates",
     )
 
     delivery_guarantee: str = _row(
@@ -544,9 +544,9 @@ class Options:
         p.positive_duration,
         10.0,
         ("sink", "producer"),
-        "earlier requests may still arrive at a broker; only after this time, messages that it does not have count as not "
-        "stored. Sink with `exactly-once`: at least 4s, and 2s more than `spark.python.task.killTimeout`; `Producer` with "
-        "`confirmAmbiguous`: more than 2s. Without either of these two options it is an error",
+        "how long earlier requests may still arrive at a broker: messages that it lacks count as not stored only after this "
+        "time. Sink with `exactly-once`: at least 4s, and 2s more than `spark.python.task.killTimeout`; `Producer` with "
+        "`confirmAmbiguous`: more than 2s. Can be set only with one of these two options",
         shown="10s",
     )
     confirm_ambiguous: bool = _row(
@@ -593,16 +593,16 @@ class Options:
         p.boolean,
         True,
         _CONSUME,
-        "`PullConsumer`: `poll` and `close` commit the offsets of messages returned before the last poll. Ordered `Consumer`: "
-        "messages are done when the listener returns None; if false, when it returns `context.commit()`",
+        "`PullConsumer`: `poll` commits offsets of messages from earlier polls, `close` those of all but the last poll. Ordered "
+        "`Consumer`: messages are done when the listener returns None; if false, when it returns `context.commit()`",
     )
     auto_commit_interval: float = _row(p.positive_duration, 5.0, _POLL, "minimum time between commits", shown="5s")
     pull_threshold_for_queue: int = _row(
         p.integer(1, 65535),
         1000,
         _CONSUME,
-        "a queue is not pulled while more than this many of its messages are unfinished (`Consumer`), or of its offsets wait "
-        "for a poll (`PullConsumer`)",
+        "a queue is not pulled while it has more unfinished messages (`Consumer`) or offsets that wait for a poll "
+        "(`PullConsumer`) than this",
     )
     model: str = _row(
         p.choice("clustering", "broadcasting"),
@@ -617,7 +617,7 @@ class Options:
     arrow: bool = _row(
         p.boolean, False, _PUSH, "call the listener with Arrow record batches, which have the columns of `poll_arrow`"
     )
-    consume_thread_min: int = _row(p.integer(1, 1000), 20, _PUSH, "threads that call the listener")
+    consume_thread_min: int = _row(p.integer(1, 1000), 20, _PUSH, "number of threads that call the listener")
     consume_message_batch_max_size: int = _row(
         p.integer(1, 1024), 1, _PUSH, "most messages per call of the listener; with `arrow` the default is 1024 rows"
     )
@@ -657,8 +657,8 @@ class Options:
         p.positive_duration,
         900.0,
         _PUSH,
-        "a message that the listener has for longer is delivered again, so that the offset of its queue can advance; the "
-        "listener is not interrupted. Broadcasting drops it; not if `ordered`",
+        "a message that the listener has for longer is delivered again, or dropped with `model=broadcasting`, so that the offset "
+        "of its queue can advance; the listener is not interrupted. Does not apply if `ordered`",
         shown="15m",
     )
     persist_consumer_offset_interval: float = _row(

@@ -12,16 +12,16 @@ from rocketmq_spark.base.codes import TopicType
 
 REMOTING, GRPC = "remoting", "grpc"
 _READ = "use transport=remoting, with brokers or the Proxy's Remoting port as nameServer"
-_NO_OFFSETS = "over gRPC the Proxy answers no question about offsets (UNIMPLEMENTED)"
+_NO_OFFSETS = "over gRPC a Proxy rejects requests about offsets (UNIMPLEMENTED)"
 _ROLES = {
     "batch source": f"reads ranges of offsets, and {_NO_OFFSETS}",
     "stream source": f"reads ranges of offsets, and {_NO_OFFSETS}",
     "pull consumer": f"seeks and commits offsets, and {_NO_OFFSETS}",
-    "cluster admin": "asks name servers and brokers, for which the Proxy has no answer over gRPC (UNIMPLEMENTED)",
+    "cluster admin": "sends requests that a Proxy rejects over gRPC (UNIMPLEMENTED)",
 }
 NO_ADMINISTRATION = (
-    "offsets, topics and groups are asked for and changed at name servers and brokers, for which the Proxy has no answer over "
-    f"gRPC (UNIMPLEMENTED); {_READ}"
+    "offsets, topics and groups are read and changed by requests that a Proxy rejects over gRPC (UNIMPLEMENTED); "
+    f"{_READ}"
 )
 # Selectors that do not require a queue of the user's choice.
 SELECTORS = ("roundRobin", "random", "hash")
@@ -91,14 +91,14 @@ NEEDS = {
 # Reasons for rejecting a consumer's options about queues, by field of ``Options``.
 _NO_QUEUES = "over gRPC a consumer has no queues: the Proxy hands out messages"
 _ONE = "over gRPC a listener gets one message at a time"
-_GROUPS = "over gRPC that is the group's own affair, which brokers keep"
+_GROUPS = "over gRPC this is a setting of the group, which brokers store"
 _OF_CONSUMERS = {
     "model": ("model", "over gRPC members share messages; broadcasting is not available"),
     "auto_commit": (
         "autoCommit",
         "over gRPC each message is acknowledged by itself, and there are no offsets to commit",
     ),
-    "consume_from_where": ("consumeFromWhere", f"{_GROUPS}: a new one begins where the brokers say"),
+    "consume_from_where": ("consumeFromWhere", f"{_GROUPS}: a new group begins where the brokers decide"),
     "max_reconsume_times": ("maxReconsumeTimes", f"{_GROUPS} as its retryMaxTimes"),
     "arrow": ("arrow", _ONE),
     "consume_message_batch_max_size": ("consumeMessageBatchMaxSize", _ONE),
@@ -154,11 +154,13 @@ def _remedy(needed: str) -> str:
 
 def _of_grpc(options: Any, role: str) -> list[str]:
     if role in _ROLES:
-        return [f"option 'transport' is 'grpc', but a {role} {_ROLES[role]}; or {_READ}"]
+        return [f"option 'transport' is 'grpc', but a {role} {_ROLES[role]}; {_READ}"]
     found = []
     if role == "consumer":
         said = [_OF_CONSUMERS[field] for field in _OF_CONSUMERS if field in options.given]
-        found += [f"option {name!r} cannot be used with transport=grpc: {why}; or {_READ}" for name, why in said]
+        found += [
+            f"option {name!r} cannot be used with transport=grpc: {why}. Omit it, or {_READ}" for name, why in said
+        ]
     if not options.proxy_endpoint:
         found.append("option 'proxyEndpoint' is required with transport=grpc: give host:port of the Proxy's gRPC port")
     selector = options.queue_selector

@@ -25,11 +25,11 @@ class AdminOptions(TypedDict, total=False):
     """Temporary token that belongs to the keys."""
     credentials_file: str
     """File with the lines ``accessKey=…``, ``secretKey=…``, ``securityToken=…`` (optional); read again every minute of use.
-    The old keys stay in use while that fails.
+    The old keys stay in use while the file cannot be read.
     """
     credentials_provider: str
     """``module:callable`` that returns access key, secret key and token (or None); called again every minute of use. The old
-    keys stay in use while that fails.
+    keys stay in use while the call fails.
     """
     tls: bool | str
     """Use TLS for name servers and brokers."""
@@ -49,7 +49,7 @@ class AdminOptions(TypedDict, total=False):
     """Namespace, prefixed to topics and groups as in the Java client."""
     transport: str
     """``remoting``: directly to brokers, or through the Remoting port of a Proxy given as ``nameServer``; ``grpc``: through
-    the Proxy at ``proxyEndpoint``, for sinks, producers and POP consumers, not for sources (docs/grpc.md).
+    the Proxy at ``proxyEndpoint``, only for sinks, ``Producer``, ``Consumer`` and ``SimpleConsumer`` (docs/grpc.md).
     """
     connect_timeout: float | str
     """Timeout of opening one connection."""
@@ -60,8 +60,8 @@ class AdminOptions(TypedDict, total=False):
     retry_interval: float | str
     """Pause before the first of ``numRetries``; doubles, with jitter."""
     environment: str
-    """Read and write only what belongs to one environment: its number (from 1), or its name, with ``environments`` as JSON or
-    ``environmentMode=suffix``. With ``environmentMode=queues`` consumers of ``dev`` are members of the group
+    """Read and write only what belongs to one environment: its number (from 1), or its name, which requires ``environments``
+    as JSON or ``environmentMode=suffix``. With ``environmentMode=queues``, consumers of ``dev`` are members of the group
     ``<group>_env_dev``, which has its own retries and dead letters.
     """
     environment_mode: str
@@ -83,13 +83,13 @@ class ProducerOptions(AdminOptions, total=False):
     another broker; the others wait for their queue.
     """
     max_message_size: int | str
-    """Maximum size of a body; a larger one is an error that names the row. In a sink, rows of other Arrow batches may be sent."""
+    """Maximum size of a body; a larger one is an error that names the row. A sink may have sent rows of other Arrow batches."""
     send_latency_fault: bool | str
     """Avoid brokers that are slow or fail: ``true``, ``false``, or a preset of durations: ``current``, ``4.x``."""
     latency_max: str
     """Latency thresholds of ``sendLatencyFault``, ascending, such as ``50ms,100ms,550ms``."""
     not_available_duration: str
-    """For how long to avoid a broker of each latency; as many values as in ``latencyMax``."""
+    """How long to avoid a broker after each latency: one value for each of ``latencyMax``."""
     auto_batch: bool | str
     """Combine single messages into batches. If false, the sink sends every row as a message of its own."""
     batch_max_bytes: int | str
@@ -101,18 +101,18 @@ class ProducerOptions(AdminOptions, total=False):
     compress_above: int | str
     """Compress bodies from this size on if they are sent alone; never batches (of the sink, of ``autoBatch``), nor over gRPC."""
     compression: str
-    """``none``, ``zlib``, ``lz4`` or ``zstd`` (these two need pyarrow); not over gRPC."""
+    """``none``, ``zlib``, ``lz4`` or ``zstd`` (``lz4`` and ``zstd`` need pyarrow); not over gRPC."""
     require_store_ok: str
     """``any`` accepts messages that are stored but not yet flushed or copied to a slave; ``ok`` sends them again, which may
     store them twice, and fails if no attempt is stored safely.
     """
     on_send_failure: str
-    """If a send fails for a temporary reason: raise an error, or ``spool`` it in ``spoolDir`` and send it later
+    """If a send fails temporarily: ``fail`` raises an error, ``spool`` stores it in ``spoolDir`` and sends it later
     (docs/spool.md).
     """
     spool_dir: str
-    """Required with ``onSendFailure=spool``: a folder on a disk that outlives the process and, in a sink, the worker. One for
-    each ``Producer``; worker processes of a sink use subfolders.
+    """Required with ``onSendFailure=spool``: a folder on a disk that outlives the process and, in a sink, the worker. Each
+    ``Producer`` needs a folder of its own; worker processes of a sink use subfolders.
     """
     spool_sync: str
     """How a SPOOLED message is flushed to disk before its send returns: ``always`` flushes for each send, ``batch`` once for
@@ -126,9 +126,9 @@ class ProducerOptions(AdminOptions, total=False):
     before 5.0): raise an ``error``, or use the delay service, which must run (``dmq``, docs/delay.md).
     """
     exactly_once_settle: float | str
-    """Earlier requests may still arrive at a broker; only after this time, messages that it does not have count as not stored.
+    """How long earlier requests may still arrive at a broker: messages that it lacks count as not stored only after this time.
     Sink with ``exactly-once``: at least 4s, and 2s more than ``spark.python.task.killTimeout``; ``Producer`` with
-    ``confirmAmbiguous``: more than 2s. Without either of these two options it is an error.
+    ``confirmAmbiguous``: more than 2s. Can be set only with one of these two options.
     """
     confirm_ambiguous: bool | str
     """If a send has no answer, check whether the broker stored the message before sending it again (docs/exactly-once.md).
@@ -172,12 +172,12 @@ class ConsumerOptions(AdminOptions, total=False):
     after a time (ISO-8601 or epoch ms).
     """
     auto_commit: bool | str
-    """``PullConsumer``: ``poll`` and ``close`` commit the offsets of messages returned before the last poll. Ordered
-    ``Consumer``: messages are done when the listener returns None; if false, when it returns ``context.commit()``.
+    """``PullConsumer``: ``poll`` commits offsets of messages from earlier polls, ``close`` those of all but the last poll.
+    Ordered ``Consumer``: messages are done when the listener returns None; if false, when it returns ``context.commit()``.
     """
     pull_threshold_for_queue: int | str
-    """A queue is not pulled while more than this many of its messages are unfinished (``Consumer``), or of its offsets wait
-    for a poll (``PullConsumer``).
+    """A queue is not pulled while it has more unfinished messages (``Consumer``) or offsets that wait for a poll
+    (``PullConsumer``) than this.
     """
     model: str
     """``clustering``: members of the group share the queues; ``broadcasting``: each member gets all messages, and one that
@@ -188,7 +188,7 @@ class ConsumerOptions(AdminOptions, total=False):
     arrow: bool | str
     """Call the listener with Arrow record batches, which have the columns of ``poll_arrow``."""
     consume_thread_min: int | str
-    """Threads that call the listener."""
+    """Number of threads that call the listener."""
     consume_message_batch_max_size: int | str
     """Most messages per call of the listener; with ``arrow`` the default is 1024 rows."""
     pull_batch_size_in_bytes: int | str
@@ -210,8 +210,8 @@ class ConsumerOptions(AdminOptions, total=False):
     suspend_current_queue_time: float | str
     """How long an ordered queue pauses after a failure: 10ms to 30s."""
     consume_timeout: float | str
-    """A message that the listener has for longer is delivered again, so that the offset of its queue can advance; the listener
-    is not interrupted. Broadcasting drops it; not if ``ordered``.
+    """A message that the listener has for longer is delivered again, or dropped with ``model=broadcasting``, so that the
+    offset of its queue can advance; the listener is not interrupted. Does not apply if ``ordered``.
     """
     persist_consumer_offset_interval: float | str
     """How often offsets are committed."""
@@ -248,14 +248,14 @@ class PullConsumerOptions(AdminOptions, total=False):
     after a time (ISO-8601 or epoch ms).
     """
     auto_commit: bool | str
-    """``PullConsumer``: ``poll`` and ``close`` commit the offsets of messages returned before the last poll. Ordered
-    ``Consumer``: messages are done when the listener returns None; if false, when it returns ``context.commit()``.
+    """``PullConsumer``: ``poll`` commits offsets of messages from earlier polls, ``close`` those of all but the last poll.
+    Ordered ``Consumer``: messages are done when the listener returns None; if false, when it returns ``context.commit()``.
     """
     auto_commit_interval: float | str
     """Minimum time between commits."""
     pull_threshold_for_queue: int | str
-    """A queue is not pulled while more than this many of its messages are unfinished (``Consumer``), or of its offsets wait
-    for a poll (``PullConsumer``).
+    """A queue is not pulled while it has more unfinished messages (``Consumer``) or offsets that wait for a poll
+    (``PullConsumer``) than this.
     """
     pull_threshold_size_for_queue: int | str
     """A queue is not pulled while it has more waiting bytes."""
@@ -285,13 +285,13 @@ class SinkOptions(AdminOptions, total=False):
     another broker; the others wait for their queue.
     """
     max_message_size: int | str
-    """Maximum size of a body; a larger one is an error that names the row. In a sink, rows of other Arrow batches may be sent."""
+    """Maximum size of a body; a larger one is an error that names the row. A sink may have sent rows of other Arrow batches."""
     send_latency_fault: bool | str
     """Avoid brokers that are slow or fail: ``true``, ``false``, or a preset of durations: ``current``, ``4.x``."""
     latency_max: str
     """Latency thresholds of ``sendLatencyFault``, ascending, such as ``50ms,100ms,550ms``."""
     not_available_duration: str
-    """For how long to avoid a broker of each latency; as many values as in ``latencyMax``."""
+    """How long to avoid a broker after each latency: one value for each of ``latencyMax``."""
     auto_batch: bool | str
     """Combine single messages into batches. If false, the sink sends every row as a message of its own."""
     batch_max_bytes: int | str
@@ -308,18 +308,18 @@ class SinkOptions(AdminOptions, total=False):
     compress_above: int | str
     """Compress bodies from this size on if they are sent alone; never batches (of the sink, of ``autoBatch``), nor over gRPC."""
     compression: str
-    """``none``, ``zlib``, ``lz4`` or ``zstd`` (these two need pyarrow); not over gRPC."""
+    """``none``, ``zlib``, ``lz4`` or ``zstd`` (``lz4`` and ``zstd`` need pyarrow); not over gRPC."""
     require_store_ok: str
     """``any`` accepts messages that are stored but not yet flushed or copied to a slave; ``ok`` sends them again, which may
     store them twice, and fails if no attempt is stored safely.
     """
     on_send_failure: str
-    """If a send fails for a temporary reason: raise an error, or ``spool`` it in ``spoolDir`` and send it later
+    """If a send fails temporarily: ``fail`` raises an error, ``spool`` stores it in ``spoolDir`` and sends it later
     (docs/spool.md).
     """
     spool_dir: str
-    """Required with ``onSendFailure=spool``: a folder on a disk that outlives the process and, in a sink, the worker. One for
-    each ``Producer``; worker processes of a sink use subfolders.
+    """Required with ``onSendFailure=spool``: a folder on a disk that outlives the process and, in a sink, the worker. Each
+    ``Producer`` needs a folder of its own; worker processes of a sink use subfolders.
     """
     spool_sync: str
     """How a SPOOLED message is flushed to disk before its send returns: ``always`` flushes for each send, ``batch`` once for
@@ -333,7 +333,7 @@ class SinkOptions(AdminOptions, total=False):
     before 5.0): raise an ``error``, or use the delay service, which must run (``dmq``, docs/delay.md).
     """
     message_id: str
-    """Column that identifies a row, sent as property ``SPARK_ROW_ID``, by which a job that reads them can drop duplicates."""
+    """Column that identifies a row, sent as property ``SPARK_ROW_ID``, by which readers can drop duplicates."""
     delivery_guarantee: str
     """``exactly-once``: a repeated batch or task omits rows that are already stored (docs/exactly-once.md)."""
     allowed_topics: Sequence[str] | str
@@ -341,7 +341,7 @@ class SinkOptions(AdminOptions, total=False):
     list.
     """
     exactly_once_settle: float | str
-    """Earlier requests may still arrive at a broker; only after this time, messages that it does not have count as not stored.
+    """How long earlier requests may still arrive at a broker: messages that it lacks count as not stored only after this time.
     Sink with ``exactly-once``: at least 4s, and 2s more than ``spark.python.task.killTimeout``; ``Producer`` with
-    ``confirmAmbiguous``: more than 2s. Without either of these two options it is an error.
+    ``confirmAmbiguous``: more than 2s. Can be set only with one of these two options.
     """

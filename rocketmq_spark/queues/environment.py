@@ -241,8 +241,8 @@ def position_problem(choice: EnvironmentChoice, why: str) -> str:
     sample = json.dumps({choice.environment: {"broker-a": [0]}})
     return (
         f"{choice.environment_source} is {choice.environment!r} without option 'environments', so it counts the queues that a "
-        f"topic has at the moment, and {why}: while a broker is away that would be another environment's queue. Set option "
-        f"'environments' to the number of environments, or to their queues, such as {sample}"
+        f"topic has at the moment, and {why}: while a broker is away, that number would select another environment's queue. "
+        f"Set option 'environments' to the number of environments, or to their queues, such as {sample}"
     )
 
 

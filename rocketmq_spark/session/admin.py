@@ -32,7 +32,7 @@ class GroupAdmin(AdminBase):
         """Return settings, members, subscriptions and lag of a group (``mqadmin consumerProgress``, ``consumerConnection``).
 
         Args:
-            group: The consumer group. Members that consume over gRPC are not known to brokers, and left out.
+            group: The consumer group. Members that consume over gRPC are left out, because brokers do not know them.
 
         Raises:
             GroupNotFound: No broker knows the group. The error names similar groups.
@@ -65,7 +65,8 @@ class GroupAdmin(AdminBase):
             GroupNotFound: No broker knows the group.
             OptionError: The group is one of RocketMQ's own.
             BrokerNotFound: The master of a broker is not registered. Nothing was deleted.
-            OffsetError: The group has members, and ``force`` is not set. Brokers do not know members that consume over gRPC.
+            OffsetError: The group has members, and ``force`` is not set. Members that consume over gRPC do not count:
+                brokers do not know them.
         """
         groups.delete(self._tools, self._own(group), topics, force)
 
@@ -153,9 +154,8 @@ class BrokerAdmin(AdminBase):
         """Return one stored message (``mqadmin queryMsgById`` and ``queryMsgByUniqueKey``).
 
         Args:
-            message_id: The id that its broker gave it (``SendResult.offset_msg_id``), or with ``topic`` also the id that its
-                producer gave it (``SendResult.msg_id``).
-                Of several messages with the same id, the oldest is returned.
+            message_id: The id that its broker gave it (``SendResult.offset_msg_id``). If ``topic`` is given, also the id that
+                its producer gave it (``SendResult.msg_id``). Of several messages with the same id, the oldest is returned.
             topic: The topic of the message. Brokers with ACL require it.
 
         Raises:
@@ -180,7 +180,7 @@ class BrokerAdmin(AdminBase):
                 messages of the period from ``begin_ms`` to ``end_ms``, of all queues; with option ``environment``, of the
                 queues of that environment.
             begin_ms: Only messages stored at or after this time, in ms since 1970.
-            end_ms: Only messages stored at or before this time, in ms since 1970. By default neither time is limited.
+            end_ms: Only messages stored at or before this time, in ms since 1970. By default, the period is open at both ends.
             limit: With a key, at most this many messages of each broker, the newest ones; 1 to 64, the limit of brokers.
                 Without a key, at most this many in all, the oldest ones; 1 to 10,000.
 
@@ -257,7 +257,7 @@ class AccessAdmin(AdminBase):
         return brokers.set_user(self._tools, name, password, is_super, enabled)
 
     def delete_user(self, name: str) -> None:
-        """Delete a user by its ``name``, and its policies (``mqadmin deleteUser``). Raises ``OptionError`` if there is none."""
+        """Delete the user ``name`` and its policies (``mqadmin deleteUser``). Raises ``OptionError`` if there is no such user."""
         brokers.delete_user(self._tools, name)
 
     def policies(self, user: str | None = None) -> list[AccessPolicy]:
@@ -272,7 +272,7 @@ class AccessAdmin(AdminBase):
         Args:
             user: The user name.
             resource: Such as ``Topic:orders``, ``Group:billing*`` (a prefix) or ``Cluster:*``.
-            actions: Of ``All``, ``Pub``, ``Sub``, ``Create``, ``Update``, ``Delete``, ``Get``, ``List``.
+            actions: One or more of ``All``, ``Pub``, ``Sub``, ``Create``, ``Update``, ``Delete``, ``Get``, ``List``.
             allowed: False denies them.
             sources: Only for clients with these addresses or networks (default: all).
 
@@ -299,7 +299,7 @@ class Admin(TopicAdmin, GroupAdmin, BrokerAdmin, AccessAdmin):
             consumers, and offsets are set only in the queues of that environment.
 
     Raises:
-        OptionError: An option is unknown, has a wrong value or is not a connection option. Lists all problems.
+        OptionError: An option is unknown, has a wrong value or does not belong to ``Admin``. Lists all problems.
     """
 
     def __init__(self, name_server: str | None = None, **options: Unpack[AdminOptions]) -> None:

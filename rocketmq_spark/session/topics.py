@@ -47,7 +47,7 @@ class TopicAdmin(AdminBase):
         return topics.names(self._tools, system)
 
     def describe_topic(self, topic: str) -> TopicDescription:
-        """Return type, permission, attributes and offsets of a topic, as its brokers have them (``mqadmin topicStatus``).
+        """Return a topic's type, permission, attributes and offsets, as its brokers have them (``mqadmin topicStatus``).
 
         Args:
             topic: The topic.
@@ -73,7 +73,7 @@ class TopicAdmin(AdminBase):
             queues: Number of queues on each broker.
             brokers: Only on these brokers (default: all).
             attributes: Attributes, such as ``{"message.type": "FIFO"}`` (default: none).
-            batch: Store batches whole (docs/batch-topics.md).
+            batch: Create a batch topic, which stores each batch as one message (docs/batch-topics.md).
 
         Returns:
             The topic's queues on each broker.
@@ -81,7 +81,8 @@ class TopicAdmin(AdminBase):
         Raises:
             OptionError: The topic is on one of these brokers, or its name is not allowed.
             BrokerNotFound: One of ``brokers`` has no master now.
-            NotSupported: ``attributes`` are given, and a broker is older than RocketMQ 5.0.
+            NotSupported: ``attributes`` or ``batch`` are given, and a broker is older than RocketMQ 5.0. It has created the topic
+                without attributes.
         """
         return topics.create(self._tools, topic, queues, brokers, attributes or {}, batch)
 

@@ -64,7 +64,7 @@ def test_options_are_those_of_connections() -> None:
         Admin("h:1", tls_ca_file="ca.pem")
     with pytest.raises(OptionError, match="'nameServer' is required"):
         Admin()
-    with pytest.raises(OptionError, match="a cluster admin asks name servers and brokers"):
+    with pytest.raises(OptionError, match="a cluster admin sends requests that a Proxy rejects"):
         Admin(transport="grpc", proxy_endpoint="h:1")
     Admin("h:1", namespace="ns", access_key="a", secret_key="b", tls=True, connect_timeout="1s").close()
 

@@ -65,7 +65,7 @@ def test_what_each_batch_read_and_what_is_next(run: Run, query: Path) -> None:
     (query / "offsets" / "2").unlink()
     assert "Next: batch 2, from where batch 1 ended in orders" in run("checkpoint", "show", str(query)).stderr
     (query / "offsets" / "0").unlink()
-    assert "Batch 1: where it began is not kept any more for 2 queues" in run("checkpoint", "show", str(query)).stderr
+    assert "Batch 1: its start is not kept any more for 2 queues" in run("checkpoint", "show", str(query)).stderr
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_rewound_with_a_backup(run: Run, query: Path) -> None:
         "  orders/broker-a/1  from 5, before 9  (4)",
         "Nothing was changed: use --yes to apply",
     ]
-    assert "Not to be seen from here: whether the query runs" in dry.stderr
+    assert "This command cannot see: whether the query runs" in dry.stderr
     assert {path.name for path in (query / "offsets").iterdir()} == before
     (told,) = documents(run("checkpoint", "rewind", str(query), "--to-batch", "0", "--yes", "--json").stdout)
     assert (told["rewound"], told["batchId"], told["again"]) == (True, 0, [1, 2])

@@ -238,7 +238,7 @@ def test_letters_of_an_environment_are_sent_in_it_or_not_at_all(rocketmq: LocalB
     awaited(lambda: documents(run("dlq", "show", group, *known, "--json").stdout), lambda found: len(found) == 1)
     refused = run("dlq", "resend", f"{group}_env_2", "--yes")
     assert (refused.exit_code, "option 'environment' is not set" in refused.stderr) == (1, True), refused.stderr
-    assert "Omit that ending, and use --environment 2" in refused.stderr
+    assert "Omit the ending _env_2 of the group, and use --environment 2" in refused.stderr
     dry = run("dlq", "resend", f"{group}_env_2", "--any-queue")
     assert (dry.exit_code, "1 would be sent" in dry.stderr) == (0, True), dry.stderr
     for _ in range(4):  # a message without a key goes to any queue of those that are its

@@ -91,7 +91,7 @@ def test_messages_by_id_and_key(run, consumed):
     assert [row["body"] for row in rows] == [str(n) for n in range(10)]
     some = run(*find, "all", "--limit", "4")
     assert (len(some.stdout.splitlines()), some.stderr.split("; ")[0]) == (4, "4 messages with key all")
-    assert "older ones may be omitted: --limit (up to 64)" in some.stderr
+    assert "older ones may be omitted: raise --limit (up to 64)" in some.stderr
     assert run(*find, "k3").stderr == "1 messages with key k3\n"
     assert run(*find, "all", "--until", "2020-01-01T00:00:00Z").stderr == "0 messages with key all\n"
     done = run("message", "get", "nothing", "--topic", topic)
@@ -113,7 +113,7 @@ def test_messages_by_time(run, consumed):
     assert run(*find, "--since", "0s", "--until", "2999-01-01").stderr == "0 messages of that time\n"
     few = (*find, "--to", last, "--limit", "3")
     assert documents(run(*few, "--json").stdout) == rows[:3]
-    said = "3 messages of that time; there may be more: --limit, or --from the last of these\n"
+    said = "3 messages of that time; there may be more: raise --limit, or set --from to the time of the last of these\n"
     assert (len((shown := run(*few)).stdout.splitlines()), shown.stderr) == (3, said)
     for arguments, code, said in (
         ([], 2, "Give --key, or a time"),

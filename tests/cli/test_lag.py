@@ -77,7 +77,9 @@ def test_of_ten_messages_four_are_committed(rocketmq: LocalBroker, half: tuple[s
     text = run("lag", "--group", group, "--topic", topic)
     assert text.exit_code == 0
     assert f"group {group}, 6 messages behind in 1 of 2 queues, the oldest for " in text.stderr
-    assert "queues whose lag is not known, for want of an offset or of their broker: 1" in text.stderr
+    assert (
+        "queues whose lag is not known, because they have no offset or their broker does not answer: 1" in text.stderr
+    )
     line = next(line for line in text.stdout.splitlines() if " 10 " in line)
     assert line.split()[:7] == [topic, "broker-a", "1", "0", "4", "10", "6"]
 
@@ -214,7 +216,7 @@ def test_queues_of_another_cluster_are_not_looked_for_in_this_one(
     assert "The query reads cluster eu, too" in run("lag", "--checkpoint", str(tmp_path)).stderr
     diff = run("checkpoint", "diff", str(tmp_path))
     assert (diff.exit_code, diff.stderr.splitlines()[1:]) == (0, ["Nothing is lost"])
-    assert diff.stderr.startswith("The query reads cluster eu, too, which is not looked at")
+    assert diff.stderr.startswith("The query reads cluster eu, too, which is not checked")
     seen = documents(run("doctor", "--checkpoint", str(tmp_path), "--json").stdout)
     assert [one["level"] for one in seen if one["check"] == f"checkpoint {tmp_path}"] == ["ok", "advice", "ok", "ok"]
     entry(tmp_path, 0, sources[1])  # none of this cluster: its brokers may all be away
@@ -260,10 +262,10 @@ def test_a_topic_that_was_made_again(tmp_path: Path, no_broker: Path) -> None:
         text = CliRunner().invoke(app, look)
         assert "lag unknown in 2 queues, 2 queues went back" in text.stderr
         assert f"See: rocketmq-spark checkpoint diff {tmp_path}" in text.stderr
-        assert "for want of" not in text.stderr
+        assert "because they have no offset" not in text.stderr
         told = CliRunner().invoke(app, ["doctor", *look[1:], "--topic", "other", "--json"])
         prometheus = CliRunner().invoke(app, [*look, "--prometheus"])
     assert [one.exit_code for one in (done, text, told, prometheus)] == [1, 1, 1, 1]
     assert [(one["level"], one["found"].split(":")[0]) for one in documents(told.stdout) if "checkpoint" in one["check"]] == [
-        ("advice", "its query reads t, not other"), ("broken", "2 of 2 queues do not go with it"),
+        ("advice", "its query reads t, not other"), ("broken", "2 of 2 queues do not match what brokers have"),
     ]  # fmt: skip

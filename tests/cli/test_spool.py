@@ -193,7 +193,7 @@ def test_what_an_environment_by_its_number_left_is_not_sent_to_where_the_number_
     done = run("spool", "send", str(folder), "--environment", "1")
     assert done.exit_code == 1
     assert "option 'environment' is '1' without option 'environments'" in done.stderr
-    assert "a command does not know what those counted who filled the spool" in done.stderr
+    assert "a command does not know the count of the programs that filled the spool" in done.stderr
 
 
 def test_a_folder_without_a_spool_is_said_to_have_none(run: Run, tmp_path: Path) -> None:

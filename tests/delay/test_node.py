@@ -48,7 +48,7 @@ def test_a_node_that_cannot_begin_holds_nothing(
 def test_a_node_is_no_environments(rocketmq: LocalBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROCKETMQ_ENVIRONMENT", "dev")
     with pytest.raises(
-        OptionError, match="variable ROCKETMQ_ENVIRONMENT is 'dev', but a node of the delay service holds"
+        OptionError, match="variable ROCKETMQ_ENVIRONMENT is 'dev', but with environmentMode=queues one delay"
     ):
         open_node(NodeSettings(tmp_path / "d"), name_server=rocketmq.name_server)
     node = open_node(NodeSettings(tmp_path / "d"), name_server=rocketmq.name_server, environment_mode="suffix")

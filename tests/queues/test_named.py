@@ -34,7 +34,7 @@ def test_nearest_offers_the_name_that_was_meant() -> None:
 def test_who_sets_the_machine_up_may_say_that_options_name_no_code(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("ROCKETMQ_SPARK_ALLOW_CALLABLES", value)
     with pytest.raises(
-        OptionError, match="'queueSelector' is 'os:getcwd', which names code, and variable ROCKETMQ_SPARK_ALLOW"
+        OptionError, match="'queueSelector' is 'os:getcwd', which names code to run, but variable ROCKETMQ_SPARK_ALLOW"
     ):
         resolve("os:getcwd", "queueSelector")
     assert resolve(len, "queueSelector") is len, "who has the function could call it as well"

@@ -33,7 +33,7 @@ from tests.live.writes import frame, sink_options
         ({}, {"delayLevel": [1]}, "column 'delaylevel' delays rows"),
         ({"topic": None}, {"topic": ["t"]}, "option 'allowedTopics' must list all of them"),
         ({"allowedTopics": "t"}, {}, "has no effect with option 'topic'"),
-        ({"exactlyOnceSettle": "3999ms"}, {}, "expected 4 s at least"),
+        ({"exactlyOnceSettle": "3999ms"}, {}, "expected at least 4 s, because"),
         ({"deliveryGuarantee": "at-least-once", "exactlyOnceSettle": "9s"}, {}, "without 'deliveryGuarantee' exactly-once"),
     ],
 )  # fmt: skip

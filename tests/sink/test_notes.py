@@ -121,7 +121,7 @@ def test_a_batch_that_an_earlier_version_began_is_not_taken_for_unsent(folder: F
         lambda: notes.of_batch(folder, name),
         lambda: notes.standing(folder, "sink"),
     ):
-        with pytest.raises(UnprovedError, match=r"unfinished batch 0 .* version 1, and this one knows 2.*with option"):
+        with pytest.raises(UnprovedError, match=r"unfinished batch 0 .* version 1; this version reads 2.*with option"):
             asked()
     assert path.read_bytes() == earlier
     taken_back = name._replace(epoch=1)

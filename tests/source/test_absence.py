@@ -20,8 +20,8 @@ def test_what_changes_is_told_once_with_the_reason(caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "the stream waits for queues that it cannot read now: t/b/0 (no read permission); "
         "t/c/0 (the route does not name its broker)",
-        "the stream reads again from t/b/0",
-        "the stream reads again from t/c/0",
+        "the stream can read these queues again: t/b/0",
+        "the stream can read these queues again: t/c/0",
     ]
 
 

@@ -267,7 +267,7 @@ def test_the_remedy_says_what_is_read_of_a_queue_that_went_back():
     """Its new messages are not lost."""
     with pytest.raises(DataLossError) as back:
         decisions.report("fail", [(OffsetRange(A, 75, 1205), WENT_BACK)])
-    assert back.value.remedy.endswith("of a queue that went back a stream then reads all messages that it has now")
+    assert back.value.remedy.endswith("a stream then reads all present messages of a queue that went back")
     with pytest.raises(DataLossError) as gone:
         decisions.report("fail", [(OffsetRange(A, 0, 4), Cause.TRUNCATED)])
     assert gone.value.remedy.endswith("to go on without these offsets")

@@ -381,7 +381,7 @@ def test_a_checkpoint_of_other_topics_is_refused_unless_losses_are_allowed(given
     with pytest.raises(CheckpointMismatch) as caught:
         filters.check_checkpoint(meaning(**given), found)
     assert f"the checkpoint is of topics t, u, and this query of {named}. Start it with a new" in str(caught.value)
-    assert "with failOnDataLoss=warn" in str(caught.value)
+    assert "With failOnDataLoss=warn" in str(caught.value)
     filters.check_checkpoint(meaning(**given, failOnDataLoss="warn"), found)
 
 

@@ -496,5 +496,5 @@ def test_queues_that_may_not_be_read_any_more_are_told_of(scripted, caplog):
     scripted.on(ROUTE, route({"broker-a": {0: scripted.address}}, perm=2))
     eventually(lambda: run.latest() and "cannot read now: t/broker-a/0 (no read permission)" in caplog.text)
     scripted.on(ROUTE, route({"broker-a": {0: scripted.address}}))
-    eventually(lambda: run.latest() and "the stream reads again from t/broker-a/0" in caplog.text)
+    eventually(lambda: run.latest() and "the stream can read these queues again: t/broker-a/0" in caplog.text)
     assert caplog.text.count("t/broker-a/0") == 2

@@ -51,7 +51,11 @@ def test_which_batch(query: Folder, number: int | None, before_ms: int | None, f
     [
         (4, None, "there is no batch 4 to go back to: batches 0 to 3 are kept and done"),
         (9, None, "there is no batch 9"),
-        (None, 999, r"no batch that is kept was begun by 1970-01-01T00:00:00Z: .*the first of 1970-01-01T00:00:01Z"),
+        (
+            None,
+            999,
+            r"no batch that is kept began at or before 1970-01-01T00:00:00Z: .*the first of them began at 1970-01-01T00:00:01Z",
+        ),
     ],
 )
 def test_which_cannot_be(query: Folder, number: int | None, before_ms: int | None, said: str) -> None:
@@ -68,7 +72,7 @@ def test_of_a_query_that_has_done_nothing_there_is_no_batch_to_go_back_to(query:
 
 def test_when_a_batch_was_begun_may_not_be_known(tmp_path: Path) -> None:
     entry(tmp_path, 0, ours(5))
-    with pytest.raises(OffsetError, match=r"batches 0 to 0 are kept and done, the first of an unknown time\. To read"):
+    with pytest.raises(OffsetError, match=r"are kept and done, the first of them began at an unknown time\. To read"):
         rewind.chosen(history(folder(str(tmp_path))), None, 99_000)
 
 

@@ -282,8 +282,8 @@ def of_exactly_once(target: Target, subject: Subject) -> Finding:
     queues = f"{len(ends.queues)} queue{'s' * (len(ends.queues) != 1)} of {', '.join(sorted(ends.masters))}"
     return findings.ok(
         check,
-        f"{', '.join(topics)}: {queues} say where they end, and what is stored there may be read{begun}. Not to be seen from "
-        "here: whether the Spark context was started with exactly_once_conf()",
+        f"{', '.join(topics)}: {queues} say where they end, and what is stored there may be read{begun}. This command "
+        "cannot see whether the Spark context was started with exactly_once_conf()",
     )
 
 

@@ -100,7 +100,7 @@ def python(version: str, versions: Mapping[str, str | None]) -> Finding:
                       f"pip install {wanted}")  # fmt: skip
     if new:
         name = new[0]
-        return advice("python", f"Python {version}, {packages}; PySpark does not go with {name} {versions[name]} yet",
+        return advice("python", f"Python {version}, {packages}; PySpark does not support {name} {versions[name]} yet",
                       f"pip install '{name}<{TOO_NEW[name][0]}'")  # fmt: skip
     return ok("python", f"Python {version}, {packages}")
 
@@ -201,8 +201,8 @@ def endpoint(address: str, error: RocketMQError | None, tls: bool) -> Finding:
         )
     if isinstance(error, OptionError):
         return failed("options", error, "Look at docs/options.md")
-    remedy = error.remedy or "See whether it hangs, or something between here and there drops what is sent"
-    return broken(CHECK, f"{address} is of no use: {_said(error)}", remedy)
+    remedy = error.remedy or "Check whether the Proxy hangs, or a firewall drops its packets"
+    return broken(CHECK, f"{address} cannot be used: {_said(error)}", remedy)
 
 
 def _answered(error: RocketMQError) -> bool:

@@ -39,7 +39,7 @@ def name_server(address: str, error: RocketMQError | None, tls: bool) -> Finding
             check, f"{address} does not let this user list brokers", "Their checks are left out: try another user"
         )
     return _unreached(
-        check, f"{address} is of no use", error, tls, "Check option 'nameServer', DNS and firewalls, and that it runs"
+        check, f"{address} cannot be used", error, tls, "Check option 'nameServer', DNS and firewalls, and that it runs"
     )
 
 
@@ -97,8 +97,8 @@ def settings(name: str, config: Mapping[str, str], wants_sql: bool) -> Iterator[
             yield advice(
                 check,
                 f"{what} gives at most {count} messages or {size} bytes",
-                f"In broker.conf {', '.join(f'{key}={value}' for key, value in low.items())}: the broker then needs four tenths "
-                "of the CPU for each small message (docs/performance.md)",
+                f"In broker.conf {', '.join(f'{key}={value}' for key, value in low.items())}: the broker then needs 60 % less "
+                "CPU for each small message (docs/performance.md)",
             )
     if config.get("messageIndexEnable") == "false":
         yield advice(check, "messages are not indexed: none is found by its key or id", "Set messageIndexEnable=true")
@@ -113,7 +113,7 @@ def untold(name: str, error: RocketMQError) -> Finding:
     return advice(
         f"broker {name}",
         f"does not tell its settings: {error.remark or error.message}",
-        "Nothing is said of them: check options 'accessKey' and 'secretKey', or look as an administrator",
+        "Their checks are left out: check options 'accessKey' and 'secretKey', or run doctor as an administrator",
     )
 
 
@@ -128,7 +128,7 @@ def untold_state(name: str, error: RocketMQError) -> Finding:
     return advice(
         f"broker {name}",
         f"does not tell its version, disk and clock: {error.remark or error.message}",
-        "Nothing is said of them: if it has just started, look again in some seconds",
+        "Their checks are left out: if the broker has just started, try again in some seconds",
     )
 
 
@@ -160,7 +160,7 @@ def clock(name: str, runtime: Mapping[str, str], now_ms: int) -> Finding | None:
     return advice(
         check,
         f"its clock is {duration(abs(difference_ms))} {'ahead of' if difference_ms > 0 else 'behind'} ours",
-        "Set both by NTP: times to start at, delays and what lag says of age go by the broker's",
+        "Set both by NTP: starting times, delays and the ages in lag depend on the broker's clock",
     )
 
 
@@ -184,7 +184,7 @@ _CLOSE = 0.5
 LONG_BATCH_MS = 300_000
 _WAITING = (
     (DriftState.UNREGISTERED, "is not registered", "Start it on its data; nothing is lost"),
-    (DriftState.AWAY, "does not answer", "See what is said of the broker; nothing is lost while it is away"),
+    (DriftState.AWAY, "does not answer", "See the finding about the broker; nothing is lost while it is away"),
 )
 
 
@@ -198,7 +198,7 @@ def topic(route: TopicRoute, config: Mapping[str, str] | None) -> Iterator[Findi
     for bit, verb in ((Perm.READ, "read"), (Perm.WRITE, "written")):
         barred = sorted(data.broker_name for data in route.queues if not data.perm & bit)
         if barred:
-            text = f"cannot be {verb} on {', '.join(barred)}: its permission there"
+            text = f"cannot be {verb} on {', '.join(barred)}: its permission there forbids that"
             remedy = "mqadmin updateTopicPerm -p 6 (4 read, 2 write)"
             whole = len(barred) == len(route.queues)
             yield broken(check, text, remedy) if whole else advice(check, text, remedy)
@@ -214,7 +214,7 @@ def topic(route: TopicRoute, config: Mapping[str, str] | None) -> Iterator[Findi
 
 def rights(topic: str, user: str | None, answers: Mapping[str, RocketMQError | None]) -> Iterator[Finding]:
     """``answers`` is what each question led to: ``source`` and ``sink``; None where the broker allowed it."""
-    who = f"user {user}" if user else "who has no accessKey"
+    who = f"user {user}" if user else "a user without accessKey"
     needed = {"source": "Sub and Get on the topic, Sub on the group", "sink": "Pub on the topic"}
     for role, error in answers.items():
         check, what = f"rights {role}", "read" if role == "source" else "write"
@@ -227,7 +227,7 @@ def rights(topic: str, user: str | None, answers: Mapping[str, RocketMQError | N
             yield (
                 broken(check, text, remedy)
                 if role == "source"
-                else advice(check, text, f"{remedy}; readers do without")
+                else advice(check, text, f"{remedy}; readers do not need it")
             )
         else:
             yield failed(check, error, "Look at the broker's log")
@@ -246,7 +246,7 @@ def subscriptions(group: str, members: Mapping[str, Mapping[str, Filter] | None]
         return broken(
             check,
             f"its members have different subscriptions: {shown}",
-            "Let all subscribe to the same, or give them groups of their own: messages are lost to some",
+            "Let all subscribe to the same, or give them groups of their own: otherwise some members miss messages",
         )
     if silent:
         return advice(
@@ -335,13 +335,13 @@ def drifted(whose: str, queues: Iterable[Drift]) -> Iterator[Finding]:
         shown = ", ".join(f"{one.queue} {one.state.value}" for one in bad[:3])
         yield broken(
             whose,
-            f"{len(bad)} of {len(every)} queues do not go with it: {shown}",
+            f"{len(bad)} of {len(every)} queues do not match what brokers have: {shown}",
             "See: rocketmq-spark checkpoint diff; with failOnDataLoss=warn the query continues at the first message that is "
-            "kept, and reads all that a topic made again has",
+            "kept, and reads a topic that was created again from its start",
         )
     for state, what, remedy in _WAITING:
         waiting = [one.queue.broker_name for one in every if one.state is state]
         for name in sorted(set(waiting)):
             yield broken(whose, f"{name} {what}, and {waiting.count(name)} of {len(every)} queues wait for it", remedy)
     if all(one.state.lossless for one in every):
-        yield ok(whose, f"goes with what brokers have, in all {len(every)} queues")
+        yield ok(whose, f"matches what brokers have, in all {len(every)} queues")

@@ -324,7 +324,7 @@ def read(folder: Folder, number: int) -> LoggedBatch:
     if lines[0] != VERSION:
         raise OffsetError(
             f"{folder.name}/{path} is not an entry of an offset log of version {VERSION}: it begins with {lines[:1]}",
-            remedy="Set spark.sql.streaming.offsetLog.formatVersion to 1 for a new query, which is Spark's default",
+            remedy="For a new query, set spark.sql.streaming.offsetLog.formatVersion to 1, which is Spark's default",
         )
     try:
         found = {at: _ours(line) for at, line in enumerate(lines[_HEAD:])}
@@ -338,7 +338,7 @@ def read(folder: Folder, number: int) -> LoggedBatch:
 def _damaged(folder: Folder, path: str) -> OffsetError:
     """The error for an incomplete entry: Spark writes entries atomically, with a line for each source."""
     return OffsetError(
-        f"{folder.name}/{path} is damaged: it is cut, or its writer was killed",
+        f"{folder.name}/{path} is damaged: it is incomplete, perhaps because its writer was killed",
         remedy="Restore that file, or start the query with another checkpointLocation",
     )
 

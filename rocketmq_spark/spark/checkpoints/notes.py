@@ -93,8 +93,8 @@ class BatchNote:
             return False
         if self.version != VERSION:
             raise UnprovedError(
-                f"what is stored of the unfinished batch {name.number} cannot be proved: an earlier version of rocketmq-spark "
-                f"began it, which made other ids of its rows (its note has version {self.version}, and this one knows {VERSION})",
+                f"what is stored of the unfinished batch {name.number} cannot be proved: it was begun by an earlier version of "
+                f"rocketmq-spark, which gave rows other ids (its note has version {self.version}; this version reads {VERSION})",
                 remedy=f"Finish the batch with the version that began it, {AT_LEAST_ONCE}",
             )
         return True

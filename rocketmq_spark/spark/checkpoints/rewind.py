@@ -125,7 +125,7 @@ def chosen(history: Sequence[Read], number: int | None, before_ms: int | None) -
     if not early:
         first = next(iter(done.values())).begun_ms
         raise OffsetError(
-            f"no batch that is kept was begun by {_text(before_ms)}: {kept}, the first of {_text(first)}",
+            f"no batch that is kept began at or before {_text(before_ms)}: {kept}, the first of them began at {_text(first)}",
             remedy="To read from further back, start a query with another checkpointLocation and option 'startingTimestamp'",
         )
     return max(early, key=lambda batch: batch.number)

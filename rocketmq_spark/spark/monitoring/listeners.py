@@ -1,7 +1,7 @@
 """Listeners of queries in the driver program: ``GroupOffsetListener`` and ``MetricsListener``.
 
-The source itself commits finished positions when Spark asks for the next batch; after the last batch of a run, that is
-at the next start. ``GroupOffsetListener`` commits the group's offsets at once after each batch.
+The source itself commits finished positions when Spark asks for the next batch, so it commits those of the last batch
+of a run only at the next start. ``GroupOffsetListener`` commits the group's offsets immediately after each batch.
 
 ``MetricsListener`` serves or writes metrics of queries: Prometheus text, or JSON lines. Every metric is one row of ``METRICS``;
 conf/grafana-dashboard.json shows them. It contacts no broker: the metrics come from the progress of queries
@@ -133,7 +133,7 @@ METRICS = (
         "gauge",
         "When the query was last idle: while this and the last progress are old, a batch is running",
     ),
-    Metric("rocketmq_spark_lag_messages", "gauge", "Unread messages after the last batch; with gaps, offsets"),
+    Metric("rocketmq_spark_lag_messages", "gauge", "Unread messages after the last batch, gaps in offsets included"),
     Metric("rocketmq_spark_behind_seconds", "gauge", "Seconds since this run first saw the oldest unread message"),
     Metric("rocketmq_spark_queues", "gauge", "Queues that answer"),
     Metric("rocketmq_spark_queues_away", "gauge", "Queues that do not answer, whose lag is unknown"),
@@ -143,13 +143,13 @@ METRICS = (
         "counter",
         "Ranges of lost offsets that the driver skipped, by cause",
     ),
-    Metric("rocketmq_spark_lost_offsets_total", "counter", "Offsets in these ranges, if their number is known"),
+    Metric("rocketmq_spark_lost_offsets_total", "counter", "Lost offsets that were skipped, if their number is known"),
     Metric("rocketmq_spark_rows_total", "counter", "Rows read from all sources of the query"),
     Metric("rocketmq_spark_batches_total", "counter", "Micro-batches"),
     Metric("rocketmq_spark_batch_seconds", "gauge", "How long the last micro-batch took"),
     Metric("rocketmq_spark_sink_rows_total", "counter", "Rows that the sink acknowledged"),
-    Metric("rocketmq_spark_sink_bytes_total", "counter", "Bytes of these rows on the wire (foreach_batch_writer)"),
-    Metric("rocketmq_spark_sink_batches_total", "counter", "Requests that carried these rows (foreach_batch_writer)"),
+    Metric("rocketmq_spark_sink_bytes_total", "counter", "Acknowledged bytes on the wire (foreach_batch_writer)"),
+    Metric("rocketmq_spark_sink_batches_total", "counter", "Requests with acknowledged rows (foreach_batch_writer)"),
     Metric("rocketmq_spark_sink_retries_total", "counter", "Attempts that were repeated (foreach_batch_writer)"),
     Metric("rocketmq_spark_sink_spooled_total", "counter", "Rows spooled instead of sent (foreach_batch_writer)"),
     Metric(

@@ -162,8 +162,8 @@ def foreach_batch_writer(
         return ForeachBatchWriter(parsed)
     if checkpoint_location is None:
         raise OptionError(
-            "argument 'checkpoint_location' is missing, and 'delivery_guarantee' is exactly-once: where the queues ended before "
-            "a batch is noted there",
+            "argument 'checkpoint_location' is missing, and 'delivery_guarantee' is exactly-once: the ends of the queues before "
+            "each batch are noted there",
             remedy="Give the checkpointLocation of the query",
         )
     return ForeachBatchWriter(parsed, QueryBatch(checkpoint_location, _write_name(write_name, parsed)))
@@ -282,7 +282,7 @@ def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _
         if _OF_TOPICS.fullmatch(other.write) and set(note.ends.topics) & set(topics):
             raise OptionError(
                 f"batch {name.number} was begun for {', '.join(note.ends.topics)}, and the query now writes to "
-                f"{', '.join(topics)}: the note is {folder.name}/{notes.ROOM}/{name.number}/{other.write}",
+                f"{', '.join(topics)}; the note of the batch is {folder.name}/{notes.ROOM}/{name.number}/{other.write}",
                 remedy="Finish the batch with these topics, and write further ones with a writer of their own. Or go back with: "
                 "rocketmq-spark checkpoint rewind, which sends again what the batch has stored. If these are two writes of "
                 "a batch, give each a write_name",

@@ -78,7 +78,7 @@ def problems(options: Options, columns: Collection[str]) -> list[str]:
     if options.topic is None and not options.allowed_topics:
         found.append(
             "option 'deliveryGuarantee' is exactly-once, and rows name their topics: option 'allowedTopics' must list all of "
-            "them, so that it can be noted where they end before anything is sent"
+            "them, so that their ends can be noted before anything is sent"
         )
     if not extras.installed("xxhash"):
         found.append(
@@ -87,8 +87,8 @@ def problems(options: Options, columns: Collection[str]) -> list[str]:
         )
     if options.exactly_once_settle < MIN_SETTLE_S:
         found.append(
-            f"option 'exactlyOnceSettle' is {options.exactly_once_settle:g} s; expected {MIN_SETTLE_S:g} s at least, for which "
-            "a task that Spark has cancelled may still send"
+            f"option 'exactlyOnceSettle' is {options.exactly_once_settle:g} s; expected at least {MIN_SETTLE_S:g} s, because "
+            "a task that Spark has cancelled may still send for that long"
         )
     return found
 

@@ -96,7 +96,7 @@ def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int
     if before != within or not set(ends.topics) <= set(topics):
         raise OptionError(
             f"batch {name.number} was begun for {', '.join(ends.topics)}{before}, and the query now writes to "
-            f"{', '.join(topics)}{within}: the note is {folder.name}/{notes.ROOM}/{name.number}/{name.write}",
+            f"{', '.join(topics)}{within}; the note of the batch is {folder.name}/{notes.ROOM}/{name.number}/{name.write}",
             remedy=OTHER_TOPICS,
         )
     if not made.before:
@@ -325,7 +325,7 @@ class NotedSender:
             self._sender.send_async(queue, request, deadline, done)
             return
         error = UnprovedError(
-            f"where {queue} ended when the batch was begun was not noted: its broker had no master then",
+            f"the note of the batch lacks the end of {queue}: its broker had no master when the batch was begun",
             topic=queue.topic,
             queue=str(queue),
             remedy="Start the query again, which notes it",

@@ -94,7 +94,7 @@ class GroupOffsets:
             logger.warning("the offsets of group %s are committed later: %s", self._options.group, error)
         if not self._refused:
             if self._troubled and waited.keys() & self._committed.keys():  # else their queues are gone
-                logger.warning("the offsets of group %s are committed again", self._options.group)
+                logger.warning("the offsets of group %s can be committed again", self._options.group)
             self._troubled, self._pause_s = False, _FIRST_PAUSE_S
         if self._refused.keys() & changed.keys():
             self._again_at = self._now() + self._pause_s

@@ -282,7 +282,7 @@ def _read(bounds: Bounds, at: dict[Any, int]) -> bool:
 
 
 _REMEDY = "Set option 'failOnDataLoss' to 'warn' or 'ignore' to go on without these offsets"
-_REMEDY_BACK = f"{_REMEDY}; of a queue that went back a stream then reads all messages that it has now"
+_REMEDY_BACK = f"{_REMEDY}; a stream then reads all present messages of a queue that went back"
 
 
 def settled(policy: str, ranges: list[OffsetRange], lost: Sequence[tuple[OffsetRange, Cause]]) -> list[OffsetRange]:

@@ -43,8 +43,9 @@ def check(options: Options) -> None:
     """What can be said without a broker: one kind of filter, tags that are tags, and delayed messages of all environments."""
     if INNER_TOPIC in options.subscribe and environment_of(options) is not None:
         raise OptionError(
-            f"{options.environment_source} is {options.environment!r}, but {INNER_TOPIC} has delayed messages of all "
-            "environments that share queues: only a part of them would be read, and the others never delivered",
+            f"{options.environment_source} is {options.environment!r}, but with environmentMode=queues {INNER_TOPIC} has the "
+            "delayed messages of all environments: the query would read only some of its queues, and never deliver the other "
+            "messages",
             remedy="Read it without an environment, and write the due messages without one, too",
         )
     if options.tags is not None and options.sql is not None:
@@ -82,8 +83,8 @@ def validate(
             continue
         if offsets.is_proxy(topic, broker, deadline):
             raise OptionError(
-                "option 'sql' cannot be used here: a Proxy does not compile the expression, and an invalid one would "
-                "be answered with every message",
+                "option 'sql' cannot be used here: a Proxy does not check the expression, and answers an "
+                "invalid one with every message",
                 remedy="Connect to the brokers, or filter with option 'tags'",
             )
         if topic in there and batched(queue):
@@ -164,8 +165,8 @@ def check_checkpoint(options: Options, begin: Offsets) -> None:
     if options.fail_on_data_loss == "fail" and not any(is_read(options, topic) for topic in topics):
         raise CheckpointMismatch(
             f"the checkpoint is of {_named(topics)}, and this query of {_subscribed(options)}",
-            remedy="Start it with a new checkpointLocation, or subscribe to a topic of the checkpoint, too; "
-            "with failOnDataLoss=warn the query drops the checkpoint's positions and reads its topics from their first message",
+            remedy="Start it with a new checkpointLocation, or subscribe to a topic of the checkpoint, too. With "
+            "failOnDataLoss=warn the query drops the checkpoint's positions and reads its own topics from their first message",
         )
 
 
@@ -178,12 +179,12 @@ def check_clusters(options: Options, begin: Offsets, clusters: Sequence[str]) ->
         return
     text = f"the checkpoint is of cluster {', '.join(map(str, was))}, and this query of cluster {', '.join(clusters)}"
     if options.fail_on_data_loss != "fail":
-        logger.warning("%s: positions are those of other messages", text)
+        logger.warning("%s: the positions are those of the checkpoint's cluster", text)
         return
     raise CheckpointMismatch(
         text,
-        remedy="Start it with option 'nameServer' as before, or with a new checkpointLocation; option 'failOnDataLoss' as "
-        "'warn' takes the positions as they are, for a cluster that was renamed",
+        remedy="Start it with option 'nameServer' as before, or with a new checkpointLocation. If the cluster was only "
+        "renamed, set option 'failOnDataLoss' to 'warn': the query then continues at these positions",
     )
 
 

@@ -351,7 +351,7 @@ def _of_all(catalog: OffsetCache) -> QueuesView:
 def _tell_guess(max_bytes: int) -> bool:
     logger.warning(
         "option 'maxBytesPerTrigger' is %d, but no broker returned a sample of the unread messages: until one does, each "
-        "is assumed to have %d bytes, so batches are small",
+        "message is assumed to have %d bytes, so batches are small",
         max_bytes,
         planner.LARGEST_BYTES,
     )

@@ -194,8 +194,8 @@ def _what_to_do(broker_name: str, streaming: bool) -> Iterator[None]:
 def waited_in_vain(whom: str, streaming: bool) -> str:
     """What to do when the time to wait for a broker is over; a batch of a stream is read as it was planned."""
     remedy = (
-        f"Nothing is lost: start {whom}. A task waits for it as long as option 'readDeadline' says, and Spark repeats the "
-        "task, but not with master local[*], where local[*,4] does"
+        f"Nothing is lost: start {whom}. A task waits for it as long as option 'readDeadline' says, and then Spark "
+        "repeats the task; with master local[*] it does not, with local[*,4] it does"
     )
     if not streaming:
         return remedy

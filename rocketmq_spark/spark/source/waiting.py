@@ -94,7 +94,7 @@ class Absence:
             said = "the run ends without" if ends else "the stream waits for"
             logger.warning("%s queues that it cannot read now: %s", said, _by_reason(went, why))
         if back:
-            logger.warning("the stream reads again from %s", listed(back))
+            logger.warning("the stream can read these queues again: %s", listed(back))
 
 
 def _by_reason(queues: Iterable[MessageQueue], why: Callable[[MessageQueue], str]) -> str:

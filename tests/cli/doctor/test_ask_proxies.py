@@ -100,7 +100,7 @@ class TestARealProxy:
 def test_nobody_there_and_one_of_two(certs: Certificates) -> None:
     with serving({"QueryRoute": route(MessageType.NORMAL)}) as address:
         away, there, topic = doctor(f"127.0.0.1:1;{address}", "t")
-    assert (away.check, away.level, "127.0.0.1:1 is of no use" in away.found) == ("proxy", Level.BROKEN, True)
+    assert (away.check, away.level, "127.0.0.1:1 cannot be used" in away.found) == ("proxy", Level.BROKEN, True)
     assert "gRPC port is reachable" in (away.remedy or "")
     assert (there.level, address in there.found, topic.level) == (Level.OK, True, Level.OK)
 

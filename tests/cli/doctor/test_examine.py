@@ -67,7 +67,7 @@ class TestOfServers:
         assert (found.check, found.level) == ("name server", Level.BROKEN)
         assert "refused" in found.found
         (unknown,) = doctor("no.such.host.invalid:9876")
-        assert "no.such.host.invalid:9876 is of no use" in unknown.found
+        assert "no.such.host.invalid:9876 cannot be used" in unknown.found
         assert "DNS" in (unknown.remedy or "")
 
     def test_options_that_are_wrong(self) -> None:

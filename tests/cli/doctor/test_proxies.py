@@ -35,8 +35,8 @@ A = "h:8081"
         (NotSupported("not implemented"), Level.BROKEN, "not the gRPC port of a Proxy", "'proxyEndpoint'"),
         (RemoteProtocolError("gRPC failed"), Level.BROKEN, "not the gRPC port of a Proxy", "'proxyEndpoint'"),
         (OptionError("needs grpcio", remedy="pip install"), Level.BROKEN, "needs grpcio", "pip install"),
-        (ConnectionLost("lost", remark="a\n b", remedy="Do"), Level.BROKEN, "h:8081 is of no use: lost: a b", "Do"),
-        (CallTimeout("no answer in time"), Level.BROKEN, "h:8081 is of no use: no answer in time", "hangs"),
+        (ConnectionLost("lost", remark="a\n b", remedy="Do"), Level.BROKEN, "h:8081 cannot be used: lost: a b", "Do"),
+        (CallTimeout("no answer in time"), Level.BROKEN, "h:8081 cannot be used: no answer in time", "hangs"),
     ],
 )
 def test_an_endpoint(error, level, words, remedy) -> None:

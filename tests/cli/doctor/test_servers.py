@@ -30,7 +30,7 @@ def data(name: str, **addresses: str) -> BrokerData:
         (None, Level.OK, "h:1 answers, in TLS"),
         (NotSupported("no"), Level.OK, "is a Proxy"),
         (AccessDenied("no"), Level.ADVICE, "does not let this user list brokers"),
-        (LOST, Level.BROKEN, "h:1 is of no use: cannot connect: refused"),
+        (LOST, Level.BROKEN, "h:1 cannot be used: cannot connect: refused"),
         (CertificateRefused("not trusted"), Level.BROKEN, "not trusted"),
     ],
 )

@@ -167,8 +167,8 @@ def test_a_checkpoint_next_to_brokers() -> None:
     (well,) = servers.drifted("c", drift({Q: 7}, bounds))
     assert well.level is Level.OK
     (lost,) = servers.drifted("c", drift({Q: 2}, bounds))
-    assert (lost.level, lost.found) == (Level.BROKEN, "1 of 1 queues do not go with it: t/a/0 lost")
-    assert "reads all that a topic made again has" in (lost.remedy or "")
+    assert (lost.level, lost.found) == (Level.BROKEN, "1 of 1 queues do not match what brokers have: t/a/0 lost")
+    assert "reads a topic that was created again from its start" in (lost.remedy or "")
 
 
 def test_brokers_that_a_checkpoint_waits_for_are_no_loss() -> None:
@@ -176,7 +176,7 @@ def test_brokers_that_a_checkpoint_waits_for_are_no_loss() -> None:
     (silent,) = servers.drifted("c", drift({Q: 7}, {}, away={"a"}))
     assert (silent.level, silent.found) == (Level.BROKEN, "a does not answer, and 1 of 1 queues wait for it")
     lost, down = servers.drifted("c", drift({Q: 2, other: 3}, {Q: QueueBounds(5, 10, 0)}, unregistered={"b"}))
-    assert "1 of 2 queues do not go with it: t/a/0 lost" in lost.found
+    assert "1 of 2 queues do not match what brokers have: t/a/0 lost" in lost.found
     assert (down.found, down.remedy) == (
         "b is not registered, and 1 of 2 queues wait for it", "Start it on its data; nothing is lost",
     )  # fmt: skip
