@@ -56,8 +56,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 # what was popped does not come again.
 WITHOUT_TIMERS = {"timerWheelEnable": False}
 WITH_TIMERS = {"timerWheelEnable": True}
-# A broker that asks soon about half messages. It does not ask about what is decided, since LocalBroker's brokers note decisions at
-# once.
+# A broker that asks soon about half messages. It does not ask about what is decided: LocalBroker's brokers note that at once.
 ASKS = {"transactionTimeOut": 5000, "transactionCheckInterval": 1000}
 
 _AUTH = "org.apache.rocketmq.auth"
