@@ -30,7 +30,7 @@ def test_a_batch_may_be_finished_with_further_topics(
     assert sorted(bodies(stored(timerless, good, 3))) == ["a", "b", "c"]
     assert bodies(stored(timerless, bad, 1)) == ["no number"]
     with pytest.raises(
-        OptionError, match=rf"was begun for .*{bad}.*, and the query now writes to {good}: .*sends again"
+        OptionError, match=rf"was begun for .*{bad}.*, and the query now writes to {good}; .*sends again"
     ):
         sink.plan(before)
 
