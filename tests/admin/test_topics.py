@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -250,10 +249,9 @@ def test_a_broker_that_is_closed_shows_no_more_than_it_permits(
     kept.own["broker-b"] = own
     kept.servers["broker-b"].on(Request.GET_BROKER_CONFIG, ok(b"brokerPermission=%d\n" % own))
     broker.on(Request.GET_BROKER_CONFIG, ok(b"brokerPermission=6\n"))
-    begun_s = time.monotonic()
     assert topics.update(tools, "t", TopicChange(9)).permission == "RW"
     assert topics.widen(tools, "t", 10).write_queues == 20
-    assert time.monotonic() - begun_s < 5
+    assert len(broker.seen(ROUTE)) < 20, "who waits looks at it every 10 ms"
     assert broker.seen(Request.GET_BROKER_CONFIG) == []  # only who shows another is asked
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rocketmq_spark.consumer.pull.assigned import ONE_ANSWER, Ask, Assigned, FetchedPart
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, ReceivedMessage
-from tests.scale import examples
 
 A, B = (MessageQueue("t", "b", i) for i in range(2))
 QUEUES = st.sampled_from([A, B])
@@ -301,124 +296,6 @@ def test_a_dropped_queue_gives_what_is_finished() -> None:
     one.finish()
     assert one.assign({B: None}) == {A: 7}
     assert list(one.places) == [B]
-
-
-class Machine(RuleBasedStateMachine):
-    """Queues are pulled, polled, finished, committed, paused; polls are interrupted, and loops left in the middle. The model is
-    a list of what was given.
-    """
-
-    @initialize()
-    def begin(self) -> None:
-        self.one = Assigned(4)
-        self.one.assign({A: Start(0), B: Start(0)})
-        self.under_way: list[Ask] = []
-        self.given: dict[MessageQueue, list[int]] = {A: [], B: []}
-        self.passed: dict[MessageQueue, set[int]] = {A: set(), B: set()}
-        self.last: dict[MessageQueue, int] = {A: 0, B: 0}
-
-    @rule()
-    def pull(self) -> None:
-        self.under_way += self.one.due(0.0)
-        queues = [ask.queue for ask in self.under_way]
-        assert len(queues) == len(set(queues))
-
-    @precondition(lambda self: self.under_way)
-    @rule(count=st.integers(1, 3), fails=st.booleans())
-    def answer(self, count: int, fails: bool) -> None:
-        ask = self.under_way.pop(0)
-        assert self.one.failed(ask, 0.0) if fails else self.one.answered(ask, found(ask, count))
-
-    @rule(count=st.integers(1, 2))
-    def pass_over(self, count: int) -> None:
-        """Nothing of the next offsets is wanted."""
-        if self.under_way:
-            ask = self.under_way.pop(0)
-            end = ask.offset + count
-            assert self.one.answered(ask, PullAnswer(PullStatus.NO_MATCHED_MSG, end, 0, 99))
-            self.passed[ask.queue] |= set(range(ask.offset, end))
-
-    @rule(sizes=st.lists(st.integers(1, 2), min_size=2, max_size=3))
-    def read_ahead(self, sizes: list[int]) -> None:
-        """Several answers arrive as one part."""
-        if self.under_way:
-            ask = self.under_way.pop(0)
-            ends = [(ask.offset + end, end) for end in itertools.accumulate(sizes)]
-            stored = bytes(ends[-1][1])
-            assert self.one.bring(ask, FetchedPart(ask.queue, ask.offset, ends, stored, lambda start, end, stored: []))
-            self.one.let_go([ask], 0.0)
-
-    def begin_poll(self) -> None:
-        self.one.ready.take_back()
-        self.one.finish()
-        self.last = {queue: len(self.given[queue]) for queue in (A, B)}
-
-    @rule(most=st.integers(ONE_ANSWER, 3), interrupted=st.booleans())
-    def poll(self, most: int, interrupted: bool) -> None:
-        """Finishes what came before; what it gives is not finished, and what it does not come to give is not given."""
-        self.begin_poll()
-        for part in self.one.ready.take(most):
-            if not interrupted:
-                self.given[part.queue] += self.messages(part)
-        if not interrupted:
-            self.one.ready.give()
-
-    @rule(most=st.integers(0, 7))
-    def loop(self, most: int) -> None:
-        """A loop over messages, which is left after so many."""
-        self.begin_poll()
-        for part in self.one.ready.take(1):
-            messages = self.messages(part)
-            for offset in messages[:most]:
-                assert self.one.ready.lends(part)
-                self.one.ready.give_up_to(offset + 1)
-                self.given[part.queue].append(offset)
-            if most > len(messages):
-                assert self.one.ready.lends(part)
-                self.one.ready.give()
-
-    def messages(self, part: FetchedPart) -> list[int]:
-        return [offset for offset in range(part.first, part.next_offset) if offset not in self.passed[part.queue]]
-
-    @rule(queue=QUEUES, paused=st.booleans())
-    def pause(self, queue: MessageQueue, paused: bool) -> None:
-        self.one.pause([queue], paused)
-
-    @rule(queue=QUEUES)
-    def commit(self, queue: MessageQueue) -> None:
-        self.one.committed({q: offset for q, offset in self.one.to_commit().items() if q == queue})
-
-    @invariant()
-    def every_offset_is_given_once_and_in_order(self) -> None:
-        for queue, given in self.given.items():
-            wanted = [offset for offset in range(999) if offset not in self.passed[queue]]
-            assert given == wanted[: len(given)]
-
-    @invariant()
-    def what_the_last_poll_gave_is_not_committed(self) -> None:
-        """Nor what waits, whatever was passed over behind it."""
-        for queue, done in self.one.to_commit().items():
-            assert set(range(done)) <= {*self.given[queue][: self.last[queue]], *self.passed[queue]}
-
-    @invariant()
-    def what_waits_is_counted(self) -> None:
-        ready = self.one.ready._parts
-        for queue, place in self.one.places.items():
-            assert place.waiting == sum(part.count for part in ready if part.queue == queue)
-
-    def teardown(self) -> None:
-        """Once everything was polled everything may be committed, what was passed over behind it, too."""
-        self.one.pause([A, B], False)
-        for _ in range(3):
-            self.one.ready.take_back()
-            self.one.ready.take(99)
-            self.one.ready.give()
-        self.one.finish()
-        assert all(place.done == place.pull_at for place in self.one.places.values())
-
-
-TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=examples(200), stateful_step_count=30, deadline=None)
 
 
 def test_one_part_is_no_more_than_an_answer() -> None:

@@ -435,17 +435,22 @@ def test_a_lock_does_not_count_until_it_is_known_what_another_finished(group: Gr
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_batches_of_a_queue_come_one_after_the_other(group: GroupBench, size: int) -> None:
-    running: list[int] = []
+    """Also of what comes while the listener has a batch, and threads are free for it."""
+    running, most, later = [0], [0], [b"%d" % i for i in range(50, 100)]
 
     def listener(messages: Any, context: Any) -> None:
-        assert not running
-        running.append(1)
-        running.pop()
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        if later:
+            group.brokers.send(A, later.pop(0))
+        group.time.run_due()
+        running[0] -= 1
 
     started(group, listener, consume_batch_max_size=size)
-    group.brokers.send(A, *(b"%d" % i for i in range(100)))
+    group.brokers.send(A, *(b"%d" % i for i in range(50)))
     group.time.advance(1)
     assert group.bodies() == [b"%d" % i for i in range(100)]
+    assert most == [1]
 
 
 def test_a_broadcasting_member_needs_no_locks(group: GroupBench, tmp_path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import invariant
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.producer.accumulator import (
@@ -16,6 +16,7 @@ from rocketmq_spark.producer.accumulator import (
     Key,
     MessageBatch,
 )
+from tests.models import SteppingMachine, model_test, step
 from tests.queues import q
 
 
@@ -208,7 +209,7 @@ def test_the_ranges_of_javas_setters() -> None:
         assert text in str(e.value)
 
 
-class AccumulatorModel(RuleBasedStateMachine):
+class AccumulatorModel(SteppingMachine):
     """Against a list of messages per key that leaves as a whole: nothing is lost, doubled, reordered or late."""
 
     LIMITS = BatchLimits(max_bytes=20, max_delay_ms=10, total_max_bytes=150, max_encoded_bytes=60, max_open=3)
@@ -226,7 +227,7 @@ class AccumulatorModel(RuleBasedStateMachine):
     def close(self, k: Key) -> None:
         self.sent.setdefault(k, []).extend(name for _, _, name in self.open.pop(k)[1])
 
-    @rule(tag=st.sampled_from([None, "a", "b", "c"]), body=st.integers(1, 25), overhead=st.integers(0, 40))
+    @step(tag=st.sampled_from([None, "a", "b", "c"]), body=st.integers(1, 25), overhead=st.integers(0, 40))
     def add(self, tag: str | None, body: int, overhead: int) -> None:
         self.number += 1
         k, name = key(tag=tag), f"m{self.number}"
@@ -241,11 +242,11 @@ class AccumulatorModel(RuleBasedStateMachine):
         if sum(b for b, _, _ in waiting) > 20:
             self.close(k)
 
-    @rule(ms=st.integers(0, 12))
+    @step(ms=st.integers(0, 12))
     def wait(self, ms: int) -> None:
         self.now += ms
 
-    @rule()
+    @step()
     def take(self) -> None:
         for k in [k for k, (created, _) in self.open.items() if created + 10 <= self.now]:
             self.close(k)
@@ -257,9 +258,14 @@ class AccumulatorModel(RuleBasedStateMachine):
         assert self.left == self.sent
         assert not self.accumulator.ready(self.now)
 
-    @rule(which=st.integers(0, 9))
+    @step(which=st.integers(0, 9))
     def answer(self, which: int) -> None:
+        """Of what has left, or else of what leaves now."""
+        if not self.out:
+            self.now += 10
+            self.take()
         if self.out:
+            self.did["answered"] += 1
             self.accumulator.done(self.out.pop(which % len(self.out)))
 
     @invariant()
@@ -267,8 +273,10 @@ class AccumulatorModel(RuleBasedStateMachine):
         assert self.accumulator.open_batches <= 3
         assert self.accumulator.held_bytes < 150 + 65
         if not self.out and not self.open and self.left == self.sent:
+            self.did["released"] += bool(self.left)
             assert self.accumulator.held_bytes == 0
 
 
-TestAccumulatorModel = AccumulatorModel.TestCase
-TestAccumulatorModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAccumulatorModel = model_test(
+    AccumulatorModel, settings(max_examples=60, stateful_step_count=40, deadline=None), answered=50, released=50
+)

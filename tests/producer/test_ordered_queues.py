@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import invariant
 
 from rocketmq_spark.producer.destination import OrderedQueues
+from tests.models import SteppingMachine, model_test, step
 
 
 def test_one_thing_of_a_queue_is_out_at_a_time() -> None:
@@ -97,7 +98,7 @@ def test_11_26_what_is_dropped_while_it_is_muted_does_not_come_back() -> None:
     assert queues.take(50) == ["a2"]
 
 
-class LanesModel(RuleBasedStateMachine):
+class LanesModel(SteppingMachine):
     """Against plain lists per queue: what leaves for good leaves in the order in which it was put."""
 
     def __init__(self) -> None:
@@ -109,14 +110,14 @@ class LanesModel(RuleBasedStateMachine):
         self.out: list[tuple[str, int]] = []
         self.muted: dict[tuple[str, int], int] = {}
 
-    @rule(queue=st.sampled_from("abcd"))
+    @step(queue=st.sampled_from("abcd"))
     def put(self, queue: str) -> None:
         self.number += 1
         thing = (queue, self.number)
         self.model.setdefault(queue, []).append(thing)
         self.queues.put(thing, queue)
 
-    @rule()
+    @step()
     def take(self) -> None:
         heads = {things[0] for things in self.model.values() if things} - set(self.out)
         may_go = {thing for thing in heads if self.muted.get(thing, 0) <= self.now}
@@ -125,21 +126,29 @@ class LanesModel(RuleBasedStateMachine):
         assert len(taken) == min(len(may_go), 3 - len(self.out))
         self.out += taken
 
-    @precondition(lambda self: self.out)
-    @rule(which=st.integers(0, 2))
+    def one(self, which: int) -> tuple[str, int] | None:
+        """One of those that are out, or else of what may go now."""
+        if not self.out:
+            self.take()
+        return self.out.pop(which % len(self.out)) if self.out else None
+
+    @step(which=st.integers(0, 2))
     def done(self, which: int) -> None:
-        thing = self.out.pop(which % len(self.out))
+        if (thing := self.one(which)) is None:
+            return
+        self.did["done"] += 1
         assert self.model[thing[0]].pop(0) == thing
         self.queues.done(thing)
 
-    @precondition(lambda self: self.out)
-    @rule(which=st.integers(0, 2), pause=st.integers(0, 20))
+    @step(which=st.integers(0, 2), pause=st.integers(0, 20))
     def again(self, which: int, pause: int) -> None:
-        thing = self.out.pop(which % len(self.out))
+        if (thing := self.one(which)) is None:
+            return
+        self.did["again"] += 1
         self.muted[thing] = self.now + pause
         self.queues.again(thing, self.now + pause)
 
-    @rule(ms=st.integers(0, 10))
+    @step(ms=st.integers(0, 10))
     def wait(self, ms: int) -> None:
         self.now += ms
 
@@ -148,5 +157,6 @@ class LanesModel(RuleBasedStateMachine):
         assert len(self.queues) == sum(map(len, self.model.values()))
 
 
-TestLanesModel = LanesModel.TestCase
-TestLanesModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLanesModel = model_test(
+    LanesModel, settings(max_examples=60, stateful_step_count=40, deadline=None), done=50, again=50
+)

@@ -6,10 +6,11 @@ import itertools
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant
 
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.missing import Missing, Slot
+from tests.models import SteppingMachine, model_test, step
 
 
 def ranges(*bounds: tuple[int, int]) -> list[OffsetRange]:
@@ -85,7 +86,7 @@ def test_what_is_claimed_ends_before_what_is_not_missing() -> None:
     assert missing.answered(3) is None
 
 
-class AgainstASet(RuleBasedStateMachine):
+class AgainstASet(SteppingMachine):
     """Against a set of (range, offset) pairs."""
 
     @initialize(bounds=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60)), min_size=1, max_size=3))
@@ -97,9 +98,10 @@ class AgainstASet(RuleBasedStateMachine):
         self.due: dict[tuple[int, int], float] = {}
         self.now = 0.0
 
-    @rule(count=st.integers(1, 20), max_slots=st.integers(1, 4))
-    @precondition(lambda self: self.missing.todo)
+    @step(count=st.integers(1, 20), max_slots=st.integers(1, 4))
     def send(self, count: int, max_slots: int) -> None:
+        if not self.missing.todo:
+            return
         slots = self.missing.send(self.opaque + 1, count, max_slots)
         assert 1 <= len(slots) <= max_slots
         for slot in slots:
@@ -109,26 +111,33 @@ class AgainstASet(RuleBasedStateMachine):
             self.opaque += 1
             self.out[self.opaque] = slot
 
-    def pick(self, data: st.DataObject) -> Slot:
+    def pick(self, data: st.DataObject) -> Slot | None:
+        """One that is out, or else of what may be asked for now."""
+        if not self.out:
+            self.send(10, 2)
+        if not self.out:
+            return None
         opaque = data.draw(st.sampled_from(sorted(self.out)))
         slot = self.missing.answered(opaque)
         assert slot == self.out.pop(opaque)
         return slot
 
-    @rule(data=st.data(), share=st.floats(0, 1))
-    @precondition(lambda self: self.out)
+    @step(data=st.data(), share=st.floats(0, 1))
     def receive(self, data: st.DataObject, share: float) -> None:
-        slot = self.pick(data)
+        if (slot := self.pick(data)) is None:
+            return
+        self.did["receive"] += 1
         until = slot.start + int((slot.end - slot.start) * share)
         received = {(slot[0], n) for n in range(slot.start, until)}
         assert received <= self.wanted
         self.wanted -= received
         self.missing.put(slot._replace(start=until))
 
-    @rule(data=st.data(), behind=st.integers(0, 20))
-    @precondition(lambda self: self.out)
+    @step(data=st.data(), behind=st.integers(0, 20))
     def receive_more(self, data: st.DataObject, behind: int) -> None:
-        slot = self.pick(data)
+        if (slot := self.pick(data)) is None:
+            return
+        self.did["receive_more"] += 1
         got = self.missing.claim(slot, slot.end + behind)
         assert got.start == slot.start
         assert slot.end <= got.end <= slot.end + behind
@@ -144,25 +153,26 @@ class AgainstASet(RuleBasedStateMachine):
                 assert self.missing.answered(opaque) is None
                 del self.out[opaque]
 
-    @rule(data=st.data(), pause=st.floats(0, 5))
-    @precondition(lambda self: self.out)
+    @step(data=st.data(), pause=st.floats(0, 5))
     def refuse(self, data: st.DataObject, pause: float) -> None:
-        slot = self.pick(data)
+        if (slot := self.pick(data)) is None:
+            return
+        self.did["refuse"] += 1
         self.missing.park(slot, self.now + pause)
         self.due.update(dict.fromkeys(((slot[0], n) for n in range(slot.start, slot.end)), self.now + pause))
 
-    @rule(step=st.floats(0, 5))
+    @step(step=st.floats(0, 5))
     def time_goes_on(self, step: float) -> None:
         self.now += step
         self.missing.unpark(self.now)
         self.due = {place: due for place, due in self.due.items() if due > self.now}
 
-    @rule()
+    @step()
     def connection_breaks(self) -> None:
         self.missing.recall()
         self.out.clear()
 
-    @rule(number=st.integers(0, 2), start=st.integers(0, 60), size=st.integers(0, 60))
+    @step(number=st.integers(0, 2), start=st.integers(0, 60), size=st.integers(0, 60))
     def lose(self, number: int, start: int, size: int) -> None:
         cut = self.missing.cut(Slot(number, start, start + size))
         gone = {(slot[0], n) for slot in cut for n in range(slot.start, slot.end)}
@@ -188,5 +198,10 @@ class AgainstASet(RuleBasedStateMachine):
             assert self.missing.frontier() == min(self.wanted)
 
 
-AgainstASet.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestMissing = AgainstASet.TestCase
+TestMissing = model_test(
+    AgainstASet,
+    settings(max_examples=60, stateful_step_count=30, deadline=None),
+    receive=20,
+    receive_more=20,
+    refuse=20,
+)

@@ -5,16 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rocketmq_spark import options
 from rocketmq_spark.errors import SpoolError, SpoolFull
@@ -31,109 +26,6 @@ from tests.helpers import raising
 from tests.spool.bench import record
 
 LANES = (b"", b"l", b"ll")
-
-
-class Model:
-    """What is there, as lists: pending ``(due, number, lane)`` in the order of their numbers, and the dead."""
-
-    def __init__(self) -> None:
-        self.kept: dict[int, tuple[int, bytes]] = {}
-        self.dead: set[int] = set()
-
-    def heads(self) -> dict[int, int]:
-        """Due times of what is pending: of a lane the first only."""
-        seen: set[bytes] = set()
-        return {
-            number: due
-            for number, (due, lane) in sorted(self.kept.items())
-            if not (lane and lane in seen) and not seen.add(lane)
-        }
-
-
-class StoreMachine(RuleBasedStateMachine):
-    """A store and its model do the same, through restarts and kills (which drop leases)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
-        self.store = Store(self.folder / "s", sync="never")
-        self.model = Model()
-        self.numbers = 0
-        self.now = 1000
-        self.out: dict[int, Work] = {}
-
-    def teardown(self) -> None:
-        self.store.close()
-        shutil.rmtree(self.folder)
-
-    @rule(delays=st.lists(st.tuples(st.integers(-50, 50), st.sampled_from(LANES)), min_size=1, max_size=4))
-    def add(self, delays: list[tuple[int, bytes]]) -> None:
-        records = []
-        for delay, lane in delays:
-            self.numbers += 1
-            due = self.now + delay
-            records.append((record(str(self.numbers).encode(), lane=lane, at_ms=self.now), due))
-            self.model.kept[self.numbers] = (due, lane)
-        self.store.add(records)
-
-    @rule(seconds=st.integers(0, 60))
-    def pass_time(self, seconds: int) -> None:
-        self.now += seconds
-
-    @rule(limit=st.integers(1, 5))
-    def take(self, limit: int) -> None:
-        due = sorted((at, n) for n, at in self.model.heads().items() if at <= self.now and n not in self.out)[:limit]
-        taken = self.store.take(self.now, limit)
-        assert [int(work.record.payload) for work in taken] == [number for _, number in due]
-        self.out |= {int(work.record.payload): work for work in taken}
-
-    @precondition(lambda self: self.out)
-    @rule(data=st.data())
-    def settle(self, data: st.DataObject) -> None:
-        numbers = data.draw(st.lists(st.sampled_from(sorted(self.out)), min_size=1, unique=True))
-        outcomes: list[tuple[Work, Verdict]] = []
-        for number in numbers:
-            verdict = data.draw(st.sampled_from([Done(), Dead("why"), RetryLater(self.now + 30, "why")]))
-            outcomes.append((self.out.pop(number), verdict))
-            lane = self.model.kept[number][1]
-            if isinstance(verdict, RetryLater):
-                self.model.kept[number] = (verdict.due_ms, lane)
-                continue
-            del self.model.kept[number]
-            if isinstance(verdict, Dead):
-                self.model.dead.add(number)
-            following = min((n for n, (_, other) in self.model.kept.items() if lane and other == lane), default=None)
-            if following is not None:
-                self.model.kept[following] = (self.now, lane)
-        self.store.settle(outcomes, self.now)
-
-    @rule(limit=st.integers(1, 3))
-    def hasten(self, limit: int) -> None:
-        start, first = None, True
-        while first or start is not None:
-            start, first = self.store.hasten(None, start, limit, self.now), False
-        for number, due in self.model.heads().items():
-            if number not in self.out and due > self.now:
-                self.model.kept[number] = (self.now, self.model.kept[number][1])
-
-    @rule()
-    def restart(self) -> None:
-        self.store.close()
-        self.store = Store(self.folder / "s", sync="never")
-        self.out.clear()
-
-    @invariant()
-    def the_same(self) -> None:
-        free = [due for number, due in self.model.heads().items() if number not in self.out]
-        assert self.store.next_due_ms() == min(free, default=None)
-        assert len(self.store) == len(self.model.kept)
-        assert self.store.totals.dead == len(self.model.dead)
-        held = {lane for _, lane in self.model.kept.values() if lane}
-        assert {lane for lane in LANES if self.store.holds(lane)} == held
-
-
-StoreMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
-test_g2_a_store_and_its_model_do_the_same = StoreMachine.TestCase
 
 
 @pytest.fixture
