@@ -290,7 +290,7 @@ class OffsetError(RocketMQError, ValueError):
 
 
 class DataLossError(RocketMQError):
-    """Offsets that a read needs no longer exist; see ``failOnDataLoss``."""
+    """A read needs offsets that no longer exist; see ``failOnDataLoss``."""
 
     code = "ROCKETMQ_DATA_LOSS"
 

@@ -55,8 +55,8 @@ def of_group(tools: AdminTools, group: str, topics: Sequence[str]) -> Positions:
 
 
 def check_masters(tools: AdminTools) -> None:
-    """Raises ``BrokerNotFound`` if a master is away: slaves of many versions do not have the offsets, so it is unknown whether
-    the group has any.
+    """Raises ``BrokerNotFound`` if a master is away: in many versions of RocketMQ, slaves do not have the offsets, so it is
+    unknown whether the group has any.
     """
     masters_of(tools.admin.cluster())
 

@@ -40,8 +40,8 @@ class IndexSearch(NamedTuple):
 def message_by_id(tools: AdminTools, message_id: str, topic: str | None = None) -> ReceivedMessage:
     """The message with an id: an offset message id, or with ``topic`` also the id that its producer gave it.
 
-    Both have the same form. An offset message id names a broker's address, so one that names none of this cluster's is
-    taken for a producer's. Raises ``NotFound``. Mirrors ``DefaultMQAdminExtImpl.queryMessage``.
+    Both have the same form. An offset message id contains a broker's address: if no broker of this cluster has that address,
+    the id is taken for one that a producer gave. Raises ``NotFound``. Mirrors ``DefaultMQAdminExtImpl.queryMessage``.
     """
     place = _place(message_id)
     at = None if place is None else _broker_at(tools, place.host)
@@ -66,7 +66,7 @@ def message_by_id(tools: AdminTools, message_id: str, topic: str | None = None) 
 def messages_by_key(
     tools: AdminTools, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None, limit: int = 32
 ) -> list[ReceivedMessage]:
-    """Messages of a topic with a business key, or whose producer gave them this id, as they were stored.
+    """Messages of a topic with this business key, or with this id that their producer gave them, oldest first.
 
     The newest ``limit`` of each broker, stored from ``begin_ms`` to ``end_ms``.
     """

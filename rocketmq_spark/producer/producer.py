@@ -89,7 +89,7 @@ class BaseProducer(Closing):
 
     @property
     def faults(self) -> FaultTable:
-        """The table of avoided brokers (``sendLatencyFault``). You may set its ``enabled``, ``detecting`` and ``tables``."""
+        """The table of avoided brokers (``sendLatencyFault``). ``help(producer.faults)`` describes what you may set."""
         return self._engine.faults
 
     def spool_metrics(self) -> SpoolMetrics | None:

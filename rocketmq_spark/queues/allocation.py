@@ -124,7 +124,8 @@ def allocate(
         config: Settings of the strategy, such as ``machineRooms`` (docs/options.md). ``partitionRooms`` maps consumers to rooms.
 
     Returns:
-        The share of ``consumer``; empty if it is not among ``consumers``, unless strategy ``config`` fixes queues for it.
+        The share of ``consumer``; empty if it is not among ``consumers``, unless ``strategy`` is ``"config"`` and fixes queues
+        for it.
     """
     return _planned(strategy, [consumer], queues, consumers, config)[consumer]
 
