@@ -111,3 +111,48 @@ def test_a_call_may_go_before_those_that_wait(around: Callable[[Any], Any]) -> N
         loop.close()
 
     run(body)
+
+
+def test_calls_that_were_refused_are_not_made_by_the_next_that_is_taken() -> None:
+    """Whoever let them wait has their messages returned to a broker."""
+    called: list[str] = []
+
+    async def listener(messages: str, context: Context) -> None:
+        called.append(messages)
+
+    loop, outcomes = EventLoop(), list[object]()
+    code = Coroutines(loop, listener, 1)
+    with pytest.raises(RuntimeError, match="there is no event loop yet"):
+        waits(code, "refused", outcomes.append)
+
+    async def body() -> None:
+        loop.here()
+        waits(code, "taken", outcomes.append)
+        await until(lambda: outcomes)
+        await asyncio.sleep(0)
+        assert (called, outcomes) == (["taken"], [None])
+        loop.close()
+
+    run(body)
+
+
+def test_a_call_that_a_close_cancels_is_not_settled(caplog: pytest.LogCaptureFixture) -> None:
+    """Its messages are redelivered, since the consumer has stopped: nothing is said of them."""
+    begun = asyncio.Event()
+
+    async def listener(messages: int, context: Context) -> None:
+        begun.set()
+        await asyncio.get_running_loop().create_future()
+
+    async def body() -> None:
+        loop, outcomes = EventLoop(), list[object]()
+        loop.here()
+        waits(Coroutines(loop, listener, 1), 0, outcomes.append)
+        await begun.wait()
+        (task,) = loop._tasks
+        loop.close()
+        await asyncio.wait([task])
+        assert outcomes == []
+
+    run(body)
+    assert caplog.text == ""

@@ -21,7 +21,7 @@ from rocketmq_spark.session.consumers import _arrow
 from rocketmq_spark.wire import messages
 from rocketmq_spark.wire.messages import encode_batch
 from rocketmq_spark.wire.names import Scope
-from tests.consumer.fake_member import AT_ONCE, A, FakeMember, Rows, bodies, message
+from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Rows, as_rows, bodies, message
 from tests.consumer.reads import Reads
 from tests.harness import store
 from tests.mockbroker import WAIT_S, eventually
@@ -180,3 +180,23 @@ def test_rows_behind_a_loop_that_was_left_within_what_was_read_ahead_are_an_answ
             for number in range(given, 20):
                 asked.clear()
                 assert bodies(consumer.poll_arrow(WAIT_S).messages) == [number]
+
+
+def test_an_answer_without_rows_is_finished_by_the_poll_that_goes_on(
+    fake: FakeMember, consumer: BasePullConsumer
+) -> None:
+    """A filter may leave out all of it. Nothing that came behind it in its queue would be committed any more."""
+
+    def to_arrow(parts: Sequence[FetchedPart]) -> tuple[Rows, int | None]:
+        if fake.high[B]:
+            return as_rows(parts)
+        fake.add(B, 1)
+        return Rows([]), None
+
+    consumer._to_arrow = to_arrow
+    consumer.assign([A, B])
+    fake.add(A, 2)
+    assert bodies(consumer.poll_arrow(WAIT_S).messages) == [0]
+    assert fake.high[B] == 1
+    consumer.commit()
+    assert fake.stored == {A: 2, B: 1}

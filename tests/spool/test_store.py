@@ -120,6 +120,19 @@ def test_3_21_g2_9_a_failure_is_one_atomic_replacement_and_a_lease_ends_with_its
     other.close()
 
 
+def test_what_is_out_is_not_hastened_also_where_the_clock_was_put_back(path: Path) -> None:
+    """Its result is of where it was when it was taken: what moved meanwhile would be there once more."""
+    store = Store(path)
+    store.add([(record(b"out"), 90), (record(b"waits"), 95)])
+    (work,) = store.take(90, 1)
+    assert store.hasten(None, None, 10, 50) is None
+    assert store.next_due_ms() == 50, "the other one"
+    store.settle([(work, Done())], 50)
+    assert payloads(store.take(1000, 10)) == [b"waits"]
+    assert (len(store), store.totals.dead, store.next_due_ms()) == (1, 0, None)
+    store.close()
+
+
 def test_3_22_g2_10_the_dead_keep_their_payload_and_come_back_when_they_are_told(path: Path) -> None:
     store = Store(path)
     store.add([(record(b"first", lane=b"l"), 0), (record(b"second", lane=b"l"), 0)])

@@ -44,7 +44,7 @@ def test_1_32_what_a_killed_member_had_not_stored_comes_again_and_nothing_is_los
     assert first.stdout is not None
     theirs = [first.stdout.readline().strip() for _ in range(80)]
     first.kill()
-    first.wait(60)
+    assert first.wait(60) == -signal.SIGKILL, "it had ended before"
     first.stdout.close()
     assert Counter(theirs) == Counter(sent)
     # None, unless the machine was slow: offsets are stored after 10 s. Each queue has ten messages, in this order.
