@@ -43,6 +43,8 @@ SPARK_PLACES = {"examples", "notebooks", "spark", "test_packaging.py", "test_pla
 LONG = {"kill", "chaos", "notebooks", "examples"}
 # Folders in memory whose tests wait more than they work.
 WAITING = {"client", "consumer", "contracts", "fuzz"}
+# Files of these that take longest, a minute and half of one: they come first, so that no process ends with one of them.
+LENGTHY = {"test_hostile.py", "test_backlog.py"}
 # Clusters that tests share (fix_clusters), by the names of their fixtures, in the order in which their tests run.
 SHARED = ("secured", "encrypted", "elsewhere", "slaved", "older", "timerless", "one_broker", "two_brokers", "proxied")
 # What is started once for all tests that ask for it: where tests are shared out, they go to one process, whatever file they
@@ -145,7 +147,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """File by file, as ``--dist loadfile``, but all tests of one of ``SCOPES`` go to one process, and a third of the
+    """File by file, as ``--dist loadfile``, but all tests of one of ``SCOPES`` go to one process, and half of the
     processes begin with what waits more than it works.
 
     Files go out as they were collected, not by how many tests a file has: see ``pytest_collection_modifyitems``. The process
@@ -164,10 +166,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return self.scopes[nodeid]
 
         def _assign_work_unit(self, node: Any) -> None:
-            waiters = self.numnodes // 3
-            waits = int(node.gateway.id.removeprefix("gw")) >= self.numnodes - waiters
+            waits = int(node.gateway.id.removeprefix("gw")) >= (self.numnodes + 1) // 2
             first = next((scope for scope in self.workqueue if (scope in self.waiting) == waits), None)
-            if waiters and first is not None:
+            if self.numnodes > 1 and first is not None:
                 self.workqueue.move_to_end(first, last=False)
             super()._assign_work_unit(node)
 
@@ -226,13 +227,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if worker := getattr(config, "workerinput", None):
         # A scope's place is that of its last test. Of a file tests keep their order: they may share what those before them leave.
         scopes = {item.nodeid: scope_of(item) for item in items}
-        order: dict[str, tuple[int, int]] = {}
+        order: dict[str, tuple[int, bool, int]] = {}
         for place, item in enumerate(items):
             scope = scopes[item.nodeid]
-            order[scope] = min(_turn(item, scope), order.get(scope, (4, 0))[0]), -place
+            order[scope] = min(_turn(item, scope), order.get(scope, (4,))[0]), item.path.name not in LENGTHY, -place
         items.sort(key=lambda item: order[scopes[item.nodeid]])
         if worker["scopes"]:
-            waiting = [scope for scope, (turn, _) in order.items() if turn in _WAIT]
+            waiting = [scope for scope, (turn, *_) in order.items() if turn in _WAIT]
             Path(worker["scopes"]).write_text(json.dumps({"scopes": scopes, "waiting": waiting}))
     last = max(
         (place for place, item in enumerate(items) if "rocketmq" in getattr(item, "fixturenames", ())), default=-1

@@ -164,7 +164,7 @@ def test_tests_of_one_cluster_run_in_one_process_and_one_after_the_other(inner: 
     assert "cluster" * 4 in "".join(names)
 
 
-def test_a_third_of_the_processes_begins_with_what_waits(inner: pytest.Pytester) -> None:
+def test_half_of_the_processes_begin_with_what_waits(inner: pytest.Pytester) -> None:
     """The others with what works, so that a processor has something to do while brokers and timers are awaited."""
     (inner.path / "live").mkdir()
     files = [f"test_{name}.py" for name in "abcd"] + [f"live/test_{name}.py" for name in "ef"]

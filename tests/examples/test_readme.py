@@ -16,6 +16,7 @@ from rocketmq_spark.cli import background
 from rocketmq_spark.localbroker.process import free_port
 from tests.examples.test_orders_pipeline import EXAMPLE
 from tests.fix_spark import ROOT, environment
+from tests.scale import soak
 
 TEXT = (ROOT / "README.md").read_text("utf-8")
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
@@ -64,7 +65,8 @@ def script(page: str) -> list[str]:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    ("page", "seen"), [("README.md", ('"ORDER_ID"', '"window_start"')), ("docs/index.md", ('"ORDER_ID"',))]
+    ("page", "seen"),
+    [("README.md", ('"ORDER_ID"', '"window_start"')), pytest.param("docs/index.md", ('"ORDER_ID"',), marks=soak)],
 )
 def test_a_page_runs_in_one_shell(page: str, seen: tuple[str, ...], own_cache: Path, tmp_path: Path) -> None:
     """The broker has a free port, and checkpoints have a folder of the test."""

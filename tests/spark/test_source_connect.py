@@ -8,10 +8,11 @@ SCRIPT = """
     import os
     from tests.fix_spark import CONF
     from pyspark.sql import SparkSession
+    from rocketmq_spark import exactly_once_conf
 
-    name_server, topic, out, by_hand, by_batch, folder = sys.argv[1:]
+    name_server, topic, out, by_hand, by_batch, repeated, folder = sys.argv[1:]
     builder = SparkSession.builder.remote("local[2]")
-    for name, value in CONF.items():
+    for name, value in {**CONF, **exactly_once_conf()}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     assert type(spark).__module__.startswith("pyspark.sql.connect"), type(spark)
@@ -50,18 +51,43 @@ SCRIPT = """
         spark.read.format("rocketmq").options(nameServer=name_server, subscribe=topic + "x").load().collect()
     except Exception as e:
         report(explain(e))
+
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).option("numPartitions", 2).load()
+    write = foreach_batch_writer(name_server, topic=repeated, checkpoint_location=folder + "-once",
+                                 delivery_guarantee="exactly-once", exactly_once_settle="4s")
+
+    def once(df, number):  # in a process of the server, another one for each run of the query
+        write(df, number)
+        with open(folder + "-once/said", "a") as said:
+            print(number, write.last_report.sent, write.last_report.already_stored, file=said)
+        if not os.path.exists(folder + "-once/died"):
+            open(folder + "-once/died", "w").close()
+            raise ValueError("after the write")
+
+    def run():
+        query = rows.selectExpr("cast(value as string) body").writeStream.foreachBatch(once)
+        query = query.option("checkpointLocation", folder + "-once").trigger(availableNow=True).start()
+        try:
+            query.awaitTermination()
+            return "done"
+        except Exception as e:
+            return "after the write" if os.path.exists(folder + "-once/died") else str(e)
+
+    report([run(), run(), open(folder + "-once/said").read().splitlines()])
     spark.stop()
 """
 
 
-def test_a_connect_session_reads_writes_and_streams(rocketmq, topic, make_topic, run_script, tmp_path):
+def test_a_connect_session_reads_writes_and_streams_and_stores_a_repeated_batch_once(
+    rocketmq, topic, make_topic, run_script, tmp_path
+):
     out = make_topic(queues=2)
     sent = feed(rocketmq, topic, 24)
-    by_hand, by_batch = make_topic(queues=2), make_topic(queues=2)
-    done = run_script(SCRIPT, rocketmq.name_server, topic, out, by_hand, by_batch, tmp_path / "checkpoint")
+    by_hand, by_batch, repeated = (make_topic(queues=2) for _ in range(3))
+    done = run_script(SCRIPT, rocketmq.name_server, topic, out, by_hand, by_batch, repeated, tmp_path / "checkpoint")
     assert done.code == 0, done.err[-4000:]
     written = [f"written-{i}" for i in range(20)]
-    found, stored, streamed, told, handed, batched, error = done.reports
+    found, stored, streamed, told, handed, batched, error, (first, second, said) = done.reports
     assert found == sorted(sent)
     assert stored == sorted(written)
     assert streamed == sorted([*written, *sent])
@@ -71,49 +97,8 @@ def test_a_connect_session_reads_writes_and_streams(rocketmq, topic, make_topic,
     assert error.startswith("[ROCKETMQ_ROUTE_NOT_FOUND]")
     assert f"rocketmq-spark topic create {topic}x" in error
     assert sorted(bodies(read(rocketmq, subscribe=out))) == streamed
-
-
-ONCE = """
-    import os
-    from tests.fix_spark import CONF
-    from pyspark.sql import SparkSession
-    from rocketmq_spark import exactly_once_conf, foreach_batch_writer
-
-    name_server, topic, folder = sys.argv[1:]
-    builder = SparkSession.builder.remote("local[2]")
-    for name, value in {**CONF, **exactly_once_conf()}.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).option("numPartitions", 2).load()
-    write = foreach_batch_writer(name_server, topic=topic, checkpoint_location=folder,
-                                 delivery_guarantee="exactly-once", exactly_once_settle="4s")
-
-    def once(df, number):  # in a process of the server, another one for each run of the query
-        write(df, number)
-        with open(folder + "/said", "a") as said:
-            print(number, write.last_report.sent, write.last_report.already_stored, file=said)
-        if not os.path.exists(folder + "/died"):
-            open(folder + "/died", "w").close()
-            raise ValueError("after the write")
-
-    def run():
-        query = rows.selectExpr("cast(value as string) body").writeStream.foreachBatch(once)
-        query = query.option("checkpointLocation", folder).trigger(availableNow=True).start()
-        try:
-            query.awaitTermination()
-            return "done"
-        except Exception as e:
-            return "after the write" if os.path.exists(folder + "/died") else str(e)
-
-    report([run(), run(), open(folder + "/said").read().splitlines()])
-    spark.stop()
-"""
-
-
-def test_a_batch_that_a_connect_session_repeats_is_stored_once(rocketmq, topic, run_script, tmp_path):
-    """Its tasks are told neither their query nor their batch."""
-    first, second, said = run_script(ONCE, rocketmq.name_server, topic, tmp_path / "checkpoint").report
+    # Tasks of Connect are told neither their query nor their batch.
     assert (first, second) == ("after the write", "done")
     assert said[:2] == ["0 10 0", "0 0 10"]
-    found = bodies(read(rocketmq, subscribe=topic))
+    found = bodies(read(rocketmq, subscribe=repeated))
     assert len(found) == len(set(found)) >= 10
