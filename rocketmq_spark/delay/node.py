@@ -27,7 +27,7 @@ MAX_OUT = 512
 
 
 def wall_ms() -> int:
-    """The wall clock, in ms since 1970: due times are times of day, so they follow it even when it is set."""
+    """The time of the system clock, in ms since 1970. Due times are compared with it, even after the clock was adjusted."""
     return time.time_ns() // 1_000_000
 
 

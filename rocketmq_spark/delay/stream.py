@@ -3,7 +3,8 @@
 One timer of Spark fires for all envelopes of one second and one shard, because every call of Spark's state is a round trip, and a
 timer for each message would cost one per message.
 
-A Spark job that reads envelopes is no member of a consumer group. ``present`` joins one, so that producers see a consumer.
+A Spark job that reads envelopes is no member of a consumer group. ``present`` joins one, because producers do not send
+envelopes while no member of a group subscribes to ``dmq_inner_topic``.
 """
 
 from __future__ import annotations

@@ -129,9 +129,9 @@ def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) ->
     All figures are of the end of the last batch, ``ageMs`` ms ago. ``underWay`` is whether the next batch is running now. If
     it stays True and ``ageMs`` grows, the batch is large or waits for a broker.
 
-    With ``writer``, ``sink`` has what that writer wrote in all of its batches: ``rows`` is the sum of ``sent`` and ``confirmed``.
-    ``already_stored`` rows had been stored by an earlier attempt; ``unmatched`` messages of earlier attempts match no row of the
-    repeat.
+    With ``writer``, ``sink`` has what that writer wrote in all of its batches: ``rows`` is the sum of ``sent`` (acknowledged) and
+    ``confirmed`` (not acknowledged, but found in the topic). ``already_stored`` rows, not included in ``rows``, had been stored
+    by an earlier attempt; ``unmatched`` messages of earlier attempts match no row of the repeat.
 
     Args:
         query: A query of this session.
