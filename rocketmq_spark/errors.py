@@ -156,7 +156,7 @@ class NotSupported(BrokerError):
 
 
 class GoAway(BrokerError):
-    """The server is shutting down; the same request succeeds on a new connection."""
+    """The server is shutting down and rejects all requests on this connection; the next request uses a new one."""
 
     code = "ROCKETMQ_GO_AWAY"
     retriable = True

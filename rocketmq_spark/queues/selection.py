@@ -179,7 +179,10 @@ def room_of(broker_name: str) -> str:
 
 
 def by_environment(queues: Sequence[MessageQueue], arg: object, rng: random.Random) -> MessageQueue:
-    """A queue of environment ``arg``: an ``Environment``, or its number alone; environment n then owns the n-th queue."""
+    """A random queue of environment ``arg``: an ``Environment``, or a number.
+
+    A number n alone stands for the n-th queue of the sorted list.
+    """
     environment = environment_named(arg)
     try:
         return rng.choice(environment.owned(queues))

@@ -152,8 +152,8 @@ def foreach_batch_writer(
             (``3s``), sizes bytes or text (``4m``).
 
     Returns:
-        A callable ``(df, batch_id)``. Its ``last_report`` is a ``Written``, as of ``write_rocketmq``, with the counts of the last
-        micro-batch, or None before the first one. Its ``total`` has the counts of all.
+        A callable ``(df, batch_id)``. Its ``last_report`` is a ``Written`` (described at ``write_rocketmq``) with the counts of
+        the last micro-batch, or None before the first one. Its ``total`` has the counts of all.
 
     Raises:
         OptionError: An option is unknown, has a wrong value or does not belong to a sink. Lists all problems.
