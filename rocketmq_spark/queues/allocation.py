@@ -121,7 +121,8 @@ def allocate(
         consumer: The client id of the consumer.
         queues: All queues of the topic, in any order.
         consumers: The client ids of the group, in any order.
-        config: Settings of the strategy, such as ``machineRooms`` (docs/options.md). ``partitionRooms`` maps consumers to rooms.
+        config: Settings of the strategy, such as ``machineRooms`` (docs/options.md). Unlike the option of that name,
+            ``partitionRooms`` is a mapping here, from client ids of consumers to their rooms.
 
     Returns:
         The share of ``consumer``; empty if it is not among ``consumers``, unless ``strategy`` is ``"config"`` and fixes queues

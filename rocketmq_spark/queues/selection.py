@@ -179,9 +179,9 @@ def room_of(broker_name: str) -> str:
 
 
 def by_environment(queues: Sequence[MessageQueue], arg: object, rng: random.Random) -> MessageQueue:
-    """A random queue of environment ``arg``: an ``Environment``, or a number.
+    """A random queue of the ``Environment`` ``arg``; if ``arg`` is a number n, the n-th queue of the sorted list.
 
-    A number n alone stands for the n-th queue of the sorted list.
+    The first queue has the number 1.
     """
     environment = environment_named(arg)
     try:
