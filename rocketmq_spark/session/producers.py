@@ -32,9 +32,9 @@ class Producer(BulkProducer):
     Args:
         name_server: ``host:port``, several separated by ``;``. Required unless ``transport`` is ``grpc``.
         group: Producer group. Required.
-        transaction_check: A function that receives an undecided half message (``ReceivedMessage``, over gRPC ``PoppedMessage``)
-            and returns a ``TransactionState`` or its name: ``COMMIT``, ``ROLLBACK`` or ``UNKNOWN``. A broker may ask any producer
-            of the group.
+        transaction_check: A function that receives an undecided half message, which is a transactional message before it is
+            committed or rolled back (a ``ReceivedMessage``, over gRPC a ``PoppedMessage``). It returns a ``TransactionState``
+            or its name: ``COMMIT``, ``ROLLBACK`` or ``UNKNOWN``. A broker may ask any producer of the group.
         options: Options of a producer (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
             (``3s``), sizes bytes or text (``4m``).
 
