@@ -109,7 +109,11 @@ def _refuse_part(target: Target, name: str, what: str = "remove messages of all"
     type=click.Choice(["RW", "R", "W"], case_sensitive=False),
     help="RW: read and write; R: brokers reject new messages; W: brokers reject readers.",
 )
-@click.option("--order/--no-order", default=None, help="Set or clear the topic's order flag on brokers.")
+@click.option(
+    "--order/--no-order",
+    default=None,
+    help="Set or clear the topic's order flag: with it, a broker that is read-only (brokerPermission) rejects its messages.",
+)
 @click.option(
     "--attribute",
     multiple=True,

@@ -62,7 +62,8 @@ class TopicOnBroker:
         write_queues: How many queues take messages.
         permission: ``RW``, ``R``, ``W`` or ``-``.
         message_type: ``NORMAL``, ``FIFO``, ``DELAY``, ``TRANSACTION``, ``MIXED``, …; None on brokers before 5.0.
-        order: The topic's order flag. On brokers before 5.0: whether name servers have an ``orderTopicConf`` for it.
+        order: The topic's order flag (``Admin.update_topic``). On brokers before 5.0: whether name servers have an
+            ``orderTopicConf`` for it.
         attributes: Its attributes, such as ``queue.type``; empty on brokers before 5.0.
     """
 

@@ -103,8 +103,9 @@ class TopicAdmin(AdminBase):
             queues: The new number of queues on each broker, as for ``widen_topic``; ``shrink_topic`` removes queues.
             brokers: Only on these brokers (default: all that have it).
             permission: ``RW``, ``R`` (brokers reject new messages) or ``W`` (brokers reject readers).
-            order: The topic's order flag on brokers. The ``orderTopicConf`` of name servers, which
-                ``mqadmin updateTopic -o true`` also sets, does not change.
+            order: The topic's order flag on brokers. With it, a broker rejects messages of the topic while its own
+                ``brokerPermission`` forbids writing. It does not affect the order of messages. The ``orderTopicConf`` of
+                name servers, which ``mqadmin updateTopic -o true`` also sets, does not change.
             attributes: Attributes to set, such as ``{"message.type": "FIFO"}``; others stay.
 
         Returns:
