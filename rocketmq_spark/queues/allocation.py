@@ -125,8 +125,7 @@ def allocate(
             ``partitionRooms`` is a mapping here, from client ids of consumers to their rooms.
 
     Returns:
-        The share of ``consumer``; empty if it is not among ``consumers``, unless ``strategy`` is ``"config"`` and fixes queues
-        for it.
+        The share of ``consumer``; empty if it is not in ``consumers`` and ``strategy="config"`` fixes no queues for it.
     """
     return _planned(strategy, [consumer], queues, consumers, config)[consumer]
 
