@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import strategies as st
 
 from rocketmq_spark.consumer.pull.assigned import ONE_ANSWER, Ask, Assigned, FetchedPart
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, ReceivedMessage
 
 A, B = (MessageQueue("t", "b", i) for i in range(2))
-QUEUES = st.sampled_from([A, B])
 
 
 def found(ask: Ask, count: int) -> PullAnswer:

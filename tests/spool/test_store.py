@@ -25,8 +25,6 @@ from rocketmq_spark.spool.store import Store
 from tests.helpers import raising
 from tests.spool.bench import record
 
-LANES = (b"", b"l", b"ll")
-
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
