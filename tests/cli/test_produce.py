@@ -117,6 +117,26 @@ def test_what_a_broker_would_refuse_is_said_with_what_was_sent(run, topic, given
     assert re.search(rf"Sent 0 messages.*\nError: \[ROCKETMQ_MESSAGE_REFUSED\].*{named}", done.stderr)
 
 
+class Late(Future):
+    """A future without a result until somebody waits for it."""
+
+    def __init__(self, value):
+        super().__init__()
+        self._value = value
+
+    def _wait(self):
+        if not self.done():
+            self.set_result(self._value)
+
+    def result(self, timeout=None):
+        self._wait()
+        return super().result(timeout)
+
+    def exception(self, timeout=None):
+        self._wait()
+        return super().exception(timeout)
+
+
 class Answers:
     """A producer whose sends end as it is told: True is an acknowledgement, False none, None one that comes late."""
 
@@ -130,7 +150,7 @@ class Answers:
         if end is False:
             future.set_exception(CallTimeout(f"no answer to {message.body!r}"))
         elif end is None:
-            threading.Timer(0.05, future.set_result, [self._result(message)]).start()
+            return Late(self._result(message))
         else:
             future.set_result(self._result(message))
         return future
