@@ -10,11 +10,14 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from click.testing import CliRunner
 
+from rocketmq_spark import Producer
 from rocketmq_spark.cli.command import app
 from tests.fix_spark import environment
 from tests.helpers import indexed
@@ -80,9 +83,18 @@ class Guide:
             assert language in NOT_RUN, f"{self.path.name} has a block that nothing runs: {language}"
 
     def _python(self, text: str) -> str:
-        """What the program prints. Tests that it defines are run, too, with our fixtures of these names."""
-        old = set(self._values)
-        with contextlib.redirect_stdout(io.StringIO()) as out:
+        """What the program prints. Tests that it defines are run, too, with our fixtures of these names.
+
+        What a producer sent is in its queues when it is closed: on a busy machine the next line may come sooner.
+        """
+        old, close = set(self._values), Producer.close
+
+        def closed(producer: Producer, timeout_s: float | None = None) -> Sequence[object]:
+            unsent = close(producer, timeout_s)
+            indexed(self._mq)
+            return unsent
+
+        with contextlib.redirect_stdout(io.StringIO()) as out, mock.patch.object(Producer, "close", closed):
             exec(compile(text, self.path.name, "exec"), self._values)
             indexed(self._mq)
             for name in sorted(self._values.keys() - old):

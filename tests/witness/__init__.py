@@ -113,21 +113,26 @@ def java_send(
     first: int = 0,
     run: str | None = None,
 ) -> list[Record]:
-    """Send ``count`` messages, their kinds in turn, queue after queue; what the broker acknowledged.
+    """Send ``count`` messages, their kinds in turn, queue after queue; what the broker acknowledged, once it is in its queues.
 
     ``batch`` is how many travel in one request. ``run`` marks bodies and the property of that name.
     """
     options = {"nameServer": name_server, "topic": topic, "count": count, "size": size, "kinds": ",".join(kinds),
                "batch": batch, "first": first, "run": run or uuid.uuid4().hex[:8]}  # fmt: skip
-    return list(_records("Send", options))
+    return _sent(name_server, options)
 
 
 def java_send_to(name_server: str, topic: str, queues: Iterable[int], count: int, run: str) -> list[Record]:
     """The same to the queues with these ids alone."""
-    return list(
-        _records("Send", {"nameServer": name_server, "topic": topic, "queues": ",".join(map(str, queues)), "count": count,
-                          "size": 100, "kinds": "plain", "batch": 1, "first": 0, "run": run})
-    )  # fmt: skip
+    options = {"nameServer": name_server, "topic": topic, "queues": ",".join(map(str, queues)), "count": count,
+               "size": 100, "kinds": "plain", "batch": 1, "first": 0, "run": run}  # fmt: skip
+    return _sent(name_server, options)
+
+
+def _sent(name_server: str, options: dict[str, object]) -> list[Record]:
+    records = list(_records("Send", options))
+    indexed(name_server)
+    return records
 
 
 def java_read(name_server: str, topic: str, count: int = 0, bodies: bool = False) -> list[Record]:
