@@ -69,7 +69,7 @@ ORDER = {
     "client": "calls route questions broker instance transactions sender replies admin groups pulls member",
     "spool": "records changes files database lanes recovery store redelivery spool",
     "options": "names parsing transport table typed",
-    "cli": "output command background connection positions broker cluster produce reading tail copy lag_view lag group"
+    "cli": "output command background connection broker cluster produce lag_view lag reading tail copy group"
     " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.command demo"
     " demo.feed demo.stage demo.play",
     "queues": "environment selection allocation",
@@ -78,7 +78,8 @@ ORDER = {
     "aio": "loop producer consumers",
     "admin": "groups topics messages brokers",
     "model": "membership message pull send admin",
-    "wire": "header properties identifiers loose_json names compression rpc messages envelope bodies member_bodies traces",
+    "wire": "header properties identifiers loose_json names compression rpc stored_fields messages envelope bodies"
+    " member_bodies traces",
 }
 
 # Beyond the ranks: what a room must not know.

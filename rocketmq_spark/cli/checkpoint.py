@@ -156,7 +156,7 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
 
     The exit code is 1 if any queue has lost data or is not readable now.
     """
-    from rocketmq_spark.cli.positions import clusters, left_out
+    from rocketmq_spark.cli.lag import clusters, left_out
     from rocketmq_spark.spark.checkpoints.entries import folder as opened
     from rocketmq_spark.spark.checkpoints.entries import last_batch
 

@@ -316,7 +316,7 @@ def _ends(target: Target, source: str) -> dict[MessageQueue, int]:
 def _reached(target: Target, group: str, ends: dict[MessageQueue, int]) -> bool:
     """Whether the group, which other members may read for, is there. Raises ``OffsetError`` where it never will be."""
     from rocketmq_spark.admin import deadline
-    from rocketmq_spark.cli.positions import own_group
+    from rocketmq_spark.cli.lag import own_group
 
     client = target.client()
     committed = client.brokers.committed(own_group(target, group), sorted(ends), deadline(client))

@@ -61,7 +61,7 @@ def describe(output: Output, target: Target, name: str) -> None:
     and queues.
     """
     from rocketmq_spark.admin import groups
-    from rocketmq_spark.cli.positions import own_group
+    from rocketmq_spark.cli.lag import own_group
 
     client = target.client()
     there = groups.describe(client, own_group(target, name))
@@ -145,7 +145,7 @@ def delete(output: Output, /, target: Target, name: str, topics: bool, force: bo
     deletion, and may get all messages again.
     """
     from rocketmq_spark.admin import groups
-    from rocketmq_spark.cli.positions import own_group
+    from rocketmq_spark.cli.lag import own_group
 
     client, own = target.client(), own_group(target, name)
     groups.check_deletable(client, own, force)
@@ -212,7 +212,7 @@ def offsets() -> None:
 def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) -> None:
     """Show the committed offset of GROUP in each queue: the next offset to read, or '-' (JSON: null) if there is none."""
     from rocketmq_spark.admin import groups
-    from rocketmq_spark.cli.positions import own_group
+    from rocketmq_spark.cli.lag import own_group
 
     client, own = target.client(), own_group(target, group)
     found = groups.of_group(client, own, topics)
@@ -257,7 +257,7 @@ def set_offsets(
     With --environment, only the offsets of the environment's queues are reset.
     """
     from rocketmq_spark.admin import groups
-    from rocketmq_spark.cli.positions import own_group
+    from rocketmq_spark.cli.lag import own_group
     from rocketmq_spark.queues.environment import environment_of
 
     client, own = target.client(), own_group(target, group)

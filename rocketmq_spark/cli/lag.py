@@ -1,5 +1,5 @@
 """``rocketmq-spark lag``: how far a consumer group or a query (by its checkpoint) is behind. Also serves Prometheus metrics:
-each request asks the brokers anew.
+each request asks the brokers anew. Other commands use the positions of groups and queries, too.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 
@@ -20,11 +20,22 @@ from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output, one_line, safe
-from rocketmq_spark.errors import OptionError, RocketMQError
+from rocketmq_spark.errors import (
+    AccessDenied,
+    BrokerError,
+    NotSupported,
+    OffsetError,
+    OptionError,
+    RocketMQError,
+    RouteNotFound,
+)
+from rocketmq_spark.model import MessageQueue
 
 if TYPE_CHECKING:
-    from rocketmq_spark.admin.groups import QueuePositions
+    from rocketmq_spark.admin.groups import Positions, QueuePositions
     from rocketmq_spark.cli.lag_view import LagSnapshot
+    from rocketmq_spark.session import Client
+    from rocketmq_spark.spark.checkpoints.entries import Read
 
 
 def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, int] | None:
@@ -112,7 +123,6 @@ Ask = Callable[[], tuple[dict[str, object], "QueuePositions"]]
 
 def _of_group(target: Target, group: str, topics: tuple[str, ...]) -> Ask:
     from rocketmq_spark.admin import groups
-    from rocketmq_spark.cli.positions import own_group
 
     client, own = target.client(), own_group(target, group)
     return lambda: ({"group": own}, groups.look_at(client, groups.of_group(client, own, topics)))
@@ -120,15 +130,14 @@ def _of_group(target: Target, group: str, topics: tuple[str, ...]) -> Ask:
 
 def _of_checkpoint(target: Target, name: str, topics: tuple[str, ...]) -> Ask:
     from rocketmq_spark.admin.groups import look_at
-    from rocketmq_spark.cli import positions
     from rocketmq_spark.cli.lag_view import under_way
 
     def ask() -> tuple[dict[str, object], QueuePositions]:
-        client, reached = positions.of_checkpoint(target, name, topics)
+        client, reached = _reached(target, name, topics)
         about: dict[str, object] = {"checkpoint": name, "batchId": reached.batch, "underWay": None}
         about["otherClusters"] = list(reached.elsewhere)
         if (read := reached.under_way) is not None:
-            about["underWay"] = under_way(read, positions.waited_for(client, read), _now_ms())
+            about["underWay"] = under_way(read, waited_for(client, read), _now_ms())
         return about, look_at(client, reached.positions)
 
     return ask
@@ -145,7 +154,6 @@ def _complete(about: dict[str, object], look: QueuePositions) -> LagSnapshot:
 
 def _show(output: Output, sight: LagSnapshot) -> None:
     from rocketmq_spark.cli.lag_view import document, screen, summary, table, went_back
-    from rocketmq_spark.cli.positions import left_out
     from rocketmq_spark.model.admin import total
 
     if output.machine:
@@ -246,3 +254,90 @@ def _serve(output: Output, address: tuple[str, int], text: Callable[[], str]) ->
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def own_group(target: Target, group: str) -> str:
+    """The group's name in the environment of the command."""
+    from rocketmq_spark.consumer.settings import isolated
+    from rocketmq_spark.options import parse
+
+    return isolated(parse({**target.settings(), "group": group}).for_role("pull consumer"))[1]
+
+
+class Reached(NamedTuple):
+    """The positions of a query: after its last finished ``batch``, or its start without one. ``under_way`` is the unfinished
+    batch. Sources that read from other clusters (``elsewhere``) are not included.
+    """
+
+    batch: int | None
+    positions: Positions
+    under_way: Read | None
+    elsewhere: Sequence[str] = ()
+
+
+def _reached(target: Target, name: str, topics: Sequence[str]) -> tuple[Client, Reached]:
+    """The positions of a checkpoint's query, and a client for its brokers.
+
+    Raises ``OffsetError`` for a folder that is no checkpoint, and for topics that the query does not read.
+    """
+    from rocketmq_spark.spark.checkpoints.entries import folder, last_batch, merged, under_way
+
+    opened = folder(name)
+    done = last_batch(opened)
+    chosen = done or last_batch(opened, committed=False)
+    if chosen is None:
+        raise OffsetError(f"{name} has no batch yet", remedy="Wait for the first one")
+    if not chosen.positions:
+        raise OffsetError(f"batch {chosen.number} in {name} reads no RocketMQ topic", remedy="Name another query's")
+    known = sorted({queue.topic for queue in chosen.positions})
+    if wrong := sorted(set(topics) - set(known)):
+        raise OffsetError(
+            f"the query of {name} does not read {', '.join(wrong)}", remedy=f"It reads: {', '.join(known)}"
+        )
+    client = target.within(chosen.reads).client()
+    here, elsewhere = chosen.within(clusters(client))
+    positions: Positions = dict(here.positions)
+    if done is None:
+        starts = merged(offsets.start for offsets in here.sources.values())
+        positions = {queue: starts.get(queue) for queue in positions}
+    mine = {q: at for q, at in positions.items() if not topics or q.topic in topics}
+    return client, Reached(done and done.number, mine, under_way(opened), elsewhere)
+
+
+def clusters(client: Client) -> set[str]:
+    """The clusters of all registered brokers; empty without the right to ask, and for a Proxy, which does not report them."""
+    try:
+        return {data.cluster for data in client.routes.cluster().values()}
+    except (AccessDenied, NotSupported):
+        return set()
+
+
+def waited_for(client: Client, read: Read) -> set[str]:
+    """Brokers of the client's cluster that a batch reads and that do not answer."""
+    here, _ = read.batch.within(clusters(client))
+    return silent(client, {part.queue for part in read.ranges if part.queue in here.positions})
+
+
+def left_out(elsewhere: Sequence[str]) -> str:
+    """The note about sources of other clusters."""
+    names = ", ".join(elsewhere)
+    return (
+        f"The query reads cluster {names}, too, which is not checked: to check it, give the name server of that cluster"
+    )
+
+
+def silent(client: Client, queues: Collection[MessageQueue]) -> set[str]:
+    """The brokers of these queues that do not answer, or that are in no route."""
+    from rocketmq_spark.admin import deadline
+
+    away: set[str] = set()
+
+    def note(error: RocketMQError, queue: MessageQueue) -> None:
+        if not isinstance(error, BrokerError):
+            away.add(queue.broker_name)
+
+    for topic in {queue.topic for queue in queues}:
+        with contextlib.suppress(RouteNotFound):
+            client.routes.get(topic)
+    client.brokers.bounds(queues, deadline(client), note)
+    return away

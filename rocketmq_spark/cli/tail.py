@@ -257,7 +257,7 @@ def _store_start(target: Target, topic: str, how: dict[str, Any]) -> None:
     has begun. Errors name similar topics.
     """
     from rocketmq_spark.admin import groups
-    from rocketmq_spark.cli.positions import own_group
+    from rocketmq_spark.cli.lag import own_group
     from rocketmq_spark.options.parsing import consume_from
     from rocketmq_spark.queues.environment import environment_of
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -36,9 +36,10 @@ from rocketmq_spark.model import (
 from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Bytes, Command
-from rocketmq_spark.wire.messages import DecodeSettings, Stored, decode_each, decode_one, portion, stored_in
+from rocketmq_spark.wire.messages import DecodeSettings, Stored, decode_one, portion, stored_in
 from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import parse_subscription
+from rocketmq_spark.wire.stored_fields import usual_messages
 
 logger = logging.getLogger(__name__)
 
@@ -241,7 +242,7 @@ def answer_of(request: PullRequest, answer: Command, address: str, scope: Scope)
     return replace(empty, messages=found, next_offset=empty.next_offset if left is None else left.queue_offset)
 
 
-def wanted_of(request: PullRequest, stored: Bytes, scope: Scope, end: int) -> Iterator[ReceivedMessage]:
+def wanted_of(request: PullRequest, stored: Bytes, scope: Scope, end: int) -> Iterable[ReceivedMessage]:
     """The requested messages of an answer, with the user's names. ``end``: the next offset according to the broker.
 
     A broker compares tags by their hashes, and returns whole inner batches. Messages that cannot be decoded are returned raw,
@@ -254,9 +255,8 @@ def wanted_of(request: PullRequest, stored: Bytes, scope: Scope, end: int) -> It
     tags = parse_subscription(request.filter.expression) if request.filter.kind == "TAG" and request.filter else None
     retried = queue.topic.startswith(RETRY_PREFIX)
     data, how = bytes(stored), DecodeSettings(queue.broker_name, queue=queue)
-    found = stored_in(data)
-    usual = _in_place(found, request.offset, end)
-    messages = decode_each(data, found, how) if usual else _placed(data, found, request.offset, end, how)
+    usual = usual_messages(data, request.offset, end, queue)
+    messages = usual or _placed(data, stored_in(data), request.offset, end, how)
     if tags is None and not retried:
         return messages
     return (
@@ -269,16 +269,6 @@ def wanted_of(request: PullRequest, stored: Bytes, scope: Scope, end: int) -> It
 def _tagless(message: ReceivedMessage) -> bool:
     """Whether its tag is unknown, perhaps because of damage, or it is a batch, in which each message has a tag."""
     return message.tags is None or bool(message.sys_flag & SysFlag.INNER_BATCH)
-
-
-def _in_place(found: Sequence[Stored], start: int, end: int) -> bool:
-    """Whether each entry is a single message with a possible offset."""
-    at = start - 1
-    for _, _, offset, batch in found:
-        if offset is None or offset <= at or batch:
-            return False
-        at = offset
-    return at < end
 
 
 def _placed(

@@ -4,9 +4,9 @@ settings of a consumer group that it reports.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rocketmq_spark.base.codes import KEY_SEPARATOR, Property
 
@@ -66,8 +66,26 @@ class KeyedMessage(Message):
     sharding_key: str | None = None
 
 
+class _StoredFields:
+    """Fields of a message that were not set are decoded at the first access (``wire.stored_fields``)."""
+
+    if TYPE_CHECKING:  # no ``__getattr__``: messages would have attributes of any name
+        _field: Callable[[str, bytes, bytes], Any]
+        _head: bytes
+        _properties: bytes
+    else:
+        __slots__ = ("_field", "_head", "_properties")
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in self.__dataclass_fields__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            value = self._field(name, self._head, self._properties)
+            setattr(self, name, value)
+            return value
+
+
 @dataclass(slots=True)  # not frozen: creating one would take six times as long, and there is one for each message
-class ReceivedMessage:
+class ReceivedMessage(_StoredFields):
     """A stored message, as consumers and ``Admin`` return it. Reads of Spark and ``poll_arrow`` do not create these.
 
     Args:

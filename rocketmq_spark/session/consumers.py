@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from operator import itemgetter
@@ -206,7 +206,7 @@ def _read_ahead(options: Options, group: str) -> ReadAhead | None:
 
         return partial(PlainRun, replace(puller(options, "hint"), group=group))
 
-    def messages(queue: MessageQueue, start: int, end: int, stored: bytes | memoryview) -> Iterator[ReceivedMessage]:
+    def messages(queue: MessageQueue, start: int, end: int, stored: bytes | memoryview) -> Iterable[ReceivedMessage]:
         return wanted_of(PullRequest(group, queue, start), stored, inside, end)
 
     return ReadAhead(lambda ranges, offsets, size: runs()(ranges, offsets, size), messages)

@@ -155,16 +155,6 @@ def decode_one(data: bytes, one: Stored, how: DecodeSettings) -> Iterable[Receiv
         return [_raw(data[begin:end], offset is not None, exc, how)]
 
 
-def decode_each(data: bytes, found: Iterable[Stored], how: DecodeSettings) -> Iterator[ReceivedMessage]:
-    """Like ``decode_leniently``, for messages whose sizes fit and none of which is an inner batch."""
-    for one in found:
-        try:
-            message = _decode(data, one[0], one[1], how)
-        except (DecodeError, struct.error):
-            (message,) = decode_one(data, one, how)
-        yield message
-
-
 def stored_in(data: bytes) -> list[Stored]:
     """The positions of all messages in an answer, including damaged ones and inner batches."""
     found: list[Stored] = []
@@ -183,6 +173,11 @@ def stored_in(data: bytes) -> list[Stored]:
 
 def portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMessage], ReceivedMessage | None]:
     """The first messages, up to ``PORTION_BYTES`` but at least one, and the one after them, or None."""
+    if (
+        isinstance(messages, list)
+        and _OBJECT_BYTES * len(messages) + sum([len(m.body) for m in messages]) < PORTION_BYTES
+    ):
+        return messages, None
     found: list[ReceivedMessage] = []
     room, rest = PORTION_BYTES, iter(messages)
     for message in rest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rocketmq_spark import options, session
 from rocketmq_spark.admin.groups import look_at
-from rocketmq_spark.cli import positions
+from rocketmq_spark.cli import lag
 from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.localbroker import LocalBroker
@@ -35,5 +35,5 @@ def test_a_broker_that_is_away_costs_its_queues_alone(pair: LocalBroker) -> None
 
 def test_a_group_has_the_name_that_it_has_in_the_environment() -> None:
     plain = Target({"name_server": "h:1"})
-    assert positions.own_group(plain, "g") == "g"
-    assert positions.own_group(Target({"name_server": "h:1", "environment": "2"}), "g") != "g"
+    assert lag.own_group(plain, "g") == "g"
+    assert lag.own_group(Target({"name_server": "h:1", "environment": "2"}), "g") != "g"

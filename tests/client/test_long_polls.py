@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import BATCH_QUEUE, PullSysFlag, Request, Response, SysFlag
+from rocketmq_spark.client import pulls
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.pulls import LongPolls, _placed, command_of, replica, wanted_of
 from rocketmq_spark.errors import (
@@ -199,7 +200,7 @@ def test_an_answer_that_cannot_be_decoded_now_is_an_error(
     """For want of memory for instance. Nobody would pull the queue again if this were told to no one."""
     broker.on(Request.PULL_MESSAGE, ok(SAME_HASH, **BOUNDS))
     with monkeypatch.context() as short_of_memory:
-        short_of_memory.setattr(messages, "_decode", raising(MemoryError()))
+        short_of_memory.setattr(pulls, "usual_messages", raising(MemoryError()))
         error = pull(parts)
     assert isinstance(error, DecodeError)
     assert "MemoryError" in str(error)

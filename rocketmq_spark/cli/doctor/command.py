@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rocketmq_spark.admin.groups import QueuePositions, look_at, new_group, of_group
-from rocketmq_spark.cli import positions
+from rocketmq_spark.cli import lag
 from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.doctor import findings, servers
@@ -206,7 +206,7 @@ def _attributes(client: Client, route: TopicRoute) -> dict[str, str] | None:
 def of_readers(target: Target, client: Client, subject: Subject) -> Iterator[Finding]:
     """The group and the checkpoint."""
     if subject.group is not None:
-        own = positions.own_group(target, subject.group)
+        own = lag.own_group(target, subject.group)
         try:
             yield from _of_group(client, own, subject.topics)
         except OffsetError as e:
@@ -237,7 +237,7 @@ def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterat
 
     check = f"checkpoint {folder}"
     if (read := not_done(opened(folder))) is not None:
-        silent = positions.waited_for(target.within(read.batch.reads).client(), read)
+        silent = lag.waited_for(target.within(read.batch.reads).client(), read)
         yield servers.under_way(check, under_way(read, silent, time.time_ns() // 1_000_000))
     batch = last_batch(opened(folder))
     if batch is None or not batch.positions:
@@ -249,9 +249,9 @@ def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterat
     if topics and not read_topics.intersection(topics):
         yield servers.of_other_topics(check, read_topics, topics)
     client = target.within(batch.reads).client()
-    batch, elsewhere = batch.within(positions.clusters(client))
+    batch, elsewhere = batch.within(lag.clusters(client))
     if elsewhere:
-        yield advice(check, positions.left_out(elsewhere), "Run it again with that name server")
+        yield advice(check, lag.left_out(elsewhere), "Run it again with that name server")
     found, _ = differences(client, batch)
     yield from servers.drifted(check, found)
     fit = [one for one in found if one.state.lossless or one.state is DriftState.LOST]
