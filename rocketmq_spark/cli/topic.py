@@ -112,7 +112,8 @@ def _refuse_part(target: Target, name: str, what: str = "remove messages of all"
 @click.option(
     "--order/--no-order",
     default=None,
-    help="Set or clear the topic's order flag: with it, a broker that is read-only (brokerPermission) rejects its messages.",
+    help="Set or clear the topic's order flag. With it, a broker rejects messages of the topic while its own brokerPermission "
+    "forbids writing; without it, the broker accepts them nevertheless.",
 )
 @click.option(
     "--attribute",
