@@ -112,8 +112,8 @@ def _refuse_part(target: Target, name: str, what: str = "remove messages of all"
 @click.option(
     "--order/--no-order",
     default=None,
-    help="Set or clear the topic's order flag. With it, a broker rejects messages of the topic while its own brokerPermission "
-    "forbids writing; without it, the broker accepts them nevertheless.",
+    help="Set or clear the topic's order flag. A broker whose setting brokerPermission forbids writing rejects the messages of "
+    "topics with this flag, and accepts those of all other topics.",
 )
 @click.option(
     "--attribute",
