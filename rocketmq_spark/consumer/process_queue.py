@@ -14,9 +14,11 @@ what is cached (``Thresholds``) delay it instead.
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any
 
 from rocketmq_spark.base.codes import Response
@@ -63,14 +65,15 @@ def slices(messages: Sequence[ReceivedMessage], size: int) -> Iterator[tuple[Rec
 
     Several threads may take parts at the same time, which a generator would refuse. Each part is returned once, and not held.
     """
-    whole: list[Any] = list(messages)
+    if size > 1:
+        parts = deque([tuple(messages[start : start + size]) for start in range(0, len(messages), size)])
+        return map(operator.call, repeat(parts.popleft, len(parts)))
+    line = deque(messages)  # no tuples yet: each run of the garbage collector would look at those that wait
 
-    def part(start: int) -> tuple[ReceivedMessage, ...]:
-        taken = tuple(whole[start : start + size])
-        whole[start : start + size] = [None] * len(taken)
-        return taken
+    def single(_: int) -> tuple[ReceivedMessage]:
+        return (line.popleft(),)
 
-    return map(part, range(0, len(whole), size))
+    return map(single, range(len(line)))
 
 
 class CachedOffsets:
@@ -101,11 +104,14 @@ class CachedOffsets:
 
     def remove(self, messages: Sequence[ReceivedMessage]) -> int | None:
         """Remove finished messages; returns the offset to commit, never beyond an unfinished one. None if nothing was cached."""
-        if not self._waiting:
+        waiting = self._waiting
+        if not waiting:
             return None
         for message in messages:
-            if self._waiting.pop(message.queue_offset, None) is not None:
-                self._uncount(message.queue_offset)
+            offset = message.queue_offset
+            if waiting.pop(offset, None) is not None:
+                self.count -= 1
+                self.bytes -= len(self._bodies.pop(offset))
         return self._next()
 
     def take(self, count: int) -> Sequence[ReceivedMessage]:
@@ -223,11 +229,7 @@ class CachedOffsets:
         self.bytes -= len(self._bodies.pop(offset))
 
     def _next(self) -> int | None:
-        first = self.first()
-        if first is not None:
-            offset: int = first.queue_offset
-            return offset
-        return self._put_end
+        return self._put_end if self.first() is None else self._sorted[0]
 
     def _end(self, message: Any) -> int:
         """The offset after a message, or after the last one of ``Rows``."""

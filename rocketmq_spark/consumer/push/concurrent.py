@@ -31,7 +31,6 @@ from rocketmq_spark.consumer.result import (
     Listener,
     ListenerCall,
     Replier,
-    Turn,
     concurrent,
     replying,
 )
@@ -155,10 +154,10 @@ class Concurrent:
             return None
         return call
 
-    def _consume(self, turn: Turn, refused: Failure | None = None) -> None:
+    def _consume(self, turn: Callable[[], Call | None], refused: Failure | None = None) -> None:
         """Call the listener. If its event loop was closed, the messages were ``refused`` and are sent back here, on a worker."""
         if (call := turn()) is not None:
-            call(refused or attempt(self._listener, call.messages, call.context))
+            self._called(call, refused or attempt(self._listener, call.messages, call.context))
 
     def context(self, queue: MessageQueue, messages: Sequence[ReceivedMessage]) -> Context:
         """Return the context for these messages."""

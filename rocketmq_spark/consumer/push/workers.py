@@ -106,7 +106,7 @@ class Workers:
                 self._wakes.get()
                 self._waking = False
                 continue
-            if self._line:
+            if self._line and not self._waking:
                 self._wake()
             work()
             del work  # or a thread that waits would hold its messages
