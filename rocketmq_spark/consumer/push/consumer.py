@@ -96,8 +96,9 @@ class BaseConsumer(Closing):
 
         With option ``arrow`` the listener is called with ``(batch, context)``. The batch is a ``pyarrow.RecordBatch`` with the
         same columns as one of ``PullConsumer.poll_arrow``, and has at most ``consumeMessageBatchMaxSize`` rows, all of
-        ``context.queue`` and in its order. What the listener returns counts for the whole batch; ``context.ack_index`` is the
-        index of a row. Rows that fail are sent back one by one. An ordered consumer retries the batch in place.
+        ``context.queue`` and in its order. What the listener returns counts for the whole batch, unless only its first rows are
+        done: then set ``context.ack_index`` to the index of the last of these rows, and return None. Rows that fail are sent
+        back one by one. An ordered consumer retries the whole batch in place.
 
         Raises:
             LocalProtocolError: This process already has a member of the group.
