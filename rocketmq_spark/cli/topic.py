@@ -112,8 +112,7 @@ def _refuse_part(target: Target, name: str, what: str = "remove messages of all"
 @click.option(
     "--order/--no-order",
     default=None,
-    help="Set or clear the topic's order flag. While a broker's setting brokerPermission forbids writing, the broker rejects "
-    "messages of topics with this flag, but still accepts those of other topics.",
+    help="Set or clear the topic's order flag.",
 )
 @click.option(
     "--attribute",
