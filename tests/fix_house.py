@@ -43,7 +43,8 @@ SPARK_PLACES = {"examples", "notebooks", "spark", "test_packaging.py", "test_pla
 LONG = {"kill", "chaos", "notebooks", "examples"}
 # Folders in memory whose tests wait more than they work.
 WAITING = {"client", "consumer", "contracts", "fuzz"}
-# Files of these that take longest, a minute and half of one: they come first, so that no process ends with one of them.
+# Files of these that take longest, a minute and half of one: they come before others with brokers, so that no process ends with
+# one of them.
 LENGTHY = {"test_hostile.py", "test_backlog.py"}
 # Clusters that tests share (fix_clusters), by the names of their fixtures, in the order in which their tests run.
 SHARED = ("secured", "encrypted", "elsewhere", "slaved", "older", "timerless", "one_broker", "two_brokers", "proxied")
@@ -148,7 +149,10 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """File by file, as ``--dist loadfile``, but all tests of one of ``SCOPES`` go to one process, and half of the
-    processes begin with what waits more than it works.
+    processes begin with what does not ask for ``rocketmq``.
+
+    Each process has its own broker of that name, which takes a thirtieth of a core even when it has nothing to do, and what Java
+    compiles anew. What does not ask for it has brokers of its own and waits for them, or runs in memory.
 
     Files go out as they were collected, not by how many tests a file has: see ``pytest_collection_modifyitems``. The process
     that shares them out collects nothing, so a worker writes down the scopes.
@@ -157,17 +161,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByScope(LoadFileScheduling):
         scopes: Mapping[str, str] = MappingProxyType({})
-        waiting: frozenset[str] = frozenset()
+        asking: frozenset[str] = frozenset()
 
         def _split_scope(self, nodeid: str) -> str:
             if not self.scopes:
                 noted = json.loads(Path(config.stash[_scopes]).read_text())
-                self.scopes, self.waiting = noted["scopes"], frozenset(noted["waiting"])
+                self.scopes, self.asking = noted["scopes"], frozenset(noted["asking"])
             return self.scopes[nodeid]
 
         def _assign_work_unit(self, node: Any) -> None:
-            waits = int(node.gateway.id.removeprefix("gw")) >= (self.numnodes + 1) // 2
-            first = next((scope for scope in self.workqueue if (scope in self.waiting) == waits), None)
+            asks = int(node.gateway.id.removeprefix("gw")) < (self.numnodes + 1) // 2
+            first = next((scope for scope in self.workqueue if (scope in self.asking) == asks), None)
             if self.numnodes > 1 and first is not None:
                 self.workqueue.move_to_end(first, last=False)
             super()._assign_work_unit(node)
@@ -233,8 +237,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             order[scope] = min(_turn(item, scope), order.get(scope, (4,))[0]), item.path.name not in LENGTHY, -place
         items.sort(key=lambda item: order[scopes[item.nodeid]])
         if worker["scopes"]:
-            waiting = [scope for scope, (turn, *_) in order.items() if turn in _WAIT]
-            Path(worker["scopes"]).write_text(json.dumps({"scopes": scopes, "waiting": waiting}))
+            asking = {scopes[item.nodeid] for item in items if "rocketmq" in getattr(item, "fixturenames", ())}
+            Path(worker["scopes"]).write_text(json.dumps({"scopes": scopes, "asking": sorted(asking)}))
     last = max(
         (place for place, item in enumerate(items) if "rocketmq" in getattr(item, "fixturenames", ())), default=-1
     )
@@ -254,10 +258,6 @@ def scope_of(item: pytest.Item) -> str:
     return next((name for name in SCOPES if name in fixtures), item.nodeid.partition("::")[0])
 
 
-# The turns whose tests wait more than they work: for timers of brokers, for ends of outages.
-_WAIT = (2, 3)
-
-
 def _turn(item: pytest.Item, scope: str) -> int:
     """The longest come first, and what runs in memory last: a long one must not be what the last process ends with.
 
@@ -268,7 +268,7 @@ def _turn(item: pytest.Item, scope: str) -> int:
         return 0
     if LONG.intersection(item.path.parts):
         return 1
-    if marks_of(item) & {"live", "slow", "spark"}:
+    if marks_of(item) & {"live", "slow", "spark"} or item.path.name in LENGTHY:
         return 2
     return 3 if WAITING.intersection(item.path.parts) else 4
 
