@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -300,14 +300,14 @@ class AccumulatorMember:
         return result.result()
 
 
-_Both = tuple[list[Promise], list[Outcome]]
+_Both = tuple[Sequence[Promise], Sequence[Outcome]]
 
 
-def _by_pending(promises: list[Promise], outcomes: list[Outcome]) -> dict[Pending, _Both]:
+def _by_pending(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> Mapping[Pending, _Both]:
     """Group promises and outcomes by producer."""
     if len(senders := {promise.pending for promise in promises}) == 1:
         return dict.fromkeys(senders, (promises, outcomes))
-    found: dict[Pending, _Both] = {pending: ([], []) for pending in senders}
+    found: dict[Pending, tuple[list[Promise], list[Outcome]]] = {pending: ([], []) for pending in senders}
     for promise, outcome in zip(promises, outcomes, strict=True):
         mine, own = found[promise.pending]
         mine.append(promise)
@@ -323,13 +323,13 @@ def _one_of_several(outcome: Outcome, batch: MessageBatch) -> bool:
     return refused and len(batch.entries) > 1 and batch.key.queue is None
 
 
-def _shares(outcome: Outcome, entries: Sequence[BatchEntry | PlainEntry]) -> list[Outcome]:
+def _shares(outcome: Outcome, entries: Sequence[BatchEntry | PlainEntry]) -> Sequence[Outcome]:
     """The outcome of each message. Each message that the error does not report as stored gets its own copy of it, so that
     tracebacks do not mix.
     """
     if isinstance(outcome, SendResult):
         try:
-            return list(split(outcome, len(entries)))
+            return split(outcome, len(entries))
         except RocketMQError as e:
             outcome = e
     shares: list[Outcome] = []

@@ -43,6 +43,11 @@ class Unsent(NamedTuple):
     queue: MessageQueue | None
     msg_ids: Sequence[str]
 
+    def __str__(self) -> str:
+        """For the log: a batch may have thousands of ids."""
+        more = f" and {len(self.msg_ids) - 3} more" if len(self.msg_ids) > 3 else ""
+        return f"{', '.join(self.msg_ids[:3])}{more} to {self.queue or self.topic}"
+
 
 class Engine:
     """Sends requests, and tracks those without an outcome. ``close`` also ends its timer.

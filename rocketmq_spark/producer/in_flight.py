@@ -5,10 +5,8 @@ set one: every batch that waits in a broker adds to the latency by which slow br
 while few requests are in flight, and halves when a request is retried.
 
 ``Pending`` has the futures and callbacks of asynchronous sends, counted so that a close can wait. It owns a lock and the
-thread that runs callbacks.
-
-``UnderWay`` is a driver with the only lock of an engine: under the lock it decides with ``OrderedQueues`` and ``InFlight``,
-and the engine acts after the lock is released.
+thread that runs callbacks. ``UnderWay`` is a driver with the only lock of an engine: under the lock it decides with
+``OrderedQueues`` and ``InFlight``, and the engine acts after the lock is released.
 """
 
 from __future__ import annotations
@@ -27,14 +25,12 @@ from rocketmq_spark.errors import ClosedError, MessageIllegal, RocketMQError, Se
 from rocketmq_spark.model import SendResult, SendStatus
 from rocketmq_spark.producer.attempts import RetryAttempt
 from rocketmq_spark.producer.destination import OrderedQueues
-from rocketmq_spark.producer.outgoing import Callback, Outcome, Outgoing, PromptCallback
+from rocketmq_spark.producer.outgoing import BatchResults, Callback, Outcome, Outgoing, PromptCallback
 from rocketmq_spark.producer.settings import ProducerSettings
 
 logger = logging.getLogger(__name__)
 
-START = 4
-MAX_PER_BROKER = 64
-AIM_BYTES = 8 << 20
+START, MAX_PER_BROKER, AIM_BYTES = 4, 64, 8 << 20
 
 
 class InFlight:
@@ -108,7 +104,9 @@ class Promise(Future[SendResult]):
     """
 
     _state: str = RUNNING  # a send cannot be cancelled
-    _result: SendResult | None = None
+    _own: SendResult | None = None
+    _shared: Sequence[SendResult] | None = None  # results of a batch, of which it has the one at ``_at``
+    _at = 0
     _exception: BaseException | None = None
     _awaited = False
     _done_callbacks: list[Callable[[Future[SendResult]], object]]
@@ -139,12 +137,20 @@ class Promise(Future[SendResult]):
     def promise(self) -> Promise:
         return self
 
+    @property
+    def _result(self) -> SendResult | None:
+        return self._own if self._shared is None else self._shared[self._at]
+
+    @_result.setter
+    def _result(self, result: SendResult | None) -> None:
+        self._own = result
+
     def done(self) -> bool:
         return self._state == FINISHED
 
     def result(self, timeout: float | None = None) -> SendResult:
-        if self._state == FINISHED and self._result is not None:
-            return self._result
+        if self._state == FINISHED and (result := self._result) is not None:
+            return result
         return super().result(timeout)
 
     def tell(self, outcome: Outcome) -> None:
@@ -155,18 +161,18 @@ class Promise(Future[SendResult]):
             self.set_result(outcome)
 
 
-Kept = tuple[Promise, Outcome]
-
-
-def _settled(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> list[Kept]:
+def _settled(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> list[tuple[Promise, Outcome]]:
     """Set the outcomes of promises; call with the lock. Returns the promises whose waiters must be notified."""
     awaited = []
-    for promise, outcome in zip(promises, outcomes, strict=True):
+    shared = outcomes if isinstance(outcomes, BatchResults) else None
+    for at, promise in enumerate(promises):
         if promise._awaited:
-            awaited.append((promise, outcome))
+            awaited.append((promise, outcomes[at]))
             continue
-        if isinstance(outcome, SendResult):
-            promise._result = outcome
+        if shared is not None:
+            promise._shared, promise._at = shared, at
+        elif isinstance(outcome := outcomes[at], SendResult):
+            promise._own = outcome
         else:
             promise._exception = outcome
         promise._state = FINISHED
@@ -244,9 +250,7 @@ class Pending:
 
 def _call_each(called: Sequence[tuple[Callback, Outcome]]) -> None:
     each = iter(called)
-    while isinstance(
-        failed := attempt(_call_rest, each), Failure
-    ):  # user code: an error must not stop the other callbacks
+    while isinstance(failed := attempt(_call_rest, each), Failure):  # of user code: the other callbacks are called, too
         failed.log(logger, "a callback failed")
 
 
@@ -256,10 +260,8 @@ def _call_rest(called: Iterator[tuple[Callback, Outcome]]) -> None:
 
 
 class Landing(NamedTuple):
-    """The consequences of an outcome: requests ``behind`` it that fail, and whether ``more`` requests can be sent now."""
-
-    behind: list[Outgoing]
-    more: bool
+    behind: list[Outgoing]  # requests that fail with it
+    more: bool  # whether more requests can be sent now
 
 
 class UnderWay:
@@ -295,11 +297,8 @@ class UnderWay:
             # A caller that may not wait has called ``has_room`` for the body, so only properties may exceed the limit.
             while may_wait() and not self.has_room(outgoing.size, outgoing.ordered_queue is not None):
                 if deadline.expired:
-                    raise SendFailed(
-                        f"{self.in_flight.requests} asynchronous sends with {self.in_flight.bytes} bytes are not "
-                        "answered yet",
-                        remedy="Send more slowly, or wait for results",
-                    )
+                    text = f"{self.in_flight.requests} asynchronous sends with {self.in_flight.bytes} bytes are not answered yet"
+                    raise SendFailed(text, remedy="Send more slowly, or wait for results")
                 self._timer.hold(self._changed, deadline.remaining())
 
     def put(self, outgoing: Outgoing, brokers: int) -> RocketMQError | None:

@@ -6,9 +6,8 @@ long. ``split`` makes one result per message of a broker's answer to a batch (``
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
@@ -35,7 +34,29 @@ def with_ids(result: SendResult, ids: Sequence[str], batch_id: str | None = None
     return result._replace(msg_id=msg_id)
 
 
-def split(result: SendResult, count: int) -> list[SendResult]:
+class BatchResults(Sequence[SendResult]):
+    """The results of the messages of a batch. Each is created when it is read: most are never read, and the garbage collector
+    looks again and again at those that exist.
+    """
+
+    __slots__ = ("_batch", "_ids", "_offset_ids")
+
+    def __init__(self, batch: SendResult, ids: Sequence[str], offset_ids: Sequence[str | None]) -> None:
+        self._batch, self._ids, self._offset_ids = batch, ids, offset_ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[i] for i in range(len(self))[at]]
+        at, batch = range(len(self._ids))[at], self._batch
+        offset = None if batch.queue_offset is None else batch.queue_offset + at
+        status, queue, transaction_id, region_id = batch.status, batch.queue, batch.transaction_id, batch.region_id
+        return SendResult(status, self._ids[at], queue, offset, self._offset_ids[at], transaction_id, None, region_id)
+
+
+def split(result: SendResult, count: int) -> Sequence[SendResult]:
     """The result of each of ``count`` messages; the same one for all of a batch that is stored as one.
 
     A Proxy reports neither offset ids nor queues. Messages that a look-up found stored have no known places.
@@ -58,21 +79,7 @@ def split(result: SendResult, count: int) -> list[SendResult]:
             topic=result.queue.topic if result.queue is not None else None,
             queue=str(result.queue),
         )
-    status, _, queue, first, _, transaction_id, _, region_id = result
-    offsets: Iterable[int | None] = itertools.repeat(None) if first is None else itertools.count(first)
-    same = itertools.repeat
-    each = zip(
-        same(status),
-        ids,
-        same(queue),
-        offsets,
-        offset_ids,
-        same(transaction_id),
-        same(None),
-        same(region_id),
-        strict=False,
-    )
-    return list(map(SendResult._make, each))
+    return BatchResults(result, ids, offset_ids)
 
 
 Outcome = SendResult | RocketMQError

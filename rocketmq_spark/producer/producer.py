@@ -326,7 +326,7 @@ class BaseProducer(Closing):
         """What has no answer by then."""
         unsent = self._engine.close(deadline)
         if unsent:
-            said = self.settings.group, len(unsent), unsent[:10]
+            said = self.settings.group, len(unsent), ", ".join(map(str, unsent[:10]))
             logger.warning("producer of %s closed: %d sends have no answer, among them %s", *said)
         return unsent
 

@@ -10,6 +10,7 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import SendRequest
 from rocketmq_spark.producer.in_flight import Pending
+from rocketmq_spark.producer.outgoing import split
 from tests.helpers import RAISED, raising
 from tests.mockbroker import eventually
 from tests.producer.scripted import Bench, ok
@@ -41,6 +42,27 @@ def test_a_callback_of_a_future_that_raises_anything_costs_the_others_nothing(be
     assert [promise.exception(0) for promise in promises] == told == [lost] * 3
     assert caplog.text.count("mine") >= 3
     assert pending.none_left(Deadline.after(0))
+
+
+@pytest.mark.parametrize("first", ["waits", "keeps"])
+def test_each_message_of_a_batch_has_its_own_result(bench: Bench, first: str) -> None:
+    """Created when it is read; a callback and whoever waits get the same."""
+    pending, called = Pending(bench.timer("x-callback")), []
+    promises = [pending.expect(called.append) for _ in range(3)]
+    place = ok(q("a:0"), SendRequest("g", b"x"))
+    outcomes = split(place._replace(msg_id="A,B,C", offset_msg_id="x,y,z"), 3)
+    expected = [place._replace(msg_id=m, offset_msg_id=o, queue_offset=place.queue_offset + i)
+                for i, (m, o) in enumerate(zip("ABC", "xyz", strict=True))]  # fmt: skip
+    with ThreadPoolExecutor(1) as waiter:
+        waits = waiter.submit(wait, promises, 30) if first == "waits" else None
+        if waits is not None:
+            eventually(lambda: all(promise._awaited for promise in promises))
+        pending.keep(promises, outcomes)
+        assert waits is None or waits.result(30).done == set(promises)
+    bench.time.run_due()
+    assert [promise.result(0) for promise in promises] == [p.result() for p in promises] == called == expected
+    assert [promise.exception(0) for promise in promises] == [None] * 3
+    assert "returned SendResult" in repr(promises[0])
 
 
 @pytest.mark.parametrize("first", ["waits", "keeps"])

@@ -18,6 +18,7 @@ from rocketmq_spark.errors import (
     SendFailed,
 )
 from rocketmq_spark.model import Message, MessageQueue, SendStatus
+from rocketmq_spark.producer.engine import Unsent
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire.identifiers import RecallHandle
@@ -429,9 +430,15 @@ def test_close_says_what_had_no_answer_and_fails_it(bench: Bench, caplog: pytest
     assert [(u.topic, u.queue, len(u.msg_ids)) for u in unsent] == [("T", q("a:0"), 1), ("T", None, 1)]
     assert all(isinstance(result.exception(0), ClosedError) for result in results)
     assert len(seen) == 2
-    assert "2 sends have no answer" in caplog.text
+    first, second = (u.msg_ids[0] for u in unsent)
+    assert f"2 sends have no answer, among them {first} to T/a/0, {second} to T" in caplog.text
     bench.sender.answer()  # too late: nothing happens
     assert len(seen) == 2
+
+
+def test_the_log_names_three_messages_of_a_batch_without_an_answer() -> None:
+    assert str(Unsent("T", None, ["A", "B", "C"])) == "A, B, C to T"
+    assert str(Unsent("T", q("a:0"), ["A", "B", "C", "D", "E"])) == "A, B, C and 2 more to T/a/0"
 
 
 def interrupted(*args: object) -> None:

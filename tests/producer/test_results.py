@@ -26,6 +26,14 @@ def test_2_22_joined_ids_become_one_result_each_with_following_offsets() -> None
     assert {(r.status, r.transaction_id) for r in parts} == {(SendStatus.SEND_OK, "TX")}
 
 
+def test_results_of_a_batch_are_a_sequence() -> None:
+    parts = split(result("A,B,C", "x,y,z"), 3)
+    assert (len(parts), parts[-1].msg_id, parts[-1].queue_offset) == (3, "C", 102)
+    assert [each.msg_id for each in parts[1:]] == ["B", "C"]
+    with pytest.raises(IndexError):
+        parts[3]
+
+
 def test_2_22_ids_that_do_not_fit_are_an_error() -> None:
     for bad in (result("A,B", "x,y"), result("A,B,C", "x,y"), result("A,B,C", None)):
         with pytest.raises(SendFailed, match="sendResult is illegal"):
