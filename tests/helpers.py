@@ -12,6 +12,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from rocketmq_spark.base import threads
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import PullSysFlag, Response
 from rocketmq_spark.client.calls import refused as refusal
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import BrokerBusy, CallTimeout, ConnectionLost, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest
 from rocketmq_spark.wire import rpc
@@ -117,20 +118,44 @@ def no_more_threads(monkeypatch: pytest.MonkeyPatch, name: str = "") -> None:
 
 def indexed(mq: LocalBroker | str, seconds: float = WAIT_S) -> None:
     """Until all that living brokers acknowledged is in its queues, which is a moment later: messages get there in the order
-    of the log, so one that is sent now comes last. Who takes none, since it hangs or asks for a user, is left alone.
+    of the log, so one that is sent now comes last. Who refuses it, or stands still, is left alone; who is slow is not.
 
-    ``mq`` is a cluster, or a name server.
+    ``mq`` is a cluster, or a name server, of which it is not known who is alive.
     """
     address = mq if isinstance(mq, str) else mq.name_server
     client = session.client(options_table.parse({"nameServer": address, "numRetries": 0}).for_role("sink"))
-    alive = (
-        client.routes.cluster() if isinstance(mq, str) else [name for name in mq.brokers if mq.pid(name) is not None]
-    )
+    alive = client.routes.cluster() if isinstance(mq, str) else [name for name in mq.brokers if _runs(mq.pid(name))]
+    later: tuple[type[RocketMQError], ...] = (BrokerBusy, CallTimeout)
+    if isinstance(mq, LocalBroker):  # its brokers can be reached, if their addresses can be had
+        later = (*later, ConnectionLost) if _runs(mq.pid("namesrv")) else ()
     for name in alive:
         queue = MessageQueue(name, name, 0)  # each broker has a topic of its name
-        with contextlib.suppress(RocketMQError):
+        offset = _sent_last(client, queue, later, Deadline.after(seconds))
+        if offset is not None:
+            _reached(client, queue, offset, seconds)
+
+
+def _runs(pid: int | None) -> bool:
+    """Whether a server has a process, which was not stopped by a signal."""
+    stat = Path(f"/proc/{pid}/stat")
+    return pid is not None and (not stat.exists() or stat.read_text().rpartition(") ")[2][0] != "T")
+
+
+def _sent_last(
+    client: session.Client, queue: MessageQueue, later: tuple[type[RocketMQError], ...], deadline: Deadline
+) -> int | None:
+    """The offset of a message that is sent now; None where it is refused. What these errors say passes, or fails the test."""
+    pause = threading.Event()
+    while True:
+        try:
             sent = client.sender.send(queue, SendRequest("indexed", b"behind all others"), Deadline.after(5.0))
-            _reached(client, queue, sent.queue_offset or 0, seconds)
+            return sent.queue_offset or 0
+        except later:
+            if deadline.expired:
+                raise
+        except RocketMQError:
+            return None
+        pause.wait(_LOOK_S)
 
 
 def _reached(client: session.Client, queue: MessageQueue, offset: int, seconds: float) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.errors import AccessDenied, BrokerBusy, CallTimeout, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from tests.helpers import _reached, awaited, counts, indexed, stored, stored_now, told, total
+from tests.helpers import _reached, _runs, _sent_last, awaited, counts, indexed, stored, stored_now, told, total
 from tests.reading import feed
 
 
@@ -63,3 +68,33 @@ def test_a_message_behind_all_others_is_waited_for(rocketmq: LocalBroker) -> Non
     indexed(rocketmq)
     indexed(rocketmq.name_server)
     assert rocketmq.admin.describe_topic("broker-a")[queue].max_offset >= before + 2
+
+
+def test_a_broker_that_is_slow_is_waited_for_and_one_that_refuses_is_not() -> None:
+    outcomes: list[RocketMQError | int] = [BrokerBusy("a moment"), CallTimeout("late"), 7, AccessDenied("who are you?")]
+
+    def send(*request: Any) -> Any:
+        outcome = outcomes.pop(0) if outcomes else CallTimeout("it hangs")
+        if isinstance(outcome, RocketMQError):
+            raise outcome
+        return SimpleNamespace(queue_offset=outcome)
+
+    client: Any = SimpleNamespace(sender=SimpleNamespace(send=send))
+    later = BrokerBusy, CallTimeout
+    queue = MessageQueue("broker-a", "broker-a", 0)
+    assert [_sent_last(client, queue, later, Deadline.after(60)) for _ in range(2)] == [7, None]
+    with pytest.raises(CallTimeout, match="it hangs"):
+        _sent_last(client, queue, later, Deadline.after(0))
+
+
+def test_a_process_that_stands_still_does_not_run() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        try:
+            assert _runs(child.pid)
+            os.kill(child.pid, signal.SIGSTOP)
+            awaited(lambda: not _runs(child.pid))
+            os.kill(child.pid, signal.SIGCONT)
+            awaited(lambda: _runs(child.pid))
+        finally:
+            child.kill()
+    assert not _runs(None)

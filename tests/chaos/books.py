@@ -91,6 +91,13 @@ def missing(sent: Iterable[Sent], rows: Iterable[Row], lost: Iterable[Loss]) -> 
     ]
 
 
+def untrue(lost: Iterable[Loss], kept: Mapping[Place, int]) -> list[Loss]:
+    """Reports that name more than is gone, of topics that are never deleted: all of a queue, or what its broker has in the end,
+    from the offset in ``kept`` on.
+    """
+    return [part for part in lost if part.whole or part.end > kept.get(part.place, 0)]
+
+
 def twice(rows: Iterable[Row]) -> list[Row]:
     """Messages that stand in the files more than once."""
     return [r for r, times in Counter(rows).items() if times > 1]

@@ -17,7 +17,7 @@ import pytest
 
 from rocketmq_spark.localbroker import LocalBroker
 from tests.chaos.acts import RETENTION, Acts
-from tests.chaos.books import Place, Row, Sent, disordered, losses, missing, twice
+from tests.chaos.books import Place, Row, Sent, disordered, losses, missing, twice, untrue
 from tests.chaos.pipeline import AGAIN, CHECKED_S, COPIED, COPIES, FILES, Driver, Producers
 from tests.fix_spark import without_frames
 from tests.mockbroker import eventually
@@ -90,6 +90,9 @@ def verdict(cluster: LocalBroker, driver: Driver, producers: Producers, acts: Ac
     origins = {(s.key, s.number): s.place for s in sent if s.place.topic == COPIED}
     complaints = {
         "lost in silence": missing(read, rows, lost),
+        "lost in words only": untrue(
+            (part for part in lost if part.place.topic != AGAIN), _kept(cluster, FILES, COPIED, COPIES)
+        ),
         "twice": twice(rows),
         "out of order": disordered(
             ordered, lambda r: origins.get((r.key, r.number)) if r.place.topic == COPIES else None
@@ -113,7 +116,7 @@ def batches(cluster: LocalBroker, driver: Driver, sent: list[Sent], acts: Acts) 
     first: dict[Place, float] = {}
     for s in sent:
         first.setdefault(s.place, s.at)
-    kept = {Place(*q): bounds.min_offset for q, bounds in _bounds(cluster).items()}
+    kept = _kept(cluster, FILES)
     found = []
     for batch in driver.batches():
         closed = acts.away(batch.begun)
@@ -122,5 +125,10 @@ def batches(cluster: LocalBroker, driver: Driver, sent: list[Sent], acts: Acts) 
     return found
 
 
-def _bounds(cluster: LocalBroker) -> dict:
-    return {(q.topic, q.broker_name, q.queue_id): b for q, b in cluster.admin.describe_topic(FILES).items()}
+def _kept(cluster: LocalBroker, *topics: str) -> dict[Place, int]:
+    """The first offset of each queue that is there."""
+    return {
+        Place(q.topic, q.broker_name, q.queue_id): bounds.min_offset
+        for topic in topics
+        for q, bounds in cluster.admin.describe_topic(topic).items()
+    }

@@ -146,6 +146,11 @@ def shared(took: Iterable[Took], spans: Collection[tuple[float, float]]) -> list
     return [(place, tuple(sorted(who))) for (place, _), who in found.items() if len(who) > 1]
 
 
+def within(took: Iterable[Took], spans: Collection[tuple[float, float]]) -> int:
+    """How many messages were consumed in calm spans. If none were, nobody could see that two members had a queue."""
+    return sum(any(begin <= t.at < end for begin, end in spans) for t in took)
+
+
 def disordered(took: Iterable[Took]) -> list[tuple[Took, Took]]:
     """Messages that an ordered group saw for the first time behind one that stands after them in their queue.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from rocketmq_spark import Message, Producer
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
-from tests.chaos.group_books import What, calm, disordered, explained, failed, lost, shared
+from tests.chaos.group_books import What, calm, disordered, explained, failed, lost, shared, within
 from tests.chaos.group_crew import KINDS, ORDERED, TOPIC, Crew
 from tests.helpers import awaited
 
@@ -90,8 +90,11 @@ class Producers:
         self._producer.close()
 
 
-def run(mq: LocalBroker, folder: Path, count: int, seconds: float, rng: random.Random, plan: Plan) -> None:
-    """All acts of the ``plan`` happen while messages come and go; then all of these must be there, and fit."""
+def run(mq: LocalBroker, folder: Path, count: int, seconds: float, rng: random.Random, plan: Plan) -> dict[str, int]:
+    """All acts of the ``plan`` happen while messages come and go; then all of these must be there, and fit.
+
+    Returns how many messages each group consumed in calm times, in which no queue may have two owners.
+    """
     mq.create_topic(TOPIC, QUEUES_A_BROKER)
     crew = Crew(mq, folder, rng)
     try:
@@ -117,20 +120,21 @@ def run(mq: LocalBroker, folder: Path, count: int, seconds: float, rng: random.R
         crew.end()
     finally:
         crew.abandon()
-    verdict(crew, producers.sent, until)
+    return verdict(crew, producers.sent, until)
 
 
 def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
-def verdict(crew: Crew, sent: list[str], until: float) -> None:
+def verdict(crew: Crew, sent: list[str], until: float) -> dict[str, int]:
     """Of each group: the figures are printed, and whatever does not fit is a complaint."""
-    complaints = {}
+    complaints, in_calm_times = {}, {}
     for group, took in crew.took.items():
         ordered = group == ORDERED
         counts, unexplained = explained(took, crew.events, ordered)
         spans = calm(crew.events, until, ordered)
+        in_calm_times[group] = within(took, spans)
         kinds = {kind: sum(t.member.startswith(kind) for t in took) for kind in KINDS}
         say(
             f"{group}: {len(sent)} sent, {len(took)} consumed {kinds}, repeats {dict(counts)}, "
@@ -146,3 +150,4 @@ def verdict(crew: Crew, sent: list[str], until: float) -> None:
         assert all(kinds.values()), "the members of one kind had nothing"
     wrong = {(group, what): (len(f), f[:5]) for group, all in complaints.items() for what, f in all.items() if f}
     assert not wrong, wrong
+    return in_calm_times

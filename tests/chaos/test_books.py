@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.chaos.books import Batch, Loss, Place, Row, Sent, disordered, losses, missing, row, twice
+from tests.chaos.books import Batch, Loss, Place, Row, Sent, disordered, losses, missing, row, twice, untrue
 
 A = Place("t", "broker-a", 0)
 SENT = [Sent(A, offset, "k", offset, 100.0 + offset) for offset in range(5)]
@@ -37,6 +37,14 @@ def test_reports_are_read():
     ]
     assert losses(LINE)[1].covers(Place("u", "b", 2), 9)
     assert not losses(LINE)[0].covers(A, 4)
+
+
+def test_a_report_names_what_is_gone_and_no_more():
+    truncated = Loss(A, 1, 4, "truncated by retention")
+    assert untrue([truncated], {A: 4}) == []
+    assert untrue([truncated], {A: 3}) == [truncated]
+    assert untrue([truncated], {}) == [truncated]
+    assert untrue([gone := Loss(A, 1, 1, "topic deleted")], {A: 4}) == [gone]
 
 
 def test_rows_come_once_and_in_order():

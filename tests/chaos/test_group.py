@@ -34,4 +34,5 @@ def test_1_32_4_9_4_18_a_mixed_group_loses_nothing_whoever_is_killed(
         for broker in crew.mq.brokers:
             yield partial(crew.broker, broker)
 
-    run(make_cluster(brokers=2), tmp_path, COUNT, SECONDS, random.Random(1), plan)
+    in_calm_times = run(make_cluster(brokers=2), tmp_path, COUNT, SECONDS, random.Random(1), plan)
+    assert all(in_calm_times.values()), in_calm_times

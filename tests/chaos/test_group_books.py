@@ -20,6 +20,7 @@ from tests.chaos.group_books import (
     reason,
     repeats,
     shared,
+    within,
 )
 
 A, B = Place("broker-a", 0), Place("broker-b", 0)
@@ -96,6 +97,7 @@ def test_two_members_have_one_queue_in_a_calm_span() -> None:
     assert shared([took(140), took(150, "m2", 1)], spans) == [(A, ("m1", "m2"))]
     assert shared([took(140), took(130, "m2", 1), took(270, "m3", 2)], spans) == []
     assert shared([took(140), took(150, "m2", place=B)], spans) == []
+    assert [within([took(140), took(200), took(260)], some) for some in (spans, spans[1:], [])] == [2, 1, 0]
 
 
 def test_what_comes_for_the_first_time_comes_in_order() -> None:

@@ -16,6 +16,7 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.cli.conftest import documents
 from tests.cli.test_lag import feed
+from tests.helpers import killed
 from tests.mockbroker import eventually
 from tests.reading import names
 from tests.source.test_checkpoint import entry
@@ -185,7 +186,7 @@ def test_a_broker_that_is_down_is_no_loss(run: Run, lone: LocalBroker, tmp_path:
     (topic,) = names(1, "down")
     lone.create_topic(topic, 2)
     entry(tmp_path, 0, json.dumps(Offsets({queue(1, topic): 0}).to_json()))
-    lone.kill("broker-a")
+    killed(lone, "broker-a")
     eventually(lambda: not lone.admin.cluster(), 60)
     session.close_all()
     given = ("checkpoint", "diff", str(tmp_path), "--name-server", lone.name_server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import threading
 import uuid
@@ -438,6 +439,7 @@ def test_killed_and_resumed_nothing_is_missing(rocketmq, run, group, make_topic)
                 while admin.describe_topic(destination).messages < before + random.randrange(1, count // 5):
                     assert child.poll() is None
                 child.kill()
+            assert child.returncode == -signal.SIGKILL, "there was nothing left to kill"
     assert run(*command[len(COMMAND) :]).exit_code == 0
     found = Counter(int(m.body) for m in stored(rocketmq, destination, count))
     assert sorted(found) == list(range(count))

@@ -9,6 +9,7 @@ from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
+from tests.helpers import killed
 from tests.reading import feed, names
 
 
@@ -25,7 +26,7 @@ def test_a_broker_that_is_away_costs_its_queues_alone(pair: LocalBroker) -> None
     assert sum(end for end in ends.values() if end is not None) == 6
     assert ends[MessageQueue(topic, "broker-a", 7)] is None
     assert all(row.next_stored_ms for row in whole.rows if row.lag)
-    pair.kill("broker-b")
+    killed(pair, "broker-b")
     part = look_at(client, asked)
     assert [(row.queue.broker_name, row.max_offset is None) for row in part.rows] == [
         ("broker-a", False), ("broker-a", True), ("broker-b", True),

@@ -332,7 +332,7 @@ def test_who_may_be_asked_leaves_at_once_and_a_broker_that_hangs_costs_the_other
         hanging.on(Request.HEART_BEAT, ok())
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"a": hanging.address, "broker-a": broker.address}))
         parts.routes.get("t", 0.0)
-        parts.instance.leave(other, Deadline.after(0.5))
+        parts.instance.leave(other, Deadline.after(1.0))
         assert sorted(unregistered(broker)) == ["askers", "others"]
         hanging.wait_for(lambda: len(hanging.seen(Request.HEART_BEAT)) == 1)
         broker.wait_for(lambda: bool(connected_clients.clients))

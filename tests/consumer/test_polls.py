@@ -25,7 +25,7 @@ from rocketmq_spark.errors import ConnectionLost, OffsetError, OptionError, Rock
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullRequest, PullStatus, ReceivedMessage
 from tests.consumer.fake_member import AT_ONCE, A, B, Done, FakeMember, Hand, Rows, as_rows, made
 from tests.consumer.test_pull_interrupted import Interrupted, places
-from tests.helpers import raising
+from tests.helpers import raising, unlike_ctrl_c
 from tests.mockbroker import WAIT_S
 
 QUEUES = [MessageQueue("t", "b", i) for i in range(4)]
@@ -179,34 +179,49 @@ def test_ctrl_c_while_a_poll_returns_loses_nothing(how: str, monkeypatch: pytest
         assert [offset for _, offset in got] == list(range(40))
 
 
-@pytest.mark.parametrize("step", ["__enter__", "__exit__"])
-def test_ctrl_c_leaves_the_lock_of_no_call_held(step: str) -> None:
-    """The steps of a condition are Python's: it stops when the lock is taken and no block has begun, or before it is let go."""
-    code = getattr(threading.Condition, step).__code__
+STEPS = {step.__code__ for step in vars(threading.Condition).values() if hasattr(step, "__code__")}
+
+
+@pytest.mark.parametrize(
+    ("how", "least"), [("poll", 4), ("poll_arrow", 4), ("close", 4), ("commit", 0), ("assignment", 0)]
+)
+def test_ctrl_c_leaves_the_lock_of_no_call_held(how: str, least: int) -> None:
+    """The steps of a condition are Python's, and its lock is taken and let go between them. ``least`` is how many there are."""
 
     def interrupt(frame: Any, event: str, arg: Any) -> Any:
-        if frame.f_code is code and event == {"__enter__": "return", "__exit__": "call"}[step]:
-            raise KeyboardInterrupt
+        nonlocal left
+        if frame.f_code not in STEPS:
+            return None
+        if event == "line" and not unlike_ctrl_c(frame):
+            left -= 1
+            if left < 0:
+                sys.settrace(before)
+                raise KeyboardInterrupt
         return interrupt
 
-    fake = FakeMember([A], high=3)
-    with made(fake) as consumer:
-        consumer.assign([A])
-        before = sys.gettrace()
-        for call in (
-            consumer.poll,
-            consumer.poll_arrow,
-            lambda timeout_s: consumer.commit(),
-            lambda timeout_s: consumer.assignment(),
-        ):
+    before = sys.gettrace()
+    for at in itertools.count():
+        left = at
+        with made(FakeMember([A])) as consumer:
+            consumer.assign([A])
+            calls = {
+                "poll": partial(consumer.poll, 0.001),
+                "poll_arrow": partial(consumer.poll_arrow, 0.001),
+                "close": consumer.close,
+                "commit": consumer.commit,
+                "assignment": consumer.assignment,
+            }
             sys.settrace(interrupt)
             try:
-                call(AT_ONCE)
+                calls[how]()
             except KeyboardInterrupt:
                 pass
             finally:
                 sys.settrace(before)
-            assert not consumer._polls._changed._is_owned()  # type: ignore[attr-defined]
+            assert not consumer._polls._changed._is_owned(), at  # type: ignore[attr-defined]
+        if left >= 0:
+            break
+    assert at >= least, "no step was interrupted"
 
 
 def test_ctrl_c_between_two_steps_of_a_wait_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

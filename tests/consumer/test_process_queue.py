@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import invariant
 
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
 from rocketmq_spark.errors import CallTimeout
 from tests.consumer.group import GroupBench
 from tests.consumer.messages import QUEUE, message, messages, offsets
+from tests.models import SteppingMachine, model_test, step
 from tests.queues import q
 
 
@@ -110,7 +113,7 @@ def test_the_lock_is_ours_on_the_connection_on_which_it_was_granted() -> None:
 
 def test_a_reset_forgets_everything() -> None:
     queue = filled(1, 2, 3)
-    queue.take(1)
+    queue.bury(queue.take(1))
     queue.clear()
     assert (queue.count, queue.bytes, queue.waiting, queue.span, queue.first(), queue.offsets) == (
         0,
@@ -123,70 +126,101 @@ def test_a_reset_forgets_everything() -> None:
     assert queue.remove(messages(2)) is None
     queue.put(messages(7))
     assert queue.remove(messages(7)) == 8
+    queue.put(messages(1))
+    queue.take(1)
+    queue.rollback()
+    assert queue.waiting == 1, "it was a dead letter before"
 
 
-class QueueMachine(RuleBasedStateMachine):
-    """Against two dictionaries and a number. Offsets are asked for once and come in any order, as after a reset."""
-
-    at = Bundle("at")
+class QueueMachine(SteppingMachine):
+    """Against two dictionaries, two sets and a number. Offsets are asked for once and come in any order, as after a reset."""
 
     def __init__(self) -> None:
         super().__init__()
         self.queue = ProcessQueue(QUEUE)
         self.waiting: dict[int, bytes] = {}
         self.taken: dict[int, bytes] = {}
+        self.dead: set[int] = set()
+        self.alone: set[int] = set()
         self.last_new = -1
 
-    @rule(target=at, offset=st.integers(0, 30), size=st.integers(0, 3))
-    def put(self, offset: int, size: int) -> int:
+    @step(offset=st.integers(0, 30), size=st.integers(0, 3))
+    def put(self, offset: int, size: int) -> None:
         known = offset in self.waiting or offset in self.taken
         body = {**self.waiting, **self.taken}.get(offset, b"x" * size)
         assert self.queue.put([message(offset, body)]) == (not known)
         if not known:
             self.waiting[offset] = body
             self.last_new = offset
-        return offset
+        self.did["known" if known else "new"] += 1
 
-    @rule(gone=st.lists(at, max_size=4))
-    def remove(self, gone: list[int]) -> None:
+    @step(data=st.data(), other=st.integers(0, 30))
+    def remove(self, data: st.DataObject, other: int) -> None:
+        """Some of what waits, and one that may not."""
+        self.put(other, 1)
+        gone = [*some(data, self.waiting), other]
         found = self.queue.remove(messages(*gone))
         if not self.waiting:
             assert found is None
             return
         for offset in gone:
-            self.waiting.pop(offset, None)
+            self.did["removed"] += self.waiting.pop(offset, None) is not None
+        self.did["held_up"] += bool(self.waiting)
         assert found == (min(self.waiting) if self.waiting else self.last_new + 1)
 
-    @rule(count=st.integers(1, 4))
-    def take(self, count: int) -> None:
+    @step(count=st.integers(1, 4), offset=st.integers(0, 30))
+    def take(self, count: int, offset: int) -> None:
+        self.put(offset, 1)
         expected = sorted(self.waiting)[:count]
+        if alone := [at for at, each in enumerate(expected) if each in self.alone]:
+            expected = expected[: max(1, alone[0])]
+            self.did["alone"] += 1
         assert offsets(self.queue.take(count)) == expected
         self.taken |= {offset: self.waiting.pop(offset) for offset in expected}
+        self.did["taken"] += len(expected)
 
-    @rule()
+    @step()
     def commit(self) -> None:
         done = [offset for offset in self.taken if not self.waiting or offset < min(self.waiting)]
         assert self.queue.commit() == (max(done) + 1 if done else None)
+        self.did["committed"] += bool(done)
+        self.did["not_passed"] += len(done) < len(self.taken)
         for offset in done:
             del self.taken[offset]
+        self.dead -= set(done)
+        self.alone -= set(done)
 
-    @rule(some=st.data())
-    def put_back(self, some: st.DataObject) -> None:
-        back = some.draw(st.lists(st.sampled_from(sorted(self.taken)), unique=True)) if self.taken else []
-        self.queue.put_back([message(offset, self.taken[offset], times=1) for offset in back])
+    @step(data=st.data(), alone=st.booleans(), count=st.integers(1, 4), offset=st.integers(0, 30))
+    def put_back(self, data: st.DataObject, alone: bool, count: int, offset: int) -> None:
+        """Some of what is taken, or of what is taken now."""
+        if not self.taken.keys() - self.dead:
+            self.take(count, offset)
+        back = some(data, self.taken.keys() - self.dead)
+        self.queue.put_back([message(offset, self.taken[offset], times=1) for offset in back], alone)
         self.waiting |= {offset: self.taken.pop(offset) for offset in back}
+        self.alone |= set(back if alone else ())
+        self.did["put_back"] += len(back)
 
-    @rule()
+    @step(data=st.data())
+    def bury(self, data: st.DataObject) -> None:
+        dead = some(data, self.taken.keys() - self.dead)
+        self.queue.bury(messages(*dead))
+        self.dead |= set(dead)
+        self.did["buried"] += len(dead)
+
+    @step()
     def rollback(self) -> None:
+        self.did["rolled_back"] += len(self.taken.keys() - self.dead)
         self.queue.rollback()
-        self.waiting |= self.taken
-        self.taken.clear()
+        self.waiting |= {offset: self.taken.pop(offset) for offset in self.taken.keys() - self.dead}
 
-    @rule()
-    def clear(self) -> None:
+    @step(seldom=st.integers(0, 3))
+    def clear(self, seldom: int) -> None:
+        if seldom:
+            return
         self.queue.clear()
-        self.waiting.clear()
-        self.taken.clear()
+        for part in (self.waiting, self.taken, self.dead, self.alone):
+            part.clear()
 
     @invariant()
     def agrees(self) -> None:
@@ -199,7 +233,27 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.queue.span == (ends[1] - ends[0] if ends else 0)
 
 
-TestQueue = QueueMachine.TestCase
+def some(data: st.DataObject, things: Iterable[int]) -> list[int]:
+    """A few of them, none where there are none."""
+    among = sorted(things)
+    return data.draw(st.lists(st.sampled_from(among), min_size=1, max_size=4, unique=True)) if among else []
+
+
+TestQueue = model_test(
+    QueueMachine,
+    settings(max_examples=50, stateful_step_count=40),
+    new=200,
+    known=60,
+    removed=100,
+    held_up=15,
+    taken=130,
+    alone=6,
+    committed=10,
+    not_passed=1,
+    put_back=60,
+    buried=7,
+    rolled_back=10,
+)
 
 
 def test_a_commit_does_not_pass_what_waits_before_a_dead_letter() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -173,13 +174,18 @@ class Node:
     def open(self) -> None:
         self.reader = Reader(self.topic)
         self.store = Store(self.folder, sync="never")
+        self.timers: list[ManualTimer] = []
         trade = envelope_records.trade(ProducerSettings(group="g"), "dead", 64)
         tools = Tools(self.now_ms, lambda broker: 3_600_000, lambda group, brokers: self.topic.groups.add(group))
         member: Any = self.topic
         self.service = DelayService(
             self.reader, member, Names("g"), self.store,
-            lambda: SendSpool(self.store, self.sends, ManualTimer(self.world), self.now_ms, trade=trade), tools,
+            lambda: SendSpool(self.store, self.sends, self.timer(), self.now_ms, trade=trade), tools,
         )  # fmt: skip
+
+    def timer(self) -> ManualTimer:
+        self.timers.append(ManualTimer(self.world))
+        return self.timers[-1]
 
     def now_ms(self) -> int:
         return START_MS + round(1000 * (self.world.now - 1000)) + self.step_ms
@@ -191,8 +197,13 @@ class Node:
         self.world.run_due()
 
     def kill(self) -> None:
-        """What is in memory is gone."""
+        """What is in memory is gone; the folder is as it was, not as a close leaves it."""
+        left = shutil.copytree(self.folder, self.folder.with_name(f"{self.folder.name}-left"))
+        for timer in self.timers:
+            timer.close()
         self.store.close()
+        shutil.rmtree(self.folder)
+        left.rename(self.folder)
         self.open()
 
 

@@ -133,11 +133,7 @@ def _text(path: Path) -> str:
 
 def test_a_fork_does_not_close_its_parents_broker() -> None:
     with LocalBroker() as mq:
-        child = os.fork()
-        if child == 0:
-            mq.close()
-            os._exit(0)
-        os.waitpid(child, 0)
+        _in_a_fork(mq.close)
         mq.create_topic("t")
         _in_a_fork(lambda: _refused_in_a_fork(mq))
         assert mq.pid("broker-a")

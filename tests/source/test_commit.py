@@ -86,7 +86,7 @@ def test_a_broker_that_hangs_delays_nobody(scripted):
         for offset in (5, 6, 7):  # it would take three minutes
             group_offsets.commit({A: offset, B: offset})
         assert stored(scripted) == [("g", "5"), ("g", "6"), ("g", "7")]
-        assert len(held.calls) == 1
+        assert len(held.wait(1)) == 1
         held.calls[0].answer(ok())
 
 

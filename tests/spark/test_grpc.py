@@ -14,6 +14,7 @@ from pyspark import TaskContext
 
 from rocketmq_spark.base.codes import RESERVED_PROPERTIES, Property
 from rocketmq_spark.localbroker.servers import PROXY
+from tests.helpers import killed
 from tests.live.grpc.proxied import forgotten, new_topic
 from tests.mockbroker import eventually
 from tests.scale import SCALE
@@ -62,7 +63,7 @@ def killed_when(mq, topic, count, dead):
 
     eventually(lambda: there() >= count, 300)
     died = time.time_ns() // 1_000_000
-    mq.kill(PROXY)
+    killed(mq, PROXY)
     assert there() < ROWS, "it was killed too late"
     dead.touch()
     mq.restart(PROXY)

@@ -90,7 +90,7 @@ def kill_in_the_middle(mq, topic, gate, writing, already=0):
     while not stored(mq, topic) > already:
         assert writing.is_alive(), writing.error
         time.sleep(0.02)
-    mq.kill("broker-a")
+    killed(mq, "broker-a")
     gate.touch()
 
 

@@ -25,7 +25,7 @@ from rocketmq_spark.spool.lanes import STEPS_S, Schedule
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.redelivery import MAX_OUT, Redelivery
 from rocketmq_spark.spool.store import Store
-from tests.helpers import WAIT_S, no_more_threads, raising
+from tests.helpers import WAIT_S, no_more_threads, raising, waits_in
 from tests.producer.scripted import ManualTimer
 from tests.spool.bench import BASE_MS, Bench, record
 
@@ -493,7 +493,7 @@ def test_the_close_does_not_count_twice_what_a_turn_is_about_to_count(
     assert hangs.wait(WAIT_S)
     close = threading.Thread(target=bench.redelivery.close, args=(Deadline.after(0),))
     close.start()
-    close.join(0.2)
+    waits_in(close, Redelivery._settle)
     goes_on.set()
     turn.join(WAIT_S)
     close.join(WAIT_S)

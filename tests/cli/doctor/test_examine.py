@@ -31,7 +31,7 @@ from rocketmq_spark.spark.source.offsets import Offsets
 from rocketmq_spark.wire import rpc
 from tests.cli.test_lag import feed
 from tests.fix_clusters import ADMIN, WITHOUT_TIMERS, Certificates, Secured
-from tests.helpers import awaited
+from tests.helpers import awaited, killed
 from tests.live.writes import sink_options
 from tests.mockbroker import NO_ROUTE, MockBroker, eventually, ok, route, topic_config
 from tests.reading import names
@@ -319,7 +319,7 @@ class TestOfReaders:
         pair.create_topic(alone, 1, broker="broker-b")
         positions = {MessageQueue(topic, name, number): 0 for name in pair.brokers for number in (0, 1)}
         entry(tmp_path, 0, json.dumps(Offsets({**positions, MessageQueue(alone, "broker-b", 0): 0}).to_json()))
-        pair.kill("broker-b")
+        killed(pair, "broker-b")
         eventually(lambda: "broker-b" not in pair.admin.cluster(), 60)
         found = [
             one

@@ -15,6 +15,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
+from tests.helpers import killed
 from tests.live.consumer.members import Members, members
 from tests.live.writes import Make, Writes, frame, numbered, writes
 from tests.mockbroker import eventually
@@ -124,7 +125,7 @@ def test_kills_of_a_broker_in_the_middle_of_a_write_lose_nothing(
             if number % every == every // 2:
                 for earlier in restarts:
                     earlier.join()
-                lone.kill("broker-a")
+                killed(lone, "broker-a")
                 restarts.append(threading.Thread(target=lone.restart, args=("broker-a",)))
                 restarts[-1].start()
             yield batch

@@ -12,7 +12,7 @@ from rocketmq_spark import Message, Producer, session
 from rocketmq_spark.model import MessageQueue, SendStatus
 from rocketmq_spark.producer.attempts import Attempts
 from rocketmq_spark.spark.datasource import RocketMQDataSource
-from tests.helpers import stored
+from tests.helpers import killed, stored
 from tests.live.writes import bodies, frame
 from tests.mockbroker import eventually
 from tests.reading import Run, feed, names
@@ -30,7 +30,7 @@ def test_an_environment_reads_its_own_queue_and_no_other_while_its_broker_is_awa
     third = Run(pair, startingOffsets="earliest", environment=3, **options)
     mine = feed(pair, topic, 4, queues=[a])
     first.drain(mine)
-    pair.kill("broker-a")
+    killed(pair, "broker-a")
     eventually(lambda: "broker-a" not in pair.admin.routes.cluster(), 60)
     foreign = feed(pair, topic, 70, queues=[b])
     third.drain(foreign)  # which would be called out of range by the two queues that are left
@@ -57,7 +57,7 @@ def test_a_task_sends_to_the_queue_that_its_driver_counted_although_a_broker_lef
     more = {"onSendFailure": "spool", "spoolDir": str(tmp_path), "sendTimeout": "1s"} if spooled else {}
     options = {"nameServer": pair.name_server, "topic": topic, "environment": "1", "sendTimeout": "60s", **more}
     sent = pickle.dumps(RocketMQDataSource(options).writer(struct("body string"), False))
-    pair.kill("broker-a")
+    killed(pair, "broker-a")
     eventually(lambda: "broker-a" not in pair.admin.routes.cluster(), 60)
     session.close_all()  # as a worker that was started only now, and knows nothing
     writer, tried, judge = pickle.loads(sent), threading.Event(), Attempts.judge
@@ -89,7 +89,7 @@ def test_what_a_producer_spooled_goes_to_the_queue_that_it_counted_also_after_a_
 
     first = producer()
     assert first.send(Message(topic, b"1")).queue == mine
-    pair.kill(mine.broker_name)
+    killed(pair, mine.broker_name)
     assert first.send(Message(topic, b"2")).status is SendStatus.SPOOLED
     first.close()
     eventually(lambda: mine.broker_name not in pair.admin.routes.cluster(), 60)

@@ -18,6 +18,7 @@ from rocketmq_spark.errors import DataLossError, MessageRefused, OptionError, Ro
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from tests.fix_clusters import WITHOUT_TIMERS
+from tests.helpers import killed
 from tests.mockbroker import eventually
 from tests.reading import Row, Run, batch_reader, bodies, feed, names, positions, post, read, rows
 from tests.scale import scaled
@@ -210,7 +211,7 @@ def lagging(mq: LocalBroker, topic: str) -> set[str]:
     """A slave that has only the end of what its master has; all messages."""
     slave = mq.slaves[0]
     mq.create_topic(topic, 2)
-    mq.kill(slave)
+    killed(mq, slave)
     sent = set(feed(mq, topic, 10, queues=[0]))
     mq.create_topic("filler", 1)
     for _ in range(5):
@@ -236,7 +237,7 @@ def test_a_slave_that_lacks_what_its_master_has_is_never_believed(where, make_cl
     run.drain(sent)
     assert sorted(run.read) == sorted(sent)
     fresh = Run(mq, startingOffsets="earliest", **options)
-    mq.kill("broker-a")
+    killed(mq, "broker-a")
     # What is planned of the last answers of the dead is waited for: that is another test's.
     eventually(lambda: positions(fresh.latest()).get(MessageQueue("orders", "broker-a", 0), 0) == 0)
     deadline = Deadline.after(3)

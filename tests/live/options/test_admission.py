@@ -58,8 +58,8 @@ def test_min_offsets_per_trigger__waits_until_so_many_are_there(rocketmq, topic)
     run = Run(rocketmq, subscribe=topic, minOffsetsPerTrigger=20)
     assert run.limit == ReadMinRows(20)
     feed(rocketmq, topic, 16)
-    time.sleep(0.3)
-    assert run.batch() == []
+    eventually(lambda: run.batch() == [] and run.reader.reportLatestOffset()["lag"] == 16, 60)
+    assert run.read == [], "it has seen them, and waits"
     feed(rocketmq, topic, 8)
     run.until(lambda: run.read)
     assert len(run.read) == 24

@@ -13,6 +13,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire import rpc
 from tests.fix_clusters import all_running
+from tests.helpers import killed
 from tests.mockbroker import eventually
 from tests.reading import Run, bodies, feed, names, positions, read, rows
 
@@ -64,7 +65,7 @@ def test_a_killed_master_with_a_slave_goes_on_being_read(both, topic):
     eventually(lambda: all(sum(positions(run.latest()).values()) == 80 for run in runs.values()), 60)
     planned = {where: run.latest() for where, run in runs.items()}
     tasks = {where: run.plan(planned[where]) for where, run in runs.items()}
-    both.kill("broker-a")
+    killed(both, "broker-a")
     # A batch that was planned while the master lived ...
     for where, run in runs.items():
         assert Counter(bodies(rows(run.reader, tasks[where]))) == Counter(second)
@@ -101,7 +102,7 @@ def test_a_topic_that_is_made_again_is_new_on_slaves_too(both, topic):
     copied(both, topic, 12)
     last = feed(both, topic, 4)
     copied(both, topic, 16)
-    both.kill("broker-a")
+    killed(both, "broker-a")
     run.drain(last)
     assert Counter(run.read) == Counter([*young, *last])
 
@@ -112,7 +113,7 @@ def test_master_only_waits_for_the_master(both, topic):
     run.drain(sent)
     waiting = feed(both, topic, 12)
     copied(both, topic, 52)  # the slave has what the master no longer gives
-    both.kill("broker-a")
+    killed(both, "broker-a")
     assert run.batch() == []
     assert set(run.positions) == {MessageQueue(topic, "broker-a", i) for i in range(4)}
     assert sum(run.positions.values()) == 40

@@ -19,7 +19,7 @@ from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError, Ro
 from rocketmq_spark.model import MessageQueue, SendResult, SendStatus
 from rocketmq_spark.producer.settings import SendContext
 from rocketmq_spark.spool.spool import SpoolReading
-from tests.helpers import stored
+from tests.helpers import killed, stored
 from tests.mockbroker import eventually
 from tests.reading import names
 from tests.scale import SCALE
@@ -93,7 +93,7 @@ def test_3_24_every_id_arrives_after_the_broker_was_killed_in_the_midst_and_came
 
         gone = threading.Event()
         send(range(killed_at))
-        lone.kill("broker-a")
+        killed(lone, "broker-a")
         send(range(killed_at, restarted_at), OUTAGE_S)
         down = one.send(Message(topic, b"down"))
         assert down.status is SendStatus.SPOOLED
@@ -121,7 +121,7 @@ def test_a_queue_chosen_by_key_keeps_its_order_over_an_outage(lone: LocalBroker,
         bodies = [b"%03d" % i for i in range(60)]
         for body in bodies[:10]:
             assert one.send(Message(topic, body), queue=queue, timeout_s=20).status is SendStatus.SEND_OK
-        lone.kill("broker-a")
+        killed(lone, "broker-a")
         for body in bodies[10:20]:
             assert one.send(Message(topic, body), queue=queue).status is SendStatus.SPOOLED
         lone.restart("broker-a")
@@ -139,7 +139,7 @@ def test_what_waits_for_one_queue_goes_as_batches_and_java_reads_each_as_it_was_
     queue, sent = MessageQueue(topic, "broker-a", 1), []
     with producer(lone, tmp_path / "s", send_timeout="500ms") as one:
         one.send(Message(topic, b"first"), queue=queue, timeout_s=20)
-        lone.kill("broker-a")
+        killed(lone, "broker-a")
         for number in range(300):
             large = b"x" * 5000 if number % 100 == 50 else b""  # is compressed, which no message of a batch may be
             message = Message(
@@ -173,7 +173,7 @@ def test_what_waits_for_one_queue_goes_as_batches_and_java_reads_each_as_it_was_
 def test_3_11_the_very_first_send_while_no_master_lives_is_kept_and_chooses_its_queue_later(
     lone: LocalBroker, topic: str, tmp_path: Path
 ) -> None:
-    lone.kill("broker-a")
+    killed(lone, "broker-a")
     session.close_all()
     with producer(lone, tmp_path / "s") as one:
         first = one.send(Message(topic, b"first"))
@@ -226,7 +226,7 @@ os.kill(os.getpid(), 9)
 def test_3_12_3_25_a_process_that_is_killed_right_after_the_answer_has_lost_nothing(
     lone: LocalBroker, topic: str, tmp_path: Path
 ) -> None:
-    lone.kill("broker-a")
+    killed(lone, "broker-a")
     command = [sys.executable, "-c", CHILD, lone.name_server, str(tmp_path / "s"), topic]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=ROOT)
     status, msg_id = done.stdout.split()
