@@ -127,6 +127,43 @@ def test_a_field_that_was_set_stays_when_others_are_read() -> None:
     assert (message.reconsume_times, message.properties, message.commit_log_offset, message.tags) == (7, {}, 77, None)
 
 
+def test_a_field_that_is_set_while_another_thread_reads_it_stays() -> None:
+    message = one()
+    decode = message._field
+
+    def meanwhile(name: str, stored: object) -> object:
+        setattr(message, name, "set")
+        return decode(name, stored)
+
+    message._field = meanwhile
+    for name in ("reconsume_times", "properties", "born_host", "offset_msg_id"):
+        getattr(message, name)
+        assert getattr(message, name) == "set"
+
+
+def test_properties_are_one_object() -> None:
+    message = one()
+    assert message.properties is message.properties
+    assert pickle.loads(pickle.dumps(message)).properties == message.properties == {"TAGS": "a"}
+
+
+def test_a_body_that_is_deleted_is_gone() -> None:
+    for message in (one(), at_once(store("t", b"body"))[0]):
+        del message.body
+        assert not hasattr(message, "body")
+        with pytest.raises(AttributeError, match="object has no attribute 'body'"):
+            _ = message.body
+        with pytest.raises(AttributeError, match="object has no attribute 'body'"):
+            repr(message)
+
+
+def test_the_error_of_a_property_is_not_hidden() -> None:
+    for message in (one(), at_once(store("t", b"body"))[0]):
+        message.properties = None  # type: ignore[assignment]
+        with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'get'"):
+            _ = message.tags
+
+
 def test_a_message_has_no_other_attributes() -> None:
     complete = at_once(store("t", b"body"))[0]
     for message in (one(), complete):
