@@ -89,6 +89,14 @@ class _StoredFields:
                     return decode(name, self)
             return object.__getattribute__(self, name)  # raises what it did before, also the error of a property
 
+        def __getstate__(self) -> Any:
+            """The fields only: earlier releases have nothing else, and could not read what was pickled."""
+            state = object.__getstate__(self)
+            if isinstance(state, tuple):
+                for name in _StoredFields.__slots__:
+                    state[1].pop(name, None)
+            return state
+
 
 @dataclass(slots=True)  # not frozen: creating one would take six times as long, and there is one for each message
 class ReceivedMessage(_StoredFields):

@@ -120,6 +120,13 @@ def test_a_copy_has_all_fields(copied) -> None:
     assert copied(one()) == at_once(store("t", b"body", "TAGS\x01a\x02", 3, 5, 77, reconsumed=2))[0]
 
 
+def test_what_is_pickled_has_the_fields_of_a_complete_message_only() -> None:
+    """An earlier release has no others, and they would take as many bytes again."""
+    complete = at_once(store("t", b"body", "TAGS\x01a\x02", 3, 5, 77, reconsumed=2))[0]
+    names = [set(pickled.__getstate__()[1]) for pickled in (one(), complete)]  # type: ignore[attr-defined]
+    assert names == [set(FIELDS)] * 2
+
+
 def test_a_field_that_was_set_stays_when_others_are_read() -> None:
     message = one()
     message.reconsume_times = 7
