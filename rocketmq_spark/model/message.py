@@ -67,21 +67,35 @@ class KeyedMessage(Message):
 
 
 class _StoredFields:
-    """Fields of a message that were not set are decoded at the first access (``wire.stored_fields``)."""
+    """Fields of a message that were not set are decoded when they are read (``wire.stored_fields``).
+
+    They are not set then: another thread may set one at that moment, and its value must stay.
+    """
 
     if TYPE_CHECKING:  # no ``__getattr__``: messages would have attributes of any name
-        _field: Callable[[str, bytes, bytes], Any]
+        _field: Callable[[str, Any], Any]
         _head: bytes
-        _properties: bytes
+        _properties: bytes | Mapping[str, str]
     else:
         __slots__ = ("_field", "_head", "_properties")
 
         def __getattr__(self, name: str) -> Any:
-            if name not in self.__dataclass_fields__:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            value = self._field(name, self._head, self._properties)
-            setattr(self, name, value)
-            return value
+            if name in _DECODED_LATER:
+                try:
+                    decode = self._field
+                except AttributeError:  # a complete message, of which a field was deleted
+                    pass
+                else:
+                    return decode(name, self)
+            return object.__getattribute__(self, name)  # raises what it did before, also the error of a property
+
+        def __getstate__(self) -> Any:
+            """The fields only: earlier releases have nothing else, and could not read what was pickled."""
+            state = object.__getstate__(self)
+            if isinstance(state, tuple):
+                for name in _StoredFields.__slots__:
+                    state[1].pop(name, None)
+            return state
 
 
 @dataclass(slots=True)  # not frozen: creating one would take six times as long, and there is one for each message
@@ -151,6 +165,9 @@ class ReceivedMessage(_StoredFields):
     def msg_id(self) -> str:
         """The id that Java consumers show: the one that its producer gave it (UNIQ_KEY), or ``offset_msg_id`` without one."""
         return self.properties.get(Property.UNIQ_KEY) or self.offset_msg_id
+
+
+_DECODED_LATER = set(ReceivedMessage.__match_args__) - {"topic", "queue", "queue_offset", "body", "decode_error"}
 
 
 @dataclass(slots=True)

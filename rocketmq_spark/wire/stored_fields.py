@@ -37,14 +37,18 @@ _NUMBERS = {
 _HOSTS = {"born_host": 48, "store_host": 64}
 
 
-def field(name: str, head: bytes, properties: bytes) -> Any:
-    """Decode a field of a message: ``head`` is what is stored before its body."""
+def field(name: str, message: ReceivedMessage) -> Any:
+    """Decode a field of a message: ``_head`` is what is stored before its body."""
     if name == "properties":
-        return StoredProperties(properties)
+        found = message._properties  # read once: another thread may replace it
+        if isinstance(found, bytes):
+            found = message._properties = StoredProperties(found)
+        return found
+    head = message._head
     if name in _HOSTS:
         return host_text(*_address(head, _HOSTS[name]))
     if name == "offset_msg_id":
-        return offset_msg_id(*_address(head, _HOSTS["store_host"]), field("commit_log_offset", head, properties))
+        return offset_msg_id(*_address(head, _HOSTS["store_host"]), field("commit_log_offset", message))
     number, at = _NUMBERS[name]
     return number.unpack_from(head, at)[0]
 

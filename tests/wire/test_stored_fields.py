@@ -120,11 +120,55 @@ def test_a_copy_has_all_fields(copied) -> None:
     assert copied(one()) == at_once(store("t", b"body", "TAGS\x01a\x02", 3, 5, 77, reconsumed=2))[0]
 
 
+def test_what_is_pickled_has_the_fields_of_a_complete_message_only() -> None:
+    """An earlier release has no others, and they would take as many bytes again."""
+    complete = at_once(store("t", b"body", "TAGS\x01a\x02", 3, 5, 77, reconsumed=2))[0]
+    names = [set(pickled.__getstate__()[1]) for pickled in (one(), complete)]  # type: ignore[attr-defined]
+    assert names == [set(FIELDS)] * 2
+
+
 def test_a_field_that_was_set_stays_when_others_are_read() -> None:
     message = one()
     message.reconsume_times = 7
     message.properties = {}
     assert (message.reconsume_times, message.properties, message.commit_log_offset, message.tags) == (7, {}, 77, None)
+
+
+def test_a_field_that_is_set_while_another_thread_reads_it_stays() -> None:
+    message = one()
+    decode = message._field
+
+    def meanwhile(name: str, stored: object) -> object:
+        setattr(message, name, "set")
+        return decode(name, stored)
+
+    message._field = meanwhile
+    for name in ("reconsume_times", "properties", "born_host", "offset_msg_id"):
+        getattr(message, name)
+        assert getattr(message, name) == "set"
+
+
+def test_properties_are_one_object() -> None:
+    message = one()
+    assert message.properties is message.properties
+    assert pickle.loads(pickle.dumps(message)).properties == message.properties == {"TAGS": "a"}
+
+
+def test_a_body_that_is_deleted_is_gone() -> None:
+    for message in (one(), at_once(store("t", b"body"))[0]):
+        del message.body
+        assert not hasattr(message, "body")
+        with pytest.raises(AttributeError, match="object has no attribute 'body'"):
+            _ = message.body
+        with pytest.raises(AttributeError, match="object has no attribute 'body'"):
+            repr(message)
+
+
+def test_the_error_of_a_property_is_not_hidden() -> None:
+    for message in (one(), at_once(store("t", b"body"))[0]):
+        message.properties = None  # type: ignore[assignment]
+        with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'get'"):
+            _ = message.tags
 
 
 def test_a_message_has_no_other_attributes() -> None:
