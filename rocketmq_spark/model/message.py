@@ -69,13 +69,14 @@ class KeyedMessage(Message):
 class _StoredFields:
     """Fields of a message that were not set are decoded when they are read (``wire.stored_fields``).
 
-    They are not set then: another thread may set one at that moment, and its value must stay.
+    Only ``properties``, which most listeners read several times, are set then. If the others were, a value that another thread
+    sets at that moment would be lost.
     """
 
     if TYPE_CHECKING:  # no ``__getattr__``: messages would have attributes of any name
         _field: Callable[[str, Any], Any]
         _head: bytes
-        _properties: bytes | Mapping[str, str]
+        _properties: bytes
     else:
         __slots__ = ("_field", "_head", "_properties")
 

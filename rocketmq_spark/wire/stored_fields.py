@@ -40,9 +40,7 @@ _HOSTS = {"born_host": 48, "store_host": 64}
 def field(name: str, message: ReceivedMessage) -> Any:
     """Decode a field of a message: ``_head`` is what is stored before its body."""
     if name == "properties":
-        found = message._properties  # read once: another thread may replace it
-        if isinstance(found, bytes):
-            found = message._properties = StoredProperties(found)
+        message.properties = found = StoredProperties(message._properties)
         return found
     head = message._head
     if name in _HOSTS:

@@ -143,7 +143,7 @@ def test_a_field_that_is_set_while_another_thread_reads_it_stays() -> None:
         return decode(name, stored)
 
     message._field = meanwhile
-    for name in ("reconsume_times", "properties", "born_host", "offset_msg_id"):
+    for name in ("reconsume_times", "store_timestamp", "born_host", "offset_msg_id"):
         getattr(message, name)
         assert getattr(message, name) == "set"
 
