@@ -15,7 +15,7 @@ TRANSPORT ?= remoting
 demo: java $(READY)
 	@$(BIN)/rocketmq-spark demo --transport $(TRANSPORT)
 
-# Five processes share the tests, the longest first, and two of them begin with those that do not ask for rocketmq; meanwhile the sources are checked.
+# Five processes share the tests, the longest first, and two of them begin with those that wait; meanwhile the sources are checked.
 # How many messages, kills and batches the tests use is one variable: ROCKETMQ_SPARK_TEST_SCALE, see tests/scale.py.
 test: java $(READY)
 	@$(MAKE) --no-print-directory check & check=$$!; \

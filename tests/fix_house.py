@@ -149,10 +149,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """File by file, as ``--dist loadfile``, but all tests of one of ``SCOPES`` go to one process, and half of the
-    processes begin with what does not ask for ``rocketmq``.
-
-    Each process has its own broker of that name, which takes a thirtieth of a core even when it has nothing to do, and what Java
-    compiles anew. What does not ask for it has brokers of its own and waits for them, or runs in memory.
+    processes begin with what waits more than it works.
 
     Files go out as they were collected, not by how many tests a file has: see ``pytest_collection_modifyitems``. The process
     that shares them out collects nothing, so a worker writes down the scopes.
@@ -161,17 +158,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByScope(LoadFileScheduling):
         scopes: Mapping[str, str] = MappingProxyType({})
-        asking: frozenset[str] = frozenset()
+        waiting: frozenset[str] = frozenset()
 
         def _split_scope(self, nodeid: str) -> str:
             if not self.scopes:
                 noted = json.loads(Path(config.stash[_scopes]).read_text())
-                self.scopes, self.asking = noted["scopes"], frozenset(noted["asking"])
+                self.scopes, self.waiting = noted["scopes"], frozenset(noted["waiting"])
             return self.scopes[nodeid]
 
         def _assign_work_unit(self, node: Any) -> None:
-            asks = int(node.gateway.id.removeprefix("gw")) < (self.numnodes + 1) // 2
-            first = next((scope for scope in self.workqueue if (scope in self.asking) == asks), None)
+            waits = int(node.gateway.id.removeprefix("gw")) >= (self.numnodes + 1) // 2
+            first = next((scope for scope in self.workqueue if (scope in self.waiting) == waits), None)
             if self.numnodes > 1 and first is not None:
                 self.workqueue.move_to_end(first, last=False)
             super()._assign_work_unit(node)
@@ -237,8 +234,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             order[scope] = min(_turn(item, scope), order.get(scope, (4,))[0]), item.path.name not in LENGTHY, -place
         items.sort(key=lambda item: order[scopes[item.nodeid]])
         if worker["scopes"]:
-            asking = {scopes[item.nodeid] for item in items if "rocketmq" in getattr(item, "fixturenames", ())}
-            Path(worker["scopes"]).write_text(json.dumps({"scopes": scopes, "asking": sorted(asking)}))
+            waiting = [scope for scope, (turn, *_) in order.items() if turn in _WAIT]
+            Path(worker["scopes"]).write_text(json.dumps({"scopes": scopes, "waiting": waiting}))
     last = max(
         (place for place, item in enumerate(items) if "rocketmq" in getattr(item, "fixturenames", ())), default=-1
     )
@@ -256,6 +253,10 @@ def scope_of(item: pytest.Item) -> str:
     """What a test shares with others that must run in its process: one of ``SCOPES``, else its file."""
     fixtures = getattr(item, "fixturenames", ())
     return next((name for name in SCOPES if name in fixtures), item.nodeid.partition("::")[0])
+
+
+# The turns whose tests wait more than they work: for timers of brokers, for ends of outages.
+_WAIT = (2, 3)
 
 
 def _turn(item: pytest.Item, scope: str) -> int:
