@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 
 import pytest
@@ -63,6 +64,20 @@ def test_each_message_of_a_batch_has_its_own_result(bench: Bench, first: str) ->
     assert [promise.result(0) for promise in promises] == [p.result() for p in promises] == called == expected
     assert [promise.exception(0) for promise in promises] == [None] * 3
     assert "returned SendResult" in repr(promises[0])
+
+
+def test_who_keeps_the_future_of_one_message_does_not_keep_the_ids_of_its_batch(bench: Bench) -> None:
+    pending = Pending(bench.timer("x-callback"))
+    place = ok(q("a:0"), SendRequest("g", b"x"))
+    sizes = []
+    for count in (2, 1000):
+        ids = [f"{i:032}" for i in range(count)]
+        kept = [pending.expect(msg_id=msg_id) for msg_id in ids]
+        pending.keep(kept, split(place._replace(msg_id=",".join(ids), offset_msg_id=",".join(ids)), count))
+        result = kept[1].result(0)
+        assert (result.msg_id, result.offset_msg_id, result.queue_offset) == (ids[1], ids[1], 101)
+        sizes.append(len(pickle.dumps({name: what for name, what in vars(kept[1]).items() if what is not pending})))
+    assert sizes[0] == sizes[1]
 
 
 @pytest.mark.parametrize("first", ["waits", "keeps"])
