@@ -128,9 +128,9 @@ class Promise(Future[SendResult]):
         if name not in _WAITING:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         with self.pending.lock:
-            if not self._awaited:
+            self._awaited = True  # first: after a Ctrl-C behind it, whoever sets the outcome creates what is missing
+            if name not in self.__dict__:
                 self._waiters, self._done_callbacks, self._condition = [], [], threading.Condition()
-                self._awaited = True
         return self.__dict__[name]
 
     @property

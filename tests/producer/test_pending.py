@@ -10,7 +10,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import SendRequest
-from rocketmq_spark.producer.in_flight import Pending
+from rocketmq_spark.producer.in_flight import Pending, Promise
 from rocketmq_spark.producer.outgoing import split
 from tests.helpers import RAISED, raising
 from tests.mockbroker import eventually
@@ -121,6 +121,28 @@ def test_promises_share_no_lock_that_python_takes_for_those_who_wait_for_several
     assert len({id(one._condition), id(one._condition), id(other._condition)}) == 2
     assert one._condition._lock is not other._condition._lock  # type: ignore[attr-defined]
     assert not hasattr(one, "_other")
+
+
+@pytest.mark.parametrize("at", ["_awaited", "_waiters", "_done_callbacks", "_condition"])
+def test_who_is_interrupted_when_it_begins_to_wait_can_wait_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Wherever it was: otherwise the outcome would be set without a word to it."""
+    pending, called = Pending(bench.timer("x-callback")), []
+    promise, result = pending.expect(), ok(q("a:0"), SendRequest("g", b"x"))
+
+    def interrupted(self: Promise, name: str, value: object) -> None:
+        if name == at:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        object.__setattr__(self, name, value)
+
+    monkeypatch.setattr(Promise, "__setattr__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        promise.add_done_callback(called.append)
+    promise.add_done_callback(called.append)
+    pending.keep([promise], [result])
+    assert (called, promise.result(0)) == ([promise], result)
 
 
 def test_none_left_waits_for_every_completion(bench: Bench) -> None:
