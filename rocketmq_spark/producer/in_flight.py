@@ -25,7 +25,7 @@ from rocketmq_spark.errors import ClosedError, MessageIllegal, RocketMQError, Se
 from rocketmq_spark.model import SendResult, SendStatus
 from rocketmq_spark.producer.attempts import RetryAttempt
 from rocketmq_spark.producer.destination import OrderedQueues
-from rocketmq_spark.producer.outgoing import BatchResults, Callback, Outcome, Outgoing, PromptCallback
+from rocketmq_spark.producer.outgoing import BatchResults, Callback, Outcome, Outgoing, PromptCallback, of_batch
 from rocketmq_spark.producer.settings import ProducerSettings
 
 logger = logging.getLogger(__name__)
@@ -91,8 +91,7 @@ class InFlight:
 
 
 _LAST_CALLBACKS_S = 5.0
-# Attributes of Python's futures that only waiting needs.
-_WAITING = frozenset(("_condition", "_waiters", "_done_callbacks"))
+_WAITING = frozenset(("_condition", "_waiters", "_done_callbacks"))  # of Python's futures, for waiting only
 
 
 class Promise(Future[SendResult]):
@@ -105,8 +104,9 @@ class Promise(Future[SendResult]):
 
     _state: str = RUNNING  # a send cannot be cancelled
     _own: SendResult | None = None
-    _shared: Sequence[SendResult] | None = None  # results of a batch, of which it has the one at ``_at``
+    _batch: SendResult | None = None  # of its batch, in which it is ``_at``, and has its own ids
     _at = 0
+    _offset_id: str | None = None
     _exception: BaseException | None = None
     _awaited = False
     _done_callbacks: list[Callable[[Future[SendResult]], object]]
@@ -128,9 +128,9 @@ class Promise(Future[SendResult]):
         if name not in _WAITING:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         with self.pending.lock:
-            if not self._awaited:
+            self._awaited = True  # first: after a Ctrl-C behind it, whoever sets the outcome creates what is missing
+            if name not in self.__dict__:
                 self._waiters, self._done_callbacks, self._condition = [], [], threading.Condition()
-                self._awaited = True
         return self.__dict__[name]
 
     @property
@@ -139,7 +139,7 @@ class Promise(Future[SendResult]):
 
     @property
     def _result(self) -> SendResult | None:
-        return self._own if self._shared is None else self._shared[self._at]
+        return self._own if self._batch is None else of_batch(self._batch, self._at, self.msg_id, self._offset_id)
 
     @_result.setter
     def _result(self, result: SendResult | None) -> None:
@@ -164,13 +164,14 @@ class Promise(Future[SendResult]):
 def _settled(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> list[tuple[Promise, Outcome]]:
     """Set the outcomes of promises; call with the lock. Returns the promises whose waiters must be notified."""
     awaited = []
-    shared = outcomes if isinstance(outcomes, BatchResults) else None
+    many = outcomes if isinstance(outcomes, BatchResults) else None
     for at, promise in enumerate(promises):
         if promise._awaited:
             awaited.append((promise, outcomes[at]))
             continue
-        if shared is not None:
-            promise._shared, promise._at = shared, at
+        if many is not None:
+            promise.msg_id, promise._offset_id = many.ids[at], many.offset_ids[at]
+            promise._batch, promise._at = many.batch, at
         elif isinstance(outcome := outcomes[at], SendResult):
             promise._own = outcome
         else:

@@ -34,26 +34,34 @@ def with_ids(result: SendResult, ids: Sequence[str], batch_id: str | None = None
     return result._replace(msg_id=msg_id)
 
 
+def of_batch(batch: SendResult, at: int, msg_id: str, offset_msg_id: str | None) -> SendResult:
+    """The result of the message at this place of a batch, from what the messages have in common and its own ids."""
+    status, _, queue, first, _, transaction_id, _, region_id = batch
+    offset = None if first is None else first + at
+    return SendResult(status, msg_id, queue, offset, offset_msg_id, transaction_id, None, region_id)
+
+
 class BatchResults(Sequence[SendResult]):
     """The results of the messages of a batch. Each is created when it is read: most are never read, and the garbage collector
     looks again and again at those that exist.
+
+    Who keeps one of them keeps ``batch`` and its ids, not those of the others, of which a batch may have thousands.
     """
 
-    __slots__ = ("_batch", "_ids", "_offset_ids")
+    __slots__ = ("batch", "ids", "offset_ids")
 
     def __init__(self, batch: SendResult, ids: Sequence[str], offset_ids: Sequence[str | None]) -> None:
-        self._batch, self._ids, self._offset_ids = batch, ids, offset_ids
+        self.batch = batch._replace(msg_id="", offset_msg_id=None)
+        self.ids, self.offset_ids = ids, offset_ids
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self.ids)
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return [self[i] for i in range(len(self))[at]]
-        at, batch = range(len(self._ids))[at], self._batch
-        offset = None if batch.queue_offset is None else batch.queue_offset + at
-        status, queue, transaction_id, region_id = batch.status, batch.queue, batch.transaction_id, batch.region_id
-        return SendResult(status, self._ids[at], queue, offset, self._offset_ids[at], transaction_id, None, region_id)
+        at = range(len(self.ids))[at]
+        return of_batch(self.batch, at, self.ids[at], self.offset_ids[at])
 
 
 def split(result: SendResult, count: int) -> Sequence[SendResult]:

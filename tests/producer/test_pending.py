@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 
 import pytest
@@ -9,7 +10,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import SendRequest
-from rocketmq_spark.producer.in_flight import Pending
+from rocketmq_spark.producer.in_flight import Pending, Promise
 from rocketmq_spark.producer.outgoing import split
 from tests.helpers import RAISED, raising
 from tests.mockbroker import eventually
@@ -65,6 +66,20 @@ def test_each_message_of_a_batch_has_its_own_result(bench: Bench, first: str) ->
     assert "returned SendResult" in repr(promises[0])
 
 
+def test_who_keeps_the_future_of_one_message_does_not_keep_the_ids_of_its_batch(bench: Bench) -> None:
+    pending = Pending(bench.timer("x-callback"))
+    place = ok(q("a:0"), SendRequest("g", b"x"))
+    sizes = []
+    for count in (2, 1000):
+        ids = [f"{i:032}" for i in range(count)]
+        kept = [pending.expect(msg_id=msg_id) for msg_id in ids]
+        pending.keep(kept, split(place._replace(msg_id=",".join(ids), offset_msg_id=",".join(ids)), count))
+        result = kept[1].result(0)
+        assert (result.msg_id, result.offset_msg_id, result.queue_offset) == (ids[1], ids[1], 101)
+        sizes.append(len(pickle.dumps({name: what for name, what in vars(kept[1]).items() if what is not pending})))
+    assert sizes[0] == sizes[1]
+
+
 @pytest.mark.parametrize("first", ["waits", "keeps"])
 def test_a_promise_does_what_futures_of_python_do(bench: Bench, first: str) -> None:
     """Whoever comes first: those who wait for it, of several threads, or the outcome."""
@@ -106,6 +121,28 @@ def test_promises_share_no_lock_that_python_takes_for_those_who_wait_for_several
     assert len({id(one._condition), id(one._condition), id(other._condition)}) == 2
     assert one._condition._lock is not other._condition._lock  # type: ignore[attr-defined]
     assert not hasattr(one, "_other")
+
+
+@pytest.mark.parametrize("at", ["_awaited", "_waiters", "_done_callbacks", "_condition"])
+def test_who_is_interrupted_when_it_begins_to_wait_can_wait_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Wherever it was: otherwise the outcome would be set without a word to it."""
+    pending, called = Pending(bench.timer("x-callback")), []
+    promise, result = pending.expect(), ok(q("a:0"), SendRequest("g", b"x"))
+
+    def interrupted(self: Promise, name: str, value: object) -> None:
+        if name == at:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        object.__setattr__(self, name, value)
+
+    monkeypatch.setattr(Promise, "__setattr__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        promise.add_done_callback(called.append)
+    promise.add_done_callback(called.append)
+    pending.keep([promise], [result])
+    assert (called, promise.result(0)) == ([promise], result)
 
 
 def test_none_left_waits_for_every_completion(bench: Bench) -> None:
