@@ -276,6 +276,32 @@ def test_messages_of_a_poll_that_raises_are_returned_again(monkeypatch: pytest.M
     run(body)
 
 
+def test_what_came_for_a_receive_that_was_cancelled_is_the_next_one_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else gets it before its invisible time is over."""
+    answers = iter([["one", "two", "three"], ["four"]])
+
+    class Receiving(Blocking):
+        def receive(self, *how: object) -> list[str]:
+            self.calls.append("receive")
+            assert self.go.wait(60)
+            return next(answers, [])
+
+    monkeypatch.setattr(consumers, "SimpleConsumer", Receiving)
+
+    async def body() -> None:
+        async with aio.SimpleConsumer(group="g") as consumer:
+            stub: Any = consumer._consumer
+            cancelled = asyncio.create_task(consumer.receive())
+            await until(lambda: stub.calls)
+            cancelled.cancel()
+            await asyncio.wait([cancelled])
+            stub.go.set()
+            assert [await consumer.receive(2) for _ in range(3)] == [["one", "two"], ["three"], ["four"]]
+            assert stub.calls == ["receive"] * 2
+
+    run(body)
+
+
 def test_listeners_have_their_time_though_the_close_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     stopping, may_stop = threading.Event(), threading.Event()
 

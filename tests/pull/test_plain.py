@@ -158,6 +158,18 @@ def test_what_is_jumped_over_ends_it_too() -> None:
     assert all(answer.ends[-1][0] <= 24 for answer in found)
 
 
+def test_an_answer_that_goes_on_behind_offsets_without_messages_is_odd() -> None:
+    """What it leaves out is for the broker to explain, in a long poll."""
+    model = Model([Queue(0, 200)])
+    plain = model.answer
+    model.answer = lambda queue, start, count: (  # type: ignore[method-assign]
+        Answer(20, "NO_MATCHED_MESSAGE", 24, 0, 200, 0) if start == 16 else plain(queue, start, count)
+    )
+    one = run(model, (0, 0, 100))
+    assert offsets(one) == {0: list(range(16))}
+    assert not one.whole
+
+
 def test_it_ends_when_it_is_told_to() -> None:
     model = Model([Queue(0, 100_000)])
     one = run(model, (0, 0, 100_000))

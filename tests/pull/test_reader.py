@@ -379,14 +379,14 @@ def test_a_broker_that_drains_is_left_at_once(monkeypatch: pytest.MonkeyPatch) -
 class TestReplicas:
     """A slave may be read where the broker suggests it; what is lost only the master knows."""
 
-    def model(self, slave_has: int, size: int = 3000) -> Model:
+    def model(self, slave_has: int, size: int = 3000, slave_low: int = 0) -> Model:
         """Number 1 is a slave that has the queue up to ``slave_has``; the master always suggests it."""
         model = Model([Queue(0, size)])
         model.suggests = 1
         at = {"replica": 0, "suggested": 0}
         self.moves = [0]
         self.away: tuple[float, float] = (0, 0)  # since when and until when the master cannot be reached
-        slave = Queue(0, slave_has)
+        slave = Queue(slave_low, slave_has)
         real = model.answer
 
         def hint(suggested: int | None) -> bool:
@@ -426,6 +426,10 @@ class TestReplicas:
         result = read(model, [(0, 3000)], FAST)
         assert (result.of(0), result.lost) == (list(range(3000)), [])
         assert model.time.now - 1000 < 5
+
+    def test_what_was_removed_from_a_slave_alone_is_not_lost(self) -> None:
+        result = read(self.model(3000, slave_low=100), [(0, 3000)], FAST)
+        assert (result.of(0), result.lost) == (list(range(3000)), [])
 
     def test_what_the_master_lacks_too_is_lost(self) -> None:
         model = self.model(500, 600)

@@ -19,7 +19,7 @@ from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.base.threads import Timer
-from rocketmq_spark.errors import RocketMQError, SendFailed
+from rocketmq_spark.errors import MessageRefused, RocketMQError, SendFailed
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
 from rocketmq_spark.producer.outgoing import Outcome
@@ -402,7 +402,7 @@ def test_send_latency_fault_spares_a_frozen_broker(
     assert set(bodies(stored(pair, pair_topic, done.rows))) == set(numbered(done.rows))
 
 
-def test_batches_of_a_dead_brokers_queue_wait_and_then_fail_while_others_move(
+def test_batches_leave_a_dead_broker_and_a_row_for_its_queue_is_refused_once_no_route_names_it(
     pair: LocalBroker, pair_topic: str, two: Writes
 ) -> None:
     two(frame(body=["x"]), topic=pair_topic)
@@ -410,10 +410,12 @@ def test_batches_of_a_dead_brokers_queue_wait_and_then_fail_while_others_move(
     try:
         done = two(frame(body=numbered(200)), topic=pair_topic, batchMaxBytes=400)
         assert (done.rows, done.brokers["broker-b"].rows) == (200, 200)
+        eventually(lambda: "broker-a" not in pair.admin.routes.cluster(), 60)
+        session.close_all()
         rows = frame(body=["x"], queueId=[0], brokerName=["broker-a"])
-        with pytest.raises(RocketMQError):
+        with pytest.raises(MessageRefused, match="has no queue 0 on broker 'broker-a' that takes messages"):
             two(rows, topic=pair_topic, sendTimeout="3s")
-        assert {queue.broker_name for queue, _ in two.requests} <= {"broker-a"}
+        assert two.requests == []
     finally:
         pair.restart("broker-a")
 

@@ -152,6 +152,14 @@ def test_a_run_to_the_end_does_not_end_without_queues_that_may_have_been_made_ag
         run.latest()
 
 
+def test_a_logged_batch_waits_for_who_does_not_say_whether_its_queues_were_made_again(scripted):
+    """Else the batch would be filled with another topic's messages."""
+    scripted.on(STATS, stats({A: (0, 100)}, newest={A: 2 * MARK}))
+    scripted.on(SEARCH, refuse(Response.SYSTEM_BUSY, "busy"))
+    with pytest.raises(RocketMQError, match="busy"):
+        Run(scripted.address, log({A: 0}, marked=False), readDeadline="300ms", **QUICK).plan(log({A: 20}))
+
+
 def test_a_checkpoint_of_another_cluster_reads_nothing(scripted):
     """Topics and brokers have the same names there."""
     scripted.on(STATS, stats({A: (0, 10)}, MARK))

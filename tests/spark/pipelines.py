@@ -39,6 +39,11 @@ def _with(builder: Any, **options: object) -> Any:
     return builder
 
 
+def failed_tasks(spark: SparkSession) -> int:
+    """Of all that ran in this session so far; one that failed just now is counted a moment later."""
+    return int(spark.sparkContext._jsc.sc().statusStore().executorSummary("driver").failedTasks())
+
+
 def holds(found: DataFrame, schema: str, rows: Iterable[tuple[object, ...]]) -> None:
     """Just these rows, each so often, in columns of these types. For small DataFrames: a difference is shown row by row."""
     expected = found.sparkSession.createDataFrame(list(rows), schema)

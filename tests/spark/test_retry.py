@@ -8,9 +8,10 @@ from collections import Counter
 import pytest
 
 from tests.fix_spark import finish
+from tests.helpers import awaited
 from tests.scale import scaled
 from tests.spark.faulty import FaultySource, strike
-from tests.spark.pipelines import once, read, records, rows_of, same, write
+from tests.spark.pipelines import failed_tasks, once, read, records, rows_of, same, write
 from tests.witness import java_read, java_send, md5
 
 COUNT = scaled(20_000)
@@ -28,6 +29,14 @@ def faulty(spark):
     return "rocketmq_faulty"
 
 
+@pytest.fixture
+def struck(spark):
+    """Fails a test in which no task has failed."""
+    before = failed_tasks(spark)
+    yield
+    awaited(lambda: failed_tasks(spark) > before, seconds=60)
+
+
 def kill_the_first_attempt(batches):
     """A user's function that takes its worker down with it, behind its first batch."""
     yield from itertools.islice(batches, 1)
@@ -36,7 +45,7 @@ def kill_the_first_attempt(batches):
 
 
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
-def test_a_killed_function_of_the_user(spark, broker_cluster, written):
+def test_a_killed_function_of_the_user(spark, broker_cluster, written, struck):
     topic, expected = written
     frame = read(spark, broker_cluster.name_server, topic, columns="msgId", maxRecordsPerPartition=COUNT // 2)
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
@@ -48,14 +57,14 @@ def test_a_killed_function_of_the_user(spark, broker_cluster, written):
 
 
 @pytest.mark.parametrize("fault", ["killed", "raises"])
-def test_a_reader_in_a_batch(spark, broker_cluster, written, faulty, fault):
+def test_a_reader_in_a_batch(spark, broker_cluster, written, faulty, fault, struck):
     topic, expected = written
     frame = spark.read.format(faulty).option("fault", fault)
     frame = frame.option("nameServer", broker_cluster.name_server).option("subscribe", topic)
     same(once(rows_of(frame.load())), expected)
 
 
-def test_a_reader_in_a_stream(spark, broker_cluster, written, faulty, tmp_path):
+def test_a_reader_in_a_stream(spark, broker_cluster, written, faulty, tmp_path, struck):
     topic, expected = written
     batches: dict[int, list] = {}
     query = (

@@ -21,6 +21,7 @@ from tests.live.writes import bodies
 from tests.reading import names
 from tests.scale import scaled
 from tests.sink.test_outage import Unwilling
+from tests.spark.pipelines import failed_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,11 +39,6 @@ def numbers(spark: SparkSession, rows: int = ROWS) -> Any:
 def progressed(query: Any) -> int:
     """Batches that are finished."""
     return query.lastProgress["batchId"] + 1 if query.lastProgress else 0
-
-
-def failed_tasks(spark: Any) -> int:
-    """Of all that ran in this session so far."""
-    return int(spark.sparkContext._jsc.sc().statusStore().executorSummary("driver").failedTasks())
 
 
 def held(until: Path, first: int) -> Any:

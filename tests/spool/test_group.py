@@ -8,6 +8,7 @@ import pytest
 
 from rocketmq_spark.errors import SpoolFull
 from rocketmq_spark.spool.changes import GroupCommit, Ticket
+from tests.mockbroker import eventually
 from tests.spool.bench import record
 
 
@@ -32,8 +33,7 @@ def test_3_16_those_that_wait_are_written_together_or_one_by_one(together: bool,
     assert writing.wait(60)
     for each in threads[1:]:
         each.start()
-    while together and len(group._waiting) < 3:
-        threading.Event().wait(0.001)
+    eventually(lambda: not together or len(group._waiting) == 3)
     go.set()
     for each in threads:
         each.join(60)
@@ -74,8 +74,7 @@ def test_who_is_written_by_an_interrupted_one_hears_of_it() -> None:
     assert writing.wait(60)
     for each in threads[1:]:
         each.start()
-    while len(group._waiting) < 3:
-        threading.Event().wait(0.001)
+    eventually(lambda: len(group._waiting) == 3)
     go.set()
     for each in threads:
         each.join(60)
@@ -91,8 +90,7 @@ def test_who_took_a_ticket_and_was_interrupted_before_it_wrote_costs_nobody_its_
     with lock:
         other = threading.Thread(target=group.put, args=(mine,))
         other.start()
-        while not group._waiting:
-            threading.Event().wait(0.001)
+        eventually(lambda: bool(group._waiting))
         group._waiting.clear()
     other.join(60)
     assert written == [mine]

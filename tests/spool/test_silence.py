@@ -172,6 +172,22 @@ def test_what_fails_fast_is_put_off_for_a_shorter_time_and_not_while_it_answers(
     assert late == 0
 
 
+def test_an_answer_that_came_while_a_try_was_out_counts_though_that_fails(bench: Bench) -> None:
+    """The next call is put off, and comes long before the record is due."""
+    bench.waiting = []
+    bench.add(record(b"x", target="h"), after_s=0)
+    bench.time.advance(0)
+    bench.waiting.pop()(DOWN)
+    bench.time.advance(0)
+    bench.redelivery.answered(["h"])
+    bench.time.advance(1)
+    bench.redelivery.answered(["h"])
+    bench.time.advance(1)
+    bench.waiting.pop()(DOWN)
+    bench.time.advance(20)
+    assert bench.seconds == [0, 0, 5]
+
+
 def test_what_a_later_release_wrote_holds_up_no_other(tmp_path: Path) -> None:
     """A call looks at all that waits; what cannot be read goes to the dead when it is due."""
     bench = Bench(tmp_path / "s")

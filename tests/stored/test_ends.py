@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,15 +8,20 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, RouteNotFound
 from rocketmq_spark.stored.ends import ends_now
+from tests.producer.scripted import Time
 
 
-def test_the_error_of_ends_says_what_is_wrong_and_not_that_the_time_is_over() -> None:
+def test_the_error_of_ends_says_what_is_wrong_and_not_that_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    time, said = Time(), list[type[Exception]]()
+    monkeypatch.setattr("rocketmq_spark.base.clock.time", SimpleNamespace(monotonic=time.monotonic, sleep=time.advance))
+
     class Unknown:
         def get(self, topic: str, max_age_s: float, deadline: Deadline) -> None:
-            if deadline.remaining() < 0.05:
-                raise CallTimeout("no name server answered in time")
-            raise RouteNotFound("the name server knows no such topic", topic=topic)
+            late = deadline.remaining() < 0.05
+            said.append(CallTimeout if late else RouteNotFound)
+            raise said[-1]("the time is over" if late else "the name server knows no such topic")
 
     brokers: Any = Unknown()
     with pytest.raises(RouteNotFound, match="knows no such topic"):
         ends_now(brokers, brokers, ["t"], Deadline.after(0.3), 1.0)
+    assert (said[0], said[-1]) == (RouteNotFound, CallTimeout)

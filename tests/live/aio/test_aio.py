@@ -205,6 +205,7 @@ def test_a_simple_consumer_keeps_what_came_for_a_receive_that_was_cancelled(prox
             got: dict[str, bytes] = {}
             while len(got) < 3:
                 for message in await consumer.receive(16, wait="5s"):
+                    assert message.delivery_attempt == 1, "it was lost, and came again"
                     got[message.msg_id] = message.body
                     await consumer.ack(message)
             assert got.keys() == sent

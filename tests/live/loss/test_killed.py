@@ -57,13 +57,15 @@ def test_a_batch_that_waits_for_a_dead_broker_names_it(pair, topic, caplog, filt
 def test_a_batch_that_is_planned_after_its_death_reads_the_others(pair, topic):
     run = Run(pair, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=4, **SHORT)
     a, b = (MessageQueue(topic, f"broker-{name}", 0) for name in "ab")
-    feed(pair, topic, 40)
+    sent = feed(pair, topic, 40)
     run.batch()
     killed(pair, "broker-b")
     # The driver's view may be a moment old.
     eventually(lambda: positions(run.latest())[b] == run.positions[b], 60)
     run.until(lambda: run.positions[a] == 20)
     assert run.positions[b] < 20
-    run.drain(feed(pair, topic, 4, queues=[a]))
+    sent += feed(pair, topic, 4, queues=[a])
+    run.drain(sent[-4:])
     pair.restart("broker-b")
     run.until(lambda: run.positions == {a: 24, b: 20})
+    assert sorted(run.read) == sorted(sent)

@@ -101,6 +101,7 @@ class Shop:
         """What Java reads when all are decided."""
         for thread in threads:
             thread.join(600)
+            assert not thread.is_alive()
         assert self.broken == []
         eventually(lambda: self.saved <= {message.body for message in stored_now(mq, self.topic)}, 300)
         producer.send_half(Message(self.topic, b"last"))

@@ -107,14 +107,15 @@ def test_a_topic_that_is_made_again_is_new_on_slaves_too(both, topic):
     assert Counter(run.read) == Counter([*young, *last])
 
 
-def test_master_only_waits_for_the_master(both, topic):
+def test_master_only_waits_for_the_master(both, topic, caplog):
     sent = feed(both, topic, 40)
     run = Run(both, subscribe=topic, startingOffsets="earliest", readFrom="master", **SHORT)
     run.drain(sent)
     waiting = feed(both, topic, 12)
     copied(both, topic, 52)  # the slave has what the master no longer gives
     killed(both, "broker-a")
-    assert run.batch() == []
+    eventually(lambda: run.batch() == [] and f"cannot read now: {topic}/broker-a/0" in caplog.text, 60)
+    assert sorted(run.read) == sorted(sent)
     assert set(run.positions) == {MessageQueue(topic, "broker-a", i) for i in range(4)}
     assert sum(run.positions.values()) == 40
     both.restart("broker-a")
