@@ -98,6 +98,7 @@ def test_a_commit_in_a_loop_is_of_what_was_yielded(fake: FakeMember, consumer: B
         assert fake.stored == {A: one.queue_offset + 1}
         if one.queue_offset == 4:
             break
+    assert fake.stored == {A: 5}
 
 
 def test_a_loop_goes_on_beside_polls_and_gives_nothing_twice(fake: FakeMember, consumer: BasePullConsumer) -> None:
