@@ -95,3 +95,5 @@ def test_what_a_compaction_topic_keeps_is_sought_although_its_log_begins_later()
         for seek in (consumer.seek, lambda queue, at: consumer.seek_to_timestamp(at, queue)):
             seek(A, 3)
             assert bodies(consumer.poll(AT_ONCE)) == list(range(3, 9))
+        consumer.seek_to_beginning(A)
+        assert bodies(consumer.poll(AT_ONCE)) == list(range(2, 9))
