@@ -152,6 +152,7 @@ def test_a_group_of_which_offsets_alone_are_left_is_known(broker: MockBroker, gr
     broker.on(SETTINGS, body(subscriptionGroupTable={}))
     assert groups.describe(group, "g").settings == {}
     groups.delete(group, "g")
+    assert [command.ext["groupName"] for command in broker.seen(DELETE)] == ["g"]
 
 
 def test_a_broker_that_refuses_is_no_group_without_members(broker: MockBroker, group: Parts) -> None:

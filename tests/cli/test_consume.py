@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import uuid
 from collections import Counter
@@ -64,8 +65,13 @@ def test_tags(rocketmq, run, filled, group):
         assert set(admin.offsets(group, [filled]).values()) == {5}
 
 
-def test_a_killed_one_prints_again_what_it_did_not_commit_and_misses_nothing(rocketmq, run, filled, group):
-    arguments = ["consume", filled, "--group", group, "--from", "earliest", "--name-server", rocketmq.name_server]
+def test_a_killed_one_prints_again_what_it_did_not_commit_and_misses_nothing(rocketmq, run, topic, group):
+    """More than a pipe holds, so that some is not printed yet."""
+    with Producer(rocketmq.name_server, "p") as producer:
+        for n in range(20):
+            producer.send(Message(topic, b"%d" % n, properties={"more": "x" * 20_000}))
+    total(rocketmq, topic, 20)
+    arguments = ["consume", topic, "--group", group, "--from", "earliest", "--name-server", rocketmq.name_server]
     seen: Counter[int] = Counter()
     with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -73,6 +79,7 @@ def test_a_killed_one_prints_again_what_it_did_not_commit_and_misses_nothing(roc
             seen[int(json.loads(child.stdout.readline())["body"])] += 1
         child.kill()
         seen.update(int(json.loads(line)["body"]) for line in child.stdout.read().splitlines() if line.endswith("}"))
+    assert (child.returncode, len(seen) < 20) == (-signal.SIGKILL, True), "there was nothing left to print"
     seen.update(bodies(run(*arguments, "--idle", "3").stdout))
     assert sorted(seen) == list(range(20))
 

@@ -362,6 +362,7 @@ def test_copies_have_the_sharding_keys_of_their_originals_and_their_order(rocket
             [Message(source, b"%d" % n) for n in range(2000)], key=lambda m: f"k{int(m.body) % 3}"
         )
     sent.raise_for_failed()
+    total(rocketmq, source, 2000)
     run("copy", source, destination, "--group", group)
     by_key = defaultdict(list)
     for one in sorted(stored(rocketmq, destination, 2000), key=lambda m: m.queue_offset):

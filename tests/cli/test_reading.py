@@ -164,8 +164,8 @@ def test_positions():
 
 
 def test_a_topic_that_does_not_exist_is_told_at_once(rocketmq, topic):
-    parsed = options.parse({"name_server": rocketmq.name_server}).for_role("batch source")
-    deadline = Deadline.after(3.0)
+    parsed = options.parse({"name_server": rocketmq.name_server, "retry_interval": "2m"}).for_role("batch source")
+    deadline = Deadline.after(60.0)  # the first pause takes longer
     with pytest.raises(RouteNotFound, match=f"Did you mean {topic}"):
         TopicReader(parsed, topic + "x", print).seek(earliest)
     assert not deadline.expired

@@ -302,13 +302,13 @@ class FakeMember:
             self.pulls[one] -= 1
             done(answer)
 
-        if request.commit_offset is not None:
-            self.brokers.offsets[queue] = request.commit_offset
         failing = self.brokers.failing
         error = failing.get("pull") or failing.get(f"pull {queue.broker_name}") or self.brokers.refusal(request)
         if error is not None:
             once(error)
             return
+        if request.commit_offset is not None:
+            self.brokers.offsets[queue] = request.commit_offset
         answer = self.brokers.answer(request)
         if answer.status is not PullStatus.NO_NEW_MSG:
             once(answer)

@@ -30,7 +30,7 @@ class Run:
                         return
                     end = min(r.end, at + COUNT)
                     if self.reads.hangs:
-                        self.stopped.wait(WAIT_S)
+                        self.stopped.wait(10 * WAIT_S)  # longer than a test waits for its end
                         return
                     if self.reads.reset is not None and at >= self.reads.reset_from:
                         self.whole, self.resets = False, {each.queue: self.reads.reset for each in self.ranges}

@@ -257,10 +257,8 @@ def test_what_was_pulled_counts_too(bench: Bench, monkeypatch: pytest.MonkeyPatc
     free = threading.Semaphore(0)
     bench.fill(A, 1000)
     consumer = bench.start(one_by_one(free))
-    most = 0
-    while most <= 40:
-        most = max(most, consumer.stats().cached)
-    assert most <= 40 + COUNT
+    eventually(lambda: consumer.stats().cached > 40)
+    assert consumer.stats().cached <= 40 + COUNT
     runs = len(bench.reads.runs)
     free.release(10)  # room for some pulls, but not for a read
     eventually(lambda: sum(bench.got[A].values()) >= 10 and consumer.stats().cached > 40)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.consumer.push.ownership import locked
-from rocketmq_spark.errors import ConnectionLost
+from rocketmq_spark.errors import CallTimeout, ConnectionLost
 from rocketmq_spark.model.membership import InfoAsked, MembersChanged
 from tests.consumer.fake_member import A as OF_PULLS
 from tests.consumer.fake_member import FakeMember, Hand, made
@@ -65,6 +65,23 @@ def test_an_idle_ordered_queue_is_locked_again_soon(group: GroupBench) -> None:
     group.time.advance(3)
     assert group.bodies() == [b"1"]
     assert group.owned(consumer) == ALL
+
+
+def test_a_lock_of_which_it_is_not_known_what_another_finished_keeps_no_other_queue_waiting(group: GroupBench) -> None:
+    consumer, _ = group.start(ordered=True)
+    group.time.advance(2)
+    both = [q("a:0"), B]
+    for owner in ("another", consumer.client_id):
+        group.brokers.locks |= dict.fromkeys(both, owner)
+        group.brokers.failing["committed a"] = CallTimeout("late")
+        group.time.advance(20)
+    for queue in both:
+        group.brokers.send(queue, str(queue).encode())
+    group.time.advance(10)
+    assert group.bodies() == [str(B).encode()]
+    group.brokers.failing.clear()
+    group.time.advance(10)
+    assert group.bodies() == [str(B).encode(), b"T/a/0"]
 
 
 def test_a_queue_is_locked_again_while_its_listener_has_a_message(group: GroupBench) -> None:

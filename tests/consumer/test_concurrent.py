@@ -233,6 +233,7 @@ def test_a_log_handler_that_raises_costs_no_message(group: GroupBench) -> None:
             group.time.advance(0.1)
     finally:
         log.removeHandler(handler)
+    assert fails == []
     group.time.advance(6)
     assert port.seen("send_back") == [(b"bad", 0, 16)]
     assert consumer.stats().cached == 0

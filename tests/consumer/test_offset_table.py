@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import invariant
 
 from rocketmq_spark.consumer.push.member_state import OffsetTable
+from tests.models import SteppingMachine, model_test, step
 from tests.queues import q
+from tests.scale import examples
 
 A, B = q("a:0"), q("a:1")
 
@@ -50,7 +53,7 @@ def test_queues_of_others_are_forgotten() -> None:
     assert table.every() == {B: 2}
 
 
-class TableMachine(RuleBasedStateMachine):
+class TableMachine(SteppingMachine):
     """Against two dictionaries."""
 
     def __init__(self) -> None:
@@ -62,25 +65,28 @@ class TableMachine(RuleBasedStateMachine):
     queues = st.sampled_from([A, B])
     numbers = st.integers(0, 9)
 
-    @rule(queue=queues, offset=numbers)
+    @step(queue=queues, offset=numbers)
     def raise_to(self, queue, offset):
+        self.did["raised"] += offset > self.values.get(queue, 99)
+        self.did["kept"] += offset < self.values.get(queue, 0)
         self.table.raise_to(queue, offset)
         self.values[queue] = max(offset, self.values.get(queue, 0))
 
-    @rule(queue=queues, offset=numbers)
+    @step(queue=queues, offset=numbers)
     def put(self, queue, offset):
         self.table.put(queue, offset)
         self.values[queue] = offset
         self.reported.pop(queue, None)
 
-    @rule(queue=queues)
+    @step(queue=queues)
     def forget(self, queue):
         self.table.forget(queue)
         self.values.pop(queue, None)
         self.reported.pop(queue, None)
 
-    @rule()
+    @step()
     def tell(self):
+        self.did["told"] += bool(self.table.untold())
         self.table.reported(self.table.untold())
         self.reported = dict(self.values)
 
@@ -90,4 +96,10 @@ class TableMachine(RuleBasedStateMachine):
         assert self.table.untold() == {q: v for q, v in self.values.items() if self.reported.get(q) != v}
 
 
-TestTable = TableMachine.TestCase
+TestTable = model_test(
+    TableMachine,
+    settings(max_examples=examples(300), stateful_step_count=30, deadline=None),
+    raised=50,
+    kept=50,
+    told=50,
+)

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.pop.in_hand import InvisibleMessage
+from rocketmq_spark.consumer.pop.in_hand import InHand, InvisibleMessage
 from rocketmq_spark.consumer.pop.running import Popping
 from rocketmq_spark.consumer.settings import Subscriptions
 from rocketmq_spark.errors import ConnectionLost, ServiceNotAvailable
 from rocketmq_spark.model import NO_FILTER
 from tests.consumer.pop import SETTINGS, PopBench, of
-from tests.helpers import no_more_threads
+from tests.helpers import no_more_threads, waits_in
 from tests.mockbroker import eventually
 
 
@@ -157,7 +157,9 @@ def test_while_many_wait_for_a_listener_nothing_is_asked_for():
     (full,) = asks.bench.lent(of("A"))
     asks.look("t")
     asks.proxy.put(of("B"))
-    eventually(lambda: asks.threads() == 2, 60)
+    assert asks.threads() == 2
+    for thread in asks.popping._threads.values():
+        waits_in(thread, InHand.room)
     assert (asks.proxy.waiting, asks.got) == (0, [])
     asks.bench.in_hand.begin(full, asks.bench.timer.lease_ms())
     eventually(lambda: asks.ids() == ["B"], 60)

@@ -17,7 +17,7 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
-from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
+from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer, next_answer, some_of
 from rocketmq_spark.consumer.pull.upkeep import Upkeep
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
 from rocketmq_spark.consumer.settings import ConsumerSettings
@@ -26,7 +26,7 @@ from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, PullAnswer, Pu
 from rocketmq_spark.model.membership import ResetOffsets
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, as_rows, bodies, made, message
 from tests.consumer.reads import COUNT, Reads
-from tests.helpers import RAISED, unlike_ctrl_c, waits_in
+from tests.helpers import RAISED, raising, unlike_ctrl_c, waits_in
 from tests.mockbroker import eventually
 
 ENDS = ["break", "islice", "exception"]
@@ -98,6 +98,7 @@ def test_a_commit_in_a_loop_is_of_what_was_yielded(fake: FakeMember, consumer: B
         assert fake.stored == {A: one.queue_offset + 1}
         if one.queue_offset == 4:
             break
+    assert fake.stored == {A: 5}
 
 
 def test_a_loop_goes_on_beside_polls_and_gives_nothing_twice(fake: FakeMember, consumer: BasePullConsumer) -> None:
@@ -160,6 +161,17 @@ def test_what_was_taken_by_a_poll_that_did_not_end_comes_again(
     consumer.commit()
     assert fake.stored == {A: 0}
     assert bodies(ask[how]())[:32] == list(range(32))
+
+
+@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt()], ids=lambda error: type(error).__name__)
+def test_what_is_broken_off_is_not_finished(fake: FakeMember, consumer: BasePullConsumer, error: BaseException) -> None:
+    fake.add(A, 9)
+    consumer.assign([A])
+    with pytest.raises(type(error)):
+        some_of(consumer, (raising(error)() if one.queue_offset == 3 else one for one in next_answer(consumer)), 9)
+    consumer.commit()
+    assert fake.stored == {A: 0}
+    assert bodies(consumer.poll(AT_ONCE)) == list(range(9))
 
 
 UNPARTED = ("with ", "yield message")

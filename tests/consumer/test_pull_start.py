@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
 from rocketmq_spark.errors import ConnectionLost
-from rocketmq_spark.model import PullAnswer, PullStatus
+from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, QueueBounds
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies, made
 
 
@@ -73,3 +75,25 @@ def test_4_24_a_broker_that_comes_back_is_told_again_where_idle_queues_are(fake:
         request, done = fake.waiting.pop()
         done(PullAnswer(PullStatus.NO_NEW_MSG, 50, 50, 50))
     assert fake.stored == {A: 50}
+
+
+def test_a_group_has_no_offset_of_a_young_queue_either(fake: FakeMember, consumer: BasePullConsumer) -> None:
+    assert consumer.committed(A) is None
+
+
+def test_what_a_compaction_topic_keeps_is_sought_although_its_log_begins_later() -> None:
+    """Statistics tell where the log begins; who says which group asks is told what is kept."""
+
+    class Compacted(FakeMember):
+        def bounds(self, queue: MessageQueue, deadline: Deadline, group: str | None = None) -> QueueBounds:
+            return super().bounds(queue, deadline)._replace(min_offset=2 if group else 5)
+
+    fake = Compacted([A], high=9)
+    fake.low[A] = 2
+    with made(fake) as consumer:
+        consumer.assign([A])
+        for seek in (consumer.seek, lambda queue, at: consumer.seek_to_timestamp(at, queue)):
+            seek(A, 3)
+            assert bodies(consumer.poll(AT_ONCE)) == list(range(3, 9))
+        consumer.seek_to_beginning(A)
+        assert bodies(consumer.poll(AT_ONCE)) == list(range(2, 9))

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from functools import partial
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant
 
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.rebalance import (
@@ -22,7 +23,9 @@ from rocketmq_spark.consumer.rebalance import (
 )
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.queues.allocation import STRATEGIES, allocate
+from tests.models import SteppingMachine, model_test, step
 from tests.queues import names, q, qs
+from tests.scale import examples
 
 averagely = partial(allocate, "averagely")
 EIGHT = qs("a:0-3 b:0-3")
@@ -122,7 +125,7 @@ def test_4_3_the_next_run_comes_in_twenty_seconds_or_one() -> None:
     assert (wait_s(True, 7.0), wait_s(False, 7.0), wait_s(False, 0.5)) == (7.0, 1.0, 0.5)
 
 
-class GroupMachine(RuleBasedStateMachine):
+class GroupMachine(SteppingMachine):
     """Members that see the same lists now and then: once all have looked, every queue has one owner, the model's."""
 
     @initialize(strategy=st.sampled_from([name for name in STRATEGIES if name.startswith(("averagely", "consistent"))]))
@@ -131,20 +134,20 @@ class GroupMachine(RuleBasedStateMachine):
         self.queues = set(EIGHT)
         self.members: dict[str, dict[MessageQueue, ProcessQueue]] = {}
 
-    @rule(name=st.sampled_from("uvwxyz"))
+    @step(name=st.sampled_from("uvwxyz"))
     def join(self, name: str) -> None:
         self.members.setdefault(name, {})
 
-    @rule(name=st.sampled_from("uvwxyz"))
+    @step(name=st.sampled_from("uvwxyz"))
     def leave(self, name: str) -> None:
         self.members.pop(name, None)
 
-    @rule(queue=st.sampled_from(EIGHT))
+    @step(queue=st.sampled_from(EIGHT))
     def come_or_go(self, queue: MessageQueue) -> None:
         if self.queues != {queue}:
             self.queues ^= {queue}
 
-    @rule(data=st.data())
+    @step(data=st.data())
     def one_looks(self, data: st.DataObject) -> None:
         if self.members:
             self.look(data.draw(st.sampled_from(sorted(self.members))))
@@ -158,15 +161,17 @@ class GroupMachine(RuleBasedStateMachine):
         for queue in found.drop:
             del owned[queue]
         owned.update(owning(*found.add))
+        self.did["dropped"] += len(found.drop)
         assert is_balanced(owned, "T", share)
         assert not change(owned, "T", share, 0), "1-11: nothing moves while nothing changes"
 
-    @rule()
+    @step()
     def all_look(self) -> None:
         for name in self.members:
             self.look(name)
         owners = sorted(queue for owned in self.members.values() for queue in owned)
         assert owners == (sorted(self.queues) if self.members else [])
+        self.did["shared"] += len(self.members) > 1
 
     @invariant()
     def no_queue_twice_in_a_member(self) -> None:
@@ -175,4 +180,9 @@ class GroupMachine(RuleBasedStateMachine):
         )
 
 
-TestGroup = GroupMachine.TestCase
+TestGroup = model_test(
+    GroupMachine,
+    settings(max_examples=examples(300), stateful_step_count=30, deadline=None),
+    shared=50,
+    dropped=100,
+)

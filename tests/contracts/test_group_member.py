@@ -222,12 +222,16 @@ def test_a_pull_by_a_filter_of_which_no_heartbeat_told_is_refused(case: Case) ->
 
     def code(version_ms: int) -> int | None:
         found: list[Outcome] = []
-        asked = PullRequest(case.group, case.queue, 0, version_ms=version_ms, suspend_s=0.0)
+        at = version_ms  # and the offset that it tells
+        asked = PullRequest(case.group, case.queue, at, version_ms=version_ms, suspend_s=0.0, commit_offset=at)
         case.port.pull(asked, soon(), found.append)
         case.awaited(lambda: found, 20)
         return found[0].broker_code if isinstance(found[0], RocketMQError) else None
 
     assert [code(version) for version in (4, 5, 6)] == [None, None, Response.SUBSCRIPTION_NOT_LATEST]
+    assert case.port.committed(case.group, case.queue, soon(), young_at_zero=False) == 5, (
+        "what was refused told nothing"
+    )
     leave(soon())
 
 

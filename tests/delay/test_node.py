@@ -69,6 +69,9 @@ def test_the_spools_command_leaves_its_folder_alone(rocketmq: LocalBroker, topic
     store.close()
     with pytest.raises(SpoolError, match="holds records of the delay service"):
         drainer(tmp_path / "d", sink_options(rocketmq.name_server))
+    with pytest.raises(SpoolError, match="holds records of the delay service"):
+        open_node(NodeSettings(tmp_path / "d"), name_server=rocketmq.name_server, group=f"g_{topic}")
+    assert not in_use(tmp_path / "d")
 
 
 def test_the_wall_clock_decides() -> None:

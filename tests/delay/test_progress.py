@@ -7,14 +7,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import invariant
 
 from rocketmq_spark.delay.release import Progress, Seen, newest_before, resumed
 from tests.cli.test_tail import MESSAGE
+from tests.models import SteppingMachine, model_test, step
 from tests.scale import examples
 
 
-class QueueMachine(RuleBasedStateMachine):
+class QueueMachine(SteppingMachine):
     """One queue of envelopes; its node may lose its disk, stop and come back to it, or give the queue to another one."""
 
     def __init__(self) -> None:
@@ -28,45 +29,50 @@ class QueueMachine(RuleBasedStateMachine):
     def begin_with(self, seen: Seen | None, held: set[int] | None = None) -> None:
         self.held = set(held or ())
         if self.committed is not None and (seen is None or seen.committed != self.committed):
-            self.held = {offset for offset in self.held if not self.committed.done(offset, self.due[offset])}
+            left = {offset for offset in self.held if not self.committed.done(offset, self.due[offset])}
+            self.did["left_out"] += len(self.held) - len(left)
+            self.held = left
         self.seen = resumed(seen, self.committed, 0)
 
-    @rule(delays=st.lists(st.integers(-30, 60), min_size=1, max_size=5))
+    @step(delays=st.lists(st.integers(-30, 60), min_size=1, max_size=5))
     def send(self, delays: list[int]) -> None:
         """Some come late: they were due before they are there."""
         self.due += [self.now + delay for delay in delays]
 
-    @rule(count=st.integers(1, 4))
+    @step(count=st.integers(1, 4))
     def read(self, count: int) -> None:
         for offset in range(self.seen.stored, min(len(self.due), self.seen.stored + count)):
             if not self.seen.committed.done(offset, self.due[offset]):
                 self.held.add(offset)
             self.seen = self.seen._replace(stored=offset + 1)
 
-    @rule(seconds=st.integers(0, 40), most=st.integers(0, 3))
+    @step(seconds=st.integers(0, 40), most=st.integers(0, 3))
     def pass_time(self, seconds: int, most: int) -> None:
         """What is due is sent, or not all of it yet."""
         self.now += seconds
         for offset in sorted((o for o in self.held if self.due[o] <= self.now), key=lambda o: self.due[o])[:most]:
             self.held.remove(offset)
             self.sent.append(offset)
+            self.did["sent"] += 1
 
-    @rule()
+    @step()
     def tell(self) -> None:
         oldest = min(self.held, default=self.seen.stored)
         done_ms = max(0, min((self.due[o] for o in self.held), default=self.now + 1) - 1)
         self.committed = self.seen.committed.then(Progress(oldest, self.seen.stored, done_ms))
         self.seen = self.seen._replace(committed=self.committed)
+        self.did["told_of_some"] += bool(self.held)
 
-    @rule()
+    @step()
     def lose_the_disk(self) -> None:
+        self.did["disks"] += bool(self.held)
         self.begin_with(None)
 
-    @rule()
+    @step()
     def restart(self) -> None:
         self.begin_with(self.seen, self.held)
 
-    @rule(data=st.data())
+    @step(data=st.data())
     def go_to_another_and_come_back(self, data: st.DataObject) -> None:
         """The other one does some of the work meanwhile, and this one still has its disk."""
         mine, held = self.seen, self.held
@@ -89,8 +95,14 @@ class QueueMachine(RuleBasedStateMachine):
         assert set(self.sent) == set(range(len(self.due)))
 
 
-QueueMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=30, deadline=None)
-test_3_f_3_g_nothing_is_lost_and_no_claim_is_false = QueueMachine.TestCase
+test_3_f_3_g_nothing_is_lost_and_no_claim_is_false = model_test(
+    QueueMachine,
+    settings(max_examples=examples(150), stateful_step_count=30, deadline=None),
+    sent=100,
+    told_of_some=10,
+    left_out=5,
+    disks=5,
+)
 
 
 def test_3_g_a_node_that_takes_over_leaves_out_what_was_sent() -> None:

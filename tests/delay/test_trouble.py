@@ -194,8 +194,9 @@ def test_brokers_that_take_a_part_of_what_is_told_know_too_little_and_never_too_
     assert sorted(other.sends.bodies) == [b"late 1", b"late 2", b"late 3"]
 
 
+@pytest.mark.parametrize("ended", [False, True], ids=["gave it up", "had ended"])
 def test_3_g_who_comes_back_and_goes_again_before_it_has_read_all_has_nothing_sent_again(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world: World, ended: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It told how far another had read, with the store time of what it had read itself: as if the topic were another one."""
     monkeypatch.setattr(service, "PAGE", 1)
@@ -203,7 +204,7 @@ def test_3_g_who_comes_back_and_goes_again_before_it_has_read_all_has_nothing_se
     world.topic.put(envelope("m0", 10))
     for _ in range(2):
         back.turn(ONE)
-    back.turn()
+    back.service.close() if ended else back.turn()
     for i in range(1, 9):
         world.topic.put(envelope(f"m{i}", i / 2))
     for _ in range(10):
@@ -213,6 +214,8 @@ def test_3_g_who_comes_back_and_goes_again_before_it_has_read_all_has_nothing_se
         other.turn(ONE)
     assert other.sends.bodies == [b"m%d" % i for i in range(1, 9)]
     other.turn()
+    if ended:
+        back.open()
     for _ in range(3):
         back.turn(ONE)
     back.service._catching_up = Deadline(0.0)

@@ -152,9 +152,9 @@ def over_tls(certs: Certificates, **more: object) -> dict[str, object]:
     return {name: value for name, value in given.items() if name != "subscribe" and value is not None}
 
 
-def failure(write: Write, mq: LocalBroker, options: dict[str, object]) -> str:
+def failure(write: Write, mq: LocalBroker, options: dict[str, object], topic: str = "written") -> str:
     with pytest.raises(RocketMQError) as e:
-        write(mq, "written", **options)
+        write(mq, topic, **options)
     assert "open sesame" not in str(e.value)
     return str(e.value)
 
@@ -184,11 +184,12 @@ def test_tls_ca_file__says_whom_to_trust(encrypted, private, certs, write):
     assert there(encrypted, private, write(encrypted, private, **over_tls(certs)))
 
 
-def test_tls_cert_file__is_shown_to_servers_that_ask(encrypted, certs, write):
+def test_tls_cert_file__is_shown_to_servers_that_ask(encrypted, private, certs, write):
     none = {"tlsCertFile": None, "tlsKeyFile": None, "tlsKeyPassword": None}
     strange = {"tlsCertFile": certs.cert("stranger"), "tlsKeyFile": certs.key("stranger"), "tlsKeyPassword": None}
     for wrong in (none, strange):
-        failure(write, encrypted, over_tls(certs, **wrong, sendTimeout="1s"))
+        failure(write, encrypted, over_tls(certs, **wrong, sendTimeout="1s"), private)
+    assert there(encrypted, private, write(encrypted, private, **over_tls(certs)))
 
 
 def test_tls_key_file__belongs_to_the_certificate(encrypted, certs, write):
