@@ -9,6 +9,8 @@ import contextlib
 import dis
 import functools
 import logging
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -133,6 +135,21 @@ def indexed(mq: LocalBroker | str, seconds: float = WAIT_S) -> None:
         offset = _sent_last(client, queue, later, Deadline.after(seconds))
         if offset is not None:
             _reached(client, queue, offset, seconds)
+
+
+def freeze(pid: int) -> None:
+    """SIGSTOP, until all threads stand still: on a busy machine some still answer for a while."""
+    os.kill(pid, signal.SIGSTOP)
+    stats = Path(f"/proc/{pid}/task")
+    if stats.exists():
+        awaited(lambda: {_state(each) for each in stats.glob("*/stat")}, lambda found: found <= {"T", "Z", "X"})
+
+
+def _state(stat: Path) -> str:
+    try:
+        return stat.read_text().rpartition(") ")[2][0]
+    except OSError:  # the thread has ended
+        return "X"
 
 
 def _runs(pid: int | None) -> bool:

@@ -14,7 +14,7 @@ import pytest
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
 from tests.fix_spark import Script
-from tests.helpers import awaited, killed
+from tests.helpers import awaited, freeze, killed
 from tests.kill.pipes import MESSAGES, QUEUES, TALLY, Pipe, Pipes, Swallowing, awaited_in, made
 from tests.reading import names, post
 from tests.scale import soak
@@ -188,7 +188,7 @@ def frozen(mq: LocalBroker, name: str) -> Iterator[None]:
     """The broker does not run, for some seconds at least."""
     pid = mq.pid(name)
     assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     TALLY["freezes"] += 1
     until = time.monotonic() + FROZEN_S
     try:

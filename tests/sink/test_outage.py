@@ -25,7 +25,7 @@ from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
 from rocketmq_spark.producer.outgoing import Outcome
 from rocketmq_spark.spark.sink import task
 from rocketmq_spark.wire.messages import decode_batch
-from tests.helpers import indexed, killed, stored, total
+from tests.helpers import freeze, indexed, killed, stored, total
 from tests.live.producer.recording import RecordingSender
 from tests.live.writes import Writes, bodies, frame, numbered, sink_options, writes
 from tests.mockbroker import Call, Command, MockBroker, close, eventually, never, ok, refuse, route
@@ -387,7 +387,7 @@ def test_send_latency_fault_spares_a_frozen_broker(
     given = {"latencyMax": "3s", "notAvailableDuration": "10m", "sendTimeout": "3s", "maxInFlight": 2}
     try:
         done = two.stream(
-            flowing(lambda: os.kill(pid, signal.SIGSTOP), thawed),
+            flowing(lambda: freeze(pid), thawed),
             frame(body=["x"]).schema,
             topic=pair_topic,
             sendLatencyFault=fault,

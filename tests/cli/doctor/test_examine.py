@@ -31,7 +31,7 @@ from rocketmq_spark.spark.source.offsets import Offsets
 from rocketmq_spark.wire import rpc
 from tests.cli.test_lag import feed
 from tests.fix_clusters import ADMIN, WITHOUT_TIMERS, Certificates, Secured
-from tests.helpers import awaited, killed
+from tests.helpers import awaited, freeze, killed
 from tests.live.writes import sink_options
 from tests.mockbroker import NO_ROUTE, MockBroker, eventually, ok, route, topic_config
 from tests.reading import names
@@ -117,7 +117,7 @@ class TestOfServers:
         assert bad(doctor(pair.name_server)) == []
         pid = pair.pid("broker-b")
         assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         try:
             found = doctor(pair.name_server, request_timeout="1s")
         finally:

@@ -36,9 +36,9 @@ def test_1_12_1_13_two_members_share_the_queues_and_nothing_is_lost(members: Mem
     eventually(lambda: set(members.bodies()) == set(sent), 60)
     assert first.stop() == []
     repeated = {body for body, times in Counter(members.bodies()).items() if times > 1}
-    assert repeated <= set(
-        sent[:200]
-    )  # their offsets were not stored yet when the second one came; who leaves stores them
+    # Offsets of the first were not stored yet when the second one came. Who leaves stores them, but a broker may handle a pull
+    # that was under way, with an older offset, after that.
+    assert repeated <= set(sent[:280])
     assert sum(offset or 0 for offset in members.stored().values()) == 360
 
 

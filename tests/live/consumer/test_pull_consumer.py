@@ -29,7 +29,7 @@ from rocketmq_spark.errors import LocalProtocolError, OffsetError, OptionError, 
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, PullRequest, ReceivedMessage
 from rocketmq_spark.wire.properties import is_reserved
-from tests.helpers import WAIT_S, killed, total
+from tests.helpers import WAIT_S, freeze, killed, total
 from tests.mockbroker import eventually
 from tests.witness import content, java_read, java_send, md5
 
@@ -435,7 +435,7 @@ def frozen(mq: LocalBroker, broker: str) -> Iterator[None]:
     """The broker takes connections and says nothing."""
     pid = mq.pid(broker)
     assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ from rocketmq_spark import Message, Producer
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
-from tests.helpers import killed
+from tests.helpers import freeze, killed
 from tests.live.consumer.members import Members
 from tests.mockbroker import eventually
 from tests.reading import feed
@@ -88,7 +88,7 @@ def test_4_8_a_broker_that_hangs_holds_up_no_queue_of_the_others_and_all_are_kep
     eventually(lambda: of_pair.owned(consumer) == 2 * QUEUES, 60)
     first = of_pair.sent_to("broker-a") | of_pair.sent_to("broker-b")
     eventually(lambda: set(of_pair.bodies()) == first, 60)
-    signalled(of_pair.mq, "broker-a", signal.SIGSTOP)
+    freeze(of_pair.mq.pid("broker-a"))
     try:
         during: set[str] = set()
         deadline = Deadline.after(LONGER_S)
@@ -108,7 +108,7 @@ def test_4_8_a_broker_that_hangs_holds_up_no_queue_of_the_others_and_all_are_kep
 def test_stop_ends_although_a_broker_hangs(of_pair: Troubled, ordered: bool) -> None:
     consumer = of_pair.start(ordered=ordered)
     eventually(lambda: of_pair.owned(consumer) == 2 * QUEUES, 60)
-    signalled(of_pair.mq, "broker-a", signal.SIGSTOP)
+    freeze(of_pair.mq.pid("broker-a"))
     try:
         assert within_reason(lambda: consumer.stop(2.0)) == [[]]
     finally:

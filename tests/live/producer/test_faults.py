@@ -18,7 +18,7 @@ from rocketmq_spark.model import Message, SendStatus
 from rocketmq_spark.producer.attempts import FaultTables
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.wire import rpc
-from tests.helpers import indexed, killed, total
+from tests.helpers import freeze, indexed, killed, total
 from tests.live.producer.recording import RecordingSender, recorded
 from tests.witness import JavaPeer
 
@@ -37,11 +37,11 @@ def frozen(pair: LocalBroker) -> Iterator[Any]:
     """Stops broker-a for some seconds, without a word to its clients."""
     timers: list[threading.Timer] = []
 
-    def freeze(seconds: float) -> Callable[[], None]:
+    def frozen_for(seconds: float) -> Callable[[], None]:
         """What it gives ends it sooner."""
         pid = pair.pid("broker-a")
         assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
         timer = threading.Timer(seconds, os.kill, (pid, signal.SIGCONT))
         timers.append(timer)
         timer.start()
@@ -52,7 +52,7 @@ def frozen(pair: LocalBroker) -> Iterator[Any]:
 
         return thaw
 
-    yield freeze
+    yield frozen_for
     for timer in timers:
         timer.join()
 
