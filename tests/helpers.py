@@ -148,14 +148,13 @@ def freeze(pid: int) -> None:
 def _state(stat: Path) -> str:
     try:
         return stat.read_text().rpartition(") ")[2][0]
-    except OSError:  # the thread has ended
+    except OSError:  # it has ended, or this system has no such files
         return "X"
 
 
 def _runs(pid: int | None) -> bool:
     """Whether a server has a process, which was not stopped by a signal."""
-    stat = Path(f"/proc/{pid}/stat")
-    return pid is not None and (not stat.exists() or stat.read_text().rpartition(") ")[2][0] != "T")
+    return pid is not None and _state(Path(f"/proc/{pid}/stat")) != "T"
 
 
 def _sent_last(

@@ -110,8 +110,7 @@ class CachedOffsets:
         for message in messages:
             offset = message.queue_offset
             if waiting.pop(offset, None) is not None:
-                self.count -= 1
-                self.bytes -= len(self._bodies.pop(offset))
+                self._uncount(offset)
         return self._next()
 
     def take(self, count: int) -> Sequence[ReceivedMessage]:

@@ -251,10 +251,7 @@ def _all(data: bytes, start: int, end: int, how: DecodeSettings) -> Iterable[Rec
 
 
 def _decode(data: bytes, start: int, end: int, how: DecodeSettings) -> ReceivedMessage:
-    """The message in ``data[start:end]``, which has at least the size of the shortest message.
-
-    All messages of a consumer are decoded here, so this function avoids every call and object that it can.
-    """
+    """The message in ``data[start:end]``, which has at least the size of the shortest message."""
     fixed = _FIXED[data[start + _SYS_FLAG_AT] & _V6_BITS]
     (
         size, magic, crc, queue_id, flag, queue_offset, log_offset, sys_flag, born_ms,

@@ -62,13 +62,13 @@ def usual_messages(data: bytes, start: int, end: int, queue: MessageQueue) -> li
     """
     found: list[ReceivedMessage] = []
     new, cls, unpack, topic = ReceivedMessage.__new__, ReceivedMessage, _USUAL.unpack_from, queue.topic
-    at, whole = 0, len(data)
+    at, whole, head = 0, len(data), _USUAL.size
     last = whole - _MIN_BYTES  # the last position at which a message can begin
     while at < whole:
         if at > last:
             return None
         size, magic, offset, sys_flag, length = unpack(data, at)
-        body_at = at + 88
+        body_at = at + head
         body_end, after = body_at + length, at + size
         if magic != _V1 or sys_flag & _UNUSUAL or offset < start or length < 0 or not body_end < after <= whole:
             return None
