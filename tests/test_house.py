@@ -165,7 +165,10 @@ class Module(NamedTuple):
 
     name: str
     path: Path
-    tree: ast.Module
+
+    @property
+    def tree(self) -> ast.Module:
+        return _tree(self.path)
 
     @property
     def inner(self) -> str:
@@ -204,20 +207,22 @@ def _names() -> frozenset[str]:
 
 
 @functools.cache
-def _parsed(folder: str) -> tuple[Module, ...]:
-    paths = sorted((ROOT / folder).rglob("*.py"))
+def _tree(path: Path) -> ast.Module:
+    """Parsed when a test first asks: most processes that collect the tests run none of these."""
     gc.disable()  # all of it stays, and looking for garbage in it would take three times as long
-    found = tuple(Module(_name(path), path, ast.parse(path.read_text("utf-8"))) for path in paths)
+    found = ast.parse(path.read_text("utf-8"))
+    gc.freeze()
     gc.enable()
     return found
 
 
-def modules() -> tuple[Module, ...]:
-    return _parsed("rocketmq_spark")
+@functools.cache
+def modules(folder: str = "rocketmq_spark") -> tuple[Module, ...]:
+    return tuple(Module(_name(path), path) for path in sorted((ROOT / folder).rglob("*.py")))
 
 
 def sources() -> list[Module]:
-    return [module for folder in (*PACKAGES, "tests", "benchmarks", "examples", "docs") for module in _parsed(folder)]
+    return [module for folder in (*PACKAGES, "tests", "benchmarks", "examples", "docs") for module in modules(folder)]
 
 
 def within(inner: str, places: str) -> bool:
@@ -305,7 +310,7 @@ def test_what_spark_imports_is_light(package):
     """Spark imports every pyspark_* package; one that cannot be imported breaks the search for all sources. ``workers``,
     which ours imports, stands on the lowest rank: on the standard library alone.
     """
-    (init,) = (m for m in _parsed(package) if m.name == package)
+    (init,) = (m for m in modules(package) if m.name == package)
     roots = {name.partition(".")[0] for name in init.imports(top_level=True)}
     assert roots <= sys.stdlib_module_names | {"pyspark" if package == "pyspark_rocketmq" else "rocketmq_spark"}
     assert {name for name in init.imports(top_level=True) if name.startswith("rocketmq_spark")} <= {
