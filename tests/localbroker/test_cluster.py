@@ -15,6 +15,7 @@ import pytest
 
 from rocketmq_spark.errors import BrokerNotFound, LocalBrokerError
 from rocketmq_spark.localbroker import LocalBroker, process
+from tests.fix_clusters import WITHOUT_TIMERS
 from tests.helpers import awaited
 from tests.localbroker.messages import read, send
 from tests.localbroker.processes import alive
@@ -25,7 +26,7 @@ BODIES = [b"message %d" % i for i in range(100)]
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalBroker]:
     """Two brokers that tests may break, and must mend."""
-    with LocalBroker(brokers=2, conf={"maxMessageSize": 100_000, "fileReservedTime": "7"}) as mq:
+    with LocalBroker(brokers=2, conf={**WITHOUT_TIMERS, "maxMessageSize": 100_000, "fileReservedTime": "7"}) as mq:
         yield mq
 
 
@@ -208,7 +209,7 @@ def test_fixed_ports() -> None:
     broker = process.free_port(process.BROKER_PORTS)
     taken = [broker + distance for distance in process.BROKER_PORTS]
     ports = {"namesrv": process.free_port(taken=taken), "broker-a": broker}
-    with LocalBroker(ports=ports, queues=3) as mq:
+    with LocalBroker(ports=ports, queues=3, conf=WITHOUT_TIMERS) as mq:
         assert mq.name_server == f"127.0.0.1:{ports['namesrv']}"
         assert mq.address("broker-a") == f"127.0.0.1:{ports['broker-a']}"
         mq.create_topic("t")
@@ -216,17 +217,17 @@ def test_fixed_ports() -> None:
 
 
 def test_data_is_taken_up_again_with_the_same_ports(tmp_path: Path) -> None:
-    with LocalBroker(data=tmp_path / "mine") as mq:
+    with LocalBroker(data=tmp_path / "mine", conf=WITHOUT_TIMERS) as mq:
         mq.create_topic("t")
         send(mq.name_server, "t", *BODIES)
         before = (mq.name_server, mq.address("broker-a"))
-    with LocalBroker(data=tmp_path / "mine") as mq:
+    with LocalBroker(data=tmp_path / "mine", conf=WITHOUT_TIMERS) as mq:
         assert (mq.name_server, mq.address("broker-a")) == before
         assert read(mq.admin, "t") == BODIES
         mq.kill("broker-a")  # it would take its ten seconds to end, which one block has shown
     with (
         socket.create_server((process.HOST, int(before[0].split(":")[1]))),
-        LocalBroker(data=tmp_path / "mine") as mq,
+        LocalBroker(data=tmp_path / "mine", conf=WITHOUT_TIMERS) as mq,
     ):
         assert mq.name_server != before[0]
         assert mq.address("broker-a") == before[1]

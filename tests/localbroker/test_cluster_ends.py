@@ -19,13 +19,14 @@ from rocketmq_spark import Admin
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import LocalBroker, distro
 from rocketmq_spark.localbroker.process import MARK
+from tests.fix_clusters import WITHOUT_TIMERS
 from tests.helpers import awaited
 from tests.localbroker.processes import alive
 
 _START = """
 import json, sys, time
 from rocketmq_spark.localbroker import LocalBroker
-mq = LocalBroker(quiet=True)
+mq = LocalBroker(quiet=True, conf={'timerWheelEnable': False})
 mq.start()
 print(json.dumps({"data": str(mq.data), "pids": [mq.pid("namesrv"), mq.pid("broker-a")]}), flush=True)
 """
@@ -75,7 +76,7 @@ def _gone(data: Path, pids: list[int]) -> bool:
 
 
 def test_closed() -> None:
-    mq = LocalBroker()
+    mq = LocalBroker(conf=WITHOUT_TIMERS)
     mq.start()
     data, pids = mq.data, [mq.pid(name) or 0 for name in ("namesrv", "broker-a")]
     assert _recorded(data)
@@ -86,7 +87,7 @@ def test_closed() -> None:
 
 
 def test_started_again() -> None:
-    mq = LocalBroker()
+    mq = LocalBroker(conf=WITHOUT_TIMERS)
     for _ in range(2):
         with mq:
             mq.create_topic("t")
@@ -94,7 +95,7 @@ def test_started_again() -> None:
 
 
 def test_an_exception_inside_the_block() -> None:
-    mq = LocalBroker()
+    mq = LocalBroker(conf=WITHOUT_TIMERS)
     seen = []
 
     def fail() -> None:
@@ -108,7 +109,7 @@ def test_an_exception_inside_the_block() -> None:
 
 
 def test_data_can_be_kept() -> None:
-    with LocalBroker(keep=True) as mq:
+    with LocalBroker(keep=True, conf=WITHOUT_TIMERS) as mq:
         data, pids = mq.data, [mq.pid("namesrv") or 0]
         mq.kill("broker-a")
     assert not any(map(alive, pids))
@@ -132,7 +133,7 @@ def _text(path: Path) -> str:
 
 
 def test_a_fork_does_not_close_its_parents_broker() -> None:
-    with LocalBroker() as mq:
+    with LocalBroker(conf=WITHOUT_TIMERS) as mq:
         _in_a_fork(mq.close)
         mq.create_topic("t")
         _in_a_fork(lambda: _refused_in_a_fork(mq))
@@ -140,7 +141,7 @@ def test_a_fork_does_not_close_its_parents_broker() -> None:
 
 
 def test_a_fork_that_starts_it_ends_it() -> None:
-    mq = LocalBroker()
+    mq = LocalBroker(conf=WITHOUT_TIMERS)
 
     def run() -> None:
         with mq:
@@ -197,7 +198,7 @@ def test_python_is_killed(script: Callable[[str], Script], number: signal.Signal
     one.process.send_signal(number)
     one.process.wait()
     awaited(lambda: not any(map(alive, pids)))
-    with LocalBroker():  # any later start, of anybody with this cache
+    with LocalBroker(conf=WITHOUT_TIMERS):  # any later start, of anybody with this cache
         assert not data.exists()
     assert not _recorded(data)
 
@@ -230,4 +231,4 @@ def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LocalBrokerError, match=r"Java 17 or newer is needed, and there is none"):
-        LocalBroker().start()
+        LocalBroker(conf=WITHOUT_TIMERS).start()

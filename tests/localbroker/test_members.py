@@ -9,6 +9,7 @@ import pytest
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.errors import RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker, process
+from tests.fix_clusters import WITHOUT_TIMERS
 from tests.helpers import awaited
 from tests.localbroker.messages import read, send
 
@@ -17,7 +18,7 @@ BODIES = [b"message %d" % i for i in range(100)]
 
 def test_two_name_servers() -> None:
     """Each knows all brokers, one may be away, and one that comes back is told everything."""
-    with LocalBroker(brokers=2, name_servers=2, quiet=True) as mq:
+    with LocalBroker(brokers=2, name_servers=2, conf=WITHOUT_TIMERS, quiet=True) as mq:
         addresses = mq.name_server.split(";")
         assert addresses == [mq.address("namesrv"), mq.address("namesrv-2")]
         mq.create_topic("t", queues=2)
@@ -33,7 +34,7 @@ def test_two_name_servers() -> None:
 
 
 def test_slaves() -> None:
-    with LocalBroker(slaves=1) as mq:
+    with LocalBroker(slaves=1, conf=WITHOUT_TIMERS) as mq:
         assert (mq.brokers, mq.slaves) == (["broker-a"], ["broker-a-slave-1"])
         assert mq.admin.cluster()["broker-a"].addresses == {
             0: mq.address("broker-a"),
@@ -53,7 +54,7 @@ def test_slaves() -> None:
 
 
 def test_proxy() -> None:
-    with LocalBroker(proxy=True) as mq:
+    with LocalBroker(proxy=True, conf=WITHOUT_TIMERS) as mq:
         mq.create_topic("t")
         with BaseAdmin(mq.proxy_server) as through:
             assert through.route("t").brokers["broker-a"].master == mq.proxy_server
