@@ -395,6 +395,20 @@ def test_closing_sends_what_waits_and_fails_what_gets_no_answer(bench: Bench) ->
     assert all(isinstance(result.exception(0), ClosedError) for result in lost)
 
 
+def test_an_accumulator_ends_with_its_last_producer_also_if_ctrl_c_comes_while_that_leaves(bench: Bench) -> None:
+    batcher = batching.share("of one", ProducerSettings(group="g"), lambda: bench.timer("x-batch"))
+    close_all = batcher.accumulator.close_all
+
+    def interrupted() -> None:
+        batcher.accumulator.close_all = close_all  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    batcher.accumulator.close_all = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        batching.unshare("of one", batcher)
+    assert "of one" not in process.kept(batching._ACCUMULATORS)
+
+
 def test_a_message_that_slips_in_while_the_last_producer_closes_is_refused(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
     batcher = batcher_of(producer)

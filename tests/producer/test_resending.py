@@ -495,3 +495,6 @@ def test_what_was_stored_before_one_was_refused_is_not_sent_again_with_its_batch
     bench.sender.script = [error, refused(Response.MESSAGE_ILLEGAL), ConnectionLost("down")]
     assert resent(bench, resender, kept_batch(b"abcdef")).passing
     assert [bodies_of(request) for _, _, request in bench.sender.calls[:3]] == [b"abcdef", b"c", b"ef"]
+    bench.sender.script = [error, ConnectionLost("down")]
+    assert resent(bench, resender, kept_batch(b"abcdef")).passing
+    assert [bodies_of(request) for request in bench.sender.requests[3:]] == [b"abcdef", b"c"], "nothing overtakes it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,12 +15,20 @@ from rocketmq_spark.base.java import Long
 from rocketmq_spark.columnar.encode import columns
 from rocketmq_spark.columnar.encode.columns import batch_of
 from rocketmq_spark.columnar.encode.properties import BadRows
-from rocketmq_spark.errors import ClosedError, MessageRefused, OptionError, RouteNotFound, SendFailed
+from rocketmq_spark.errors import (
+    ClosedError,
+    MessageIllegal,
+    MessageRefused,
+    OptionError,
+    RouteNotFound,
+    SendFailed,
+)
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
 from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer.encoding import batch_request, prepare
 from rocketmq_spark.producer.outgoing import Outgoing
 from rocketmq_spark.producer.rows import inputs
+from rocketmq_spark.producer.rows.sent import Ends
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.queues.selection import select
 from rocketmq_spark.wire.properties import decode_properties
@@ -327,3 +336,15 @@ def test_more_than_a_column_takes_is_refused(bulk: Bulk, monkeypatch: pytest.Mon
     with pytest.raises(MessageRefused, match=r"nothing of this call was sent: message 1: .* 1 messages have 101 bytes"):
         bulk.producer().send_many([message(), message(b"x" * 101)])
     assert bulk.sender.calls == []
+
+
+def test_of_a_request_whose_first_message_was_refused_those_behind_it_were_not_sent() -> None:
+    """Nothing of it is stored, and what is behind it may be sent again without a thought."""
+    error, ends = MessageIllegal("too large"), Ends()
+    error.behind = ("b" * 32,)
+    ends.begin(np.frombuffer(b"a" * 32 + b"b" * 32, np.uint8).reshape(2, 32))
+    ends.add(np.arange(2), error)
+    refused, behind = ends.result()
+    assert refused is error
+    assert isinstance(behind, SendFailed)
+    assert "not sent, because an earlier message of its group was rejected: too large" in behind.message

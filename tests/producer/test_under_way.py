@@ -78,6 +78,21 @@ def test_what_waits_behind_a_failure_fails_and_the_queue_may_stay_shut(bench: Be
     assert found.in_flight.requests == (1 if stays else 2)
 
 
+def test_a_failure_shuts_its_queue_to_every_call_that_had_something_behind_it(bench: Bench) -> None:
+    """What follows would overtake what was given up. A call that had nothing there is another one's order."""
+    found, calls = under_way(bench), [dict[Any, Any]() for _ in range(3)]
+
+    def next_of(shut: dict[Any, Any]) -> Outgoing:
+        return sending(queue=q("a:0"), ordered=True, shut=shut)
+
+    first, second = map(next_of, calls[:2])
+    for each in (first, second):
+        assert found.put(each, 1) is None
+    found.take()
+    assert found.landed(first, LOST) == Landing([second], False)
+    assert [found.put(next_of(shut), 1) for shut in calls] == [LOST, LOST, None]
+
+
 def test_behind_a_message_that_is_refused_its_group_waits_no_more_and_the_other_groups_of_its_lane_go_on(
     bench: Bench,
 ) -> None:

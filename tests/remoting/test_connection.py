@@ -111,6 +111,20 @@ def test_a_call_times_out_and_its_late_answer_disturbs_nobody(broker: MockBroker
     assert not connection.closed
 
 
+def test_an_answer_that_is_being_handed_over_when_the_time_ends_is_waited_for(
+    broker: MockBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = mb.Held()
+    broker.on(PING, held)
+    connection = connect(broker.address)
+
+    def too_late(opaque: int) -> None:
+        held.wait(1)[0].answer(ok(a="1"))
+
+    monkeypatch.setattr(connection._conversation, "give_up", too_late)
+    assert connection.call(ping(), soon(0.05)).ext == {"a": "1"}
+
+
 def test_an_asynchronous_call_times_out(broker: MockBroker, connect: Connect) -> None:
     broker.on(PING, mb.never)
     connection, outcomes = connect(broker.address), Outcomes()
@@ -165,6 +179,23 @@ def test_a_server_that_reads_slowly_costs_deadlines_but_no_frames(connect: Conne
         assert all(len(command.body) == len(body) for command in broker.requests[:12])
         connection.call_each([(ping(n="last"), outcomes)], soon())
         assert isinstance(outcomes.wait()[0], Command)
+
+
+def test_what_found_another_writing_and_may_not_wait_is_written_a_moment_later(
+    broker: MockBroker, connect: Connect
+) -> None:
+    """The reader, which asks from within an answer, waits for no writer; and that one may have looked for the last time."""
+    broker.on(PING, ok())
+    connection, outcomes = connect(broker.address), Outcomes()
+
+    def asks_again(_: object) -> None:
+        with ThreadPoolExecutor(1) as writer:
+            assert writer.submit(connection._write_lock.acquire).result(60)
+            connection.call_each([(ping(), outcomes)], soon())
+            writer.submit(connection._write_lock.release).result(60)
+
+    connection.call_each([(ping(), asks_again)], soon())
+    assert isinstance(outcomes.wait()[0], Command)
 
 
 def test_a_server_that_takes_nothing_is_left(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:

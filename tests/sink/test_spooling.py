@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import MessageIllegal, RocketMQError, SpoolError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
+from rocketmq_spark.producer.in_flight import START
 from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.session.spools import open_store, resending, spools, worker_spool
 from rocketmq_spark.spark.sink import checks
@@ -37,7 +38,7 @@ class Moody(MockBroker):
 
     def __init__(self) -> None:
         super().__init__()
-        self.mood: Command | None = BUSY
+        self.mood: Command | Callable[[Call], Command | None] | None = BUSY
         self.kept: list[bytes] = []
         self.on(Request.SEND_BATCH_MESSAGE, self._send)
 
@@ -46,7 +47,7 @@ class Moody(MockBroker):
         self.on(Request.GET_ROUTEINFO_BY_TOPIC, route(4, {"broker-a": self.address}))
         return self
 
-    def _send(self, call: Call) -> Command:
+    def _send(self, call: Call) -> Command | None:
         if self.mood is not None:
             return self.mood(call) if callable(self.mood) else self.mood
         at = len(self.kept)
@@ -155,7 +156,9 @@ def test_keyed_rows_keep_their_order_through_the_spool(
 def test_what_may_not_pass_fails_the_task_and_nothing_of_it_is_kept(
     moody: Moody, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    moody.mood = refuse(Response.MESSAGE_ILLEGAL, "no")
+    """Nor of the batches that have no answer when one is refused: Spark repeats all of them."""
+    no = refuse(Response.MESSAGE_ILLEGAL, "no")
+    moody.mood = lambda call: no if len(moody.seen(Request.SEND_BATCH_MESSAGE)) == START else None
     with pytest.raises(MessageIllegal):
         Writes(moody.address, monkeypatch)(
             frame(body=numbered(300)), topic="t", batchMaxBytes=1_000, sendTimeout="2s",

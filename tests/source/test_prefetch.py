@@ -135,6 +135,12 @@ def test_it_can_be_switched_off(monkeypatch):
     assert not may_hand_over(type("Some", (), {}))
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """The driver does not leave to its task what a slow machine reads in more than a second."""
+    monkeypatch.setattr(tasks, "_PATIENCE_S", 60.0)
+
+
 class Runner:
     """PySpark's own runner of a source, called as Spark's JVM calls it."""
 
@@ -162,7 +168,7 @@ class Runner:
         return count, code, [row for batch in ArrowStreamSerializer().load_stream(answer) for row in batch.to_pylist()]
 
 
-def test_pyspark_takes_the_rows_and_asks_the_reader_as_before(rocketmq, topic):
+def test_pyspark_takes_the_rows_and_asks_the_reader_as_before(rocketmq, topic, patient):
     sent = feed(rocketmq, topic, 20, tags="t", properties={"a": "1"})
     made = Runner(rocketmq, subscribe=topic, startingOffsets="earliest")
     flags = io.BytesIO()
@@ -179,7 +185,7 @@ def test_pyspark_takes_the_rows_and_asks_the_reader_as_before(rocketmq, topic):
     assert json.loads(report.getvalue()[4:])["topics"] == json.loads(end)["topics"]
 
 
-def test_a_batch_whose_rows_are_all_filtered_out_is_handed_over_empty(rocketmq, topic):
+def test_a_batch_whose_rows_are_all_filtered_out_is_handed_over_empty(rocketmq, topic, patient):
     feed(rocketmq, topic, 3, tags="t")
     made = Runner(rocketmq, subscribe=topic, startingOffsets="earliest", tags="other")
     assert made.plan(made.run.ahead()) == (1, runner.EMPTY_PYARROW_RECORD_BATCHES, [])
@@ -209,7 +215,7 @@ def test_columns_that_spark_would_not_recognise_are_read_by_tasks(rocketmq, topi
     assert made.plan(made.run.ahead()) == (1, runner.PREFETCHED_RECORDS_NOT_FOUND, [])
 
 
-def test_rows_that_nobody_took_do_not_stay_for_the_next_batch(rocketmq, topic):
+def test_rows_that_nobody_took_do_not_stay_for_the_next_batch(rocketmq, topic, patient):
     feed(rocketmq, topic, 4)
     run = Run(rocketmq, subscribe=topic, startingOffsets="earliest")
     end = run.ahead()

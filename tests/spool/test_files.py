@@ -119,3 +119,14 @@ def test_the_disk_is_asked_for_its_room_after_some_bytes_and_after_some_time(
     assert room.problem(0, kib) is None
     left -= kib
     assert isinstance(room.problem(0, 1), SpoolFull)
+
+
+def test_3_16_a_new_folder_has_a_name_that_survives_a_power_cut_as_have_those_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what was kept in it is gone with its name, however often its files were synced."""
+    synced: list[Path] = []
+    monkeypatch.setattr(files, "sync_folder", synced.append)
+    for _ in range(2):
+        files.make_folder(tmp_path / "spools" / "worker")
+    assert sorted(synced) == [tmp_path, tmp_path / "spools"]

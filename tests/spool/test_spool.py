@@ -106,6 +106,18 @@ def test_when_a_broker_answers_again_what_it_holds_falls_due_at_once(fixture: Fi
     assert [one.request.body for one in fixture.resender.sent] == [b"x", b"z"]
 
 
+def test_the_answer_to_a_send_of_the_spool_itself_counts_too(fixture: Fixture) -> None:
+    """A producer that sends nothing more would else leave the others to their own pauses, of up to half an hour."""
+    fixture.resender.answer = lambda one: Resent(None, "down", passing=True)
+    fixture.spool.keep([send(b"old", "a:1"), send(b"elsewhere", "b:1")])
+    fixture.time.advance(40)
+    fixture.spool.keep([send(b"new", "a:2")])
+    fixture.resender.answer = lambda one: Resent(one.queue)
+    fixture.resender.sent.clear()
+    fixture.time.advance(3)
+    assert [one.request.body for one in fixture.resender.sent] == [b"new", b"old"]
+
+
 def test_after_a_restart_whatever_answers_may_be_what_was_waited_for(fixture: Fixture) -> None:
     fixture.resender.answer = lambda one: Resent(None, "down", passing=True)
     fixture.spool.keep([send(b"x", "a:1")])

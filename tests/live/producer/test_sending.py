@@ -213,8 +213,9 @@ def test_2_8_batches_for_a_queue_arrive_there_in_order(
 def test_2_14_every_message_of_a_batch_is_found_by_its_own_key(
     rocketmq_topic: str, producers: Any, java_peer: JavaPeer
 ) -> None:
-    producer, sender = producers(auto_batch=True, batch_max_delay_ms=500)
+    producer, sender = producers(auto_batch=True, batch_max_delay_ms=30_000)
     sent = [producer.send_async(Message(rocketmq_topic, b"x", keys=[f"own-{i}"])) for i in range(10)]
+    assert producer.flush(60)
     ids = [result.result(60).msg_id for result in sent]
     assert len(sender.sends) == 1
     assert java_peer.query(rocketmq_topic, "own-7") == [ids[7]]
@@ -224,8 +225,9 @@ def test_2_15_and_2_18_a_batchcq_topic_keeps_a_batch_together_with_one_id_and_al
     make_rocketmq_topic: Callable[..., str], producers: Any, java_peer: JavaPeer
 ) -> None:
     topic = make_rocketmq_topic(queues=1, attributes={"queue.type": "BatchCQ"})
-    producer, _ = producers(auto_batch=True, batch_max_delay_ms=500)
+    producer, _ = producers(auto_batch=True, batch_max_delay_ms=30_000)
     sent = [producer.send_async(Message(topic, f"{i}".encode(), tags="t", keys=[f"bcq-{i}"])) for i in range(3)]
+    assert producer.flush(60)
     results = [result.result(60) for result in sent]
     assert len({result.msg_id for result in results}) == 1
     assert {result.queue_offset for result in results} == {0}
