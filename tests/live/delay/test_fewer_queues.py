@@ -12,7 +12,7 @@ from rocketmq_spark.delay.node import NodeSettings, open_node
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire.envelope import Envelope
-from tests.helpers import stored
+from tests.helpers import WAIT_S, stored
 
 
 def test_what_waits_in_a_queue_that_its_topic_has_no_more_is_sent(
@@ -32,11 +32,11 @@ def test_what_waits_in_a_queue_that_its_topic_has_no_more_is_sent(
     try:
         with Producer(name_server=rocketmq.name_server, group="p") as producer:
             producer.send(Message(inner, body), queue=gone)
-        assert wait_until(lambda: node.waiting == 1, Deadline.after(30), 0.02)
+        assert wait_until(lambda: node.waiting == 1, Deadline.after(WAIT_S), 0.02)
         rocketmq.admin.resize_topic(inner, 1, ["broker-a"])
-        assert wait_until(lambda: gone not in node._seen, Deadline.after(90), 0.1)
+        assert wait_until(lambda: gone not in node._seen, Deadline.after(WAIT_S), 0.1)
         lead_s = 3600.0
-        assert wait_until(lambda: node.sent == 1, Deadline.after(30), 0.02)
+        assert wait_until(lambda: node.sent == 1, Deadline.after(WAIT_S), 0.02)
     finally:
         over.set()
         running.join(60)
