@@ -256,6 +256,22 @@ def test_offsets_that_nobody_may_set(broker: MockBroker, group: Parts) -> None:
     assert e.value.remedy == "Check that broker, and try again"
 
 
+def test_an_offset_that_another_process_replaced_at_once_is_not_called_set(broker: MockBroker, group: Parts) -> None:
+    first, second = (MessageQueue("t", "broker-a", number) for number in (0, 1))
+    group.routes.existing("t")
+    broker.on(Request.UPDATE_CONSUMER_OFFSET, ok())
+    broker.on(AT, lambda call: ok(offset=3 + int(call.ext("queueId"))))
+    with pytest.raises(OffsetError, match="the offset of t/broker-a/1 was set to 3 and is 4") as e:
+        groups.store_offsets(group, "g", {first: 3, second: 3})
+    assert "Another process commits offsets" in (e.value.remedy or "")
+
+
+def test_offsets_of_retries_are_changed_by_name_only(broker: MockBroker, group: Parts, monkeypatch: Any) -> None:
+    monkeypatch.setattr(type(group.admin), "consumed_topics", lambda admin, name: ["%RETRY%g", "t"])
+    changes = groups.offset_changes(group, "g", [], "earliest")
+    assert {change.queue.topic for change in changes} == {"t"}
+
+
 def test_names_that_no_group_has_and_groups_that_are_not_to_be_deleted(broker: MockBroker, group: Parts) -> None:
     with pytest.raises(OptionError, match="a b, contains illegal characters"):
         groups.offset_changes(group, "a b", ["t"], "earliest")

@@ -44,6 +44,20 @@ def test_a_broker_that_hangs_takes_no_time_from_the_queues_of_others(broker: Moc
         parts.pool.close()
 
 
+def test_an_offset_whose_broker_is_not_waited_for_is_not_stored(broker: MockBroker) -> None:
+    with MockBroker({Request.UPDATE_CONSUMER_OFFSET: never}) as hangs:
+        parts = Parts(broker.address)
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": hangs.address, "broker-b": broker.address}))
+        broker.on(Request.UPDATE_CONSUMER_OFFSET, ok())
+        parts.routes.get("t")
+        slow, quick = QUEUE, QUEUE._replace(broker_name="broker-b")
+        deadline = Deadline.after(600.0)
+        failed = parts.committer.commit_each("g", {slow: 5, quick: 5}, deadline, 0.02)
+        assert [(queue, type(error)) for queue, error in failed.items()] == [(slow, CallTimeout)]
+        assert deadline.remaining() > 300.0, "half of the time is not waited for"
+        parts.pool.close()
+
+
 def test_members(broker: MockBroker, parts: Parts) -> None:
     parts.routes.get("t")
     broker.on(Request.GET_CONSUMER_LIST_BY_GROUP, ok(json.dumps({"consumerIdList": ["me@1"]}).encode()))

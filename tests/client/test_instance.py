@@ -237,11 +237,11 @@ def test_a_master_that_hangs_takes_no_time_from_the_others(
     caplog.set_level("INFO", "rocketmq_spark.client")
     with MockBroker({Request.HEART_BEAT: never, Request.UNREGISTER_CLIENT: never}) as hangs, MockBroker() as server:
         server.on(ROUTE, route(1, {"a": hangs.address, "b": broker.address}))
-        parts = Parts(server.address, request_timeout_s=0.5)
+        parts = Parts(server.address, request_timeout_s=2.0)
         parts.routes.get("t")
         leave = parts.sender.join("g", 0.0)
-        parts.instance.heartbeat(Deadline.after(0.5))
-        leave(Deadline.after(0.5))
+        parts.instance.heartbeat(Deadline.after(2.0))
+        leave(Deadline.after(2.0))
         assert (len(hangs.seen(Request.HEART_BEAT)), len(beats(broker)), len(left(broker))) == (1, 1, 1)
         assert caplog.text.count("failed") == 2
         assert broker.address not in caplog.text

@@ -167,7 +167,7 @@ def test_where_the_requester_is_not_known_the_other_brokers_are_asked(
 def test_a_broker_that_hangs_leaves_time_for_the_other(broker: MockBroker, parts: Parts, two: MockBroker) -> None:
     broker.on(Request.SEND_REPLY_MESSAGE_V2, never)
     parts.routes.get("t")
-    parts.replies.reply(question(), ANSWER, "g", Deadline.after(1.0))
+    parts.replies.reply(question(), ANSWER, "g", Deadline.after(3.0))
     assert len(two.seen(Request.SEND_REPLY_MESSAGE_V2)) == 1
     with pytest.raises(CallTimeout, match="no time to send the reply"):
         parts.replies.reply(question(), ANSWER, "g", Deadline.after(0))
@@ -466,7 +466,7 @@ def test_a_requester_waits_for_no_heartbeat_that_a_broker_holds_up(
         connected_clients.clients.clear()  # an older connection ended
         parts.replies.join("askers", 0)
         parts.replies.expect("ID", lambda _: None)()
-        asking = threading.Thread(target=parts.replies.announce, args=(Deadline.after(0.5),))
+        asking = threading.Thread(target=parts.replies.announce, args=(Deadline.after(2.0),))
         asking.start()
         asking.join(20)
         assert (asking.is_alive(), beating.is_alive()) == (False, True)

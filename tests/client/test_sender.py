@@ -277,6 +277,11 @@ def test_11_15_a_queue_whose_broker_is_unknown_asks_for_the_route_once(
         with pytest.raises(BrokerNotFound, match="broker-b"):
             parts.sender.send(elsewhere, request, parts.soon)
     assert len(broker.seen(ROUTE)) == 1
+    future: Future[SendResult | RocketMQError] = Future()
+    parts.sender.send_async(elsewhere, request, parts.soon, future.set_result)
+    error = future.result(60)
+    assert isinstance(error, BrokerNotFound)
+    assert error.unsent, "nobody need look whether it is stored"
 
 
 @pytest.mark.parametrize("conf", ["broker-a", "broker-a:many", "broker-a:4;broker-b"])

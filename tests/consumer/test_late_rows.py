@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from typing import Any
 
+from rocketmq_spark.errors import CallTimeout
 from tests.consumer.group import GroupBench
 from tests.consumer.test_arrow import A, arrow, numbers, started
 from tests.mockbroker import eventually
@@ -28,8 +29,8 @@ class Door:
         self.lock.release()
 
 
-def hanging(arrow: GroupBench) -> tuple[Any, Any, threading.Event]:
-    """A member whose listener hangs with three rows until it may go on, and then fails."""
+def hanging(arrow: GroupBench, rows: int = 3) -> tuple[Any, Any, threading.Event]:
+    """A member whose listener hangs with so many rows until it may go on, and then fails."""
     inside, go_on = threading.Event(), threading.Event()
 
     def listener(batch: Any, context: Any) -> Any:
@@ -41,7 +42,7 @@ def hanging(arrow: GroupBench) -> tuple[Any, Any, threading.Event]:
 
     consumer, port = started(arrow, listener, consume_timeout_s=60.0)
     arrow.workers[0].threads = []
-    arrow.brokers.send(A, *numbers(3))
+    arrow.brokers.send(A, *numbers(rows))
     arrow.time.advance(0.1)
     assert inside.wait(60)
     return consumer, port, go_on
@@ -89,3 +90,27 @@ def test_rows_that_are_on_their_way_back_are_not_late(arrow: GroupBench) -> None
     assert Counter(body for body, _, _ in port.seen("send_back")) == Counter(numbers(3))
     arrow.time.advance(10)
     assert arrow.brokers.offsets[A] == 3
+
+
+def test_a_broker_that_hangs_is_tried_with_some_of_many_late_rows(arrow: GroupBench) -> None:
+    """The offsets of other queues are stored by the same thread."""
+    _, port, go_on = hanging(arrow, 9)
+    (thread,) = arrow.workers[0].threads or []
+    send_back, tried = port.send_back, list[bytes]()
+    arrow.brokers.failing["send_to_retry"] = CallTimeout("not in time")
+
+    def hangs(group: str, message: Any, *how: Any) -> None:
+        tried.append(message.body)
+        arrow.time.now += 4.0
+        raise CallTimeout("not in time")
+
+    port.send_back = hangs
+    arrow.time.advance(121)
+    assert tried == numbers(3), "after ten seconds it is left alone"
+    port.send_back = send_back
+    arrow.brokers.failing.clear()
+    go_on.set()
+    thread.join(60)
+    arrow.time.advance(10)
+    assert Counter(body for body, _, _ in port.seen("send_back")) == Counter(numbers(9))
+    assert arrow.brokers.offsets[A] == 9

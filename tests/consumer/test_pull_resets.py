@@ -11,6 +11,7 @@ from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.model import MASTER_ID, MessageQueue, PullAnswer, PullStatus
 from rocketmq_spark.model.membership import ResetOffsets
 from tests.consumer.fake_member import AT_ONCE, A, B, Done, FakeMember, Hand, bodies
+from tests.helpers import raising
 
 OTHER = MessageQueue("u", "b", 0)
 
@@ -114,6 +115,24 @@ def test_a_queue_that_has_come_back_meanwhile_goes_on_there(
     consumer._shared.changed()
     consumer._upkeep.rebalance()
     hand.time.run_due()
+    assert consumer.assignment() == [A, B]
+    assert fake.stored[A] == 2
+    assert bodies(consumer.poll(AT_ONCE)) == list(range(2, 9))
+
+
+def test_what_was_left_of_a_queue_that_comes_back_is_not_stored_over_a_reset(
+    fake: FakeMember, consumer: BasePullConsumer, hand: Hand
+) -> None:
+    """Ctrl-C came before its last offset was stored, and a member that had it meanwhile was told of a reset."""
+    finished(fake, consumer, hand)
+    fake.ids, real = ["Me", "me"], fake.commit
+    fake.commit = raising(KeyboardInterrupt())  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        consumer._upkeep.rebalance()
+    assert consumer.assignment() == [B]
+    fake.commit, fake.stored[A] = real, 2  # type: ignore[method-assign]
+    fake.ids = ["me"]
+    consumer._upkeep.rebalance()
     assert consumer.assignment() == [A, B]
     assert fake.stored[A] == 2
     assert bodies(consumer.poll(AT_ONCE)) == list(range(2, 9))

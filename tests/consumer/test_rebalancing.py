@@ -363,22 +363,30 @@ def test_a_rebalance_for_which_there_is_no_thread_is_made_by_the_next_that_wakes
     assert len(port.seen("members")) > asked
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["before its queues are released", "behind that"])
+@pytest.mark.parametrize(
+    "when", ["before its queues are released", "behind that", "while brokers are told that it leaves"]
+)
 def test_a_reset_that_comes_while_a_consumer_ends_is_stored(
-    group: GroupBench, monkeypatch: pytest.MonkeyPatch, before: bool
+    group: GroupBench, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     group.brokers.send(q("a:0"), b"1", b"2", b"3")
     consumer, port = group.start()
     group.time.advance(1)
-    assert consumer._running is not None
-    part = consumer._running._upkeep if before else consumer._running._ownership
-    name = "close" if before else "leave"
+    running = consumer._running
+    assert running is not None
+    part, name = {
+        "before its queues are released": (running._upkeep, "close"),
+        "behind that": (running._ownership, "leave"),
+    }.get(when, (running, "_leave"))
     last_words = getattr(part, name)
 
     def reset_beside(*given: object) -> None:
-        last_words(*given)
+        if part is not running:
+            last_words(*given)
         assert port.asked is not None
         port.asked("a:1", ResetOffsets("T", {q("a:0"): 1}))
+        if part is running:
+            last_words(*given)
 
     monkeypatch.setattr(part, name, reset_beside)
     consumer.stop()

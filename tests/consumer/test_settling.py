@@ -52,6 +52,23 @@ def test_what_stays_in_hand_gets_more_time_before_it_needs_it():
     assert bench.in_hand.begin(lent, bench.timer.lease_ms() + 29_999)
 
 
+def test_more_time_counts_from_when_it_was_asked_for():
+    """The Proxy's began at that moment or later; another member may have the message when it is over."""
+    bench = PopBench()
+    (lent,) = bench.lent(of("A"))
+    change = bench.proxy.change_invisible
+
+    def slow(*given):
+        change(*given)
+        bench.time.advance(4)  # the answer is on its way
+
+    bench.proxy.change_invisible = slow
+    bench.time.advance(10)
+    renewed(bench)
+    assert bench.in_hand.begin(lent, bench.timer.lease_ms() + 25_999)
+    assert not bench.in_hand.begin(lent, bench.timer.lease_ms() + 26_000)
+
+
 def test_a_proxy_that_is_away_for_a_moment_is_asked_again():
     bench = PopBench()
     (lent,) = bench.lent(of("A"))

@@ -179,7 +179,7 @@ def test_a_broker_that_does_not_answer_for_locks_takes_no_thread_of_a_listener()
     assert asked.wait(60)
     brokers.send(q("b:0"), b"3")
     try:
-        eventually(lambda: got == [b"1", b"3"], 5)
+        eventually(lambda: got == [b"1", b"3"], 30)
     finally:
         go_on.set()
     eventually(lambda: got == [b"1", b"3", b"2"], 60)

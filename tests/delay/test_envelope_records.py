@@ -136,7 +136,8 @@ def test_a_queue_that_is_none_is_any_queue(number: str) -> None:
 
 
 def test_only_topics_that_are_allowed_are_delivered_to() -> None:
-    to_some = envelope_records.sending(ProducerSettings(group="g"), DEAD_TOPIC, ("ord*", "bills"))
+    policy = envelope_records.trade(ProducerSettings(group="g"), DEAD_TOPIC, 64, ("ord*", "bills"))
+    to_some = policy.sends[envelope_records.KIND]
     for topic, there in {"orders": "orders", "bills": "bills", "bills2": DEAD_TOPIC, "Orders": DEAD_TOPIC}.items():
         envelope = ORDER._replace(topic=topic)
         assert to_some(record(envelope)).topic == there

@@ -122,12 +122,13 @@ class Scripted:
 @contextmanager
 def talking(**access: Any) -> Iterator[tuple[Scripted, ProxySender, MessageQueue]]:
     scripted = Scripted()
-    with serving(scripted.answers()) as address, contextlib.closing(client(address, **access)) as proxy:
+    given = {"request_timeout_s": 60.0, **access}
+    with serving(scripted.answers()) as address, contextlib.closing(client(address, **given)) as proxy:
         yield scripted, ProxySender(proxy, lambda request: [PART]), MessageQueue("t", address, 0)
 
 
 def soon() -> Deadline:
-    return Deadline.after(10)
+    return Deadline.after(60)
 
 
 def test_a_proxy_knows_whom_to_ask_before_it_has_the_half_message() -> None:

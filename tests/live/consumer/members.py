@@ -21,6 +21,7 @@ from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
+from tests.mockbroker import eventually
 from tests.witness import java_command
 
 _numbers = itertools.count()
@@ -125,6 +126,12 @@ class Members:
             # A broker closes a connection two minutes after the last word of a member that was there and said no goodbye
             # that it heard; the connection is that of all tests of this process.
             return self.mq.admin.brokers.committed(self.group, queues, Deadline.after(10))
+
+    def all_stored(self, count: int) -> None:
+        """Until the offsets of so many messages are stored, before who consumed them leaves: of what a member stores as it
+        leaves, a broker may go back to the older offset of a pull that was under way (as with Java's members).
+        """
+        eventually(lambda: sum(offset or 0 for offset in self.stored().values()) == count, 60)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from tests.witness import java_read
 _clients = itertools.count(5000)
 MANY = 12_000  # so many that they are read ahead
 WAIT_S = 60.0
+OFTEN = {"persist_consumer_offset_interval": "200ms"}
 
 
 class Group:
@@ -40,7 +41,7 @@ class Group:
         self.all: list[Consumer] = []
 
     def make(self, **options: Any) -> Consumer:
-        given = {"consume_from_where": "earliest", "arrow": True, **options}
+        given = {"consume_from_where": "earliest", "arrow": True, **OFTEN, **options}
         self.all.append(Consumer(self.mq.name_server, self.name, connect_timeout=next(_clients), **given))
         return self.all[-1]
 
@@ -76,6 +77,10 @@ class Group:
         found = self.mq.admin.brokers.committed(self.name, queues, Deadline.after(10))
         return sum(offset or 0 for offset in found.values())
 
+    def all_stored(self, count: int, topic: str | None = None) -> None:
+        """Before who consumed them leaves: see ``Members.all_stored``."""
+        eventually(lambda: self.stored(topic) == count, WAIT_S)
+
 
 def owned(consumer: Consumer, topic: str) -> int:
     running = consumer._running
@@ -99,6 +104,7 @@ def test_a_backlog_comes_once_in_large_batches_and_what_follows_in_small_ones(ba
     assert max(batches.sizes) > 32
     sent += feed(batches.mq, batches.topic, 40)
     eventually(lambda: len(batches.bodies()) >= len(sent), WAIT_S)
+    batches.all_stored(len(sent))
     assert consumer.stop() == []
     assert Counter(batches.bodies()) == Counter(sent)
     assert batches.stored() == len(sent)
@@ -121,10 +127,12 @@ def test_two_members_that_join_and_leave_get_all_rows(batches: Group, ordered: b
     eventually(lambda: set(batches.bodies()) == set(sent), WAIT_S)
     calm = feed(batches.mq, batches.topic, MANY)
     eventually(lambda: set(batches.bodies()) == {*sent, *calm}, WAIT_S)
+    batches.all_stored(len(sent) + len(calm))
     assert second.stop() == []
     eventually(lambda: owned(first, batches.topic) == 8, WAIT_S)
     calm += feed(batches.mq, batches.topic, 400)
     eventually(lambda: set(batches.bodies()) == {*sent, *calm}, WAIT_S)
+    batches.all_stored(len(sent) + len(calm))
     assert first.stop() == []
     counts = Counter(batches.bodies())
     assert [body for body in calm if counts[body] > 1] == []  # of the first ones some may have come to both
@@ -145,6 +153,7 @@ def test_rows_that_fail_come_again_and_then_they_are_dead_letters(batches: Group
     consumer = batches.start(listener, max_reconsume_times=2)
     retry = RETRY_PREFIX + batches.name
     eventually(lambda: len(set(batches.bodies())) == 600 and consumer.stats().sent_back == 3 * len(failed), WAIT_S)
+    batches.all_stored(2 * len(failed), retry)
     assert consumer.stop() == []
     assert Counter(batches.bodies()) == Counter([*sent, *failed, *failed])
     assert 300 <= len(failed) < 600
@@ -166,6 +175,7 @@ def test_an_ordered_batch_that_fails_comes_again_in_place_until_it_is_dead(batch
 
     consumer = batches.start(listener, ordered=True, max_reconsume_times=2, consume_message_batch_max_size=20)
     eventually(lambda: consumer.stats().consumed == 90 - len(failing) and failing != set(), WAIT_S)
+    batches.all_stored(90)
     assert consumer.stop() == []
     bad = [offset for _, _, offset in batches.got if offset in failing]
     assert bad == 3 * sorted(failing)
@@ -201,11 +211,12 @@ def test_coroutines_get_batches(batches: Group) -> None:
                 done.set()
 
         async with aio.Consumer(
-            batches.mq.name_server, batches.name, arrow=True, consume_from_where="earliest"
+            batches.mq.name_server, batches.name, arrow=True, consume_from_where="earliest", **OFTEN
         ) as consumer:
             await consumer.subscribe(batches.topic)
             await consumer.start(listener)
             await asyncio.wait_for(done.wait(), WAIT_S)
+            await asyncio.to_thread(batches.all_stored, len(sent))
 
     asyncio.run(consume())
     assert Counter(batches.bodies()) == Counter(sent)

@@ -16,6 +16,7 @@ from rocketmq_spark.base.clock import Deadline, wait_until
 from rocketmq_spark.delay.node import NodeSettings, open_node
 from rocketmq_spark.localbroker import LocalBroker
 from tests.fix_spark import ROOT
+from tests.helpers import WAIT_S
 
 DAYS_10 = 10 * 24 * 3600
 
@@ -32,7 +33,7 @@ class Node:
         self._thread.start()
 
     def holds(self, count: int) -> bool:
-        return wait_until(lambda: self.service.waiting == count, Deadline.after(30), 0.02)
+        return wait_until(lambda: self.service.waiting == count, Deadline.after(WAIT_S), 0.02)
 
     def __enter__(self) -> Self:
         return self

@@ -9,10 +9,11 @@ from pathlib import Path
 from rocketmq_spark import Message, Producer
 from rocketmq_spark.base.clock import Deadline, wait_until
 from rocketmq_spark.delay.node import NodeSettings, open_node
+from rocketmq_spark.delay.release import PROBLEM
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire.envelope import Envelope
-from tests.helpers import stored
+from tests.helpers import WAIT_S, stored
 
 
 def test_what_waits_in_a_queue_that_its_topic_has_no_more_is_sent(
@@ -21,23 +22,29 @@ def test_what_waits_in_a_queue_that_its_topic_has_no_more_is_sent(
     inner = f"{topic}-inner"
     rocketmq.create_topic(inner, queues=2)
     lead_s = 0.0  # of the node's clock
-    place = NodeSettings(tmp_path / "n", inner, f"{topic}-dead", lambda: int(1000 * (time.time() + lead_s)))
+    place = NodeSettings(tmp_path / "n", inner, f"{topic}-dead", lambda: int(1000 * (time.time() + lead_s)), (topic,))
     node = open_node(place, name_server=rocketmq.name_server, group=f"g_{topic}")
     over = threading.Event()
     running = threading.Thread(target=node.run, args=(over,))
     running.start()
     now_ms = time.time_ns() // 1_000_000
     body = Envelope(topic, now_ms + 3_600_000, "one", now_ms, 0, "UNIQ_KEY\x01one\x02", b"one").pack()
+    elsewhere = Envelope(place.dead_topic, now_ms + 3_600_000, "two", now_ms, 0, "UNIQ_KEY\x01two\x02", b"two").pack()
     gone = MessageQueue(inner, "broker-a", 1)
     try:
         with Producer(name_server=rocketmq.name_server, group="p") as producer:
             producer.send(Message(inner, body), queue=gone)
-        assert wait_until(lambda: node.waiting == 1, Deadline.after(30), 0.02)
+            producer.send(Message(inner, elsewhere), queue=gone._replace(queue_id=0))
+        assert wait_until(lambda: node.waiting == 2, Deadline.after(WAIT_S), 0.02)
         rocketmq.admin.resize_topic(inner, 1, ["broker-a"])
-        assert wait_until(lambda: gone not in node._seen, Deadline.after(90), 0.1)
+        assert wait_until(lambda: gone not in node._seen, Deadline.after(WAIT_S), 0.1)
         lead_s = 3600.0
-        assert wait_until(lambda: node.sent == 1, Deadline.after(30), 0.02)
+        assert wait_until(lambda: node.sent == 2, Deadline.after(WAIT_S), 0.02)
     finally:
         over.set()
         running.join(60)
     assert [message.body for message in stored(rocketmq, topic, 1)] == [b"one"]
+    (dead,) = stored(rocketmq, place.dead_topic, 1)
+    assert "is none of those that messages may be delivered to" in dead.properties[PROBLEM], (
+        "this node may not send there"
+    )

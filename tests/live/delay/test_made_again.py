@@ -13,7 +13,7 @@ from rocketmq_spark.base.clock import Deadline, wait_until
 from rocketmq_spark.delay.node import NodeSettings, open_node
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.wire.envelope import Envelope
-from tests.helpers import stored
+from tests.helpers import WAIT_S, stored
 
 
 @pytest.mark.parametrize("more", [1, 6])
@@ -40,8 +40,8 @@ def test_what_comes_in_an_inner_topic_that_was_made_again_is_sent(
                 envelope = Envelope(topic, due_ms, name, due_ms, 0, f"UNIQ_KEY\x01{name}\x02", name.encode())
                 producer.send(Message(inner, envelope.pack()))
                 if name.startswith("old"):
-                    assert wait_until(lambda sent=sent: node.sent == sent + 1, Deadline.after(30), 0.02)
-        assert wait_until(lambda: node.sent == len(names), Deadline.after(30), 0.02)
+                    assert wait_until(lambda sent=sent: node.sent == sent + 1, Deadline.after(WAIT_S), 0.02)
+        assert wait_until(lambda: node.sent == len(names), Deadline.after(WAIT_S), 0.02)
     finally:
         over.set()
         running.join(60)
