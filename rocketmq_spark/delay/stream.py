@@ -31,7 +31,8 @@ from rocketmq_spark.model import NO_FILTER
 from rocketmq_spark.model.membership import BrokerRequest, Membership
 from rocketmq_spark.wire.envelope import DIGEST_AT, DIGEST_END, DUE_AT, INNER_TOPIC, MAGIC, VERSION
 
-GROUP = "rocketmq_delay_job"
+# A group for each topic of envelopes: members of one group must not subscribe to different topics.
+_GROUP = "rocketmq_delay_job_{topic}"
 _REQUEST_S, _HEARTBEAT_S = 3.0, 30.0
 
 
@@ -41,8 +42,11 @@ def _say_nothing(broker: str, question: BrokerRequest) -> None:
 
 @contextlib.contextmanager
 def present(topic: str = INNER_TOPIC, **options: object) -> Iterator[None]:
-    """Registers a member of a group (option ``group``) that subscribes to ``topic``, inside a ``with`` block. Reads nothing."""
-    parsed = options_table.parse({"group": GROUP, **options}).for_role("pull consumer")
+    """Registers a member of a group that subscribes to ``topic``, inside a ``with`` block. Reads nothing.
+
+    The group is that of option ``group``, by default ``rocketmq_delay_job_`` and the topic.
+    """
+    parsed = options_table.parse({"group": _GROUP.format(topic=topic), **options}).for_role("pull consumer")
     member = session.member(parsed)
     membership = Membership({topic: NO_FILTER}, {topic: time.time_ns() // 1_000_000}, "CONSUME_ACTIVELY")
     member.queues(topic, Deadline.after(_REQUEST_S))  # finds the brokers to which heartbeats go

@@ -159,9 +159,12 @@ def test_rocketmq_2836_live_members_are_warned_about(rocketmq, topic, group, cap
     assert "live members" not in caplog.text
     member = GroupMembership(group, {topic: Subscription()})
     heartbeat = rpc.HEART_BEAT.request(wire_bodies.heartbeat("10.0.0.9@java", memberships=[member]))
-    rocketmq.admin.brokers.calls.ask(rocketmq.address("broker-a"), heartbeat)
+    calls, address = rocketmq.admin.brokers.calls, rocketmq.address("broker-a")
+    calls.ask(address, heartbeat)
     again = Run(rocketmq, run.offset, subscribe=topic, group=group)
     again.latest()
+    # A member that is not heard of for two minutes would be dropped with its connection, which is all tests'.
+    calls.ask(address, rpc.UNREGISTER_CLIENT.request(clientID="10.0.0.9@java", consumerGroup=group))
     (line,) = [record.getMessage() for record in caplog.records if "live members" in record.getMessage()]
     assert group in line
     assert "10.0.0.9@java" in line
