@@ -43,9 +43,25 @@ SPARK_PLACES = {"examples", "notebooks", "spark", "test_packaging.py", "test_pla
 LONG = {"kill", "chaos", "notebooks", "examples"}
 # Folders in memory whose tests wait more than they work.
 WAITING = {"client", "consumer", "contracts", "fuzz"}
-# Files of these that take longest, a minute and half of one: they come before others with brokers, so that no process ends with
-# one of them.
-LENGTHY = {"test_hostile.py", "test_backlog.py"}
+# The files that take longest, half a minute and more: they come before others that wait, so that no process ends with one.
+LENGTHY = (
+    "fuzz/test_hostile.py",
+    "consumer/test_backlog.py",
+    "spark/test_cluster.py",
+    "live/producer/test_halves_counted.py",
+    "live/consumer/test_retries.py",
+    "live/loss/test_truncation.py",
+    "live/loss/test_holes.py",
+    "live/consumer/test_tools.py",
+    "localbroker/test_cluster.py",
+    "localbroker/test_cluster_ends.py",
+    "live/producer/test_transactions.py",
+    "compat/test_access.py",
+    "live/producer/test_many_halves.py",
+    "localbroker/test_members.py",
+    "live/grpc/test_kills.py",
+    "cli/test_broker.py",
+)
 # Clusters that tests share (fix_clusters), by the names of their fixtures, in the order in which their tests run.
 SHARED = ("secured", "encrypted", "elsewhere", "slaved", "older", "timerless", "one_broker", "two_brokers", "proxied")
 # What is started once for all tests that ask for it: where tests are shared out, they go to one process, whatever file they
@@ -231,7 +247,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         order: dict[str, tuple[int, bool, int]] = {}
         for place, item in enumerate(items):
             scope = scopes[item.nodeid]
-            order[scope] = min(_turn(item, scope), order.get(scope, (4,))[0]), item.path.name not in LENGTHY, -place
+            order[scope] = min(_turn(item, scope), order.get(scope, (4,))[0]), not _lengthy(item), -place
         items.sort(key=lambda item: order[scopes[item.nodeid]])
         if worker["scopes"]:
             waiting = [scope for scope, (turn, *_) in order.items() if turn in _WAIT]
@@ -269,9 +285,13 @@ def _turn(item: pytest.Item, scope: str) -> int:
         return 0
     if LONG.intersection(item.path.parts):
         return 1
-    if marks_of(item) & {"live", "slow", "spark"} or item.path.name in LENGTHY:
+    if marks_of(item) & {"live", "slow", "spark"} or _lengthy(item):
         return 2
     return 3 if WAITING.intersection(item.path.parts) else 4
+
+
+def _lengthy(item: pytest.Item) -> bool:
+    return item.path.as_posix().endswith(LENGTHY)
 
 
 def marks_of(item: pytest.Item) -> set[str]:
