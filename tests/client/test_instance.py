@@ -20,8 +20,8 @@ from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import parse_subscription
 from tests.client.conftest import Parts
 from tests.harness import store
-from tests.helpers import RAISED, raising
-from tests.mockbroker import WAIT_S, MockBroker, eventually, never, ok, refuse, route
+from tests.helpers import RAISED, raising, waits_in
+from tests.mockbroker import WAIT_S, Held, MockBroker, eventually, never, ok, ping, refuse, route
 from tests.producer.scripted import ManualTimer, Time
 
 ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
@@ -146,6 +146,28 @@ def test_the_last_of_a_group_tells_that_it_leaves(broker: MockBroker, parts: Par
     ]
     parts.instance.heartbeat(parts.soon)
     assert beats(broker) == []
+
+
+def test_who_leaves_waits_for_a_heartbeat_that_is_under_way(broker: MockBroker, parts: Parts) -> None:
+    """Brokers that handle it later would have the member again, and its queues would belong to nobody for two minutes."""
+    parts.routes.get("t")
+    member, held, early = consumer(), Held(), list[bool]()
+    parts.instance.join(member)
+    answered = threading.Event()
+    broker.on(Request.HEART_BEAT, held)
+    broker.on(Request.UNREGISTER_CLIENT, lambda call: early.append(not answered.is_set()) or ok())
+    beat = threading.Thread(target=parts.instance.heartbeat, args=(parts.soon,))
+    beat.start()
+    (call,) = held.wait(1)
+    leaves = threading.Thread(target=parts.instance.leave, args=(member, parts.soon))
+    leaves.start()
+    waits_in(leaves, Instance.leave)
+    parts.calls.exchange(broker.address, ping(), parts.soon)  # behind what would have been said by now
+    answered.set()
+    call.answer(ok())
+    for thread in (beat, leaves):
+        thread.join(WAIT_S)
+    assert early == [False]
 
 
 def test_4_31_a_consumer_group_has_one_member_here(parts: Parts) -> None:

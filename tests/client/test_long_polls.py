@@ -326,9 +326,10 @@ def test_a_message_that_ends_before_its_addresses_would_comes_raw() -> None:
     assert [m.decode_error is None for m in found] == [True, True, False]
 
 
-@pytest.mark.parametrize("size", [0, 1, 50, 90])
+@pytest.mark.parametrize("size", [0, 1, 50, 90, 91, 95, 100])
 def test_one_message_whose_size_is_too_small_is_one_and_its_neighbours_are_read(size: int) -> None:
-    stored = [store("t", b"%d" % n, queue_offset=n) for n in (5, 6, 7)]
+    """From 91 on what it leaves looks like one more: with an offset of its own, a commit would skip the next one."""
+    stored = [store("t", b"%d" % n, "TAGS\x01Aa\x02", queue_offset=n) for n in (5, 6, 7)]
     stored[1] = size.to_bytes(4, "big") + stored[1][4:]
     found = list(wanted_of(REQUEST, b"".join(stored), NO_SCOPE, 8))
     assert [m.queue_offset for m in found] == [5, 6, 7]

@@ -132,6 +132,20 @@ def test_a_broker_that_refuses_the_answer_is_logged_and_the_next_question_is_han
     broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 2)
 
 
+def test_a_commit_that_the_broker_refused_does_not_roll_back_what_it_asks_about_next(
+    broker: MockBroker, tenant: Parts
+) -> None:
+    """As what crosses a commit is rolled back: the message would be lost."""
+    tenant.routes.get("t")
+    broker.on(Request.END_TRANSACTION, [refuse(Response.SYSTEM_ERROR, "not now"), ok()])
+    tenant.sender.join("pg", 0, lambda message, place: lambda: COMMIT)
+    for count in (1, 2):
+        broker.ask(question(HALF))
+        broker.wait_for(lambda count=count: len(broker.seen(Request.END_TRANSACTION)) == count)  # type: ignore[misc]
+        eventually(lambda: not copies_of(tenant)._newest)
+    assert [c.ext["commitOrRollback"] for c in broker.seen(Request.END_TRANSACTION)] == ["8", "8"]
+
+
 @pytest.mark.parametrize("asked", [False, True], ids=["by the program", "by an answer"])
 def test_a_master_that_took_the_place_of_the_one_that_confirmed_a_commit_gets_it_again(
     broker: MockBroker, tenant: Parts, asked: bool

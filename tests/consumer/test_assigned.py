@@ -108,6 +108,17 @@ def test_what_failed_is_asked_again_later_at_the_master() -> None:
     assert one.next_retry(2.0) is None
 
 
+def test_the_offset_of_a_broker_that_was_away_is_stored_again() -> None:
+    """It may have come back without the last one."""
+    one = assigned()
+    ask = one.due(0.0)[0]
+    assert one.failed(ask, 2.0)
+    assert one.to_commit() == {}
+    (again,) = (each for each in one.due(2.0) if each.queue == ask.queue)
+    assert one.answered(again, found(again, 1))
+    assert one.to_commit() == {A: 5}
+
+
 def test_answers_from_before_a_seek_or_an_assignment_are_not_taken() -> None:
     one = assigned()
     first, second = one.due(0.0)

@@ -107,6 +107,20 @@ def test_a_process_that_dies_while_it_writes_leaves_the_old_file(path: Path, mon
     assert store.load() == {A: 1}
 
 
+def test_what_is_stored_has_its_name_after_a_power_cut(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder is synced behind the file that was renamed in it."""
+    store, real, synced = LocalOffsets(path), os.fsync, list[tuple[bool, int]]()
+    store.store({A: 1})
+
+    def noted(descriptor: int) -> None:
+        synced.append((os.fstat(descriptor).st_ino == path.parent.stat().st_ino, path.stat().st_ino))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    store.store({A: 2})
+    assert synced[-1] == (True, path.stat().st_ino)
+
+
 def test_a_file_has_one_owner_in_a_process_under_any_name(path: Path, tmp_path: Path) -> None:
     """Of two the slower one would go on where the faster one was, and messages between would be lost."""
     one = LocalOffsets(path)

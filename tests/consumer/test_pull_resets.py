@@ -56,6 +56,22 @@ def test_a_reset_that_is_told_while_a_queue_is_given_up_is_the_last_word(
     assert "which was given up, is reset by its broker" in caplog.text
 
 
+def test_a_reset_of_a_queue_whose_giving_up_was_interrupted_is_the_last_word(
+    fake: FakeMember, consumer: BasePullConsumer, hand: Hand
+) -> None:
+    """What Ctrl-C kept from being stored is stored later, and is from before it."""
+    done, real = finished(fake, consumer, hand), fake.commit
+    fake.commit = raising(KeyboardInterrupt())  # type: ignore[method-assign]
+    fake.ids = ["Me", "me"]
+    with pytest.raises(KeyboardInterrupt):
+        consumer._upkeep.rebalance()
+    fake.commit = real  # type: ignore[method-assign]
+    reset(fake, done)
+    hand.time.run_due()
+    consumer.close()
+    assert fake.stored[A] == 2
+
+
 @pytest.mark.parametrize("how", ["pull", "read ahead"])
 def test_a_reset_that_is_told_of_a_queue_of_before_is_stored_for_its_next_member(
     fake: FakeMember, consumer: BasePullConsumer, hand: Hand, how: str

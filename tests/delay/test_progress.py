@@ -110,6 +110,7 @@ def test_3_g_a_node_that_takes_over_leaves_out_what_was_sent() -> None:
     told = Progress(0, 0, 0).then(Progress(0, 1000, 5000))
     assert resumed(None, told, 0) == Seen(0, 0, told)
     assert [told.done(999, 5000), told.done(999, 5001), told.done(1000, 5000)] == [True, False, False]
+    assert not Progress(0, 1000, 0).done(5, 0), "a body that is no envelope is due at 0, and may still wait"
 
 
 def test_what_is_said_never_goes_back() -> None:

@@ -152,10 +152,15 @@ def test_settings_that_a_proxy_dropped_without_a_word_do_not_silence_the_stream(
         if which == 2:
             assert listening.stream.wait(Deadline.after(10)) is None
             listening.stream.tell()
-        for _ in range(20):
-            heard = listening.stream.wait(Deadline.after(0.2)) is None
-            listening.stream.repeat()
-        assert heard
+
+        def heard() -> bool:
+            answered = listening.stream.wait(Deadline.after(0.2)) is None
+            if not answered:
+                listening.stream.repeat()
+            return answered
+
+        eventually(heard, 60)
+        monkeypatch.undo()  # or answers that are late on a slow machine would be taken for dropped ones
         listening.batch = 7
         listening.stream.tell()
         assert listening.stream.wait(Deadline.after(10)) is None
@@ -190,6 +195,6 @@ def test_settings_that_one_endpoint_refused_are_those_of_before_though_another_o
         member = ProxyMember(client(nobody, address), "g", bytes)
         member.subscribe({"good": NO_FILTER}, Deadline.after(10))
         with pytest.raises(errors.AccessDenied):
-            member.subscribe({"good": NO_FILTER, "bad": NO_FILTER}, Deadline.after(1))
+            member.subscribe({"good": NO_FILTER, "bad": NO_FILTER}, Deadline.after(3))
         eventually(lambda: heard[-1] == ["good"], 30)
         member.close(Deadline.after(3))

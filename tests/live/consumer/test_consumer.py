@@ -126,10 +126,11 @@ def test_1_20_a_listener_that_exits_fails_its_message_and_consuming_goes_on(memb
             sys.exit(3)
 
     consumer = members.start(exits, ordered=ordered, threads=2, suspend_time_s=0.01)
-    sent = feed(members.mq, members.topic, 16)
+    # One for each queue: of two, a pull may bring the offset of the first, which a broker may store after the stop's.
+    sent = feed(members.mq, members.topic, 8)
     eventually(lambda: fails == dict.fromkeys(sent, 2), 90)
     assert consumer.stop() == []
-    assert sum(offset or 0 for offset in members.stored().values()) == 16
+    assert sum(offset or 0 for offset in members.stored().values()) == 8
 
 
 def test_4_18_ordered_members_keep_the_order_of_every_queue_while_it_changes_hands(members: Members) -> None:

@@ -57,16 +57,17 @@ def test_1_32_what_a_killed_member_had_not_stored_comes_again_and_nothing_is_los
 
 
 def test_run_ends_with_sigterm_and_leaves_the_group(members: Members) -> None:
-    sent = feed(members.mq, members.topic, 16)
+    """One message for each queue: of two, a pull may bring the offset of the first, which a broker may store after the stop's."""
+    sent = feed(members.mq, members.topic, 8)
     process = member(members)
     assert process.stdout is not None
-    got = [process.stdout.readline().strip() for _ in range(16)]
+    got = [process.stdout.readline().strip() for _ in range(8)]
     process.send_signal(signal.SIGTERM)
     rest = process.stdout.read().split()
     process.stdout.close()
     assert process.wait(60) == 0
     assert (Counter(got), rest) == (Counter(sent), ["over"])
-    assert sum(offset or 0 for offset in members.stored().values()) == 16
+    assert sum(offset or 0 for offset in members.stored().values()) == 8
 
 
 def test_broadcasting_members_each_get_everything_and_go_on_after_a_restart(members: Members, tmp_path: Path) -> None:

@@ -116,9 +116,10 @@ def test_tools_see_and_move_a_pull_consumer_as_they_do_a_listening_one(members: 
 
 @pytest.mark.parametrize("queues", [[3], [0, 1, 2, 3]], ids=str)
 def test_a_pull_consumer_that_is_far_behind_follows_a_reset_of_its_group(
-    members: Members, mqadmin, queues: list[int]
+    members: Members, mqadmin, caplog: pytest.LogCaptureFixture, queues: list[int]
 ) -> None:
     """Brokers since 5.2.0 tell it to one pull of each queue, which is one of those that read ahead."""
+    places = [f"{members.topic}/broker-a/{number}" for number in queues]
     feed(members.mq, members.topic, 4000 * len(queues), queues=queues)
     options = {"name_server": members.mq.name_server, "group": members.group, "pull_threshold_for_queue": 300}
     with PullConsumer(**options, consume_from_where="earliest") as consumer:
@@ -127,10 +128,15 @@ def test_a_pull_consumer_that_is_far_behind_follows_a_reset_of_its_group(
         eventually(lambda: any(thread.name.startswith("rocketmq-ahead") for thread in threading.enumerate()), 30)
         consumer.commit()
         mqadmin("resetOffsetByTime", "-g", members.group, "-t", members.topic, "-s", "now")
-        while some := consumer.poll(3):
-            given += some
+
+        def told_all() -> bool:
+            given.extend(consumer.poll(0.1))
+            said = [text for record in caplog.records if "reset" in (text := record.getMessage())]
+            return all(any(place in text for text in said) for place in places)
+
+        eventually(told_all, 60)
         consumer.commit()
-        assert set(members.stored().values()) <= {0, 4000}
+        assert {queue.queue_id: at for queue, at in members.stored().items() if at} == dict.fromkeys(queues, 4000)
         assert 0 < len(given) < 2000 * len(queues)
         (last,) = feed(members.mq, members.topic, 1, queues=[3])
         assert [message.body.decode() for message in consumer.poll(30)] == [last]
