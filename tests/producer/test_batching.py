@@ -152,7 +152,9 @@ def test_2_5_equal_names_share_and_the_last_one_ends_it(bench: Bench) -> None:
     assert unnamed[0] is not unnamed[1]
     one.send_async(message("from one"))
     joined = two.send_async(message("from two"))
+    begun = bench.time.now
     assert one.close() == []  # sends at once what waits, whoever added it
+    assert bench.time.now == begun
     assert sent(bench) == [["from one", "from two"]]
     assert (bench.sender.requests[0].group, joined.done()) == ("g1", True)
     alone = two.send(message("two goes on"))

@@ -18,6 +18,7 @@ from rocketmq_spark.errors import (
     SendFailed,
 )
 from rocketmq_spark.model import Message, MessageQueue, SendStatus
+from rocketmq_spark.producer.confirming import Confirming
 from rocketmq_spark.producer.engine import Unsent
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.queues.environment import Environment
@@ -25,6 +26,7 @@ from rocketmq_spark.wire.identifiers import RecallHandle
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
 from tests.producer.scripted import Bench, refused, status
+from tests.producer.test_confirming import Broker
 from tests.queues import names, q, qs
 
 M = Message("T", b"x", tags="vip", keys=["k"])
@@ -214,6 +216,15 @@ def test_an_attempt_may_be_bounded_but_the_last_one_gets_all_that_is_left(bench:
     bench.sender.script = [CallTimeout("late")] * 2
     bench.producer(attempt_timeout_s=0.5).send(M)
     assert bench.sender.deadlines == [0.5, 0.5, pytest.approx(2.0, abs=0.1)]
+
+
+def test_who_looks_up_what_is_stored_keeps_time_for_it_whatever_the_attempt(bench: Bench) -> None:
+    """To a chosen queue there is but one."""
+    producer = bench.producer(attempt_timeout_s=0.5)
+    producer._engine.confirming = Confirming(Broker([]), producer._engine.timer)
+    producer.send(M, queue=q("a:0"))
+    producer.send_async(M, queue=q("a:0"))
+    assert bench.sender.deadlines == [0.5, 0.5]
 
 
 def test_another_state_than_ok_is_a_result_unless_ok_is_required(bench: Bench) -> None:

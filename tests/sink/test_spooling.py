@@ -19,7 +19,7 @@ from rocketmq_spark.session.spools import open_store, resending, spools, worker_
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.spark.sink.task import TaskWriter
-from rocketmq_spark.spool.spool import SendSpool, SpoolReading, send_of
+from rocketmq_spark.spool.spool import SendSpool, SpoolReading, record_of, send_of
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 from rocketmq_spark.wire.messages import decode_batch
 from tests.helpers import stored
@@ -223,6 +223,23 @@ def test_queries_of_one_process_that_send_in_different_ways_have_spools_of_their
         found.append(spool)
     assert found[0] is found[2]
     assert found[0].path != found[1].path
+
+
+def test_what_another_worker_left_is_sent_by_one_whose_own_spool_is_empty_and_asleep(
+    moody: Moody, tmp_path: Path
+) -> None:
+    moody.on(Request.SEND_MESSAGE_V2, ok(msgId="x", queueId="0", queueOffset=1))
+    given = {"nameServer": moody.address, "topic": "t", "onSendFailure": "spool", "spoolDir": str(tmp_path)}
+    parsed = options.parse(given).for_role("sink")
+    mine = worker_spool(parsed, checks.settings(parsed))
+    assert isinstance(mine, SendSpool)
+    left = open_store(tmp_path / "worker-1", parsed)
+    send = SpooledSend("t", SendRequest("g", b"left", "UNIQ_KEY\x01ID\x02"), None, ("ID",))
+    left.add([(record_of(send, mine.now_ms()), mine.now_ms())])
+    left.close()
+    assert worker_spool(parsed, checks.settings(parsed)) is mine
+    eventually(lambda: len(mine.store) == 0, 60)
+    assert len(moody.seen(Request.SEND_MESSAGE_V2)) == 1
 
 
 def test_what_a_spool_holds_keeps_the_queues_of_its_environment_whatever_the_driver_of_a_later_task_counted(

@@ -131,6 +131,7 @@ def test_kills_of_a_broker_in_the_middle_of_a_write_lose_nothing(
             yield batch
 
     done = writes.stream(interrupted(), next(batches(1)).schema, topic=topic, batchMaxBytes="64k")
+    restarts[-1].join()
     assert (done.rows, len(restarts)) == (2 * COUNT, KILLS)
     assert done.retries
     whole = java_read(lone.name_server, topic, 2 * COUNT, bodies=True)

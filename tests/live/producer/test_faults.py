@@ -20,6 +20,7 @@ from rocketmq_spark.producer.attempts import FaultTables
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import SendContext
 from rocketmq_spark.wire import rpc
+from rocketmq_spark.wire.messages import decode_batch
 from tests.helpers import freeze, indexed, killed, total
 from tests.live.producer.recording import RecordingSender, recorded
 from tests.witness import JavaPeer
@@ -196,22 +197,32 @@ def test_automatic_batches_survive_a_killed_broker(pair: LocalBroker, topic: str
         pair.name_server, auto_batch=True, send_latency_fault=True, retries=None, attempt_timeout_s=2.0,
         send_timeout_s=60.0,
     )  # fmt: skip
-    outcomes: list[tuple[str, bool]] = []
     results: list[Future[SendResult]] = []
     acknowledged: list[int] = []
+    took: list[str] = []  # the brokers of attempts that were answered
+    failed: Counter[bytes] = Counter()  # by message, the attempts without an answer: each may have stored it
+    missed = threading.Event()
 
     def kill_under_a_batch(context: SendContext) -> None:
         """Kill broker-a when a batch for it is about to leave: one at least meets a dead broker, whatever is avoided then."""
-        ready = len(results) >= 3000 and ("broker-a", True) in outcomes and not acknowledged
+        ready = len(results) >= 3000 and "broker-a" in took and not acknowledged
         if ready and context.queue.broker_name == "broker-a":
             acknowledged.extend(i for i, result in enumerate(results) if result.done())
             if acknowledged:
                 killed(pair, "broker-a")
 
-    producer.add_hook(kill_under_a_batch, lambda c: outcomes.append((c.queue.broker_name, c.error is None)))
+    def note(context: SendContext) -> None:
+        if context.error is None:
+            took.append(context.queue.broker_name)
+            return
+        failed.update(bytes(item.body) for item in decode_batch(context.request.data))
+        if acknowledged and context.queue.broker_name == "broker-a":
+            missed.set()
+
+    producer.add_hook(kill_under_a_batch, note)
     limit = Deadline.after(60)
     with producer:
-        while len(results) < 6000 or ("broker-a", False) not in outcomes:
+        while len(results) < 6000 or not missed.is_set():
             assert not limit.expired, "nobody felt that a broker was killed"
             results.append(producer.send_async(Message(topic, f"{len(results)}".encode())))
         ids = {result.result(60).msg_id for result in results}
@@ -222,10 +233,9 @@ def test_automatic_batches_survive_a_killed_broker(pair: LocalBroker, topic: str
     found = Counter(message.body for message in read)
     assert found.keys() == {f"{i}".encode() for i in range(len(results))}
     assert ids <= {message.id for message in read}
-    # What was acknowledged before the broker was killed is there once; what was under way may be there twice.
+    # Only what was sent again may be there again: on a slow machine that may be before the broker was killed, too.
     assert acknowledged
-    assert {found[f"{i}".encode()] for i in acknowledged} == {1}
-    assert all(times <= 2 for times in found.values())
+    assert not {body: times for body, times in found.items() if times > 1 + failed[body]}
 
 
 def test_11_14_a_route_that_a_name_server_lost_is_not_taken_from_the_template(make_cluster: Any) -> None:

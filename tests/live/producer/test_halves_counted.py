@@ -93,8 +93,8 @@ class Shop:
         """It is killed and started again, at equal distances, while so many are ordered."""
         for number in range(KILLS):
             eventually(lambda number=number: self.done > many * (number + 1) // (KILLS + 2) or self.broken, 300)
-            assert any(thread.is_alive() for thread in threads)
             killed(mq, "broker-a")
+            assert any(thread.is_alive() for thread in threads), "all was ordered before"
             mq.restart("broker-a")
 
     def over(self, mq: LocalBroker, producer: Producer, threads: list[threading.Thread]) -> Counter[bytes]:
