@@ -26,7 +26,7 @@ LONG = SCALE >= 1
 SEED = int(os.environ.get("CHAOS_SEED") or random.randrange(1 << 30))
 KILLS, PAUSE_S, DRAIN_S = (20, 8.0, 600.0) if LONG else (3, 0.5, 240.0)
 INVISIBLE_S, EVERY_S = (30.0, 0.01) if LONG else (5.0, 0.02)
-RETRIES = 5 if LONG else 2  # what is handed out that often in vain is a dead letter, whoever died
+RETRIES = 5 if LONG else 3  # what is handed out that often in vain is a dead letter, whoever died
 LEAST_INVISIBLE = {} if LONG else {"minInvisibleTimeMillsForRecv": 1000}
 
 
