@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -155,6 +156,22 @@ def test_a_slow_request_alone_does_not_cost_the_connection(broker: MockBroker, c
     with pytest.raises(CallTimeout):
         connection.call(ping(), soon(0.05))
     assert not connection.closed
+
+
+def test_a_server_that_answers_others_is_not_silent(
+    broker: MockBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long one request waits beside them: the time counts from the last byte, not from the first request."""
+    broker.on(PING, [mb.never, ok(), mb.never])
+    connection, outcomes, later_s = connect(broker.address), Outcomes(), 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later_s)
+    monkeypatch.setattr("rocketmq_spark.remoting.connection.time", clock)
+    connection.call_each([(ping(), outcomes)], soon(600))
+    later_s = 100.0
+    connection.call(ping(), soon())
+    with pytest.raises(CallTimeout):
+        connection.call(ping(), soon(0.05))
+    assert (outcomes.results, connection.closed) == ([], False)
 
 
 # --- writing
@@ -441,8 +458,8 @@ def test_what_is_sent_together_is_one_write_at_the_end(
     outcomes.wait(4)
     assert len(writes) == 2
     first.call_each([(ping(), outcomes)], soon())
+    assert len(writes) == 3, "at once, and not when the reader looks"
     outcomes.wait(1)
-    assert len(writes) == 3
 
 
 def test_who_waits_in_the_midst_of_it_takes_the_others_along(broker: MockBroker, connect: Connect) -> None:

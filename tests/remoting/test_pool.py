@@ -210,6 +210,18 @@ def test_the_system_drops_what_is_not_confirmed_in_time(broker: MockBroker, opti
         pool.close()
 
 
+def test_who_hangs_up_closes_retired_connections_too(broker: MockBroker, pool: Pool) -> None:
+    """An attempt of exactly-once that ends must leave nothing on the way, wherever it waits."""
+    broker.on(PING, mb.never)
+    retired = pool.get(broker.address, soon())
+    retired.call_each([(ping(), lambda _: None)], soon(60))
+    pool.retire(broker.address, retired)
+    fresh = pool.get(broker.address, soon())
+    pool.hang_up()
+    assert (retired.closed, fresh.closed) == (True, True)
+    assert not pool.get(broker.address, soon()).closed
+
+
 def test_a_retired_connection_ends_after_its_last_answer(broker: MockBroker, pool: Pool) -> None:
     held = mb.Held()
     broker.on(PING, held)

@@ -384,7 +384,9 @@ def test_send_latency_fault_spares_a_frozen_broker(
             os.kill(pid, signal.SIGCONT)
         return over
 
-    given = {"latencyMax": "3s", "notAvailableDuration": "10m", "sendTimeout": "3s", "maxInFlight": 2}
+    # An attempt has a sixth of the send timeout: more than the other broker takes on a slow machine, else both are avoided.
+    timeout = "18s" if spared else "6s"
+    given = {"latencyMax": "3s", "notAvailableDuration": "10m", "sendTimeout": timeout, "maxInFlight": 2}
     try:
         done = two.stream(
             flowing(lambda: freeze(pid), thawed),
@@ -444,7 +446,8 @@ def test_a_broker_that_stays_away_fails_the_task_in_time_and_what_the_error_coun
     counted = int(str(caught.value).partition("Acknowledged before that: ")[2].partition(" rows")[0])
     assert counted >= 25 * 5 - 50, "what was sent before its death was acknowledged then"
     found = bodies(stored(pair, pair_topic, counted))
-    assert found[:counted] == numbered(counted)
+    # A slow broker was sent some again; the first of each are in order.
+    assert list(dict.fromkeys(found))[:counted] == numbered(counted)
 
 
 def test_options_of_the_sink_reach_the_fault_table() -> None:

@@ -214,6 +214,17 @@ def test_another_query_that_uses_the_group_is_warned_about_once(scripted, caplog
     assert "give each a group of its own" in caplog.text
 
 
+def test_a_listener_that_stored_the_same_first_is_no_rival(scripted, caplog):
+    """As ``GroupOffsetListener`` does at once, beside a source with the same group."""
+    scripted.on(Request.QUERY_CONSUMER_OFFSET, ok(offset=6))
+    now = itertools.count(100.0, 30.0)
+    group_offsets = GroupOffsets(options(scripted.address, group="g"), lambda: next(now))
+    group_offsets.commit({A: 5})
+    group_offsets.commit({A: 6})
+    assert len(scripted.seen(Request.QUERY_CONSUMER_OFFSET)) == 1
+    assert "another query" not in caplog.text
+
+
 def test_access_denied_is_an_error(scripted):
     scripted.on(Request.UPDATE_CONSUMER_OFFSET, refuse(Response.NO_PERMISSION, "no Sub on the group"))
     with pytest.raises(AccessDenied):

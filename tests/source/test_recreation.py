@@ -222,15 +222,15 @@ def test_what_was_connected_to_anew_is_asked_about_as_at_a_start():
 
 @pytest.mark.parametrize("silent", ["search", "pull"])
 def test_a_broker_that_does_not_answer_leaves_its_queues_unproven(silent):
-    read, bounds = open_at_10(A, ELSEWHERE)
-    brokers = Brokers({A: 0, ELSEWHERE: 20}, silent=["b"] if silent == "search" else ["pull"])
+    read, bounds = open_at_10(A, B, ELSEWHERE)
+    brokers = Brokers({A: 20, B: 0, ELSEWHERE: 20}, {(B, 9): 2000}, ["b"] if silent == "search" else ["pull"])
     watch = RecreationWatch(lambda: brokers, "g")
     for _ in range(2):
         result = looked(brokers, read, bounds, watch)
         assert result.made_again == []
         assert result.unanswered.keys() == SHARE
-    brokers.silent, brokers.younger[A] = (), 12
-    assert looked(brokers, read, bounds, watch) == Found([], {})
+    brokers.silent = ()
+    assert looked(brokers, read, bounds, watch) == Found([B], {}), "all are asked about, as at a start"
 
 
 def test_what_is_proven_of_a_topic_waits_while_its_broker_does_not_answer_for_the_rest():

@@ -16,7 +16,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.sink.report import total
 from tests.fix_spark import wait_until
-from tests.helpers import killed, stored
+from tests.helpers import indexed, killed, stored
 from tests.live.writes import bodies
 from tests.reading import names
 from tests.scale import scaled
@@ -74,6 +74,7 @@ def test_a_broker_killed_and_restarted_loses_no_row(
 
     try:
         wait_until(query, lambda: progressed(query) >= struck)
+        indexed(pair)  # so that what comes is of the next batch
         before = at_the_other()
         killed(pair, "broker-a")
         dead.touch()

@@ -74,6 +74,18 @@ def test_tasks_are_given_their_ids_or_where_these_lie(
     )
 
 
+def test_where_all_lie_begins_with_the_first_of_any_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of too many places each task is given all: of a queue where a task that was found later has earlier messages, too."""
+    monkeypatch.setattr(ends, "MAX_PLACES", 2)
+    first, second = fetching.QUEUES[:2]
+    found = BatchHashes(NAME.digest(), 0)
+    for task, part in ((3, (first, 5, 9)), (4, (second, 0, 4)), (3, (second, 40, 60))):
+        found.placed([OffsetRange(*part)])
+        found(pa.array(ids(task, 1_700_000_000_000), pa.string()))
+    everywhere = [OffsetRange(first, 5, 9), OffsetRange(second, 0, 60)]
+    assert found.places() == {3: everywhere, 4: everywhere}
+
+
 def test_nothing_is_stored_of_a_batch() -> None:
     found = BatchHashes(NAME.digest(), 10)
     assert (found.by_partition(), found.places(), found.count) == ({}, {}, 0)

@@ -103,6 +103,14 @@ def test_another_master_is_asked_for_itself(scripted: Brokers) -> None:
     assert scripted.ids.end(A0) == QueueEnd(3, "a:2")
 
 
+def test_a_queue_that_was_added_is_asked_for_at_its_first_send(scripted: Brokers) -> None:
+    assert scripted.ids.end(A0) == QueueEnd(5, "a:1")
+    added = MessageQueue("t", "a", 2)
+    scripted.ends[added] = 4
+    assert scripted.ids.end(added) == QueueEnd(4, "a:1")
+    assert scripted.asked == [{A0, A1}, {A0, A1, added}]
+
+
 def test_a_broker_that_does_not_say_is_asked_again_after_some_seconds(scripted: Brokers) -> None:
     scripted.fails = lambda: CallTimeout("no answer")
     for _ in range(3):

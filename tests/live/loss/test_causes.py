@@ -162,7 +162,7 @@ def test_a_topic_that_was_deleted_on_one_of_two_brokers(pair, lost_lines, availa
     run = Run(pair, **both)
     run.drain(feed(pair, topic, 8))
     left, unfinished = run.offset, feed(pair, topic, 8)
-    end = run.ahead()
+    end = run.ahead(8)
     delete_on(pair, topic, "broker-b")  # the name server goes on naming the broker
     fails(Run(pair, left, available_now=available_now, **both), f"{topic}/broker-b/0 .*topic deleted")
     lenient = Run(pair, left, available_now=available_now, failOnDataLoss="warn", **both)

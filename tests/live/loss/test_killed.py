@@ -30,7 +30,7 @@ def test_a_batch_that_waits_for_a_dead_broker_names_it(pair, topic, caplog, filt
     given = {"subscribe": topic, "startingOffsets": "earliest", **SHORT, **filtered}
     run = Run(pair, **given)
     sent = feed(pair, topic, 8, tags="a")
-    end = run.ahead()
+    end = run.ahead(8)
     tasks = None if restarted else run.plan(end)
     killed(pair, "broker-b")
     if restarted:

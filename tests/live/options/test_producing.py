@@ -125,8 +125,9 @@ def test_send_latency_fault__and_latency_max_and_not_available_duration_are_when
 
 def test_auto_batch__puts_single_sends_into_batches(scripted: MockBroker, made: Make) -> None:
     for option, batches in (("true", True), ("false", False)):
-        producer, sender = made(scripted.address, group=f"g_{option}", autoBatch=option, batchMaxDelay="100ms")
+        producer, sender = made(scripted.address, group=f"g_{option}", autoBatch=option, batchMaxDelay="30s")
         sent = [producer.send_async(Message("t", b"x" * 10)) for _ in range(20)]
+        assert producer.flush(60)
         assert {one.result(60).status for one in sent} == {SendStatus.SEND_OK}
         assert [request.batch for _, _, request in sender.sends] == (
             [True] * len(sender.sends) if batches else [False] * 20
@@ -162,10 +163,11 @@ def test_total_batch_max_bytes__is_the_most_that_waits_for_company(scripted: Moc
     alone = {}
     for total in ("100", "1m"):
         producer, sender = made(
-            scripted.address, group=f"g_{total}", autoBatch="true", batchMaxDelay="300ms", totalBatchMaxBytes=total
+            scripted.address, group=f"g_{total}", autoBatch="true", batchMaxDelay="30s", totalBatchMaxBytes=total
         )
-        for one in [producer.send_async(Message("t", b"x" * 60)) for _ in range(10)]:
-            one.result(60)
+        sent = [producer.send_async(Message("t", b"x" * 60)) for _ in range(10)]
+        assert producer.flush(60)
+        assert {one.result(60).status for one in sent} == {SendStatus.SEND_OK}
         alone[total] = sum(not request.batch for _, _, request in sender.sends)
         producer.close()
     assert alone["1m"] == 0 < alone["100"]

@@ -45,14 +45,25 @@ class Shop:
         self.asked: Counter[bytes] = Counter()
         self.doubtful: set[bytes] = set()  # a decision that may not have arrived
         self.again = 0
-        self.done = 0
+        self.done = self.begun = 0
+        self.until = 0  # no more may begin
+        self.may_begin = threading.Condition()
         self.broken: list[BaseException] = []
 
     def decide(self, message: ReceivedMessage | PoppedMessage) -> str:
         self.asked[message.body] += 1
         return "COMMIT" if message.body in self.saved else "ROLLBACK"
 
+    def let(self, many: int) -> None:
+        """So many orders in all may begin."""
+        with self.may_begin:
+            self.until = many
+            self.may_begin.notify_all()
+
     def order(self, producer: Producer, i: int) -> None:
+        with self.may_begin:
+            assert self.may_begin.wait_for(lambda: self.begun < self.until, 300), "no more may begin"
+            self.begun += 1
         body, kind = b"%d" % i, i % 3
         deadline = time.monotonic() + 120
         while True:
@@ -71,10 +82,12 @@ class Shop:
                 half.rollback()
         except RocketMQError:
             self.doubtful.add(body)
-        self.done += 1
+        with self.may_begin:
+            self.done += 1
 
-    def all(self, producer: Producer, many: int) -> list[threading.Thread]:
-        """Threads that order so many."""
+    def all(self, producer: Producer, many: int, kills: int = 0) -> list[threading.Thread]:
+        """Threads that order so many; at most so many as are to be ordered before the first kill and the second, if there are."""
+        self.let(2 * many // (kills + 2))
 
         def work(first: int) -> None:
             try:
@@ -90,11 +103,12 @@ class Shop:
         return threads
 
     def broker_dies(self, mq: LocalBroker, threads: list[threading.Thread], many: int) -> None:
-        """It is killed and started again, at equal distances, while so many are ordered."""
+        """It is killed and started again, at equal distances, while so many are ordered: the next ones only when it is dead."""
         for number in range(KILLS):
             eventually(lambda number=number: self.done > many * (number + 1) // (KILLS + 2) or self.broken, 300)
             killed(mq, "broker-a")
             assert any(thread.is_alive() for thread in threads), "all was ordered before"
+            self.let(many * (number + 3) // (KILLS + 2))
             mq.restart("broker-a")
 
     def over(self, mq: LocalBroker, producer: Producer, threads: list[threading.Thread]) -> Counter[bytes]:
@@ -115,7 +129,7 @@ def test_over_grpc_all_that_was_committed_is_delivered_and_nothing_else(counting
     shop = Shop(new_topic(counting, "TRANSACTION", 4))
     options = {"transport": "grpc", "proxy_endpoint": counting.proxy_grpc, "send_timeout": 30_000}
     with Producer(group="shop", transaction_check=shop.decide, **options) as producer:
-        threads = shop.all(producer, THROUGH_PROXY)
+        threads = shop.all(producer, THROUGH_PROXY, KILLS * dies)
         if dies:
             shop.broker_dies(counting, threads, THROUGH_PROXY)
         found = shop.over(counting, producer, threads)
@@ -160,9 +174,10 @@ def test_while_the_broker_is_killed_all_that_was_committed_is_delivered_and_noth
     counting.create_topic("killed", 4)
     shop = Shop("killed")
     with Producer(counting.name_server, "killed", transaction_check=shop.decide) as producer:
-        threads = shop.all(producer, MANY)
+        threads = shop.all(producer, MANY, KILLS)
         shop.broker_dies(counting, threads, MANY)
         found = shop.over(counting, producer, threads)
+    assert shop.again + len(shop.doubtful) > 0, "nobody felt that the broker was killed"
     assert set(found) == shop.saved
     assert len(shop.saved) >= MANY // 3
     print(f"{MANY}, {KILLS} kills: {len(shop.saved)} saved, {shop.again} sends failed, {len(shop.doubtful)} decisions,")

@@ -125,9 +125,9 @@ def test_a_large_body_is_compressed_and_read_as_it_was(asking: LocalBroker) -> N
     with Producer(asking.name_server, "large", transaction_check=orders.was_saved) as producer:
         with producer.transaction(Message("large", body)):
             pass
+        orders.saved = {body + b"!"}  # before it can be asked about, on a slow machine too
         producer.send_half(Message("large", body + b"!"))
         transactions._halves._known.clear()
-        orders.saved = {body + b"!"}
         eventually(lambda: orders.asked == [body + b"!"], 60)
         eventually(lambda: sum(bodies(asking, "large").values()) == 2, 60)
     found = java_read(asking.name_server, "large", 2, bodies=True)
@@ -140,9 +140,9 @@ def test_in_a_namespace_the_same(asking: LocalBroker) -> None:
     with Producer(asking.name_server, "inside", namespace="ns", transaction_check=orders.was_saved) as producer:
         with producer.transaction(Message("inside", b"kept")):
             pass
+        orders.saved = {b"asked"}
         producer.send_half(Message("inside", b"asked"))
         transactions._halves._known.clear()
-        orders.saved = {b"asked"}
         eventually(lambda: orders.asked == [b"asked"], 60)
         eventually(lambda: bodies(asking, "ns%inside") == Counter([b"kept", b"asked"]), 30)
 
