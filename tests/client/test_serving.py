@@ -49,7 +49,7 @@ def test_3_35_what_timers_do_is_what_the_broker_is_configured_to(
 
 def slowly(answer: Command) -> Callable[[mb.Call], None]:
     """It takes a moment, in which a deadline that is over is seen to be."""
-    return lambda call: threading.Timer(0.5, call.answer, [answer]).start()
+    return lambda call: threading.Timer(0.1, call.answer, [answer]).start()
 
 
 def test_a_broker_that_hangs_leaves_time_to_ask_the_others(broker: MockBroker, parts: Parts) -> None:
@@ -59,10 +59,10 @@ def test_a_broker_that_hangs_leaves_time_to_ask_the_others(broker: MockBroker, p
         parts.routes.get("t")
         broker.on(Request.GET_MAX_OFFSET, ok(offset=1))
         broker.on(Request.GET_BROKER_CONFIG, slowly(ok(b"timerWheelEnable=false\n")))
-        assert parts.sender.timers("t", ["broker-a", "b"], parts.soon.within(2)) == {"broker-a": 0}
+        assert parts.sender.timers("t", ["broker-a", "b"], parts.soon.within(3)) == {"broker-a": 0}
         broker.on(Request.QUERY_TOPIC_CONSUME_BY_WHO, ok(b'{"groupList":["g"]}'))
         broker.on(Request.GET_CONSUMER_CONNECTION_LIST, slowly(ok(b'{"subscriptionTable":{"t":{"subString":"*"}}}')))
-        assert parts.sender.consumed("t", parts.soon.within(2))
+        assert parts.sender.consumed("t", parts.soon.within(3))
 
 
 def test_no_answer_to_the_second_question_is_none(broker: MockBroker, parts: Parts) -> None:

@@ -201,3 +201,29 @@ def test_a_file_that_cannot_be_written_is_told_and_tried_again(held: MemberState
     held.offsets.put(A, 2)
     store.persist(SOON)
     assert caplog.text.count("offsets are stored again") == 1
+
+
+def test_a_file_that_two_threads_store_has_what_the_last_one_knew(held: MemberState, tmp_path: Path) -> None:
+    """As when a queue is reset, or given up at the end, while its turn to be stored has come."""
+    file, inside, go_on = LocalOffsets(tmp_path / "g" / "offsets.json"), threading.Event(), threading.Event()
+    store, load = FileOffsets(file, held), file.load
+
+    def slowly() -> dict[MessageQueue, int]:
+        if not inside.is_set():
+            inside.set()
+            assert go_on.wait(60)
+        return load()
+
+    file.load = slowly  # type: ignore[method-assign]
+    held.offsets.put(A, 50)
+    first, last = (threading.Thread(target=store.persist, args=(SOON,), daemon=True) for _ in range(2))
+    first.start()
+    assert inside.wait(60)
+    held.offsets.put(A, 0)
+    last.start()
+    waits_in(last, FileOffsets.persist)
+    go_on.set()
+    for thread in (first, last):
+        thread.join(60)
+    assert load() == {A: 0}
+    assert not held.offsets.untold()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from rocketmq_spark.consumer.pull.assigned import Ask
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
+from rocketmq_spark.consumer.pull.upkeep import Upkeep
 from rocketmq_spark.model import MASTER_ID, MessageQueue, PullAnswer, PullStatus
 from rocketmq_spark.model.membership import ResetOffsets
 from tests.consumer.fake_member import AT_ONCE, A, B, Done, FakeMember, Hand, bodies
-from tests.helpers import raising
+from tests.helpers import raising, waits_in
 
 OTHER = MessageQueue("u", "b", 0)
 
@@ -111,6 +113,31 @@ def test_a_reset_that_all_members_are_told_of_while_a_queue_comes_is_followed(
     assert bodies(consumer.poll(AT_ONCE)) == list(range(2, 9))
     assert "t/b/0 was assigned meanwhile: it is reset to offset 2" in caplog.text
     assert "u/b/0 has come" not in caplog.text
+
+
+def test_a_reset_that_is_told_of_while_a_queue_comes_is_followed_by_the_timers_thread_when_it_has_come(
+    fake: FakeMember, consumer: BasePullConsumer, hand: Hand
+) -> None:
+    """A poll looks at the group on a thread of its own: what follows the reset sooner finds no queue that is to be reset."""
+    fake.add(A, 9)
+    fake.stored[A], real = 7, fake.committed
+    follows = threading.Thread(target=hand.time.run_due, daemon=True)
+
+    def committed(*given: Any, **named: Any) -> int | None:
+        fake.committed = real  # type: ignore[method-assign]
+        offset = real(*given, **named)
+        assert fake.asked is not None
+        fake.asked("b:1", ResetOffsets("t", {A: 2}))
+        follows.start()
+        waits_in(follows, Upkeep._settle_in_turn)
+        return offset
+
+    fake.committed = committed  # type: ignore[method-assign]
+    consumer.subscribe("t")
+    consumer._upkeep.look()
+    follows.join(60)
+    assert fake.stored == {A: 2, B: 0}
+    assert bodies(consumer.poll(AT_ONCE)) == list(range(2, 9))
 
 
 def test_a_queue_that_has_come_back_meanwhile_goes_on_there(

@@ -7,7 +7,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import ConnectionLost, NotFound
 from rocketmq_spark.model.membership import ConsumerStats
 from rocketmq_spark.model.message import PoppedMessage
-from tests.consumer.pop import SETTINGS, PopBench, of
+from tests.consumer.pop import SETTINGS, PopBench, arrival, of
 from tests.mockbroker import eventually
 
 
@@ -123,6 +123,32 @@ def test_what_is_settled_meanwhile_is_not_asked_for_again():
     bench.settling.done(lent)
     renewed(bench)
     assert bench.proxy.told == [("ack", "A")]
+
+
+def test_what_is_done_while_more_time_is_asked_for_is_told_after_that():
+    """Each request makes the receipt of the others worthless: the message would come again although it was done."""
+    bench = PopBench()
+    (lent,) = bench.lent(of("A"))
+    inside, go_on, change = threading.Event(), threading.Event(), bench.proxy.change_invisible
+
+    def slowly(message: PoppedMessage, invisible_s: float, deadline: Deadline) -> None:
+        inside.set()
+        go_on.wait(60)
+        change(message, invisible_s, deadline)
+
+    bench.proxy.change_invisible = slowly
+    settles = threading.Thread(target=bench.settling.done, args=(lent,), daemon=True)
+    arrived = arrival(lent, "asking", settles)
+    bench.time.advance(10)
+    bench.settling.renew()
+    assert inside.wait(60)
+    settles.start()
+    assert arrived.wait(60)
+    go_on.set()
+    settles.join(60)
+    eventually(lambda: not bench.settling._renewing, 60)
+    assert bench.proxy.told == [("change", "A", 30.0), ("ack", "A")]
+    assert not bench.proxy.lent, "it comes again"
 
 
 def test_an_endpoint_that_hangs_keeps_no_other_from_being_asked():

@@ -93,7 +93,7 @@ def test_rows_are_those_of_the_source(rocketmq: LocalBroker, make_topic: Callabl
     with make(consume_from_where="earliest") as consumer:
         consumer.assign(consumer.queues(topic))
         while sum(batch.num_rows for batch in batches) < 50:
-            batches.append(consumer.poll_arrow(5.0))
+            batches.append(consumer.poll_arrow(WAIT_S))
             assert batches[-1].num_rows
         assert consumer.poll_arrow(0.1).num_rows == 0
     table = pa.Table.from_batches(batches)
@@ -120,7 +120,7 @@ def test_a_time_to_consume_from(rocketmq: LocalBroker, make_topic: Callable[...,
     send(rocketmq, topic, "old")
     with make(consume_from_where="earliest") as consumer:
         consumer.assign(consumer.queues(topic))
-        (old,) = consumer.poll()
+        (old,) = consumer.poll(WAIT_S)
         eventually(lambda: time.time() * 1000 > old.store_timestamp + 1)
         send(rocketmq, topic, "new")
         consumer.seek_to_timestamp(old.store_timestamp + 1)
@@ -170,7 +170,7 @@ def test_a_poll_that_nothing_follows_comes_again(
     for _ in range(2):
         with make(pull_batch_size=1, consume_from_where="earliest", auto_commit_interval="1ms") as consumer:
             consumer.assign(consumer.queues(topic))
-            assert consumer.poll()[0].body == b"a"
+            assert consumer.poll(WAIT_S)[0].body == b"a"
 
 
 def test_a_loop_that_is_left_stores_what_it_yielded_and_goes_on_there(
@@ -214,7 +214,7 @@ def test_pull_batch_size_bounds_a_poll(rocketmq: LocalBroker, make_topic: Callab
     send(rocketmq, topic, *map(str, range(10)))
     with make(pull_batch_size=4, consume_from_where="earliest") as consumer:
         consumer.assign(consumer.queues(topic))
-        assert [len(consumer.poll()) for _ in range(3)] == [4, 4, 2]
+        assert [len(consumer.poll(WAIT_S)) for _ in range(3)] == [4, 4, 2]
 
 
 def test_pull_threshold_for_queue_bounds_what_is_pulled_ahead(
@@ -257,7 +257,7 @@ def test_pull_threshold_size_for_queue_bounds_the_bytes_that_are_pulled_ahead(
     with make(pull_batch_size=1, pull_threshold_size_for_queue="2500b", consume_from_where="earliest") as consumer:
         consumer.assign(consumer.queues(topic))
         eventually(lambda: len(offsets) == 3)
-        consumer.poll()
+        assert len(consumer.poll(WAIT_S)) == 1
         eventually(lambda: len(offsets) == 4)
         assert offsets == [0, 1, 2, 3]
 
