@@ -168,7 +168,7 @@ class Module(NamedTuple):
 
     @property
     def tree(self) -> ast.Module:
-        return _tree(self.path)
+        return _trees(self.name.partition(".")[0])[self.path]
 
     @property
     def inner(self) -> str:
@@ -207,10 +207,11 @@ def _names() -> frozenset[str]:
 
 
 @functools.cache
-def _tree(path: Path) -> ast.Module:
+def _trees(folder: str) -> dict[Path, ast.Module]:
     """Parsed when a test first asks: most processes that collect the tests run none of these."""
+    gc.collect()  # what earlier tests left is not to be frozen with it
     gc.disable()  # all of it stays, and looking for garbage in it would take three times as long
-    found = ast.parse(path.read_text("utf-8"))
+    found = {path: ast.parse(path.read_text("utf-8")) for path in (ROOT / folder).rglob("*.py")}
     gc.freeze()
     gc.enable()
     return found
