@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -11,15 +13,15 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ConnectionLost, SendFailed, UnprovedError
-from rocketmq_spark.model import Message, SendRequest, SendStatus, SpooledSend
+from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.producer.accumulator import BatchEntry, BatchLimits, Key, MessageBatch
 from rocketmq_spark.producer.batching import Batcher
 from rocketmq_spark.producer.engine import Engine
-from rocketmq_spark.producer.in_flight import Pending
+from rocketmq_spark.producer.in_flight import Pending, UnderWay
 from rocketmq_spark.producer.outgoing import Ended, Outcome, Outgoing
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
-from tests.helpers import no_more_threads, raising
+from tests.helpers import no_more_threads, raising, waits_in
 from tests.producer.scripted import Bench, ManualTimer, Time, refused
 from tests.producer.test_confirming import Broker, batch, run
 from tests.producer.test_spooling import FakeSpool, Sender, down, producer
@@ -49,6 +51,34 @@ def test_where_there_are_no_more_threads_nothing_is_sent_that_could_not_be_sent_
             BaseProducer(bench.sender, ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0, auto_batch=True))
     assert bench.sender.calls == []
     assert threaded.flush(0.0)
+
+
+def test_who_closes_waits_for_a_send_of_another_thread(bench: Bench) -> None:
+    """Else it would be told that the send has no answer, which comes a moment later."""
+    sending, go_on = threading.Event(), threading.Event()
+
+    class Slow(Sender):
+        def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
+            sending.set()
+            assert go_on.wait(60)
+            return super().send(queue, request, deadline)
+
+    made, left = (
+        BaseProducer(Slow(bench.time), ProducerSettings(group="g", heartbeat_s=0, route_refresh_s=0)),
+        list[Any](),
+    )
+    closer = threading.Thread(target=lambda: left.append(made.close(60.0)))
+    with ThreadPoolExecutor(1) as another:
+        sent = another.submit(made.send, M)
+        try:
+            assert sending.wait(60)
+            closer.start()
+            waits_in(closer, UnderWay.idle)
+        finally:
+            go_on.set()
+        assert sent.result(60).status is SendStatus.SEND_OK
+    closer.join(60)
+    assert left == [[]]
 
 
 def test_a_failed_attempt_is_followed_by_another_one_although_there_are_no_more_threads(
