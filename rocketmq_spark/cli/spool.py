@@ -322,7 +322,10 @@ def delay() -> None:
     "--data", type=click.Path(path_type=Path), required=True, help="Folder of this node alone; created if missing."
 )
 @click.option(
-    "--group", default="rocketmq_delay", show_default=True, help="Consumer group; nodes of one group share the load."
+    "--group",
+    default="rocketmq_delay",
+    show_default=True,
+    help="Consumer group; nodes of one group share the load. Nodes of another --inner-topic need another group.",
 )
 @click.option(
     "--topic",
