@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,11 +12,14 @@ from typing import Any
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.delay import envelope_records
 from rocketmq_spark.delay.envelope_records import Names
 from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC
 from rocketmq_spark.delay.service import DelayService, Tools
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import OptionError, RocketMQError
+from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.session import consumers, spools
 from rocketmq_spark.spool.store import Store
@@ -24,6 +28,9 @@ from rocketmq_spark.wire.envelope import INNER_TOPIC
 GROUP = "rocketmq_delay"
 # Unanswered sends at a time: enough for 5,000 messages a second if an answer takes a tenth of a second.
 MAX_OUT = 512
+_LOOK_S = 10.0
+
+logger = logging.getLogger(__name__)
 
 
 def wall_ms() -> int:
@@ -51,8 +58,31 @@ def purpose_of(group: str) -> str:
     return f"the delay service, group {group!r}"
 
 
+def _refuse_other_topics(member: GroupMember, group: str, topic: str) -> None:
+    """Raise ``OptionError`` if a living member of the group reads other topics.
+
+    Queues are shared among all members of a group, so that each would get queues that only the others read, and what waits there
+    would never be sent.
+    """
+    try:
+        read = member.filters(group, topic, Deadline.after(_LOOK_S))
+    except RocketMQError as e:  # nobody is there, or this user may not ask
+        logger.debug("cannot read the subscriptions of group %s: %s", group, e)
+        return
+    others = sorted(name for name in read if name != topic and not name.startswith(RETRY_PREFIX))
+    if others:
+        raise OptionError(
+            f"group {group!r} has members that read {', '.join(others)}, and this node would read {topic}: each would get queues "
+            "that it does not read",
+            remedy="Give the nodes of each inner topic a group of their own (--group)",
+        )
+
+
 def open_node(place: NodeSettings, **options: object) -> DelayService:
-    """Returns a node that has joined its group. ``options`` are connection options, and ``group``."""
+    """Returns a node that has joined its group. ``options`` are connection options, and ``group``.
+
+    Raises ``OptionError`` if a member of the group reads another topic.
+    """
     given: dict[str, Any] = {"group": GROUP, **options}
     parsed = options_table.parse(given).for_role("pull consumer")
     if parsed.environment is not None and parsed.environment_mode == "queues":
@@ -70,6 +100,8 @@ def open_node(place: NodeSettings, **options: object) -> DelayService:
         store.belong(spools.owner_of(parsed, purpose_of(parsed.group)))
         if place.dead:
             store.revive(place.now_ms())
+        member = session.member(parsed)
+        _refuse_other_topics(member, parsed.group, place.topic)
         own: dict[str, Any] = {"auto_commit": False, "consume_from_where": "earliest"}
         reader = consumers.PullConsumer(**given, **own)
         try:
@@ -84,4 +116,4 @@ def open_node(place: NodeSettings, **options: object) -> DelayService:
     open_spool = partial(spools.resending, store, session.sender(parsed), settings, place.now_ms, trade)
     make_group = session.committer(parsed).create_group
     tools = Tools(place.now_ms, partial(session.kept_ms, parsed), make_group, place.topic)
-    return DelayService(reader, session.member(parsed), Names(parsed.group), store, open_spool, tools)
+    return DelayService(reader, member, Names(parsed.group), store, open_spool, tools)

@@ -28,6 +28,22 @@ def test_topics_are_made_and_the_folder_is_the_services_own(rocketmq: LocalBroke
     assert not in_use(place.folder)
 
 
+def test_nodes_of_another_topic_do_not_join_a_group(rocketmq: LocalBroker, topic: str, tmp_path: Path) -> None:
+    """Each would be given queues that it does not read, where messages stay without a word."""
+    group, names = f"g_{topic}", (f"{topic}-one", f"{topic}-two")
+    one, two = (NodeSettings(tmp_path / name, name, f"{topic}-dead") for name in names)
+    first = open_node(one, name_server=rocketmq.name_server, group=group)
+    with pytest.raises(
+        OptionError, match=rf"'{group}' has members that read {names[0]}, and this node would read {names[1]}"
+    ):
+        open_node(two, name_server=rocketmq.name_server, group=group)
+    assert not in_use(two.folder)
+    more = NodeSettings(tmp_path / "more", names[0], f"{topic}-dead")
+    open_node(more, name_server=rocketmq.name_server, group=group, request_timeout="4s").close()  # as another process
+    first.close()
+    open_node(two, name_server=rocketmq.name_server, group=group).close()
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
