@@ -56,11 +56,15 @@ def told(text: str, level: int = logging.WARNING) -> Iterator[threading.Event]:
     package, event = logging.getLogger("rocketmq_spark"), threading.Event()
     handler = logging.Handler(level)
     handler.emit = lambda record: event.set() if text in record.getMessage() else None  # type: ignore[method-assign]
+    before = package.level
+    if package.getEffectiveLevel() > level:  # else nobody would hear of it
+        package.setLevel(level)
     package.addHandler(handler)
     try:
         yield event
     finally:
         package.removeHandler(handler)
+        package.setLevel(before)
 
 
 def waits_in(thread: threading.Thread, function: Callable[..., Any]) -> None:

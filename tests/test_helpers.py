@@ -44,6 +44,17 @@ def test_what_the_package_logs_is_told_while_somebody_listens() -> None:
     assert not heard.is_set()
 
 
+def test_what_the_package_logs_only_on_demand_is_told_too() -> None:
+    logger, package = logging.getLogger("rocketmq_spark.consumer"), logging.getLogger("rocketmq_spark")
+    before = package.level
+    with told("is tried again", logging.INFO) as again, told("is tried again") as warned:
+        logger.info("the pull is tried again")
+        assert again.is_set()
+        assert not warned.is_set()
+    assert package.level == before
+    assert not logger.isEnabledFor(logging.INFO)
+
+
 def test_a_topic_with_fewer_messages_fails(rocketmq: LocalBroker, topic: str) -> None:
     feed(rocketmq, topic, 3)
     assert [len(stored(rocketmq, topic, 3)), total(rocketmq, topic, 3), len(stored_now(rocketmq, topic))] == [3] * 3

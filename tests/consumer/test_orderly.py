@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -331,15 +332,15 @@ def test_4_18_a_queue_whose_lock_was_lost_under_a_listener_is_not_kept_for_ever(
 
 
 def test_the_lock_counts_from_its_question(group: GroupBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Brokers may take long to say where the queues begin, and their minute begins when they give the locks."""
+    """An answer to it, and to where the queues begin, may be long under way; the brokers' minute begins when they give it."""
     consumer, port = group.consumer(ordered=True)
-    real = port.committed
 
-    def slow(*given: Any, **how: Any) -> Any:
+    def slow(real: Callable[..., Any], *given: Any, **how: Any) -> Any:
         group.time.now += 9.0
         return real(*given, **how)
 
-    monkeypatch.setattr(port, "committed", slow)
+    for verb in ("lock", "committed"):
+        monkeypatch.setattr(port, verb, partial(slow, getattr(port, verb)))
     consumer.subscribe("T")
     began_ms = int(group.time.now * 1000)
     consumer.start(print)

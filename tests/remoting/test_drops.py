@@ -12,6 +12,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout
+from rocketmq_spark.remoting import connection as connection_module
 from rocketmq_spark.remoting.connection import Connection
 from rocketmq_spark.remoting.endpoint import Drops, Undelivered
 from rocketmq_spark.remoting.pool import Dialling, Pool
@@ -72,7 +73,11 @@ def test_a_connection_that_is_closed_while_requests_wait(
         assert ends_with_reset(peer) is cut
 
 
-def test_a_request_that_was_given_up_counts_as_one_that_waits(slow: socket.socket, connect: Connect) -> None:
+def test_a_request_that_was_given_up_counts_as_one_that_waits(
+    slow: socket.socket, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its caller, that is: the thread that reads, which would do so at the same moment, has other work."""
+    monkeypatch.setattr(connection_module, "TICK_S", 60.0)
     connection = connect(address(slow), undelivered=Undelivered(drops=Drops.CLOSED))
     peer, _ = slow.accept()
     with peer:

@@ -1,10 +1,19 @@
-"""One line when queues go, one when they come back, whatever is asked between."""
+"""One line when queues go, one when they come back, whatever is asked between; a run to the end waits for them."""
 
 from __future__ import annotations
 
+import pytest
+
+from rocketmq_spark import session
+from rocketmq_spark.base.codes import Request
+from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.spark.source.waiting import Absence
+from tests.mockbroker import MockBroker, eventually, never
+from tests.reading import Run
+from tests.source.scripted import route, stats
 
+STATS = Request.GET_TOPIC_STATS_INFO
 A, B, C = (MessageQueue("t", broker, 0) for broker in "abc")
 BOUNDS = {queue: QueueBounds(0, 1, 0) for queue in (A, B, C)}
 
@@ -31,3 +40,19 @@ def test_a_queue_that_nobody_wants_any_more_goes_quietly(caplog):
     absence.look([A], {A: BOUNDS[A]}, lambda _: "gone")
     absence.look([A], BOUNDS, lambda _: "gone")
     assert "again" not in caplog.text
+
+
+def test_a_run_to_the_end_does_not_end_without_a_broker_that_hangs():
+    """A stream would go on without it. What the broker said before is known, so nothing looks absent."""
+    with MockBroker() as one, MockBroker({STATS: stats({B: (0, 100)})}) as hanging:
+        one.on(STATS, stats({A: (5, 20)}))
+        one.on(Request.GET_ROUTEINFO_BY_TOPIC, route({"a": {0: one.address}, "b": {0: hanging.address}}))
+        run = Run(
+            one.address, available_now=True, subscribe="t", startingOffsets="earliest", numRetries=0,
+            requestTimeout="1s", readDeadline="50ms",
+        )  # fmt: skip
+        hanging.on(STATS, never)
+        asked = len(hanging.seen(STATS))
+        with pytest.raises(RocketMQError, match=r"no broker answers for .*t/b/0, which this run must"):
+            eventually(lambda: run.latest() and len(hanging.seen(STATS)) > asked)
+    session.close_all()

@@ -46,7 +46,7 @@ class Reads:
     def __call__(self, options: Any, columns: Any, partition: Any, streaming: bool, on_loss: Any) -> Any:
         self.asked.append(options)
         yield from self.batches
-        if self.lost:
+        if self.lost and on_loss is not None:  # else it is as 'failOnDataLoss' says, which may be to go on
             on_loss(partition.ranges[0], Cause.TRUNCATED)
         if self.error is not None:
             raise self.error

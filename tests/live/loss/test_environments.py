@@ -88,7 +88,7 @@ def test_what_a_producer_spooled_goes_to_the_queue_that_it_counted_also_after_a_
         )  # fmt: skip
 
     first = producer()
-    assert first.send(Message(topic, b"1")).queue == mine
+    assert first.send(Message(topic, b"1"), timeout_s=60).queue == mine
     killed(pair, mine.broker_name)
     assert first.send(Message(topic, b"2")).status is SendStatus.SPOOLED
     first.close()

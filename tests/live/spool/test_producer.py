@@ -206,7 +206,7 @@ def test_no_name_server_is_a_passing_reason_and_a_missing_topic_is_none(
         assert one.send(Message(topic, b"x"), queue=MessageQueue(topic, "broker-a", 1)).status is SendStatus.SPOOLED
     with producer(lone, tmp_path / "other") as one:
         with pytest.raises(RouteNotFound):
-            one.send(Message("missing-topic", b"x"), selector="hash", arg="7")
+            one.send(Message("missing-topic", b"x"), selector="hash", arg="7", timeout_s=60)  # time to be told so
         with pytest.raises(RocketMQError):
             one.send(Message(topic, b""))
         assert depth(one) == 0
