@@ -8,22 +8,55 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.localbroker import LocalBroker, distro
+from rocketmq_spark.localbroker.java import Archive, find_java
+from tests.helpers import awaited
 from tests.witness import JavaPeer
 
 USERS = "rocketmq.users"  # a file that is locked by each process that uses the broker
 
 _started = pytest.StashKey[tuple[contextlib.ExitStack, Path]]()
+
+
+# Longer than it takes on a busy machine; brokers do without an archive that cannot be made.
+_ARCHIVE_S = 120.0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("live") or item.get_closest_marker("slow"):
+        _make_archive()
+
+
+@functools.cache
+def _make_archive() -> None:
+    """Make the class-data archive of brokers, unless it exists: with it a start takes half the time.
+
+    A cluster makes it in what time others leave, and gives it up when it ends. Where all processors are busy that is too late
+    for most clusters of a run.
+    """
+    archive = Archive(distro.cache_folder() / "archives", find_java(), distro.fetch(quiet=True)).path
+    urgent = mock.patch("shutil.which", lambda name, which=shutil.which: None if name == "nice" else which(name))
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(archive.parent / "tests"):
+        if not archive.exists():
+            with urgent, LocalBroker(quiet=True):
+                deadline = Deadline.after(_ARCHIVE_S)
+                awaited(lambda: archive.exists() or deadline.expired, seconds=2 * _ARCHIVE_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,10 @@ def _own(folder: Path) -> Path:
 
 
 def fetch(names: Sequence[str] = ("core",), quiet: bool = False, version: str = VERSION) -> list[Path]:
-    """The verified jars of the named sections, in the order of the lock; downloads missing ones."""
+    """The verified jars of the named sections, in the order of the lock; downloads missing ones.
+
+    Links are followed, because a class-data archive is only for jars with the paths for which it was made.
+    """
     sections = [section for name, section in read_lock(version=version).items() if name in names]
     unknown = set(names).difference(s.name for s in sections)
     if unknown:
@@ -122,7 +125,8 @@ def fetch(names: Sequence[str] = ("core",), quiet: bool = False, version: str = 
             damaged = _damaged(cache, sections)
             if damaged:
                 _download(cache, damaged, quiet, version)
-    return [cache / "jars" / s.key / jar.file_name for s in sections for jar in s.jars]
+    jars = (cache / "jars").resolve()
+    return [jars / s.key / jar.file_name for s in sections for jar in s.jars]
 
 
 @contextlib.contextmanager

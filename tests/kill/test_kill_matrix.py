@@ -68,6 +68,9 @@ def numbers(folder: Path) -> set[int]:
     return set()
 
 
+LOGS = ("checkpoint/offsets", "checkpoint/commits", "out/_spark_metadata")
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """How far a query is: last batch in the log of offsets, of commits, and of the file sink; files of its tasks."""
@@ -79,11 +82,33 @@ class State:
 
     @classmethod
     def of(cls, folder: Path) -> State:
-        planned, committed, written = (
-            max(numbers(folder / log), default=-1)
-            for log in ("checkpoint/offsets", "checkpoint/commits", "out/_spark_metadata")
-        )
+        planned, committed, written = (max(numbers(folder / log), default=-1) for log in LOGS)
         return cls(planned, committed, written, sum(1 for _ in folder.glob("out/part-*")))
+
+
+# Files that appear within one tick of the clock give a folder one time.
+_TICK_NS = 20_000_000
+
+
+class Watch:
+    """The state of a query, looked at again when one of its folders has changed: a look takes long where many wait for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: tuple[int, ...] = ()
+        self._state = State.of(folder)
+
+    def now(self) -> State:
+        changed = tuple(_changed_ns(self._folder / name) for name in (*LOGS, "out"))
+        if changed != self._seen or time.time_ns() - max(changed) < _TICK_NS:
+            self._seen, self._state = changed, State.of(self._folder)
+        return self._state
+
+
+def _changed_ns(folder: Path) -> int:
+    with suppress(FileNotFoundError):
+        return folder.stat().st_mtime_ns
+    return 0
 
 
 # When to kill, given how far the query was when its driver started and how far it is now.
@@ -176,9 +201,9 @@ def kill_at(script, folder: Path, point: str, rng: random.Random) -> State:
     Not before the other query has its first entry, too: a checkpoint whose very first entry was torn is refused by Spark
     itself (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), whatever the source.
     """
-    was, deadline = State.of(folder), Deadline.after(360)
+    was, deadline, watch = State.of(folder), Deadline.after(360), Watch(folder)
     while True:
-        now = State.of(folder)
+        now = watch.now()
         if POINTS[point](was, now) and all(State.of(folder.parent / name).planned >= 0 for name in ("early", "late")):
             break
         assert not deadline.expired, f"{point}: {was} and still {now}\n{without_frames(script.so_far().err)[-6000:]}"

@@ -196,6 +196,16 @@ def test_fetched_once_and_then_found(small: Path, mirror: Mirror, capfd: pytest.
     assert {p.name for p in (small / "jars").iterdir()} == {"lock", files[0].parent.name}
 
 
+def test_jars_behind_a_link_have_their_own_paths_which_archives_are_named_by(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, other = distro.fetch(["small"], quiet=True), tmp_path / "other"
+    other.mkdir()
+    (other / "jars").symlink_to(distro.cache_folder() / "jars")
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(other))
+    assert distro.fetch(["small"]) == files
+
+
 def test_what_a_killed_download_left_goes_with_the_next_one(small: Path) -> None:
     (left := small / "jars" / "fetch-dead").mkdir(parents=True)
     (left / "half").write_bytes(b"x")

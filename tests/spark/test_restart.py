@@ -217,7 +217,7 @@ def test_started_at_latest_and_killed_after_the_first_entry_of_the_log(
     with Producer(name_server=broker_cluster.name_server, group="restart") as producer:
 
         def send() -> None:
-            while not stop.is_set():
+            while not stop.wait(0.003):
                 result = producer.send(Message(topic, b"later"))
                 sent.append((result.queue.broker_name, result.queue.queue_id, result.queue_offset))
 
