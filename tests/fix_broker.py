@@ -32,31 +32,33 @@ USERS = "rocketmq.users"  # a file that is locked by each process that uses the 
 _started = pytest.StashKey[tuple[contextlib.ExitStack, Path]]()
 
 
-# Longer than it takes on a busy machine; brokers do without an archive that cannot be made.
+# Longer than it takes on a busy machine; servers do without an archive that cannot be made.
 _ARCHIVE_S = 120.0
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("live") or item.get_closest_marker("slow"):
-        _make_archive()
+        _make_archives()
 
 
 @functools.cache
-def _make_archive() -> None:
-    """Make the class-data archive of brokers, unless it exists: with it a start takes half the time.
+def _make_archives() -> None:
+    """Make the class-data archives of brokers and proxies, unless they exist: with them a start takes half the time.
 
-    A cluster makes it in what time others leave, and gives it up when it ends. Where all processors are busy that is too late
-    for most clusters of a run.
+    A cluster makes its own in what time others leave, and gives them up when it ends. Where all processors are busy that is too
+    late for most clusters of a run.
     """
-    archive = Archive(distro.cache_folder() / "archives", find_java(), distro.fetch(quiet=True)).path
+    core, folder, java = distro.fetch(quiet=True), distro.cache_folder() / "archives", find_java()
+    class_paths = core, [*core, *distro.fetch(["tls-test", "proxy"], quiet=True)]
+    archives = [Archive(folder, java, jars).path for jars in class_paths]
     urgent = mock.patch("shutil.which", lambda name, which=shutil.which: None if name == "nice" else which(name))
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(archive.parent / "tests"):
-        if not archive.exists():
-            with urgent, LocalBroker(quiet=True):
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / "tests"):
+        if not all(map(Path.exists, archives)):
+            with urgent, LocalBroker(quiet=True, proxy=True):
                 deadline = Deadline.after(_ARCHIVE_S)
-                awaited(lambda: archive.exists() or deadline.expired, seconds=2 * _ARCHIVE_S)
+                awaited(lambda: deadline.expired or all(map(Path.exists, archives)), seconds=2 * _ARCHIVE_S)
 
 
 @dataclass(frozen=True, slots=True)
