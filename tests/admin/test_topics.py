@@ -266,6 +266,7 @@ def test_where_nobody_may_read_it_queues_and_messages_are_told_all_the_same(kept
     there = topics.describe(tools, "t")
     assert (there.permission, len(there.queues), there.messages) == ("W", 8, 2 * (3 + 4 + 5 + 6))
     assert topics.shrink(tools, "t", 3, preview=True).hidden == 2 * 6
+    assert topics.shrink(tools, "t", 3, ["broker-b"], preview=True).hidden == 6
 
 
 def test_a_broker_whose_master_is_away_is_not_called_old(kept: Kept, broker: MockBroker, tools: Parts) -> None:

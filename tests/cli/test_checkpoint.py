@@ -6,13 +6,20 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import Result
 
-from rocketmq_spark import session
+from rocketmq_spark import admin, session
+from rocketmq_spark.cli.checkpoint import differences
+from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model import MessageQueue, QueueBounds
+from rocketmq_spark.spark.checkpoints.entries import LoggedBatch
+from rocketmq_spark.spark.checkpoints.rewind import DriftState
+from rocketmq_spark.spark.source import recreation
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.cli.conftest import documents
 from tests.cli.test_lag import feed
@@ -195,3 +202,24 @@ def test_a_broker_that_is_down_is_no_loss(run: Run, lone: LocalBroker, tmp_path:
     text = run(*given)
     assert (text.exit_code, "have lost" in text.stderr) == (1, False)
     assert "1 of 1 queues wait for broker-a: start it on its data, and nothing of them is lost" in text.stderr
+
+
+def test_whose_broker_does_not_say_whether_its_topic_is_the_old_one_is_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has answered where its queues end: nothing is lost, for all that these say."""
+    silent, other = queue(0), MessageQueue("orders", "broker-b", 0)
+    answers = recreation.Found([], {("orders", "broker-a"): CallTimeout("no answer in time")})
+    monkeypatch.setattr(recreation.RecreationWatch, "look", lambda *asked: answers)
+    monkeypatch.setattr(admin, "with_kept", lambda client, bounds, *more: bounds)
+    client: Any = SimpleNamespace(
+        calls=SimpleNamespace(request_timeout_s=1.0),
+        routes=SimpleNamespace(
+            existing=lambda *asked: SimpleNamespace(readable=lambda: [silent, other]),
+            cluster=lambda: {"broker-a": None, "broker-b": None},
+        ),
+        brokers=SimpleNamespace(bounds=lambda queues, *more: dict.fromkeys(queues, QueueBounds(0, 7, 0))),
+    )
+    found, errors = differences(client, LoggedBatch(0, {0: Offsets({silent: 5, other: 7})}))
+    assert [one.state for one in found] == [DriftState.AWAY, DriftState.READ]
+    assert ["no answer in time" in error for error in errors] == [True]

@@ -12,7 +12,7 @@ import pytest
 
 from rocketmq_spark import Admin, Message, Producer
 from tests.cli.conftest import COMMAND, documents
-from tests.helpers import total
+from tests.helpers import awaited, total
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_lines_are_json_and_the_group_goes_on(run, filled, group):
     assert (first.exit_code, first.stderr) == (0, "")
     row = documents(first.stdout)[0]
     assert (row["topic"], row["keys"], row["reconsumeTimes"]) == (filled, ["k"], 0)
-    rest = run("consume", filled, "--group", group, "--from", "earliest", "--idle", "2")
+    rest = run("consume", filled, "--group", group, "--from", "earliest", "--count", "13")
     assert sorted(bodies(first.stdout) + bodies(rest.stdout)) == list(range(20))
     assert len(bodies(first.stdout)) == 7
     assert run("consume", filled, "--group", group, "--from", "earliest", "--idle", "1").stdout == ""
@@ -59,10 +59,15 @@ def test_a_queue_in_which_nothing_came_has_an_offset_too(rocketmq, run, filled, 
 
 
 def test_tags(rocketmq, run, filled, group):
-    done = run("consume", filled, "--group", group, "--from", "earliest", "--tags", "a", "--idle", "2")
-    assert bodies(done.stdout) == list(range(0, 20, 2))
+    command = ("consume", filled, "--group", group, "--from", "earliest", "--tags", "a")
+    assert bodies(run(*command, "--count", "10").stdout) == list(range(0, 20, 2))
     with Admin(rocketmq.name_server) as admin:
-        assert set(admin.offsets(group, [filled]).values()) == {5}
+
+        def passed_over() -> set[int | None]:
+            assert run(*command, "--idle", "0.2").stdout == ""
+            return set(admin.offsets(group, [filled]).values())
+
+        awaited(passed_over, lambda offsets: offsets == {5})
 
 
 def test_a_killed_one_prints_again_what_it_did_not_commit_and_misses_nothing(rocketmq, run, topic, group):
@@ -80,8 +85,12 @@ def test_a_killed_one_prints_again_what_it_did_not_commit_and_misses_nothing(roc
         child.kill()
         seen.update(int(json.loads(line)["body"]) for line in child.stdout.read().splitlines() if line.endswith("}"))
     assert (child.returncode, len(seen) < 20) == (-signal.SIGKILL, True), "there was nothing left to print"
-    seen.update(bodies(run(*arguments, "--idle", "3").stdout))
-    assert sorted(seen) == list(range(20))
+
+    def rest() -> list[int]:
+        seen.update(bodies(run(*arguments, "--idle", "1").stdout))
+        return sorted(seen)
+
+    awaited(rest, lambda found: found == list(range(20)))
 
 
 def test_it_goes_on_until_ctrl_c(rocketmq, start, filled, group):

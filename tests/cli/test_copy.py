@@ -215,6 +215,22 @@ def test_it_stops_between_messages(cluster: Cluster) -> None:
     assert cluster.log == [(0, 0), ("commit", {SOURCE[0]: 1})]
 
 
+def test_what_was_polled_and_not_sent_when_ctrl_c_came_is_left_to_the_next_command(cluster: Cluster) -> None:
+    """Long after the last look, when all that polls returned is committed otherwise."""
+    copier, send_batch = cluster.copier(rate=20.0), cluster.send_batch  # two at a time
+
+    def interrupted(messages: Sequence[Message], queue: MessageQueue) -> SendResult:
+        copier._stop.set()
+        cluster.now += 10 * copying._LOOK_S
+        return send_batch(messages, queue)
+
+    cluster.send_batch = interrupted  # type: ignore[method-assign]
+    consumer: Any = SimpleNamespace(poll=lambda timeout_s: [message(n) for n in range(6)])
+    how = {"source": "src", "group": "g", "count": None, "follow": True}
+    copying._run(copier, consumer, SimpleNamespace(), how, copier._stop)  # type: ignore[arg-type]
+    assert cluster.log == [(0, 0, 1), ("commit", {SOURCE[0]: 2})]
+
+
 def test_a_rate_is_kept(cluster: Cluster) -> None:
     copier = cluster.copier(rate=50.0)
     waits: list[float] = []
@@ -242,9 +258,9 @@ def test_chunks() -> None:
 
 
 def test_a_copy_has_what_the_user_gave() -> None:
-    original = message(3, TAGS="a", KEYS="k1 k2", mine="1", CLUSTER="c", MSG_REGION="r")
+    original = replace(message(3, TAGS="a", KEYS="k1 k2", mine="1", CLUSTER="c", MSG_REGION="r"), flag=7)
     made = copy_of(original, "dst", "orig")
-    assert (made.topic, made.body, made.tags, made.keys) == ("dst", b"3", "a", ["k1", "k2"])
+    assert (made.topic, made.body, made.tags, made.keys, made.flag) == ("dst", b"3", "a", ["k1", "k2"], 7)
     assert made.properties == {"mine": "1", "orig": "U3"}
     assert copy_of(original, "dst", None).properties == {"mine": "1"}
     assert made.sharding_key is None

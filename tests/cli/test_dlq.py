@@ -112,9 +112,9 @@ def test_a_letter_is_sent_again_once_unless_it_is_said_twice(run: Run, dead: str
 
 
 def test_what_was_sent_again_and_died_again_has_the_key_of_the_last_time_only() -> None:
-    letter = replace(MESSAGE, properties={"KEYS": "k dlq:01", "UNIQ_KEY": "02", "mine": "1"})
+    letter = replace(MESSAGE, properties={"KEYS": "k dlq:01", "UNIQ_KEY": "02", "mine": "1"}, flag=7)
     copy = _copy(letter)
-    assert (copy.keys, copy.properties) == (["k", "dlq:02"], {"mine": "1"})
+    assert (copy.keys, copy.properties, copy.flag) == (["k", "dlq:02"], {"mine": "1"}, 7)
 
 
 def test_what_cannot_be_sent_leaves_the_others_to_be_sent(

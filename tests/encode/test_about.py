@@ -36,6 +36,12 @@ def test_rows_of_a_tag_come_together_and_say_it(tags, data):
     assert made.tags == len({tag for tag in tags if tag})
 
 
+def test_many_rows_of_a_tag_keep_their_order():
+    """So few as the test above has are sorted in their order by any way of sorting."""
+    made = of(tags=["abc"[n % 3] for n in range(1000)])
+    assert [part.tolist() for part in made.by_tag(rows(*range(1000)))] == [[*range(n, 1000, 3)] for n in range(3)]
+
+
 def test_tags_and_keys_that_are_no_utf_8_are_said_as_java_reads_them():
     """Spark's ``cast(binary as string)`` makes such texts, and the messages have their bytes."""
     texts = pa.array([b"\xff", b"a", None, b"b"], pa.binary()).view(pa.string())

@@ -245,6 +245,11 @@ def test_the_time_of_an_id_follows_the_clock_also_when_the_month_turns():
         del moments[0]
 
 
+def test_equal_rows_of_one_millisecond_have_ids_of_their_own():
+    ids, row = ContentIds(NAME.scope(0), at()), np.zeros((1, 12), np.uint8)
+    assert len({texts(ids, row)[0] for _ in range(3)}) == 3
+
+
 def test_the_encoder_writes_them():
     rows = [dict.fromkeys(SCHEMA) | {"topic": "t", "body": b"%d" % i, "queueId": 0} for i in range(3)]
     encoder = Encoder({"body": "body"}, 100, ContentIds(NAME.scope(1), at()))

@@ -70,11 +70,12 @@ def test_a_topic_that_is_missing_or_takes_no_writes():
 
 def test_while_no_topic_is_there_that_was_a_missing_one_may_come_back():
     """As where their only broker is away: a spool would take nothing, and give up what it has."""
-    there = {"t", "u"}
+    there = dict.fromkeys(("t", "u"), Permission.READ_WRITE)
 
     def answer(request: Any, context: Any) -> Any:
-        known = request.topic.name in there
-        return route()(request, context) if known else proto("QueryRouteResponse")(status=status(Code.TOPIC_NOT_FOUND))
+        may = there.get(request.topic.name)
+        known = route(permission=may) if may else None
+        return known(request, context) if known else proto("QueryRouteResponse")(status=status(Code.TOPIC_NOT_FOUND))
 
     def away(topic: str) -> bool:
         return passing(errors.RouteNotFound("no", broker_code=Response.TOPIC_NOT_EXIST, topic=topic), sender)
@@ -83,7 +84,9 @@ def test_while_no_topic_is_there_that_was_a_missing_one_may_come_back():
         assert not away("a name that is wrong")
         for topic in sorted(there):
             sender.publish_queues(topic, soon())
-        there.remove("t")
+        del there["t"]
+        assert (sender.any_broker(), sender.any_master(), away("t")) == (True, True, False)
+        there["u"] = Permission.READ  # its broker is there all the same
         assert (sender.any_broker(), sender.any_master(), away("t")) == (True, True, False)
         there.clear()
         assert (sender.any_broker(), sender.any_master(), away("t")) == (False, False, True)
