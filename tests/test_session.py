@@ -61,6 +61,38 @@ def test_other_connection_options_get_a_client_of_their_own(different):
     assert session.client(parsed(**different)) is session.client(parsed(**different))
 
 
+def one_user():
+    return "one", "hush"
+
+
+def another_user():
+    return "another", "hush"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"tls": "true"}, {"tls": "true", "tlsCaFile": "ca.pem"}),
+        ({"tls": "true"}, {"tls": "true", "tlsCheckHostname": "false"}),
+        ({"accessKey": "me", "secretKey": "a"}, {"accessKey": "me", "secretKey": "a", "securityToken": "t"}),
+        ({"credentialsProvider": f"{__name__}:one_user"}, {"credentialsProvider": f"{__name__}:another_user"}),
+        ({"environment": "dev", "environmentMode": "suffix"}, {"environment": "test", "environmentMode": "suffix"}),
+    ],
+    ids=["authority", "host name", "token", "provider", "environment"],
+)
+def test_who_is_another_user_or_elsewhere_shares_no_client(first, second):
+    """It would send with the rights of the first, or to the topics of its environment."""
+    assert session.client(parsed(**first)) is not session.client(parsed(**second))
+
+
+def test_users_of_two_files_share_no_client(tmp_path):
+    files = [tmp_path / name for name in ("one", "other")]
+    for file in files:
+        file.write_text(f"accessKey={file.name}\nsecretKey=hush\n")
+    one, other = (session.client(parsed(credentialsFile=str(file))) for file in files)
+    assert one is not other
+
+
 def test_who_looks_what_is_stored_has_connections_that_forget_sooner_than_the_look_ends():
     def of(role, **given):
         made = session.client(options.parse({"nameServer": NOWHERE, **given}).for_role(role))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,14 +13,15 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from rocketmq_spark import exactly_once_conf
 from rocketmq_spark.base import extras
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.columnar.encode.content_ids import RowHash
+from rocketmq_spark.columnar.encode.content_ids import BatchName, RowHash
 from rocketmq_spark.errors import (
     ClosedError,
     OptionError,
 )
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session.looks import noted_ids
-from rocketmq_spark.spark.sink import checks, guarantee
+from rocketmq_spark.spark.sink import checks, guarantee, once
+from rocketmq_spark.spark.sink.once import OncePlan
 from rocketmq_spark.spark.sink.task import RocketMQStreamWriter
 from rocketmq_spark.stored.ends import QueueEnds
 from tests.live.writes import frame, sink_options
@@ -105,6 +108,30 @@ def test_a_task_of_another_query_or_batch_than_the_note_s_is_refused() -> None:
     for query, number, said in (("query-2", 7, "query-1"), ("query-1", 6, "7")):
         with pytest.raises(OptionError, match=f"Spark says that . is {said}"):
             guarantee.check_batch(here.get, query, number, names)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        (once._QUERY, "query-2", "Spark says that sql.streaming.queryId is query-2"),
+        (once._BATCH, "8", "Spark says that streaming.sql.batchId is 8"),
+        ("spark.python.task.killTimeout", "1m", "killTimeout is 1m"),
+        ("spark.speculation", "true", "the Spark context of this task lacks spark.speculation=false"),
+    ],
+)
+def test_each_task_looks_where_it_runs(monkeypatch: pytest.MonkeyPatch, name: str, value: str, why: str) -> None:
+    """With the note of another batch its rows would get the ids of that one's, and those that are equal would be left out."""
+    here = {**exactly_once_conf(), once._QUERY: "query-1", once._BATCH: "7"}
+    task = SimpleNamespace(getLocalProperty=here.get)
+    monkeypatch.setattr(once, "TaskContext", SimpleNamespace(get=lambda: task))
+    stream = OncePlan(BatchName("query-1", 0, 7, b"", "sink"), QueueEnds({}, {}))
+    job = replace(stream, streaming=False)
+    once.check_task(stream, 4.0)
+    with pytest.raises(OptionError, match="cannot see, inside a streaming query, that a batch is repeated"):
+        once.check_task(job, 4.0)
+    here[name] = value
+    with pytest.raises(OptionError, match=why):
+        once.check_task(stream, 4.0)
 
 
 def test_a_look_ends_with_its_task() -> None:

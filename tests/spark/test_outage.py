@@ -15,7 +15,7 @@ from rocketmq_spark import explain, progress, session
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.model import MessageQueue
 from tests.fix_spark import wait_until
-from tests.helpers import killed
+from tests.helpers import WAIT_S, killed
 from tests.reading import feed, names
 from tests.spark.pipelines import once, read, read_stream, rows_of, write
 from tests.witness import java_send
@@ -104,7 +104,7 @@ def test_a_write_outlives_its_broker(spark, lone, topic, small_batches, tmp_path
     writing.join(3)
     assert writing.is_alive(), "nothing can be written now"
     lone.restart("broker-a")
-    writing.join(60)
+    writing.join(WAIT_S)
     assert not writing.is_alive()
     assert writing.error is None
     found = numbers(read(spark, lone.name_server, topic))
@@ -169,6 +169,7 @@ class Killing:
         self.queues = [MessageQueue(self.topic, f"broker-{name}", 0) for name in "ab"]
         self.batches: dict[int, list] = {}
         self.kill = False
+        self.fed = threading.Event()
         self.query = self.start()
 
     def start(self):
@@ -179,6 +180,7 @@ class Killing:
     def batch(self, frame, number):
         if self.kill:
             self.kill = False
+            assert self.fed.wait(WAIT_S)  # who feeds it asks the broker whether all can be read
             killed(self.mq, "broker-b")
         self.batches[number] = [row.body.decode() for row in frame.select("body").collect()]
 
@@ -186,7 +188,10 @@ class Killing:
         return Counter(body for bodies in list(self.batches.values()) for body in bodies)
 
     def feed(self, *queues):
-        return feed(self.mq, self.topic, 4 * len(queues), queues=queues)
+        self.fed.clear()
+        made = feed(self.mq, self.topic, 4 * len(queues), queues=queues)
+        self.fed.set()
+        return made
 
     def command(self, *arguments):
         session.close_all()
@@ -222,7 +227,7 @@ def test_a_query_whose_broker_stays_away_goes_on_without_it_when_it_is_taken_bac
         of.kill = True
         lost = of.feed(b)
         with pytest.raises(Exception) as caught:
-            of.query.awaitTermination(90)
+            of.query.awaitTermination(WAIT_S)
         text = explain(caught.value)
         assert f"queue {of.topic}/broker-b/0" in text
         assert "Nothing is lost: start broker broker-b" in text

@@ -148,6 +148,7 @@ def test_what_points_nowhere_is_dropped_and_named_and_what_was_forgotten_is_due(
     store.close()
     again = Store(tmp_path)
     assert (len(again), again.totals.dead, again.totals.next_sequence) == (3, 1, 7)
+    assert again.totals.dead_bytes == len(record(b"1").encode()), "while there are any, they are nobody else's"
     assert sorted(work.record.payload for work in again.take(100, 10)) == [b"3", b"5", b"6"]
     assert lane_with(again._db, 5) == b"l"
     assert lane_with(again._db, 4) is None
@@ -189,6 +190,22 @@ def test_of_a_lane_the_first_is_handed_out_alone_also_where_one_that_was_over_co
         assert [work.record.payload for work in works] == [payload]
         again.settle([(work, Done()) for work in works], 10**13)
     assert len(again) == 0
+    again.close()
+
+
+def test_what_cannot_be_read_waits_in_its_lane_as_well(tmp_path: Path) -> None:
+    """Were it due at once, it would go to the dead before its turn, and the one behind it be out beside the head of the lane."""
+    store = Store(tmp_path)
+    store.add([(record(b"%d" % i, lane=b"l"), i) for i in range(1, 4)])
+    store._db.write([(numbered(RECORD, 2), b"damaged")])
+    repair(store._db)
+    store.close()
+    again = Store(tmp_path)
+    for payload in (b"1", b"3"):
+        (work,) = [work for _ in range(2) for work in again.take(10**13, 10)]
+        assert work.record.payload == payload
+        again.settle([(work, Done())], 10**13)
+    assert (len(again), again.totals.dead) == (0, 1)
     again.close()
 
 
