@@ -15,6 +15,7 @@ from rocketmq_spark.base.codes import Response, SerializeType
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
 from rocketmq_spark.remoting.connection import TICK_S, Connection, ServerRequest, together
 from rocketmq_spark.remoting.endpoint import SocketChannel
+from rocketmq_spark.remoting.protocol import Conversation
 from rocketmq_spark.wire.header import Command
 from tests import mockbroker as mb
 from tests.fix_proxy import FaultyProxy
@@ -188,6 +189,7 @@ def test_a_server_that_reads_slowly_costs_deadlines_but_no_frames(connect: Conne
             connection.call(ping(n="impatient"), soon(0.1))
         assert not connection.closed
         broker.may_read.set()
+        broker.wait_for(lambda: len(broker.requests) == 13)  # the reader writes what is left, without another request
         assert connection.call(ping(n="patient"), soon(10)).ext["n"] == "patient"
         assert [command.ext["n"] for command in broker.requests] == [str(i) for i in range(12)] + [
             "impatient",
@@ -259,6 +261,18 @@ def test_rule_3_bytes_of_another_protocol_end_the_connection(data: bytes, broker
         connection.call(ping(), soon())
     assert caught.value.addr == broker.address
     eventually(lambda: broker.peers[0].gone.is_set())
+
+
+@pytest.mark.parametrize("error", [MemoryError("none is left"), SystemExit("mine")])
+def test_a_reader_that_ends_as_nobody_expected_leaves_nobody_waiting(
+    error: BaseException, broker: MockBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.on(PING, ok())
+    connection = connect(broker.address)
+    monkeypatch.setattr(Conversation, "receive", raising(error))
+    with pytest.raises(ConnectionLost, match=f"the reader failed: {type(error).__name__}"):
+        connection.call(ping(), soon(60))
+    assert connection.closed
 
 
 def test_rule_3_a_good_answer_before_bad_bytes_leaves_nobody_waiting(broker: MockBroker, connect: Connect) -> None:
