@@ -309,7 +309,7 @@ QUEUE = MessageQueue("src", "broker-a", 0)
 
 @pytest.mark.parametrize(
     ("committed", "now", "said"),
-    [(9, None, True), (3, 12, False), (None, 9, False), (3, 8, "now ends at 8"), (3, None, "now is gone")],
+    [(9, None, True), (8, 12, False), (None, 9, False), (3, 8, "now ends at 8"), (3, None, "now is gone")],
 )
 def test_an_end_that_is_not_reached_any_more(committed: int | None, now: int | None, said: bool | str) -> None:
     """It would wait for it without end: the topic was created again, or has fewer queues."""
@@ -452,8 +452,9 @@ def test_killed_and_resumed_nothing_is_missing(rocketmq, run, group, make_topic)
     with Admin(rocketmq.name_server) as admin:
         for _ in range(3):
             before = admin.describe_topic(destination).messages
-            with subprocess.Popen([*command, "--rate", "4000/s"], stdout=subprocess.PIPE, text=True) as child:
-                while admin.describe_topic(destination).messages < before + random.randrange(1, count // 5):
+            # So slow that most is left for seconds, also where a look at the destination takes one of them.
+            with subprocess.Popen([*command, "--rate", "2000/s"], stdout=subprocess.PIPE, text=True) as child:
+                while admin.describe_topic(destination).messages < before + random.randrange(1, count // 10):
                     assert child.poll() is None
                 child.kill()
             assert child.returncode == -signal.SIGKILL, "there was nothing left to kill"
@@ -461,7 +462,7 @@ def test_killed_and_resumed_nothing_is_missing(rocketmq, run, group, make_topic)
     found = Counter(int(m.body) for m in stored(rocketmq, destination, count))
     assert sorted(found) == list(range(count))
     # What was sent since the last commit of each, one batch, and how late a commit may be on a machine that is busy.
-    assert found.total() - count <= 3 * (4000 * 2 + copying.UNDER_WAY)
+    assert found.total() - count <= 3 * (2000 * 4 + copying.UNDER_WAY)
 
 
 def test_another_cluster_ctrl_c_and_follow(rocketmq, lone, start, topics, group):

@@ -6,7 +6,7 @@ import pytest
 
 from rocketmq_spark.delay.envelope_records import Commits, Committed, Names
 from rocketmq_spark.delay.release import Progress
-from tests.delay.nodes import QUEUES, Topic
+from tests.delay.nodes import QUEUES, Topic, World, envelope
 
 ONE, TWO = QUEUES
 OLD, NEW = Committed(Progress(1, 10, 5_000), 7_000), Committed(Progress(2, 20, 4_000), 8_000)
@@ -33,3 +33,19 @@ def test_of_commits_that_break_off_the_next_owner_leaves_nothing_out(
     assert commits.tell(news) == (taken == 4)
     assert news.keys() == ({ONE} if taken == 4 else set())
     assert commits.of(ONE) == Committed(Progress(oldest, stored, done_ms), newest_ms)
+
+
+def test_3_g_what_was_due_and_not_acknowledged_when_positions_were_told_is_sent_by_the_next_node(world: World) -> None:
+    one, two = world.node("one"), world.node("two")
+    one.sends.answer = lambda send: None
+    world.topic.put(envelope("m", 1))
+    for _ in range(3):
+        one.turn(ONE)
+    world.time.advance(2)
+    one.turn(ONE)
+    assert (one.sends.bodies, world.offsets()[:2]) == ([b"m"], (0, 1))
+    one.store.close()
+    for _ in range(5):
+        two.turn(ONE)
+    world.time.advance(10)
+    assert two.sends.bodies == [b"m"]
