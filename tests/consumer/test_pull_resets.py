@@ -58,6 +58,19 @@ def test_a_reset_that_is_told_while_a_queue_is_given_up_is_the_last_word(
     assert "which was given up, is reset by its broker" in caplog.text
 
 
+def test_a_reset_that_is_told_to_a_pull_with_an_older_filter_is_followed(
+    fake: FakeMember, consumer: BasePullConsumer, hand: Hand
+) -> None:
+    """Messages of such an answer are asked for again; a reset is told only once."""
+    done = finished(fake, consumer, hand)
+    consumer.subscribe("t", tags="a")
+    reset(fake, done)
+    assert bodies(consumer.poll(AT_ONCE)) == list(range(2, 9))
+    consumer.commit()
+    assert fake.stored[A] == 9
+    assert fake.commits[-1] == {A: 9}
+
+
 def test_a_reset_of_a_queue_whose_giving_up_was_interrupted_is_the_last_word(
     fake: FakeMember, consumer: BasePullConsumer, hand: Hand
 ) -> None:
