@@ -96,7 +96,7 @@ class Watch:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: tuple[int, ...] = ()
-        self._state = State.of(folder)
+        self._state: State
 
     def now(self) -> State:
         changed = tuple(_changed_ns(self._folder / name) for name in (*LOGS, "out"))
@@ -201,7 +201,8 @@ def kill_at(script, folder: Path, point: str, rng: random.Random) -> State:
     Not before the other query has its first entry, too: a checkpoint whose very first entry was torn is refused by Spark
     itself (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), whatever the source.
     """
-    was, deadline, watch = State.of(folder), Deadline.after(360), Watch(folder)
+    watch, deadline = Watch(folder), Deadline.after(360)
+    was = watch.now()
     while True:
         now = watch.now()
         if POINTS[point](was, now) and all(State.of(folder.parent / name).planned >= 0 for name in ("early", "late")):
