@@ -34,7 +34,13 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 ROOT = Path(__file__).parent.parent
+_CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
+_CHECKPOINTING = "org.apache.spark.sql.execution.streaming.checkpointing"
+# For tests of kills: what users have.
+CHECKPOINT_AS_USERS = {_CHECKPOINT_FILES: f"{_CHECKPOINTING}.FileContextBasedCheckpointFileManager"}
 CONF = {
+    # The usual one starts a process for each look whether a file is a link, 17 in a micro-batch: two thirds of all that it starts.
+    _CHECKPOINT_FILES: f"{_CHECKPOINTING}.FileSystemBasedCheckpointFileManager",
     "spark.ui.enabled": "false",
     "spark.python.daemon.module": "rocketmq_spark.daemon",
     "spark.ui.showConsoleProgress": "false",

@@ -19,7 +19,7 @@ from rocketmq_spark.spark.checkpoints.notes import ROOM
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import FrameSplitter
 from tests.fix_proxy import FaultyProxy
-from tests.fix_spark import Script, without_frames
+from tests.fix_spark import CHECKPOINT_AS_USERS, Script, without_frames
 from tests.helpers import awaited, stored
 from tests.scale import scaled
 
@@ -28,6 +28,7 @@ MESSAGES = scaled(4_800)
 SETTLE = "4s"
 CONF = {
     **exactly_once_conf(),
+    **CHECKPOINT_AS_USERS,
     # So small Arrow batches, and so large rows, that the sink has some while the next ones are held.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10",
     "spark.sql.execution.python.udf.buffer.size": "65536",

@@ -22,7 +22,7 @@ from rocketmq_spark import Message, Producer, low_latency_conf
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
-from tests.fix_spark import Script, without_frames
+from tests.fix_spark import CHECKPOINT_AS_USERS, Script, without_frames
 from tests.helpers import indexed
 from tests.reading import feed, names, positions
 from tests.scale import SCALE, scaled, soak
@@ -241,7 +241,7 @@ def test_flink_76_seatunnel_9940_what_killed_drivers_committed_is_the_input(
     """Micro-batches of a batch topic end in the middle of its batches, which have 500 messages."""
     rng = random.Random(KILLS)
     conf, attributes, kills = case
-    conf = json.dumps({name.replace(".", "_"): value for name, value in conf.items()})
+    conf = json.dumps({name.replace(".", "_"): value for name, value in {**CHECKPOINT_AS_USERS, **conf}.items()})
     topic = make_topic(queues=4, attributes=attributes)
     early = feed(rocketmq, topic, MESSAGES)
     folders = {name: tmp_path / name for name in ("early", "late")}
