@@ -39,7 +39,7 @@ _CHECKPOINTING = "org.apache.spark.sql.execution.streaming.checkpointing"
 # For tests of kills: what users have.
 CHECKPOINT_AS_USERS = {_CHECKPOINT_FILES: f"{_CHECKPOINTING}.FileContextBasedCheckpointFileManager"}
 CONF = {
-    # The usual one starts a process for each look whether a file is a link, 17 in a micro-batch: two thirds of all that it starts.
+    # The usual one starts a process for each look whether a file is a link: 17 in a micro-batch, two thirds of all.
     _CHECKPOINT_FILES: f"{_CHECKPOINTING}.FileSystemBasedCheckpointFileManager",
     "spark.ui.enabled": "false",
     "spark.python.daemon.module": "rocketmq_spark.daemon",
