@@ -86,7 +86,8 @@ def _refuse_other_topics(member: GroupMember, parsed: Options, topic: str) -> No
             )
     if failed:
         logger.warning(
-            "cannot check whether group %r has members that do not read %s, at %d of its brokers: %s",
+            "cannot check (with ACL 2.0 it needs Get on the group) whether group %r has members that do not read %s, "
+            "at %d of the brokers: %s",
             group, topic, len(failed), next(iter(failed.values())),
         )  # fmt: skip
 
