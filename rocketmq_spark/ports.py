@@ -318,8 +318,8 @@ class GroupMember(Protocol):
     def members(self, group: str, topic: str, deadline: Deadline) -> list[str]:
         """Return the client ids of the group's members, as one broker of the topic, chosen at random, knows them."""
 
-    def filters(self, group: str, topic: str, deadline: Deadline) -> dict[str, Filter]:
-        """Return the subscriptions that one broker has for the group: those of the last heartbeat of any member."""
+    def filters(self, group: str, topic: str, deadline: Deadline, broker_name: str = "") -> dict[str, Filter]:
+        """Return the subscriptions of the group's last heartbeat at this broker of the topic, or at a random one."""
 
     def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
         """Return the committed offset; None only if the master reports that there is none. A slave may lack recent offsets.

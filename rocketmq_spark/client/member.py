@@ -80,17 +80,19 @@ class RemotingMember:
             raise ServerFault(e.message, e.addr, e.broker_code, topic, remark=e.remark, remedy=UNKNOWN_GROUP) from e
         return bodies.consumer_ids(answer.body)
 
-    def filters(self, group: str, topic: str, deadline: Deadline) -> dict[str, Filter]:
-        answer = self._ask_any(topic, rpc.GET_CONSUMER_CONNECTION_LIST, group, deadline)
+    def filters(self, group: str, topic: str, deadline: Deadline, broker_name: str = "") -> dict[str, Filter]:
+        answer = self._ask_any(topic, rpc.GET_CONSUMER_CONNECTION_LIST, group, deadline, broker_name)
         found = bodies.group_filters(answer.body)
         scope = self._calls.scope
         return {scope.plain(name): wanted for name, wanted in found.items() if scope.reaches(name)}
 
-    def _ask_any(self, topic: str, row: rpc.Row, group: str, deadline: Deadline) -> Command:
-        """Ask a random broker of the topic: all receive the same heartbeats of the group."""
-        brokers = [data for data in self._routes.recent(topic, deadline).brokers.values() if data.addresses]
+    def _ask_any(self, topic: str, row: rpc.Row, group: str, deadline: Deadline, broker_name: str = "") -> Command:
+        """Ask this broker of the topic, or a random one: all receive the same heartbeats of the group's members of this topic."""
+        known = self._routes.recent(topic, deadline).brokers.values()
+        brokers = [data for data in known if data.addresses and broker_name in ("", data.broker_name)]
         if not brokers:
-            raise BrokerNotFound("no broker of the topic has an address", topic=topic)
+            which = f"{broker_name} is no broker of the topic that" if broker_name else "no broker of the topic"
+            raise BrokerNotFound(f"{which} has an address", topic=topic)
         chosen = self._rng.choice(brokers)
         address = chosen.master or self._rng.choice(chosen.slaves)
         command = row.request(consumerGroup=self._calls.on_wire(group), bname=chosen.broker_name)

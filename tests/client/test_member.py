@@ -125,6 +125,21 @@ def test_what_a_group_wants_as_its_broker_heard_it(broker: MockBroker) -> None:
     tenant.close()
 
 
+def test_a_named_broker_says_what_it_heard_itself(broker: MockBroker, parts: Parts) -> None:
+    def heard(topic: str) -> Command:
+        return ok(json.dumps({"subscriptionTable": {topic: {}}}).encode())
+
+    ask = Request.GET_CONSUMER_CONNECTION_LIST
+    with MockBroker({ask: heard("there")}) as other:
+        broker.on(ask, heard("here"))
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address, "broker-b": other.address}))
+        for _ in range(5):
+            assert parts.member.filters("g", "t", parts.soon, "broker-a") == {"here": Filter("*")}
+            assert parts.member.filters("g", "t", parts.soon, "broker-b") == {"there": Filter("*")}
+        with pytest.raises(BrokerNotFound, match="broker-c is no broker of the topic that has an address"):
+            parts.member.filters("g", "t", parts.soon, "broker-c")
+
+
 def test_4_25_only_a_broker_that_says_so_has_no_offset(broker: MockBroker, parts: Parts) -> None:
     parts.routes.get("t")
     broker.on(

@@ -153,7 +153,7 @@ class FakeMember:
         self._check_online()
         return list(self.ids)
 
-    def filters(self, group: str, topic: str, deadline: Deadline) -> dict[str, Filter]:
+    def filters(self, group: str, topic: str, deadline: Deadline, broker_name: str = "") -> dict[str, Filter]:
         self._check_online()
         return dict(self.memberships[-1].subscriptions)
 

@@ -253,7 +253,7 @@ class FakeMember:
             raise ServerFault("no consumer for this group", "a:1", Response.SYSTEM_ERROR, topic)
         return self.brokers.random.sample(sorted(self.brokers.members), len(self.brokers.members))
 
-    def filters(self, group: str, topic: str, deadline: Deadline) -> dict[str, Filter]:
+    def filters(self, group: str, topic: str, deadline: Deadline, broker_name: str = "") -> dict[str, Filter]:
         self._call("filters", topic)
         if not self.brokers.members:
             raise BrokerError("the consumer group is not online", "a:1", Response.CONSUMER_NOT_ONLINE)
