@@ -110,9 +110,12 @@ clean:
 java:
 	@.ci/machine java
 
-# What of it is used is compiled when it is used: pip would compile all, one after the other.
+# What of it is used is compiled when it is used: pip would compile all, one after the other. PySpark is published as sources only:
+# without compression pip makes and unpacks its wheel in half the time.
 $(READY): setup.cfg pyproject.toml
 	@echo "Installing into $(VENV), once: one to five minutes ..."
 	@python=$$(.ci/machine python $(PYTHON)) && $$python -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[test,check]'
+	@printf '[bdist_wheel]\ncompression = stored\n' >$(VENV)/wheels.cfg
+	@DIST_EXTRA_CONFIG=$(abspath $(VENV)/wheels.cfg) \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[test,check]'
 	@touch $@
