@@ -253,9 +253,9 @@ class TestOtherVerbs:
         assert answers == [True, False, False]
 
     def test_routes_are_refreshed_and_those_that_are_gone_forgotten(self, broker: MockBroker, parts: Parts) -> None:
-        parts.routes.get("t")
-        parts.routes.get("u")
-        broker.on(ROUTE, lambda call: NO_ROUTE if call.ext("topic") == "u" else route(3, {"broker-a": "h:1"}))
+        for topic in ("s", "t", "u"):
+            parts.routes.get(topic)
+        broker.on(ROUTE, lambda call: route(3, {"broker-a": "h:1"}) if call.ext("topic") == "t" else NO_ROUTE)
         parts.sender.refresh_routes(parts.soon)
         assert parts.routes.known() == ["t"]
         assert parts.routes.address("broker-a") == "h:1"
