@@ -97,6 +97,21 @@ def test_what_is_due_in_centuries_holds_up_nothing(timer: Timer) -> None:
     assert done.wait(60)
 
 
+def test_a_call_that_is_due_before_the_others_wakes_the_thread(timer: Timer, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, asleep, woken = threading.Event(), threading.Event(), timer._wakes
+
+    def get(timeout: float | None) -> None:
+        if timeout is not None and woken.empty():  # it knows of the later call, and nothing else wakes it
+            asleep.set()
+        woken.get(timeout=timeout)
+
+    monkeypatch.setattr(timer, "_wakes", SimpleNamespace(put=woken.put, get=get))
+    timer.later(1e6, done.set)
+    assert asleep.wait(WAIT_S)
+    timer.later(0, done.set)
+    assert done.wait(WAIT_S)
+
+
 def test_a_call_that_is_interrupted_before_the_thread_is_woken_holds_up_no_later_one(
     timer: Timer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

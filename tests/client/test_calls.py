@@ -161,7 +161,7 @@ def test_who_hangs_is_not_waited_for_nor_asked_twice_and_its_late_answer_serves(
             return [(deaf.address, ping(n="1")), (broker.address, ping()), (deaf.address, ping(n="2"))]
 
         def last() -> list[tuple[str, Command]]:
-            return [(broker.address, ping()), (deaf.address, ping(n="3"))]
+            return [(broker.address, ping()), (deaf.address, ping(n="3")), (deaf.address, ping(n="4"))]
 
         asked = first
 
@@ -190,8 +190,12 @@ def test_who_hangs_is_not_waited_for_nor_asked_twice_and_its_late_answer_serves(
         assert len(held.wait(6)) == 6
         for call in held.calls[4:]:
             call.answer(ok(b"to another question"))
+        eventually(lambda: not parts.calls._owes(deaf.address))
+        assert bodies() == [b"quick", None, None]
         deaf.on(PING, ok(b"3"))
-        eventually(lambda: bodies() == [b"quick", b"3"])
+        for call in held.wait(8)[6:]:
+            call.answer(ok(b"3"))
+        eventually(lambda: bodies() == [b"quick", b"3", b"3"])
 
 
 @pytest.mark.parametrize(("lasted_s", "expected"), [(0.1, 0.2), (0.8, 0.2), (4.0, 1.0)])
@@ -269,6 +273,18 @@ def test_a_server_that_drains_is_left_for_a_new_connection(broker: MockBroker, p
         parts.calls.ask(broker.address, ping())
     assert caught.value.retriable
     assert parts.calls.ask(broker.address, ping()).code == 0
+    broker.wait_for(lambda: len(broker.peers) == 2)
+
+
+def test_a_server_that_drains_is_left_by_those_who_wait_for_no_answer(broker: MockBroker, parts: Parts) -> None:
+    """The sends of a producer, and questions that are asked together."""
+    broker.on(PING, [refuse(Response.GO_AWAY, "bye"), ok()])
+    codes = [
+        answer.code if isinstance(answer, Command) else answer
+        for _ in range(2)
+        for answer in parts.calls.exchange_each([(broker.address, ping())], parts.soon)
+    ]
+    assert codes == [Response.GO_AWAY, Response.SUCCESS]
     broker.wait_for(lambda: len(broker.peers) == 2)
 
 

@@ -199,6 +199,8 @@ def test_1_1_a_heartbeat_soon_and_every_thirty_seconds_however_many_there_are(
         instance.join(member)
     clock.advance(4)
     assert told[3:] == [166.0, 168.0]
+    clock.advance(30)  # past the one that was due before they came
+    assert told[5:] == [170.0 + 2 * n for n in range(15)]
     for member in (quick, second, first):
         instance.leave(member, Deadline.after(1))
     told.clear()

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.errors import BrokerNotFound, NotSupported, ServiceNotAvailable
+from rocketmq_spark.errors import BrokerBusy, BrokerNotFound, NotSupported, ServiceNotAvailable
 from rocketmq_spark.model import LogState
 from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
@@ -53,3 +53,10 @@ class TestLogStates:
     def test_what_copies_must_confirm(self, broker: MockBroker, routed: Parts, answer: Command, late: bool) -> None:
         broker.on(CONFIG, answer)
         assert routed.brokers.confirms_late("broker-a", routed.soon) is late
+
+
+def test_whether_a_broker_confirms_late_is_not_known_while_it_is_busy(broker: MockBroker, routed: Parts) -> None:
+    """The answer is kept for good by those who ask."""
+    broker.on(CONFIG, refuse(Response.SYSTEM_BUSY))
+    with pytest.raises(BrokerBusy):
+        routed.brokers.confirms_late("broker-a", routed.soon)

@@ -33,7 +33,7 @@ from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import NO_SCOPE, Scope
 from tests.client.conftest import Parts
 from tests.harness import store
-from tests.helpers import raising
+from tests.helpers import no_more_threads, raising
 from tests.mockbroker import WAIT_S, Held, MockBroker, ok, refuse, topic_config
 
 QUEUE = MessageQueue("t", "broker-a", 1)
@@ -224,6 +224,15 @@ def test_a_broker_that_is_gone_is_an_error(broker: MockBroker, parts: Parts) -> 
 
 def test_a_broker_that_nobody_knows_is_an_error(parts: Parts) -> None:
     assert isinstance(pull(parts, replace(REQUEST, queue=MessageQueue("t", "nobody", 0))), BrokerNotFound)
+
+
+def test_without_a_thread_that_could_connect_a_pull_is_an_error(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who hears of it pulls again; a pull without an outcome would stop its queue."""
+    parts.routes.get("t")
+    told = Told()
+    no_more_threads(monkeypatch, "rocketmq-aside")
+    parts.member.pull(replace(REQUEST, filter=Filter("a")), Deadline.after(5.0), told)
+    assert isinstance(told.one, ConnectionLost)
 
 
 def test_messages_may_stay_as_they_are(broker: MockBroker, parts: Parts) -> None:
@@ -436,6 +445,10 @@ def test_a_batch_that_says_two_offsets_comes_raw() -> None:
         found = list(wanted_of(replace(REQUEST, offset=100), stored, NO_SCOPE, 110))
         assert [m.queue_offset for m in found] == ([100] if lie else list(range(100, 110)))
         assert [bool(m.decode_error) for m in found] == ([True] if lie else [False] * 10)
+    # Its own tag says nothing of its messages, so it passes every filter.
+    tagged = store("t", body, "TAGS\x01a\x02INNER_NUM\x0110\x02INNER_BASE\x01100\x02", queue_offset=97, sys_flag=flags)
+    (raw,) = wanted_of(replace(REQUEST, offset=100, filter=Filter("b")), tagged, NO_SCOPE, 110)
+    assert (raw.tags, bool(raw.decode_error)) == ("a", True)
 
 
 def test_an_answer_that_becomes_large_goes_on_where_it_was_left_and_not_where_a_message_says(

@@ -191,6 +191,26 @@ def test_1_9_offsets_go_to_a_slave_while_there_is_no_master(broker: MockBroker, 
         assert parts.member.committed("g", QUEUES[0], parts.soon) == 8
 
 
+def test_an_offset_of_a_group_that_a_broker_makes_at_its_first_pull_is_stored_then(
+    broker: MockBroker, parts: Parts
+) -> None:
+    """An offset that a new group begins with, without which a member that dies begins elsewhere the next time."""
+    made = threading.Event()
+
+    def pulled(call: Call) -> Command:
+        made.set()
+        return refuse(Response.PULL_NOT_FOUND)
+
+    def stored(call: Call) -> Command:
+        return ok() if made.is_set() else refuse(Response.SUBSCRIPTION_GROUP_NOT_EXIST)
+
+    broker.on(Request.PULL_MESSAGE, pulled)
+    broker.on(Request.UPDATE_CONSUMER_OFFSET, lambda call: call.answer(stored(call)))
+    parts.routes.get("t")
+    assert parts.member.commit("g", {QUEUES[0]: 8}, parts.soon) == {}
+    assert [c.ext["commitOffset"] for c in broker.seen(Request.UPDATE_CONSUMER_OFFSET)] == ["8", "8"]
+
+
 def test_4_25_a_slave_that_has_no_offset_does_not_say_that_there_is_none(broker: MockBroker, parts: Parts) -> None:
     """It may not have copied it yet, and a group that begins at its queues' ends would skip what was sent since."""
     none = refuse(Response.QUERY_NOT_FOUND)

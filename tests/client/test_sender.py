@@ -32,6 +32,7 @@ from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests import mockbroker as mb
 from tests.client.conftest import Parts
 from tests.fix_proxy import FaultyProxy
+from tests.helpers import no_more_threads
 from tests.mockbroker import NO_ROUTE, Call, MockBroker, ok, refuse, route
 
 ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
@@ -253,9 +254,9 @@ class TestOtherVerbs:
         assert answers == [True, False, False]
 
     def test_routes_are_refreshed_and_those_that_are_gone_forgotten(self, broker: MockBroker, parts: Parts) -> None:
-        parts.routes.get("t")
-        parts.routes.get("u")
-        broker.on(ROUTE, lambda call: NO_ROUTE if call.ext("topic") == "u" else route(3, {"broker-a": "h:1"}))
+        for topic in ("s", "t", "u"):
+            parts.routes.get(topic)
+        broker.on(ROUTE, lambda call: route(3, {"broker-a": "h:1"}) if call.ext("topic") == "t" else NO_ROUTE)
         parts.sender.refresh_routes(parts.soon)
         assert parts.routes.known() == ["t"]
         assert parts.routes.address("broker-a") == "h:1"
@@ -331,6 +332,19 @@ def test_11_19_a_thread_that_cannot_be_started_is_an_outcome(
     parts.sender.send_async(MessageQueue("t", "elsewhere", 0), SendRequest("g", b"x"), parts.soon, outcomes.append)
     assert "can't start new thread" in str(outcomes)
     assert not parts.sender._aside.busy("elsewhere")
+
+
+def test_11_19_a_connection_whose_thread_cannot_be_started_is_an_outcome(
+    broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread connects, and must not keep the failure to itself: nothing else would end the send."""
+    parts.routes.get("t")
+    slot, outcome = parts.pool._slots[broker.address], Future[object]()
+    slot.connection, known = None, slot.connection
+    no_more_threads(monkeypatch, "rocketmq-127")
+    parts.sender.send_async(QUEUE, SendRequest("g", b"x"), parts.soon, outcome.set_result)
+    assert isinstance(outcome.result(60), ConnectionLost)
+    slot.connection = known
 
 
 def no_threads(thread: threading.Thread) -> None:

@@ -71,6 +71,17 @@ def test_a_decision_that_cannot_be_sent_says_so_and_one_that_is_refused_is_an_er
     assert not wrong.value.unsent
 
 
+def test_a_decision_for_a_broker_that_is_down_says_that_it_was_not_sent(broker: MockBroker, tenant: Parts) -> None:
+    """So the half message stays undecided here, and the user may try again."""
+    tenant.routes.get("t")
+    broker.refuse_connections()
+    broker.drop()
+    eventually(lambda: not tenant.pool.live(broker.address))
+    with pytest.raises(ConnectionLost) as down:
+        tenant.sender.end_transaction(PLACE, COMMIT, tenant.soon)
+    assert down.value.unsent
+
+
 def test_a_half_message_names_its_group_as_brokers_know_it(broker: MockBroker, tenant: Parts) -> None:
     broker.on(Request.SEND_MESSAGE_V2, ok(**SENT))
     tenant.routes.get("t")

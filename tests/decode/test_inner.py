@@ -303,3 +303,10 @@ def test_a_flag_of_a_batch_that_damage_left_hides_no_hole(flags: int) -> None:
     fetched = fetch(Answer(made, start=5, limit=10, next_offset=10))
     holes = stored_messages.holes(stored_messages.locate(fetched.buffer, fetched.pieces))
     assert holes == ([Hole(0, 7, 9)] if flags != FLAGS else [])
+
+
+def test_a_message_of_a_shifted_queue_is_kept_beside_a_batch_that_is_read_from_its_middle() -> None:
+    begun = Answer([batch(3, 4)], start=5, limit=7, next_offset=7)
+    shifted = Answer([stored(queue_offset=i) for i in (0, 1)], number=1, start=2, limit=4, next_offset=4)
+    for order, expected in (((begun, shifted), [5, 6, 0, 1]), ((shifted, begun), [0, 1, 5, 6])):
+        assert both(fetch(*order)).column("queueOffset").to_pylist() == expected
