@@ -407,3 +407,14 @@ def test_a_stop_in_a_listener_does_not_wait_for_the_one_that_waits_for_it(member
     eventually(lambda: member.got == ["A"], 60)
     left.append(member.consumer.stop(30))
     assert left == [[], []]
+
+
+def test_a_stop_waits_for_no_message_that_waits_for_its_next_try() -> None:
+    member = Member(ordered=True)
+    member.does = raising(ValueError("no"))
+    member.start()
+    member.proxy.put(of("A", "g"))
+    running = member.consumer._running
+    eventually(lambda: running._listening._paused, 60)
+    assert member.consumer.stop(0.1) == []
+    assert (member.got, member.consumer.stats().cached) == (["A"], 0)
