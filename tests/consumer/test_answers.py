@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import pytest
 
 from rocketmq_spark.errors import ClosedError
+from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.membership import ConsumeDirectly, DirectOutcome, InfoAsked, OffsetsAsked, ResetOffsets
 from tests.consumer.group import FakeMember, GroupBench
 from tests.consumer.messages import message
@@ -44,6 +47,34 @@ def test_of_two_resets_within_a_second_the_later_one_holds(group: GroupBench) ->
     port.asked("a:1", ResetOffsets("T", {A: 7}))
     group.time.advance(3)
     assert group.bodies() == [b"7", b"8", b"9"]
+
+
+def test_a_reset_that_comes_while_queues_are_given_up_is_stored_before_a_broker_is_asked_of_others(
+    group: GroupBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next member asks at once where they begin; other queues and topics of this one may take seconds."""
+    consumer, port = group.start()
+    group.brokers.send(q("b:1"), b"0", b"1", b"2")
+    group.time.advance(15)
+    owns, gone, told = consumer._running._ownership, list[MessageQueue](), list[int]()
+    drop, add = owns.drop, owns.add
+
+    def dropped(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        if found := drop(queues):
+            gone.extend(found)
+            port.asked("a:1", ResetOffsets("T", dict.fromkeys(found, 1)))
+        return found
+
+    def added(queues: Sequence[MessageQueue]) -> list[MessageQueue]:
+        told.extend(group.brokers.offsets[queue] for queue in gone if len(told) < len(gone))
+        return add(queues)
+
+    monkeypatch.setattr(owns, "drop", dropped)
+    monkeypatch.setattr(owns, "add", added)
+    group.start()
+    group.time.advance(2)
+    assert q("b:1") in gone
+    assert told == [1] * len(gone)
 
 
 def _reset_between_rebalances(group: GroupBench, port: FakeMember) -> None:

@@ -17,7 +17,7 @@ from rocketmq_spark.errors import AccessDenied, ClosedError, ConnectionLost, Opt
 from rocketmq_spark.model import NO_FILTER, Filter
 from rocketmq_spark.model.message import GroupPolicy
 from tests.consumer.pop import SETTINGS, FakeProxy, arrival, of
-from tests.helpers import RAISED, raising
+from tests.helpers import RAISED, no_more_threads, raising
 from tests.mockbroker import eventually
 from tests.producer.scripted import ManualTimer, Time
 
@@ -76,6 +76,19 @@ def test_messages_are_consumed_and_counted(member):
     assert (stats.failed, stats.sent_back, stats.lag) == (0, 0, None)
     assert stats.topics["t"].consumed_per_s > 0
     assert member.proxy.filters == [{"t": Filter("a || b")}]
+
+
+def test_what_came_when_there_were_no_threads_for_listeners_is_consumed_although_nothing_comes_after_it(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member.start()
+    with monkeypatch.context() as patched:
+        no_more_threads(patched, "rocketmq-g")
+        member.proxy.put(of("A"))
+        eventually(lambda: member.consumer._running._workers._lacking, 60)
+    assert member.got == []
+    member.time.advance(LOOK_S)
+    eventually(lambda: member.got == ["A"], 60)
 
 
 def test_what_is_wanted_may_change_while_it_runs(member):
@@ -394,3 +407,14 @@ def test_a_stop_in_a_listener_does_not_wait_for_the_one_that_waits_for_it(member
     eventually(lambda: member.got == ["A"], 60)
     left.append(member.consumer.stop(30))
     assert left == [[], []]
+
+
+def test_a_stop_waits_for_no_message_that_waits_for_its_next_try() -> None:
+    member = Member(ordered=True)
+    member.does = raising(ValueError("no"))
+    member.start()
+    member.proxy.put(of("A", "g"))
+    running = member.consumer._running
+    eventually(lambda: running._listening._paused, 60)
+    assert member.consumer.stop(0.1) == []
+    assert (member.got, member.consumer.stats().cached) == (["A"], 0)

@@ -6,6 +6,7 @@ import pytest
 
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.push.running import TIMEOUT_S
+from rocketmq_spark.consumer.push.workers import Work
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
 from rocketmq_spark.errors import CallTimeout, RouteNotFound
 from tests.consumer.group import GroupBench
@@ -213,3 +214,19 @@ def test_the_last_words_of_a_stop_without_time_have_a_time_of_their_own(
     assert group.brokers.offsets[q("a:0")] == 1
     assert all(at >= began + TIMEOUT_S for at in left)
     assert left
+
+
+def test_what_came_when_there_were_no_threads_for_listeners_is_consumed_although_nothing_comes_after_it(
+    group: GroupBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full queue is not pulled: without another try it would stand for ever."""
+    group.start()
+    group.time.advance(1)
+    workers, waiting = group.workers[0], list[Work]()
+    monkeypatch.setattr(workers, "submit", lambda *work: waiting.extend(work))  # as ``Workers`` without a thread
+    monkeypatch.setattr(workers, "start_missing", lambda: [waiting.pop(0)() for _ in range(len(waiting))])
+    group.brokers.send(q("a:0"), b"x")
+    group.time.advance(1)
+    assert (len(waiting), group.bodies()) == (1, [])
+    group.time.advance(60)
+    assert group.bodies() == [b"x"]
