@@ -253,6 +253,7 @@ class ProxyChannel:
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
             ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+            ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),  # otherwise gRPC waits a minute for each ping
             ("grpc.initial_reconnect_backoff_ms", _FIRST_RECONNECT_MS),
             ("grpc.min_reconnect_backoff_ms", round(1000 * self._connect_timeout_s)),  # limits one attempt, too
             ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS),

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
+from rocketmq_spark.delay.envelope_records import space_of
+from rocketmq_spark.delay.release import note_of
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import Resent, SpooledSend
 from tests.delay.nodes import QUEUES, START_MS, Node, Topic, World, at_once, envelope
@@ -100,3 +102,27 @@ def test_an_accident_with_a_file_costs_no_envelope_and_sends_none_early(
         assert max(found.values()) <= 2, case
         assert (len(node.store), node.store.totals.dead) == (0, 0), case
         node.store.close()
+
+
+def test_a_note_that_was_written_after_the_damage_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that sends may find damage while this one stores a position, which would pass over what was lost."""
+    at_once(monkeypatch)
+    world = World(tmp_path)
+    node = world.node("a")
+    for number, queue in enumerate(QUEUES):
+        world.topic.put(envelope(f"m{number}", 100), queue)
+    for _ in range(2):
+        turn(node)
+    assert len(node.store) == 2
+    space = space_of(QUEUES[0])
+    assert node.store.forget([(space, place) for place in node.store.places(space)]) == 1
+    assert note_of(QUEUES[0]) in node.store.notes()
+    node.store.damages += 1
+    for _ in range(2):
+        turn(node)
+    world.time.advance(100)
+    turn(node)
+    assert sorted(map(number_of, node.sends.sent)) == [0, 1]
+    node.store.close()

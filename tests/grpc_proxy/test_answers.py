@@ -16,6 +16,8 @@ from tests.grpc_proxy.scripted import status
     [
         (Code.TOO_MANY_REQUESTS, errors.BrokerBusy, True),
         (Code.INTERNAL_SERVER_ERROR, errors.ServiceNotAvailable, True),
+        (Code.INTERNAL_ERROR, errors.ServiceNotAvailable, True),
+        (Code.REQUEST_TIMEOUT, errors.ServiceNotAvailable, True),  # a number among those of refusals for good
         (Code.PROXY_TIMEOUT, errors.ServiceNotAvailable, True),
         (Code.UNAUTHORIZED, errors.AccessDenied, False),
         (Code.FORBIDDEN, errors.AccessDenied, False),

@@ -21,7 +21,7 @@ from rocketmq_spark.grpc_proxy.channel import ProxyChannel, Tls
 from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECEIVE_MESSAGE, SEND_MESSAGE, Code
 from rocketmq_spark.grpc_proxy.protos import proto
 from tests.fix_clusters import Certificates
-from tests.grpc_proxy.scripted import acknowledge, route, serving, status
+from tests.grpc_proxy.scripted import acknowledge, route, serving, serving_bytes, status
 
 REQUEST = proto("QueryRouteRequest")()
 
@@ -138,6 +138,48 @@ def test_a_stream_gives_what_came_before_it_broke():
         channel.close()
 
 
+def test_an_answer_may_be_as_large_as_those_of_brokers():
+    """By itself gRPC takes 4 MiB, and a message of that size, with what belongs to it, would come in no answer for ever."""
+    large = proto("ReceiveMessageResponse")(message=proto("Message")(body=bytes(5 << 20)))
+    with serving_bytes("ReceiveMessage", large.SerializeToString()) as address:
+        channel = ProxyChannel(address, headers)
+        answers = channel.answers(channel.stream(RECEIVE_MESSAGE, proto("ReceiveMessageRequest")(), Deadline.after(60)))
+        assert [len(answer.message.body) for answer in answers] == [5 << 20]
+        channel.close()
+
+
+def test_a_connection_through_which_nothing_comes_any_more_is_noticed(make_proxy, monkeypatch):
+    """Otherwise a stream without a deadline waits for ever, and later calls go into the dead connection."""
+    monkeypatch.setattr(channel_module, "_KEEPALIVE_MS", 1000)
+    monkeypatch.setattr(channel_module, "_KEEPALIVE_TIMEOUT_MS", 1000)
+    over, begun, outcomes = threading.Event(), threading.Event(), SimpleQueue()
+
+    def nothing_yet(request: Any, context: grpc.ServicerContext) -> Any:
+        begun.set()
+        over.wait()
+        return iter(())
+
+    def waits(channel: ProxyChannel) -> None:
+        try:
+            receives(channel, outcomes)
+        except errors.RocketMQError as e:
+            outcomes.put(e)
+
+    with serving({"ReceiveMessage": nothing_yet}) as address:
+        proxy = make_proxy(address)
+        channel = ProxyChannel(proxy.address, headers)
+        thread = threading.Thread(target=waits, args=(channel,))
+        thread.start()
+        try:
+            assert begun.wait(60)
+            proxy.black_hole()
+            assert isinstance(outcomes.get(timeout=30), errors.ConnectionLost)
+        finally:
+            over.set()
+            channel.close()
+            thread.join()
+
+
 def test_files_of_tls_are_read_again_when_a_connection_breaks(certs, tmp_path):
     ca, new = tmp_path / "ca.pem", tmp_path / "new.pem"
     ca.write_bytes(Path(certs.cert("stranger")).read_bytes())
@@ -234,7 +276,7 @@ def asks(channel: ProxyChannel, outcomes: SimpleQueue[Any]) -> None:
 
 
 def receives(channel: ProxyChannel, outcomes: SimpleQueue[Any]) -> None:
-    call = channel.stream(RECEIVE_MESSAGE, proto("ReceiveMessageRequest")(), Deadline.after(10))
+    call = channel.stream(RECEIVE_MESSAGE, proto("ReceiveMessageRequest")(), None)
     outcomes.put(next(channel.answers(call)))
 
 
@@ -327,7 +369,7 @@ def test_a_child_that_has_nothing_to_do_with_grpc_does_not_crash():
     env = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
     with serving({"QueryRoute": route(), "ReceiveMessage": nothing_yet}) as address:
         ended = subprocess.run(
-            [sys.executable, "-c", FORKING, address], capture_output=True, text=True, timeout=30, env=env
+            [sys.executable, "-c", FORKING, address], capture_output=True, text=True, timeout=200, env=env
         )
         over.set()
     assert ended.stdout.split() == ["0"], ended.stdout + ended.stderr

@@ -157,6 +157,15 @@ def test_an_answer_that_is_good_but_for_its_message_acknowledges_nothing():
             member.ack(message, Deadline.after(30))
 
 
+def test_the_receipt_of_a_new_time_takes_the_place_of_the_one_before():
+    """Which the Proxy does not take any more: the message would come again though it was acknowledged."""
+    new = proto("ChangeInvisibleDurationResponse")(status=status(Code.OK), receipt_handle="new")
+    with giving(b"x", ChangeInvisibleDuration=lambda request, context: new) as member:
+        (message,) = member.receive(("t", 0), 1, 30.0, 1.0, Deadline.after(30))
+        member.change_invisible(message, 30.0, Deadline.after(30))
+        assert message.receipt == "new"
+
+
 def test_a_topic_that_is_not_subscribed_to_is_not_asked_for():
     """By which filter it would be is known no more."""
     with giving(b"x") as member:
