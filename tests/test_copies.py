@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import pytest
 
@@ -16,10 +16,12 @@ from tests.mockbroker import eventually
 class Bench:
     """What is said about copies, each time done for certain or not; functions are asked on threads."""
 
-    def __init__(self, proves: bool = True) -> None:
+    def __init__(self, proves: bool = True, shared_as: Hashable = None) -> None:
         self.proves = proves
         self.said: list[tuple[str, str]] = []
-        self.copies = CopyQuestions[str, str](self._answer, lambda place: "broker", "take", "drop", "unknown")
+        self.copies = CopyQuestions[str, str](
+            self._answer, lambda place: "broker", "take", "drop", "unknown", shared_as
+        )
         self.asked: list[str] = []
         self.may_end, self.called = threading.Event(), threading.Event()
 
@@ -109,6 +111,28 @@ def test_what_waits_when_its_producer_leaves_is_not_asked() -> None:
     bench.may_end.set()
     eventually(lambda: not bench.copies._newest)
     assert (bench.asked, bench.said) == (["a"], [("a1", "take")])
+
+
+def test_what_comes_after_its_producer_has_left_is_not_asked() -> None:
+    """A question may arrive while the producer leaves: what its function would look at may be gone."""
+    bench = Bench()
+    bench.copies.leave()
+    assert bench.copies.ask("a", "a1", bench.slow("a")) is None
+    bench.may_end.set()
+    eventually(lambda: not bench.copies._aside.busy(None))
+    assert (bench.asked, bench.said, bench.copies._newest) == ([], [], {})
+
+
+def test_a_copy_is_answered_by_the_one_whose_broker_asked() -> None:
+    """The one whose function is called may be closed meanwhile, and with it its connection."""
+    group = object()
+    benches = one, two = Bench(shared_as=group), Bench(shared_as=group)
+    one.copies.ask("a", "a1", one.slow("a"))
+    assert one.called.wait(60)
+    two.copies.ask("a", "a2", two.slow("a"))
+    one.may_end.set()
+    eventually(lambda: not one.copies._newest)
+    assert [(bench.asked, bench.said) for bench in benches] == [(["a"], []), ([], [("a2", "take")])]
 
 
 def test_only_so_many_are_remembered_and_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:

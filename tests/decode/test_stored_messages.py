@@ -193,6 +193,7 @@ def numbered(*offsets, **asked):
         (numbered(40, 41, start=10, limit=20, next_offset=42), [(0, 10, 20)]),
         (numbered(10, 40, start=10, limit=11, next_offset=41), []),
         (numbered(11, 12, 13, start=10, limit=13, next_offset=13), []),  # a shifted queue
+        (numbered(12, 10, start=10, limit=13, next_offset=13), [(0, 11, 12)]),  # in another order, by damage
     ],
 )
 def test_holes(answer, expected):
