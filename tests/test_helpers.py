@@ -16,7 +16,8 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import AccessDenied, BrokerBusy, CallTimeout, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from tests.helpers import _reached, _runs, _sent_last, awaited, counts, indexed, stored, stored_now, told, total
+from rocketmq_spark.wire.properties import decode_properties
+from tests.helpers import _reached, _runs, _sent_last, _torn, awaited, counts, indexed, stored, stored_now, told, total
 from tests.reading import feed
 
 
@@ -79,6 +80,12 @@ def test_a_message_behind_all_others_is_waited_for(rocketmq: LocalBroker) -> Non
     indexed(rocketmq)
     indexed(rocketmq.name_server)
     assert rocketmq.admin.describe_topic("broker-a")[queue].max_offset >= before + 2
+
+
+@pytest.mark.parametrize(("end", "torn"), [("", False), ("\0\0", True), ("\1a\0", True)])
+def test_a_message_that_a_killed_broker_wrote_in_part_is_none(end: str, torn: bool) -> None:
+    properties = decode_properties(f"UNIQ_KEY\0016598{end}")
+    assert _torn(SimpleNamespace(properties=properties)) is torn  # type: ignore[arg-type]
 
 
 def test_a_broker_that_is_slow_is_waited_for_and_one_that_refuses_is_not() -> None:
