@@ -164,7 +164,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """File by file, as ``--dist loadfile``, but all tests of one of ``SCOPES`` go to one process, and half of the
+    """File by file, as ``--dist loadfile``, but all tests of one of ``SCOPES`` go to one process, and nearly half of the
     processes begin with what waits more than it works.
 
     Files go out as they were collected, not by how many tests a file has: see ``pytest_collection_modifyitems``. The process
