@@ -30,9 +30,11 @@ SENT = {"msgId": "x", "queueId": "0", "queueOffset": "3"}
 
 
 @pytest.fixture(autouse=True)
-def nothing_asked_before() -> None:
-    """All of them are about one id, of which a process remembers what was said."""
+def nothing_asked_before() -> Iterator[None]:
+    """All of them are about one id, of which a process remembers what was said, as soon as the thread that says it knows."""
     process.kept("copies").clear()
+    yield
+    eventually(lambda: not [one for one in threading.enumerate() if one.name.startswith("rocketmq-aside-")])
 
 
 @pytest.fixture
