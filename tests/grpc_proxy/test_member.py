@@ -264,6 +264,7 @@ class Saying(Forgetful):
         for command in commands:
             command.settings.subscription.fifo = self.ordered
             command.settings.backoff_policy.max_attempts = 17
+            self.known = True  # a heartbeat that is refused takes back what was said
             yield command
             self.answers += 1
 
