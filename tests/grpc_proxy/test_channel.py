@@ -151,6 +151,7 @@ def test_an_answer_may_be_as_large_as_those_of_brokers():
 
 def test_a_connection_through_which_nothing_comes_any_more_is_noticed(make_proxy, monkeypatch):
     """Otherwise a stream without a deadline waits for ever, and later calls go into the dead connection."""
+    assert channel_module._KEEPALIVE_MS + channel_module._PING_TIMEOUT_MS <= 60_000
     monkeypatch.setattr(channel_module, "_KEEPALIVE_MS", 1000)
     monkeypatch.setattr(channel_module, "_KEEPALIVE_TIMEOUT_MS", 1000)
     monkeypatch.setattr(channel_module, "_PING_TIMEOUT_MS", 1000)
