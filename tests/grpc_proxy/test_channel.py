@@ -61,6 +61,16 @@ def test_nobody_is_there(nobody):
         ask(nobody)
 
 
+def test_a_web_proxy_of_the_environment_is_not_asked(nobody, monkeypatch):
+    """gRPC itself would go there, where Java's client and remoting do not."""
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, f"http://{nobody}")
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with serving({"QueryRoute": route()}) as address:
+        assert ask(address).status.code == Code.OK
+
+
 def test_no_answer_in_time(black_hole):
     with pytest.raises(errors.CallTimeout):
         ask(black_hole, 0.3)
