@@ -123,6 +123,9 @@ def metadata(client_id: str, version: str, request_id: str, now: datetime, keys:
 # A Proxy accepts 130 MiB, and its answers may be as large as those of its brokers. Keepalive as in RocketMQ's Java client.
 _MAX_MESSAGE_BYTES = 128 << 20
 _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
+# The answer to a ping waits behind messages that are under way, which takes as long as they do. gRPC pings with each of them, to
+# measure the connection; so this must be longer than a consumer waits for messages. By itself gRPC waits a minute.
+_PING_TIMEOUT_MS = 30_000
 _FIRST_RECONNECT_MS, _MAX_RECONNECT_MS = 100, 2_000
 
 # gRPC counts a call before it starts the thread for its answers. If the system has no thread, the channel delivers no answers any
@@ -253,7 +256,7 @@ class ProxyChannel:
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
             ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-            ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),  # otherwise gRPC waits a minute for each ping
+            ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_MS),
             ("grpc.initial_reconnect_backoff_ms", _FIRST_RECONNECT_MS),
             ("grpc.min_reconnect_backoff_ms", round(1000 * self._connect_timeout_s)),  # limits one attempt, too
             ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS),

@@ -72,6 +72,19 @@ def test_a_refusal_is_no_absence(broker: MockBroker, tools: Parts) -> None:
         messages.message_by_id(tools, offset_id(broker))
 
 
+def test_where_one_broker_does_not_say_nothing_is_said_to_be_absent(broker: MockBroker, tools: Parts) -> None:
+    """It may be the one that has the message: ``dlq resend`` would send a letter a second time."""
+    with MockBroker({QUERY: refuse(Response.NO_PERMISSION, "not for you")}) as second:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address, "broker-b": second.address}))
+        for answer in (refuse(Response.QUERY_NOT_FOUND), ok(message())):
+            broker.on(QUERY, answer)
+            with pytest.raises(AccessDenied):
+                messages.messages_by_key(tools, "t", "k")
+            with pytest.raises(AccessDenied):
+                messages.message_by_id(tools, "U1", "t")
+        assert len(second.seen(QUERY)) == 4
+
+
 def test_an_id_of_a_producer_is_looked_up_in_its_topic(broker: MockBroker, tools: Parts) -> None:
     """Of two with that id the one that was stored first; those that share its hash are left out."""
     other = stored(b"other", text(UNIQ_KEY="U2"), topic="t")

@@ -191,6 +191,16 @@ def test_1_9_offsets_go_to_a_slave_while_there_is_no_master(broker: MockBroker, 
         assert parts.member.committed("g", QUEUES[0], parts.soon) == 8
 
 
+def test_while_there_is_no_master_its_slave_says_who_the_members_are(broker: MockBroker, parts: Parts) -> None:
+    """Heartbeats go to it, too, and without an answer no queue of the topic would be given to anybody."""
+    wanted = ok(b'{"subscriptionTable":{"t":{"subString":"a"}}}')
+    ids = ok(b'{"consumerIdList":["one","two"]}')
+    with MockBroker({Request.GET_CONSUMER_LIST_BY_GROUP: ids, Request.GET_CONSUMER_CONNECTION_LIST: wanted}) as slave:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, slave_only(slave.address))
+        assert parts.member.members("g", "t", parts.soon) == ["one", "two"]
+        assert parts.member.filters("g", "t", parts.soon) == {"t": Filter("a")}
+
+
 def test_an_offset_of_a_group_that_a_broker_makes_at_its_first_pull_is_stored_then(
     broker: MockBroker, parts: Parts
 ) -> None:

@@ -78,6 +78,11 @@ def test_members_that_read_nothing_here_get_queues_too(cluster: Cluster, tmp_pat
         begin(tmp_path, cluster(members()))
 
 
+def test_members_that_read_this_topic_and_another_are_refused_too(cluster: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="'g' has members that read other, and this node would read inner"):
+        begin(tmp_path, cluster(members("inner", "other")))
+
+
 def test_dead_letters_of_a_node_that_does_not_begin_stay_dead(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

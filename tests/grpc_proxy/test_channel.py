@@ -16,6 +16,7 @@ import pytest
 
 from rocketmq_spark import errors
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.settings import MAX_WAIT_S, ConsumerSettings
 from rocketmq_spark.grpc_proxy import channel as channel_module
 from rocketmq_spark.grpc_proxy.channel import ProxyChannel, Tls
 from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECEIVE_MESSAGE, SEND_MESSAGE, Code
@@ -58,6 +59,16 @@ def test_an_answer_and_who_asked():
 def test_nobody_is_there(nobody):
     with pytest.raises(errors.ConnectionLost, match="gRPC port is reachable"):
         ask(nobody)
+
+
+def test_a_web_proxy_of_the_environment_is_not_asked(nobody, monkeypatch):
+    """gRPC itself would go there, where Java's client and remoting do not."""
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, f"http://{nobody}")
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with serving({"QueryRoute": route()}) as address:
+        assert ask(address).status.code == Code.OK
 
 
 def test_no_answer_in_time(black_hole):
@@ -150,8 +161,10 @@ def test_an_answer_may_be_as_large_as_those_of_brokers():
 
 def test_a_connection_through_which_nothing_comes_any_more_is_noticed(make_proxy, monkeypatch):
     """Otherwise a stream without a deadline waits for ever, and later calls go into the dead connection."""
+    assert channel_module._KEEPALIVE_MS + channel_module._PING_TIMEOUT_MS <= 60_000
     monkeypatch.setattr(channel_module, "_KEEPALIVE_MS", 1000)
     monkeypatch.setattr(channel_module, "_KEEPALIVE_TIMEOUT_MS", 1000)
+    monkeypatch.setattr(channel_module, "_PING_TIMEOUT_MS", 1000)
     over, begun, outcomes = threading.Event(), threading.Event(), SimpleQueue()
 
     def nothing_yet(request: Any, context: grpc.ServicerContext) -> Any:
@@ -178,6 +191,21 @@ def test_a_connection_through_which_nothing_comes_any_more_is_noticed(make_proxy
             over.set()
             channel.close()
             thread.join()
+
+
+def test_a_message_may_take_longer_than_a_connection_may_be_silent(make_proxy, monkeypatch):
+    """The answers to pings wait behind it. If the connection were given up, the message would never come over a slow network."""
+    monkeypatch.setattr(channel_module, "_KEEPALIVE_TIMEOUT_MS", 1000)
+    large = proto("ReceiveMessageResponse")(message=proto("Message")(body=bytes(4 << 20)))
+    with serving_bytes("ReceiveMessage", large.SerializeToString()) as address:
+        proxy = make_proxy(address)
+        proxy.delay_s = 0.05  # 64 times and more
+        channel = ProxyChannel(proxy.address, headers)
+        answers = channel.answers(channel.stream(RECEIVE_MESSAGE, proto("ReceiveMessageRequest")(), Deadline.after(90)))
+        assert [len(answer.message.body) for answer in answers] == [4 << 20]
+        channel.close()
+    longest_s = MAX_WAIT_S + ConsumerSettings(group="g").request_timeout_s
+    assert 1000 * longest_s < channel_module._PING_TIMEOUT_MS
 
 
 def test_files_of_tls_are_read_again_when_a_connection_breaks(certs, tmp_path):

@@ -86,6 +86,17 @@ def test_data_that_was_to_be_kept_is_kept(run: Path, tmp_path: Path) -> None:
     assert not record.exists()
 
 
+def test_a_temporary_folder_that_was_to_be_kept_is_kept_when_its_process_is_killed(run: Path) -> None:
+    killed = claim(run, None, keep=True)
+    for lock in killed._locks:
+        lock.close()
+    claim(run, None, keep=False).release(delete=True)
+    kept = killed.data.is_dir()
+    shutil.rmtree(killed.data, ignore_errors=True)
+    assert kept
+    assert not list(run.glob("*.json"))
+
+
 def test_only_folders_with_our_name_are_deleted(run: Path, tmp_path: Path) -> None:
     _left_behind(run, tmp_path / "precious")
     claim(run, None, keep=False).release(delete=True)

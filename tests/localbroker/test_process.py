@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from tests.localbroker.processes import alive
 _PARENT = """
 import pathlib, sys
 from rocketmq_spark.localbroker.process import spawn
-child = spawn(["/bin/sleep", "60"], pathlib.Path(sys.argv[1]))
+child = spawn(["/bin/sh", "-c", "trap '' TERM; echo begun; exec sleep 600"], pathlib.Path(sys.argv[1]))
 print(child.pid, flush=True)
 sys.stdin.read()
 """
@@ -41,13 +42,19 @@ def _server(home: Path, main: str, *arguments: str) -> Server:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_child_ends_with_its_parent(tmp_path: Path, how: str, number: signal.Signals) -> None:
     env = {**os.environ, **({"ROCKETMQ_SPARK_GUARD_WATCHES": "1"} if how == "a watcher" else {})}
-    command = [sys.executable, "-c", _PARENT, str(tmp_path / "log")]
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", _PARENT, str(log)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
+        awaited(lambda: "begun" in log.read_text())  # before that, it would end by itself
         assert alive(child)
         parent.send_signal(number)
-    awaited(lambda: not alive(child))
+    try:
+        awaited(lambda: not alive(child), seconds=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
 
 
 def test_a_child_that_starts_while_ctrl_c_comes_is_known_and_can_be_ended(
