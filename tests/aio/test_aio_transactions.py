@@ -22,17 +22,23 @@ from tests.producer.scripted import ScriptedSender, ok
 COMMIT, ROLLBACK = TransactionState.COMMIT, TransactionState.ROLLBACK
 
 
-def test_a_block_commits_and_one_that_raises_or_is_cancelled_rolls_back(
-    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On threads: a broker that hangs holds up no event loop."""
-    half_result, end, threads = SendResult, sender.end_transaction, list[str]()
+def ending_threads(sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads on which half messages are decided."""
+    end, threads = sender.end_transaction, list[str]()
 
     def ended(*given: Any) -> bool:
         threads.append(threading.current_thread().name)
         return end(*given)
 
     monkeypatch.setattr(sender, "end_transaction", ended)
+    return threads
+
+
+def test_a_block_commits_and_one_that_raises_or_is_cancelled_rolls_back(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On threads: a broker that hangs holds up no event loop."""
+    half_result, threads = SendResult, ending_threads(sender, monkeypatch)
 
     def stored(queue: MessageQueue, request: SendRequest) -> SendResult:
         return half_result(ok(queue, request).status, "", queue, 7, f"{7:032X}")
