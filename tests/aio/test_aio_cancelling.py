@@ -170,7 +170,9 @@ def test_a_producer_whose_close_failed_sends_and_may_be_closed(
             with pytest.raises((OptionError, KeyboardInterrupt)):
                 await producer.close(float("nan") if why == "its time is no number" else None)
         await asyncio.wait_for(producer.send(Message("T", b"1")), 20)
+        thread = producer._thread
         assert await producer.close() == []
+        await until(lambda: thread is not None and not thread.is_alive())
         with pytest.raises(ClosedError):
             await producer.send(Message("T", b"2"))
         assert [request.body for request in sender.requests] == [b"0", b"1"]

@@ -22,8 +22,23 @@ from tests.producer.scripted import ScriptedSender, ok
 COMMIT, ROLLBACK = TransactionState.COMMIT, TransactionState.ROLLBACK
 
 
-def test_a_block_commits_and_one_that_raises_or_is_cancelled_rolls_back(sender: ScriptedSender) -> None:
-    half_result = SendResult
+def ending_threads(sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads on which half messages are decided."""
+    end, threads = sender.end_transaction, list[str]()
+
+    def ended(*given: Any) -> bool:
+        threads.append(threading.current_thread().name)
+        return end(*given)
+
+    monkeypatch.setattr(sender, "end_transaction", ended)
+    return threads
+
+
+def test_a_block_commits_and_one_that_raises_or_is_cancelled_rolls_back(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On threads: a broker that hangs holds up no event loop."""
+    half_result, threads = SendResult, ending_threads(sender, monkeypatch)
 
     def stored(queue: MessageQueue, request: SendRequest) -> SendResult:
         return half_result(ok(queue, request).status, "", queue, 7, f"{7:032X}")
@@ -56,6 +71,7 @@ def test_a_block_commits_and_one_that_raises_or_is_cancelled_rolls_back(sender: 
             by_hand = await producer.send_half(Message("T", b"w"))
             await by_hand.rollback()
             assert [decision for _, decision in sender.seen("end")] == [COMMIT, ROLLBACK, ROLLBACK, ROLLBACK]
+            assert all(name.startswith("rocketmq-aio") for name in threads), threads
             assert sender.check is not None
             question = sender.check(
                 replace(message(0), properties={"UNIQ_KEY": "other"}), HalfPlace("T", "a", "g", "o", "o")

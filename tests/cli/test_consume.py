@@ -7,10 +7,16 @@ import signal
 import subprocess
 import uuid
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 from rocketmq_spark import Admin, Message, Producer
+from rocketmq_spark.admin import groups
+from rocketmq_spark.cli import tail
+from rocketmq_spark.cli.connection import Target
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model.admin import OffsetChange
 from tests.cli.conftest import COMMAND, documents
 from tests.helpers import awaited, total
 
@@ -44,7 +50,8 @@ def test_lines_are_json_and_the_group_goes_on(run, filled, group):
     rest = run("consume", filled, "--group", group, "--from", "earliest", "--count", "13")
     assert sorted(bodies(first.stdout) + bodies(rest.stdout)) == list(range(20))
     assert len(bodies(first.stdout)) == 7
-    assert run("consume", filled, "--group", group, "--from", "earliest", "--idle", "1").stdout == ""
+    none = run("consume", filled, "--group", group, "--from", "earliest", "--idle", "1")
+    assert (none.exit_code, none.stdout) == (0, "")
 
 
 def test_a_queue_in_which_nothing_came_has_an_offset_too(rocketmq, run, filled, group):
@@ -56,6 +63,21 @@ def test_a_queue_in_which_nothing_came_has_an_offset_too(rocketmq, run, filled, 
         for n in range(4):
             producer.send(Message(filled, b"%d" % (100 + n)))
     assert bodies(run("consume", filled, "--group", group, "--count", "4").stdout) == [100, 101, 102, 103]
+
+
+@pytest.mark.parametrize("members", [[], ["one"]])
+def test_where_a_group_begins_is_stored_unless_members_have_begun(monkeypatch, members):
+    """They may have begun elsewhere and have committed nothing yet: who follows them would miss what they did not finish."""
+    first, second = (MessageQueue("t", "broker-a", number) for number in range(2))
+    changes, kept = [OffsetChange(first, None, 9), OffsetChange(second, 3, 9)], []
+    monkeypatch.setattr(groups, "offset_changes", lambda *asked: changes)
+    monkeypatch.setattr(groups, "members", lambda client, group, queues: members)
+    monkeypatch.setattr(groups, "store_offsets", lambda client, group, offsets: kept.append((group, offsets)))
+    given = Target({"name_server": "h:1"})
+    reads = SimpleNamespace(client=lambda: None, options=given.options)
+    target = SimpleNamespace(only=lambda role: reads, settings=given.settings)
+    tail._store_start(target, "t", {"group": "g", "begin": "latest"})
+    assert kept == ([] if members else [("g", {first: 9})])
 
 
 def test_tags(rocketmq, run, filled, group):

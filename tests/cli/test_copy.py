@@ -91,7 +91,11 @@ def test_queues_keep_their_order_and_offsets_follow_acknowledgements(cluster: Cl
     copier.commit()  # nothing is new
     copier.commit_all()
     assert cluster.log[3:] == [("commit", None)]
-    assert copier.copied == 5
+    copier.send([message(3, 1)])
+    copier.commit_all()
+    copier.commit()  # nothing is left that would go back behind what a filter passed over
+    assert cluster.log[4:] == [(1, 3), ("commit", {SOURCE[1]: 4}), ("commit", None)]
+    assert copier.copied == 6
 
 
 def test_a_queue_that_another_member_has_now_is_left_to_it(cluster: Cluster) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from click.testing import Result
 
 from rocketmq_spark import Message, Producer
 from rocketmq_spark.base.clock import Deadline, wait_until
+from rocketmq_spark.cli import spool
+from rocketmq_spark.delay import node
+from rocketmq_spark.delay.node import NodeSettings
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.wire.envelope import Envelope
 from tests.cli.conftest import documents
@@ -41,6 +45,20 @@ def test_it_serves_until_it_is_told_to_end(
     begun, ended = documents(command.end(number))
     assert (begun["group"], begun["waiting"]) == (f"delay_{inner}", 0)
     assert ended == {"stored": 2, "sent": 1, "waiting": 1}
+
+
+def test_what_is_given_reaches_the_node(monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path) -> None:
+    opened: list[object] = []
+
+    def opens(place: NodeSettings, **options: Any) -> Any:
+        opened.extend((place, options["group"]))
+        return SimpleNamespace(waiting=0, stored=0, sent=0, run=lambda over: opened.append("runs"))
+
+    monkeypatch.setattr(node, "open_node", opens)
+    monkeypatch.setattr(spool, "dedicate", lambda: opened.append("dedicated"))
+    given = ("--data", str(tmp_path), "--topic", "orders-*", "--topic", "t", "--inner-topic", "i", "--dead-topic", "d")
+    assert run("delay", "serve", *given, "--group", "g", "--dead").exit_code == 0
+    assert opened == [NodeSettings(tmp_path, "i", "d", topics=("orders-*", "t"), dead=True), "g", "dedicated", "runs"]
 
 
 def test_wrong_usage_is_told_at_once(run: Run, tmp_path: Path) -> None:

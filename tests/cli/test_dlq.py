@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -203,6 +204,18 @@ def test_two_letters_of_one_id_and_other_topics_are_two(monkeypatch: pytest.Monk
     admin = SimpleNamespace(messages_of_key=lambda *asked: [])
     find = message._finder(SimpleNamespace(client=lambda: SimpleNamespace(admin=admin)))  # type: ignore[arg-type]
     assert [find(replace(MESSAGE, topic=name)) for name in "aab"] == [None, "another letter of this id", None]
+
+
+def test_what_was_sent_again_at_any_time_since_the_letter_died_is_found() -> None:
+    """Also long ago, and by clocks that are ahead of ours or behind."""
+    asked: list[tuple[Any, ...]] = []
+    admin = SimpleNamespace(messages_of_key=lambda *given: asked.append(given) or [MESSAGE])
+    find = message._finder(SimpleNamespace(client=lambda: SimpleNamespace(admin=admin)))  # type: ignore[arg-type]
+    died_ms, now_ms = 1_600_000_000_000, time.time_ns() // 1_000_000
+    assert find(replace(MESSAGE, store_timestamp=died_ms)) == "ID"
+    ((topic, key, begin_ms, end_ms),) = asked
+    assert (topic, key) == ("t", "dlq:ID")
+    assert begin_ms < died_ms < now_ms < end_ms
 
 
 def test_where_nobody_can_look_it_up_it_is_said_and_sent(run: Run, dead: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -9,12 +10,12 @@ from contextlib import ExitStack
 import pytest
 from click.testing import Result
 
-from rocketmq_spark import Consumer, Producer, PullConsumer
+from rocketmq_spark import Admin, Consumer, Producer, PullConsumer
 from rocketmq_spark.cli.topic import _shown
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, ReceivedMessage
-from tests.cli.conftest import documents
-from tests.helpers import awaited
+from tests.cli.conftest import COMMAND, documents
+from tests.helpers import WAIT_S, awaited, stored, total
 
 Run = Callable[..., Result]
 ENVIRONMENTS = {"environments": "2"}
@@ -96,7 +97,50 @@ def test_the_environment_comes_from_the_variable_and_is_said(
     )
     assert sorted(one["body"] for one in shown) == ["a", "b", "c", "d"]
     other = run("tail", topic, "--environment", "1", "-o", "environments=2", "--no-follow", "--json")
-    assert documents(other.stdout) == []
+    assert (other.exit_code, documents(other.stdout)) == (0, [])
+
+
+def test_a_copy_ends_when_what_belongs_to_its_environment_is_copied(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], run: Run
+) -> None:
+    """It would wait for its group in the queues of the others, or for another group, without end."""
+    source, destination, group = make_topic(queues=4), make_topic(queues=4), f"g{uuid.uuid4().hex[:6]}"
+    for name in ("1", "2"):
+        where = ("--environment", name, "-o", "environments=2")
+        assert run("produce", source, *where, input="".join(f"{name}{n}\n" for n in range(4))).exit_code == 0
+    total(rocketmq, source, 8)
+    command = [*COMMAND, "copy", source, destination, "--group", group, *where, "--name-server", rocketmq.name_server]
+    for copied in (4, 0):
+        done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=WAIT_S)
+        assert [row["copied"] for row in documents(done.stdout)] == [copied], done.stderr
+    found = stored(rocketmq, destination, 4)
+    assert sorted(one.body for one in found) == [b"20", b"21", b"22", b"23"]
+    assert {one.queue_id % 2 for one in found} == {1}
+
+
+def test_what_commands_change_and_delete_is_the_group_of_the_environment(
+    rocketmq: LocalBroker, topic: str, run: Run
+) -> None:
+    """The group of the plain name is another one, whose readers would begin elsewhere."""
+    group, where = f"g{uuid.uuid4().hex[:6]}", ("--environment", "2", "-o", "environments=2")
+    assert run("produce", topic, *where, input="a\nb\n").exit_code == 0
+    total(rocketmq, topic, 2)
+    for more in ((), where):  # the others read nothing
+        done = run("offsets", "set", group, "--topic", topic, "--to", "earliest", "--yes", *more)
+        assert done.exit_code == 0, done.output
+    assert run("offsets", "set", group, "--to", "latest", "--yes", *where).exit_code == 0
+    with Admin(rocketmq.name_server) as admin:
+        others, mine = (admin.offsets(name, [topic]) for name in (group, f"{group}_env_2"))
+    assert set(others.values()) == {0}
+    own = {queue: offset for queue, offset in mine.items() if offset is not None}
+    assert ({queue.queue_id % 2 for queue in own}, sum(own.values())) == ({1}, 2)
+    shown = documents(run("offsets", "show", group, "--json", *where).stdout)
+    assert sum(row["offset"] or 0 for row in shown) == 2
+    assert documents(run("lag", "--group", group, "--json", *where).stdout)[0]["lag"] == 0
+    assert documents(run("group", "describe", group, "--json", *where).stdout)[0]["group"] == f"{group}_env_2"
+    assert run("group", "delete", group, "--yes", *where).exit_code == 0
+    names = run("group", "list").stdout.splitlines()
+    assert (group in names, f"{group}_env_2" in names) == (True, False)
 
 
 def test_a_queue_that_takes_no_messages_is_written_by_nobody() -> None:

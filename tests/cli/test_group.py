@@ -71,6 +71,18 @@ def test_a_group_with_members(run, rocketmq, topic):
     assert run("group", "delete", name, "--yes", "--force", "--topics").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("more", "topics", "force"), [([], False, False), (["--topics"], True, False), (["--force"], False, True)]
+)
+def test_the_dead_letters_of_a_group_are_deleted_only_if_it_is_said(monkeypatch, more, topics, force):
+    """Nor is anything deleted of which nobody looked whether it has members."""
+    asked = []
+    monkeypatch.setattr(groups, "check_deletable", lambda client, *given: asked.append(("check", *given)))
+    monkeypatch.setattr(groups, "delete", lambda client, *given: asked.append(("delete", *given)))
+    done = CliRunner().invoke(app, ["group", "delete", "g", "--yes", *more, "--name-server", "127.0.0.1:1"])
+    assert (done.exit_code, asked) == (0, [("check", "g", force), ("delete", "g", topics, force)]), done.output
+
+
 @pytest.mark.parametrize("verb", [["describe"], ["delete", "--yes"]])
 def test_a_misspelt_group_is_reported_with_the_nearest(run, consumed, verb):
     name, _ = consumed

@@ -13,10 +13,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rocketmq_spark import Producer, PullConsumer, session
+from rocketmq_spark.admin import groups
 from rocketmq_spark.base.codes import Request, Response
+from rocketmq_spark.cli import lag
 from rocketmq_spark.cli.command import app
+from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
+from rocketmq_spark.model.admin import QueueLag
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.cli.conftest import Process, documents
 from tests.helpers import awaited, killed, total
@@ -132,6 +136,24 @@ def test_served_for_prometheus(rocketmq: LocalBroker, half: tuple[str, str], sta
     assert f"{lag} 8.0\n" in awaited(lambda: get(url)[1], lambda text: f"{lag} 8" in text)
     server.ctrl_c()
     assert server.code == 0
+
+
+def test_a_broker_that_does_not_answer_is_an_error_of_who_asks_for_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others alone would be a smaller lag, for which no alarm is raised."""
+    look = groups.QueuePositions(
+        [QueueLag(MessageQueue("t", "broker-a", 0), 0, 3, 9)], [ConnectionLost("broker-b is away")]
+    )
+    served: list[bool] = []
+
+    def serve(output: object, address: object, text: Callable[[], str]) -> None:
+        with pytest.raises(ConnectionLost, match="broker-b is away"):
+            text()
+        served.append(True)
+
+    monkeypatch.setattr(lag, "_of_group", lambda *asked: lambda: ({"group": "g"}, look))
+    monkeypatch.setattr(lag, "_serve", serve)
+    done = CliRunner().invoke(app, ["lag", "--group", "g", "--serve", "0", "--name-server", "127.0.0.1:1"])
+    assert (done.exit_code, served) == (0, [True]), done.output
 
 
 def test_watched(rocketmq: LocalBroker, half: tuple[str, str], start: Start) -> None:

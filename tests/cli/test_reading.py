@@ -13,8 +13,9 @@ from rocketmq_spark.cli.reading import TopicReader, at_offset, earliest, latest
 from rocketmq_spark.errors import NotReadable, RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.answers import Cause, Fetched, Piece
+from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.messages import decode_leniently
-from tests.admin.test_times import Queues
+from tests.admin.test_times import SEARCH, Queues
 from tests.helpers import total
 from tests.mockbroker import MockBroker, ok, route
 
@@ -230,6 +231,37 @@ def test_a_topic_that_is_made_again_is_followed_from_its_begin():
         Queues(broker, {0: [7, 8]})
         assert [message.store_timestamp for message in reader.messages()] == [7, 8]
         assert lost == [(OffsetRange(MessageQueue("t", "broker-a", 0), 7, 8), Cause.WENT_BACK)]
+    session.close_all()
+
+
+def test_a_queue_that_is_added_while_it_is_followed_is_read_from_its_begin(monkeypatch):
+    monkeypatch.setattr(reading, "_ROUTE_AGE_S", 0.0)
+    lost = []
+    with MockBroker() as broker:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
+        Queues(broker, {0: [1, 2]})
+        parsed = options.parse({"name_server": broker.address}).for_role("batch source")
+        reader = TopicReader(parsed, "t", lambda part, cause: lost.append((part, cause)))
+        reader.seek(latest)
+        assert list(reader.messages()) == []
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address}))
+        Queues(broker, {0: [1, 2, 9], 1: [7, 8]})
+        assert [(m.queue_id, m.store_timestamp) for m in reader.messages()] == [(1, 7), (1, 8), (0, 9)]
+        assert lost == []
+    session.close_all()
+
+
+def test_a_time_before_what_is_kept_begins_with_what_is_kept_and_nothing_is_said_to_be_gone():
+    """Brokers that deleted old files answer with an offset that they do not keep any more."""
+    lost = []
+    with MockBroker() as broker:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
+        Queues(broker, {0: [7, 8]})
+        broker.on(SEARCH, lambda call: rpc.SEARCH_OFFSET_BY_TIMESTAMP.reply(call.command, offset=2))
+        parsed = options.parse({"name_server": broker.address}).for_role("batch source")
+        reader = TopicReader(parsed, "t", lambda part, cause: lost.append((part, cause)))
+        reader.seek_time(3)
+        assert ([message.store_timestamp for message in reader.messages()], lost) == ([7, 8], [])
     session.close_all()
 
 
