@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.cli.doctor.command import lines
+from rocketmq_spark.cli.doctor import command
+from rocketmq_spark.cli.doctor.command import Subject, lines
 from rocketmq_spark.cli.doctor.findings import broken, ok
 from rocketmq_spark.localbroker import LocalBroker
 from tests.cli.conftest import documents
@@ -50,6 +51,30 @@ def test_the_name_server_may_be_an_argument(rocketmq: LocalBroker, no_broker: ob
     nowhere = CliRunner().invoke(app, ["doctor"])
     assert (nowhere.exit_code, "broken  options: no name server is given" in nowhere.stdout) == (1, True)
     assert CliRunner().invoke(app, ["doctor", "a", "b"]).exit_code == 2
+
+
+def test_what_is_given_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(command, "examine", lambda target, subject: asked.append((target.given, subject)) or [])
+    given = [
+        "--topic",
+        "t",
+        "--topic",
+        "u",
+        "--group",
+        "g",
+        "--checkpoint",
+        "c",
+        "--exactly-once",
+        "--proxy-endpoint",
+        "p:1",
+    ]
+    done = CliRunner(env={"ROCKETMQ_NAMESRV": "h:1"}).invoke(app, ["doctor", "h:2", *given])
+    assert done.exit_code == 0, done.output
+    assert asked == [({"name_server": "h:2", "proxy_endpoint": "p:1"}, Subject(("t", "u"), "g", "c", True))]
+    asked.clear()
+    assert CliRunner().invoke(app, ["doctor", "h:2", "--exactly-once"]).exit_code == 2
+    assert asked == []
 
 
 @pytest.mark.parametrize("width", [40, 80])
