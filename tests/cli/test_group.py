@@ -197,6 +197,28 @@ def test_users_and_policies_are_deleted_when_it_is_confirmed(monkeypatch, comman
     assert asked == [tuple(command[2:])]
 
 
+def test_users_and_policies_are_set_as_it_is_said(monkeypatch):
+    """A denial that is dropped would be a permission."""
+    asked = []
+    for name in ("set_user", "set_policy", "policies"):
+        monkeypatch.setattr(brokers, name, lambda client, *given: asked.append(given) or [])
+    for command in (
+        ["user", "set", "u", "--super", "--disable"],
+        ["user", "set", "u", "--normal", "--enable"],
+        ["policy", "set", "u", "Topic:t", "Pub", "Get", "--deny", "--source", "10.0.0.1", "--source", "::1"],
+        ["policy", "set", "u", "Topic:t", "Sub"],
+        ["policy", "list", "--user", "u"],
+    ):
+        assert CliRunner(env={"ROCKETMQ_NEW_PASSWORD": "secret"}).invoke(app, [*command, *NOWHERE]).exit_code == 0
+    assert asked == [
+        ("u", "secret", True, False),
+        ("u", "secret", False, True),
+        ("u", "Topic:t", ("Pub", "Get"), False, ("10.0.0.1", "::1")),
+        ("u", "Topic:t", ("Sub",), True, ()),
+        ("u",),
+    ]
+
+
 def test_messages_of_a_key_are_looked_for_in_the_time_and_those_of_a_time_in_the_environment(monkeypatch):
     asked = []
     for name in ("messages_by_key", "messages_of_time"):
