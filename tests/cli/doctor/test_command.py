@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 from click.testing import CliRunner, Result
 
 from rocketmq_spark.cli.command import app
+from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.doctor import command
 from rocketmq_spark.cli.doctor.command import Subject, lines
 from rocketmq_spark.cli.doctor.findings import broken, ok
 from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.session import Client
 from tests.cli.conftest import documents
 from tests.helpers import awaited
 
@@ -75,6 +78,14 @@ def test_what_is_given_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     asked.clear()
     assert CliRunner().invoke(app, ["doctor", "h:2", "--exactly-once"]).exit_code == 2
     assert asked == []
+
+
+def test_of_an_environment_its_own_group_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(command, "_of_group", lambda client, *given: asked.append(given) or [])
+    target, client = Target({"name_server": "h:1", "environment": "2", "environments": "2"}), cast("Client", None)
+    assert list(command.of_readers(target, client, Subject(("t",), "g"))) == []
+    assert asked == [("g_env_2", ("t",))]
 
 
 @pytest.mark.parametrize("width", [40, 80])
