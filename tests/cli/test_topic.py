@@ -207,8 +207,8 @@ def test_on_a_terminal_it_asks_and_keeps_to_the_answer(run, rocketmq, topic, ans
     ],
     ids=lambda value: value[0] if isinstance(value[0], str) else "",
 )
-@pytest.mark.parametrize("brokers", [[], ["broker-a", "broker-c"]])
-def test_only_brokers_that_are_named_are_changed(monkeypatch, command, calls, brokers):
+@pytest.mark.parametrize("named", [[], ["broker-a", "broker-c"]])
+def test_only_brokers_that_are_named_are_changed(monkeypatch, command, calls, named):
     """Queues that are taken away on all of them hide their messages. A shrink is previewed first."""
     asked = []
 
@@ -222,10 +222,10 @@ def test_only_brokers_that_are_named_are_changed(monkeypatch, command, calls, br
     for verb in ("create", "widen", "shrink", "update"):
         monkeypatch.setattr(topics, verb, record(verb))
     verb, *more = command
-    only = [word for broker in brokers for word in ("--broker", broker)]
+    only = [word for broker in named for word in ("--broker", broker)]
     done = CliRunner().invoke(app, ["topic", verb, "t", "--queues", "3", *more, *only, "--name-server", "127.0.0.1:1"])
     assert done.exit_code == 0, done.output
-    assert asked == [(verb, "t", what, tuple(brokers) or None, *rest) for verb, what, *rest in calls]
+    assert asked == [(verb, "t", what, tuple(named) or None, *rest) for verb, what, *rest in calls]
 
 
 def test_an_environment_of_a_shared_topic_takes_nothing_from_the_others(run, rocketmq, name, monkeypatch):
