@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -254,6 +255,16 @@ def test_offsets_that_nobody_may_set(broker: MockBroker, group: Parts) -> None:
     with pytest.raises(OffsetError, match="2 of 2 offsets of group g were not set") as e:
         groups.store_offsets(group, "g", {first: 3, second: 3})
     assert e.value.remedy == "Check that broker, and try again"
+
+
+def test_members_are_those_that_any_broker_of_the_queues_knows() -> None:
+    """Offsets that are set would be overwritten by those of one that has reached another broker only."""
+    known = {"broker-a": {"one"}, "broker-b": {"one", "two"}}
+    committer = SimpleNamespace(members=lambda group, broker, deadline: known[broker])
+    tools: Any = SimpleNamespace(committer=committer, calls=SimpleNamespace(request_timeout_s=1.0))
+    queues = [MessageQueue("t", broker, number) for broker in known for number in range(2)]
+    assert groups.members(tools, "g", queues) == ["one", "two"]
+    assert groups.members(tools, "g", queues[:2]) == ["one"]
 
 
 def test_an_offset_that_another_process_replaced_at_once_is_not_called_set(broker: MockBroker, group: Parts) -> None:

@@ -269,6 +269,17 @@ def test_where_nobody_may_read_it_queues_and_messages_are_told_all_the_same(kept
     assert topics.shrink(tools, "t", 3, ["broker-b"], preview=True).hidden == 6
 
 
+def test_only_the_brokers_that_are_named_have_other_queues_then(kept: Kept, tools: Parts) -> None:
+    """On others queues would be out of sight with their messages."""
+    topics.shrink(tools, "t", 3, preview=True)
+    assert kept.seen() == []
+    topics.shrink(tools, "t", 3, ["broker-b"])
+    topics.widen(tools, "t", 9, ["broker-a"])
+    numbers = {name: (c["readQueueNums"], c["writeQueueNums"]) for name, c in kept.configs.items()}
+    assert numbers == {"broker-a": (9, 9), "broker-b": (3, 3)}
+    assert [name for name, _ in kept.seen()] == ["broker-a", "broker-b"], "each once"
+
+
 def test_a_broker_whose_master_is_away_is_not_called_old(kept: Kept, broker: MockBroker, tools: Parts) -> None:
     kept.numbers["broker-b"] = "1"
     with pytest.raises(BrokerNotFound, match="no master of broker-b"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -156,3 +157,32 @@ def test_a_call_that_a_close_cancels_is_not_settled(caplog: pytest.LogCaptureFix
 
     run(body)
     assert caplog.text == ""
+
+
+def test_what_a_thread_hands_over_when_the_last_turn_has_just_ended_has_a_turn() -> None:
+    """It would wait for the next one that is handed over: a send or a listener that hangs."""
+    seen: list[str] = []
+
+    class Line(deque[Callable[[], object]]):
+        """Another thread comes in between a look that finds nothing and what follows it."""
+
+        late = False
+
+        def __bool__(self) -> bool:
+            if self.late or len(self):
+                return len(self) > 0
+            self.late = True
+            loop.soon(lambda: seen.append("late"))
+            return False
+
+    async def body() -> None:
+        loop.here()
+        loop.soon(lambda: seen.append("first"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert seen == ["first", "late"]
+        loop.close()
+
+    loop = EventLoop()
+    loop._ready = Line()
+    run(body)

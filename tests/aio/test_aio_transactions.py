@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import Message, aio
-from rocketmq_spark.aio.loop import WAITING_THREADS
+from rocketmq_spark.aio.loop import WAITING_THREADS, EventLoop
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult
 from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState
 from tests.aio.conftest import producing, run, until
@@ -243,3 +243,24 @@ def test_a_block_begins_in_the_context_of_its_task(sender: ScriptedSender, monke
 
     run(body)
     assert seen == [7]
+
+
+def test_the_end_of_a_block_that_is_cancelled_before_a_thread_takes_it_is_kept() -> None:
+    """Its transaction would be neither committed nor rolled back, until the broker asks for it."""
+
+    async def body() -> None:
+        loop, busy, ended = EventLoop(1), threading.Event(), threading.Event()
+        kept = loop.start(busy.wait, 60)
+        ending = asyncio.create_task(loop.finished(ended.set))
+        await asyncio.sleep(0)
+        ending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+        assert not ended.is_set(), "it had begun"
+        busy.set()
+        assert await kept
+        await loop.call(int)  # what stood in line before it is done
+        assert ended.is_set()
+        loop.close()
+
+    run(body)

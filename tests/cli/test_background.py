@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -14,6 +15,7 @@ from rocketmq_spark.cli.background import RunningBroker, Wish
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker.servers import NAME_SERVER
+from tests.helpers import raising
 
 STATE = RunningBroker(1, "127.0.0.1:9876", "/data", 5, {NAME_SERVER: ("127.0.0.1:1", 2)})
 
@@ -139,3 +141,31 @@ def test_a_server_that_is_down_is_started_again_as_it_was(no_broker, monkeypatch
     assert done.stderr.endswith(
         f"rocketmq-spark broker logs namesrv; then: rocketmq-spark broker stop, and: {command}\n"
     )
+
+
+def test_what_is_given_reaches_the_servers(no_broker, tmp_path, wishes, monkeypatch):
+    given = ("--data", str(tmp_path), "--brokers", "2", "--slaves", "1", "--port", "9876", "--conf", "a=b=c")
+    assert broker("start", *given).exit_code == 0
+    assert wishes == [Wish(2, 1, str(tmp_path), {"a": "b=c"}, 9876)]
+    made = []
+    monkeypatch.setattr(background, "LocalBroker", lambda **how: made.append(how))
+    background._servers(wishes[0])
+    (how,) = made
+    assert (how["brokers"], how["slaves"], how["data"]) == (2, 1, str(tmp_path))
+    assert (how["conf"], how["ports"]) == ({"a": "b=c"}, {NAME_SERVER: 9876})
+
+
+def test_a_start_that_is_interrupted_leaves_no_process_behind(folder, monkeypatch):
+    """It would go on to start its servers, and nobody would know of them."""
+    done = []
+    monkeypatch.setattr(
+        background.subprocess,
+        "Popen",
+        lambda *given, **how: SimpleNamespace(
+            terminate=lambda: done.append("terminated"), wait=lambda: done.append("gone")
+        ),
+    )
+    monkeypatch.setattr(background.json, "loads", raising(KeyboardInterrupt()))
+    with (folder / "log").open("w") as log, pytest.raises(KeyboardInterrupt):
+        background._spawned(Wish(1, 0, str(folder), {}, None), log)
+    assert done == ["terminated", "gone"]

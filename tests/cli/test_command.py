@@ -96,6 +96,20 @@ def test_a_reader_that_leaves_is_no_failure_of_who_only_reads(rocketmq, topic, r
         assert child.wait() == code
 
 
+def test_commands_that_send_or_commit_have_failed_when_nobody_reads_what_they_print():
+    """What they had yet to send is not sent."""
+
+    def sending(group, path):
+        for name in group.list_commands(None):
+            found = group.get_command(None, name)
+            if hasattr(found, "commands"):
+                yield from sending(found, f"{path}{name} ")
+            elif found.code_without_reader == 1:
+                yield path + name
+
+    assert set(sending(app, "")) == {"produce", "consume", "copy", "offsets set", "spool send", "dlq resend"}
+
+
 def test_a_duration_that_reaches_behind_1970_begins_there():
     """Brokers fail at numbers that they cannot hold."""
     assert time_ms("999999999999d") == 0

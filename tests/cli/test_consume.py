@@ -17,6 +17,7 @@ from rocketmq_spark.cli import tail
 from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.admin import OffsetChange
+from rocketmq_spark.queues.environment import Environment
 from tests.cli.conftest import COMMAND, documents
 from tests.helpers import awaited, total
 
@@ -69,15 +70,16 @@ def test_a_queue_in_which_nothing_came_has_an_offset_too(rocketmq, run, filled, 
 def test_where_a_group_begins_is_stored_unless_members_have_begun(monkeypatch, members):
     """They may have begun elsewhere and have committed nothing yet: who follows them would miss what they did not finish."""
     first, second = (MessageQueue("t", "broker-a", number) for number in range(2))
-    changes, kept = [OffsetChange(first, None, 9), OffsetChange(second, 3, 9)], []
-    monkeypatch.setattr(groups, "offset_changes", lambda *asked: changes)
-    monkeypatch.setattr(groups, "members", lambda client, group, queues: members)
+    changes, kept, asked = [OffsetChange(first, None, 9), OffsetChange(second, 3, 9)], [], []
+    monkeypatch.setattr(groups, "offset_changes", lambda client, *given: asked.append(given) or changes)
+    monkeypatch.setattr(groups, "members", lambda client, group, queues: asked.append(group) or members)
     monkeypatch.setattr(groups, "store_offsets", lambda client, group, offsets: kept.append((group, offsets)))
-    given = Target({"name_server": "h:1"})
+    given = Target({"name_server": "h:1", "environment": "2", "environments": "2"})
     reads = SimpleNamespace(client=lambda: None, options=given.options)
     target = SimpleNamespace(only=lambda role: reads, settings=given.settings)
     tail._store_start(target, "t", {"group": "g", "begin": "latest"})
-    assert kept == ([] if members else [("g", {first: 9})])
+    assert asked == [("g_env_2", ["t"], "latest", Environment.of("2", "2"), "--from"), "g_env_2"], "not another group"
+    assert kept == ([] if members else [("g_env_2", {first: 9})])
 
 
 def test_tags(rocketmq, run, filled, group):
@@ -90,6 +92,19 @@ def test_tags(rocketmq, run, filled, group):
             return set(admin.offsets(group, [filled]).values())
 
         awaited(passed_over, lambda offsets: offsets == {5})
+
+
+@pytest.mark.parametrize("command", ["consume", "copy"])
+def test_sql(run, filled, group, make_topic, command):
+    where = (filled,) if command == "consume" else (filled, to := make_topic(queues=1))
+    done = run(command, *where, "--group", group, "--from", "earliest", "--sql", "TAGS = 'a'", "--count", "10")
+    assert done.exit_code == 0, done.output
+    out = (
+        done
+        if command == "consume"
+        else awaited(lambda: run("tail", to, "--no-follow", "--json"), lambda seen: len(documents(seen.stdout)) == 10)
+    )
+    assert bodies(out.stdout) == list(range(0, 20, 2))
 
 
 def test_a_killed_one_prints_again_what_it_did_not_commit_and_misses_nothing(rocketmq, run, topic, group):

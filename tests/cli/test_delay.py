@@ -9,11 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 
 from rocketmq_spark import Message, Producer
 from rocketmq_spark.base.clock import Deadline, wait_until
 from rocketmq_spark.cli import spool
+from rocketmq_spark.cli.command import app
 from rocketmq_spark.delay import node
 from rocketmq_spark.delay.node import NodeSettings
 from rocketmq_spark.localbroker import LocalBroker
@@ -47,18 +48,28 @@ def test_it_serves_until_it_is_told_to_end(
     assert ended == {"stored": 2, "sent": 1, "waiting": 1}
 
 
-def test_what_is_given_reaches_the_node(monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path) -> None:
+def test_what_is_given_reaches_the_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without its environment a node would deliver to topics of another one."""
     opened: list[object] = []
 
     def opens(place: NodeSettings, **options: Any) -> Any:
-        opened.extend((place, options["group"]))
+        opened.extend((place, options))
         return SimpleNamespace(waiting=0, stored=0, sent=0, run=lambda over: opened.append("runs"))
 
     monkeypatch.setattr(node, "open_node", opens)
     monkeypatch.setattr(spool, "dedicate", lambda: opened.append("dedicated"))
     given = ("--data", str(tmp_path), "--topic", "orders-*", "--topic", "t", "--inner-topic", "i", "--dead-topic", "d")
-    assert run("delay", "serve", *given, "--group", "g", "--dead").exit_code == 0
-    assert opened == [NodeSettings(tmp_path, "i", "d", topics=("orders-*", "t"), dead=True), "g", "dedicated", "runs"]
+    where = ("--name-server", "h:1", "--environment", "dev", "-o", "environmentMode=suffix", "-o", "namespace=shop")
+    assert CliRunner().invoke(app, ["delay", "serve", *given, "--group", "g", "--dead", *where]).exit_code == 0
+    place = NodeSettings(tmp_path, "i", "d", topics=("orders-*", "t"), dead=True)
+    options = {
+        "name_server": "h:1",
+        "environment": "dev",
+        "environment_mode": "suffix",
+        "namespace": "shop",
+        "group": "g",
+    }
+    assert opened == [place, options, "dedicated", "runs"]
 
 
 def test_wrong_usage_is_told_at_once(run: Run, tmp_path: Path) -> None:

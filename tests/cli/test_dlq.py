@@ -78,7 +78,11 @@ def test_letters_are_chosen_by_key_id_and_time(run: Run, dead: str) -> None:
     assert shown(run, "show", dead, "--key", first["msgId"]) == [first["body"]]
     assert shown(run, "show", dead, "--since", first["storeTimestamp"]) == ["a", "b"]
     assert shown(run, "show", dead, "--until", first["storeTimestamp"]) == []
-    assert run("dlq", "show", dead, "--since", "yesterday").exit_code == 2
+    for verb in ("show", "resend"):
+        assert shown(run, verb, dead, "--since", "2999-01-01") == []
+        assert run("dlq", verb, dead, "--since", "yesterday").exit_code == 2
+    everything, none = (run("dlq", "resend", dead, *more) for more in ((), ("--until", first["storeTimestamp"])))
+    assert [len(done.stdout.splitlines()) for done in (everything, none)] == [2, 0]
 
 
 def test_nothing_is_sent_again_unless_it_is_really_wanted(run: Run, dead: str, topic: str) -> None:

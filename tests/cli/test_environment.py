@@ -118,6 +118,20 @@ def test_a_copy_ends_when_what_belongs_to_its_environment_is_copied(
     assert {one.queue_id % 2 for one in found} == {1}
 
 
+def test_a_topic_of_a_namespace_is_not_copied_to_itself_by_its_two_names(
+    rocketmq: LocalBroker, topic: str, run: Run
+) -> None:
+    rocketmq.create_topic(f"shop%{topic}", 1)
+    given = ("--group", f"g{uuid.uuid4().hex[:6]}", "--name-server", rocketmq.name_server)
+    for source, destination, where in (
+        (f"shop%{topic}", topic, ("--to-option", "namespace=shop")),
+        (topic, f"shop%{topic}", ("-o", "namespace=shop", "--to-name-server", rocketmq.name_server)),
+    ):
+        done = run("copy", source, destination, *given, *where)
+        assert (done.exit_code, "would be copied to itself" in done.stderr) == (1, True), done.output
+    assert run("copy", topic, topic, *given, "--to-option", "namespace=shop").exit_code == 0
+
+
 def test_what_commands_change_and_delete_is_the_group_of_the_environment(
     rocketmq: LocalBroker, topic: str, run: Run
 ) -> None:

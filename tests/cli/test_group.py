@@ -9,13 +9,17 @@ import pytest
 from click.testing import CliRunner
 
 from rocketmq_spark import Message, Producer, PullConsumer
-from rocketmq_spark.admin import groups
+from rocketmq_spark.admin import brokers, groups, messages
 from rocketmq_spark.cli.cluster import _row
 from rocketmq_spark.cli.command import app
+from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.admin import BrokerState, GroupDescription, QueueLag
+from rocketmq_spark.queues.environment import Environment
 from tests.cli.conftest import documents
 from tests.helpers import awaited, total
+
+NOWHERE = ("--name-server", "127.0.0.1:1")
 
 
 @pytest.fixture
@@ -148,6 +152,82 @@ def test_the_brokers_of_a_cluster(run, rocketmq):
     assert found["facts"]["brokerVersionDesc"] == "V5_5_0"
     heading, row = run("cluster").stdout.splitlines()
     assert (heading.split()[:3], row.split()[:2]) == (["CLUSTER", "NAME", "BROKER"], ["DefaultCluster", "broker-a"])
+
+
+@pytest.mark.parametrize("error", [None, CallTimeout("no answer in time")])
+def test_the_exit_code_says_whether_all_brokers_answer_and_there_is_one(monkeypatch, error):
+    state = BrokerState("b", "c", 0, "127.0.0.1:1", None, None, None, None, None, None, error)
+    for states, code in (([state], int(error is not None)), ([], 1)):
+        monkeypatch.setattr(brokers, "states", lambda client, states=states: states)
+        assert CliRunner().invoke(app, ["cluster", *NOWHERE]).exit_code == code
+
+
+def test_what_brokers_do_not_tell_of_a_group_is_no_success(monkeypatch):
+    """Those that are away may have the offsets of which none are shown."""
+    away, queue = CallTimeout("no answer in time"), MessageQueue("t", "a", 0)
+    asked = []
+    monkeypatch.setattr(groups, "of_group", lambda client, *given: asked.append(given) or {queue: 1})
+    monkeypatch.setattr(groups, "members", lambda *given: [])
+    for errors in ([], [away]):
+        monkeypatch.setattr(groups, "bounds_of", lambda client, found, errors=errors: ({}, errors))
+        shown = CliRunner().invoke(app, ["offsets", "show", "g", "--topic", "t", "--topic", "u", *NOWHERE])
+        assert (shown.exit_code, "no answer in time" in shown.stderr) == (len(errors), bool(errors)), shown.output
+    assert asked == [("g", ("t", "u"))] * 2
+    monkeypatch.setattr(groups, "describe", lambda *given: GroupDescription("g", {}, [], None, None, {}, []))
+    monkeypatch.setattr(groups, "check_masters", _raising(away))
+    assert CliRunner().invoke(app, ["group", "describe", "g", *NOWHERE]).exit_code == 1
+
+
+def _raising(error):
+    def raises(*given):
+        raise error
+
+    return raises
+
+
+@pytest.mark.parametrize("command", [["user", "delete", "u"], ["policy", "delete", "u", "Topic:t"]])
+def test_users_and_policies_are_deleted_when_it_is_confirmed(monkeypatch, command):
+    asked = []
+    for name in ("delete_user", "delete_policy"):
+        monkeypatch.setattr(brokers, name, lambda client, *given: asked.append(given))
+    for more, code in (([], 2), (["--yes"], 0)):
+        assert asked == []
+        done = CliRunner().invoke(app, [*command, *more, *NOWHERE])
+        assert (done.exit_code, "There is no terminal to ask on" in " ".join(done.stderr.split())) == (code, code == 2)
+    assert asked == [tuple(command[2:])]
+
+
+def test_users_and_policies_are_set_as_it_is_said(monkeypatch):
+    """A denial that is dropped would be a permission."""
+    asked = []
+    for name in ("set_user", "set_policy", "policies"):
+        monkeypatch.setattr(brokers, name, lambda client, *given: asked.append(given) or [])
+    for command in (
+        ["user", "set", "u", "--super", "--disable"],
+        ["user", "set", "u", "--normal", "--enable"],
+        ["policy", "set", "u", "Topic:t", "Pub", "Get", "--deny", "--source", "10.0.0.1", "--source", "::1"],
+        ["policy", "set", "u", "Topic:t", "Sub"],
+        ["policy", "list", "--user", "u"],
+    ):
+        assert CliRunner(env={"ROCKETMQ_NEW_PASSWORD": "secret"}).invoke(app, [*command, *NOWHERE]).exit_code == 0
+    assert asked == [
+        ("u", "secret", True, False),
+        ("u", "secret", False, True),
+        ("u", "Topic:t", ("Pub", "Get"), False, ("10.0.0.1", "::1")),
+        ("u", "Topic:t", ("Sub",), True, ()),
+        ("u",),
+    ]
+
+
+def test_messages_of_a_key_are_looked_for_in_the_time_and_those_of_a_time_in_the_environment(monkeypatch):
+    asked = []
+    for name in ("messages_by_key", "messages_of_time"):
+        monkeypatch.setattr(messages, name, lambda client, *given: asked.append(given) or [])
+    find = ("message", "find", "--topic", "t", "--from", "@5", "--to", "@9", "--limit", "7", *NOWHERE)
+    where = ("--environment", "2", "-o", "environments=2")
+    for more in (("--key", "k"), (), where):
+        assert CliRunner().invoke(app, [*find, *more]).exit_code == 0
+    assert asked == [("t", "k", 5, 9, 7), ("t", 5, 9, 7, None), ("t", 5, 9, 7, Environment.of("2", 2))]
 
 
 def test_the_rates_of_a_broker_have_one_decimal():

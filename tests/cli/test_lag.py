@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,7 +17,7 @@ from rocketmq_spark.admin import groups
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.cli import lag
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.errors import ConnectionLost
+from rocketmq_spark.errors import ConnectionLost, OffsetError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.model.admin import QueueLag
@@ -110,6 +110,10 @@ def test_of_a_query_by_its_checkpoint(
     assert (found["checkpoint"], found["batchId"], found["lag"], found["behindMs"] != 0) == (str(tmp_path), 0, 1, True)
     feed(rocketmq, topic, 3)
     assert ask()["lag"] == 4
+    entry(tmp_path, 0, json.dumps(Offsets({queues[1]: 9, MessageQueue("other", "broker-a", 0): 0}).to_json()))
+    (part,) = documents(run("lag", "--checkpoint", str(tmp_path), "--topic", topic, "--json").stdout)
+    assert [(row["topic"], row["lag"]) for row in part["queues"]] == [(topic, 4)]
+    entry(tmp_path, 0, json.dumps(log.to_json()))
     other = run("lag", "--checkpoint", str(tmp_path), "--topic", "other")
     assert (other.exit_code, other.stdout) == (1, "")
     assert f"the query of {tmp_path} does not read other. It reads: {topic}" in other.stderr
@@ -154,6 +158,36 @@ def test_a_broker_that_does_not_answer_is_an_error_of_who_asks_for_metrics(monke
     monkeypatch.setattr(lag, "_serve", serve)
     done = CliRunner().invoke(app, ["lag", "--group", "g", "--serve", "0", "--name-server", "127.0.0.1:1"])
     assert (done.exit_code, served) == (0, [True]), done.output
+
+
+def test_what_is_watched_is_asked_again_after_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(lag, "_of_group", lambda *given: given[1:])
+    monkeypatch.setattr(lag, "_watch", lambda output, *given: asked.append(given))
+    watch = ["lag", "--group", "g", "--topic", "t", "--watch", "--interval", "9"]
+    assert CliRunner().invoke(app, [*watch, "--name-server", "127.0.0.1:1"]).exit_code == 0
+    assert asked == [(("g", ("t",)), 9.0)]
+
+
+def test_a_broker_that_is_away_for_a_while_does_not_end_a_watch_that_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = groups.QueuePositions([QueueLag(MessageQueue("t", "broker-a", 0), 0, 3, 9)], [])
+    part, found = groups.QueuePositions(look.rows, [ConnectionLost("silent")]), ({"group": "g"}, look)
+    watch = ["lag", "--group", "g", "--watch", "--interval", "0.1", "--json", "--name-server", "127.0.0.1:1"]
+    away, ended = ConnectionLost("away"), OffsetError("over")
+    for answers, shown in ((["away"], 0), (["fine", "away", "part", "fine", "over"], 4)):
+        line = iter(answers)
+
+        def ask(line: Iterator[str] = line) -> object:
+            given = next(line)
+            if given in ("away", "over"):
+                raise away if given == "away" else ended
+            return found if given == "fine" else (found[0], part)
+
+        monkeypatch.setattr(lag, "_of_group", lambda *given, ask=ask: ask)
+        done = CliRunner().invoke(app, watch)
+        assert (done.exit_code, [row["lag"] for row in documents(done.stdout)]) == (1, [6] * shown), done.output
+        assert [word in done.stderr for word in ("away", "silent", "over")] == [True, shown > 0, shown > 0]
+        assert next(line, None) is None
 
 
 def test_watched(rocketmq: LocalBroker, half: tuple[str, str], start: Start) -> None:

@@ -60,12 +60,17 @@ def test_json_names_every_message(run, topic, stored):
     )
 
 
-def test_orders_at_a_rate(run, topic, stored):
+def test_orders_at_a_rate(run, topic, stored, monkeypatch):
+    asked, paced = [], producing.paced
+    monkeypatch.setattr(producing, "paced", lambda *given: asked.append(given[:2]) or paced(*given))
     assert run("produce", topic, "--rate", "500/s", "--count", "20", "--property", "x=y").exit_code == 0
+    assert asked == [(500.0, 20)]
     found = stored(topic, 20)
     assert len(found) == len({json.loads(message["body"])["order_id"] for message in found}) == 20
     assert {message["properties"]["x"] for message in found} == {"y"}
     assert all(message["tags"] and message["keys"] for message in found)
+    assert run("produce", topic, "--rate", "500/s", "--count", "1", "--tags", "vip", "--key", "k").exit_code == 0
+    assert [m["keys"] for m in stored(topic, 21) if m["tags"] == "vip"] == [["k"]]
 
 
 def test_an_order_to_stop_is_heard_where_the_rate_is_more_than_can_be_sent(monkeypatch):

@@ -6,6 +6,7 @@ import base64
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -13,7 +14,7 @@ from click.testing import Result
 from rocketmq_spark import Producer
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SpooledSend
-from rocketmq_spark.spool.records import LOST_OWNER, Dead, Record
+from rocketmq_spark.spool.records import LOST_OWNER, Dead, Record, SpoolOwner
 from rocketmq_spark.spool.spool import SendSpool, record_of
 from rocketmq_spark.spool.store import Store
 from tests.cli.conftest import documents
@@ -83,9 +84,16 @@ def test_send_fails_where_records_are_not_sent(
     """Who deletes the folder after it, as all was sent, would lose them."""
     assert run("spool", "assign", str(folder)).exit_code == 0
     not_sent: Callable[..., int] = _given_up if outcome == "dead" else lambda spool, *_: len(spool.store)
-    monkeypatch.setattr(SendSpool, "send_all", not_sent)
+    asked: list[tuple[float, bool]] = []
+
+    def send_all(spool: SendSpool, *given: Any) -> int:
+        asked.append(given)
+        return not_sent(spool, *given)
+
+    monkeypatch.setattr(SendSpool, "send_all", send_all)
     monkeypatch.setattr(SendSpool, "finish", lambda spool: spool.store.close() or 0)
-    done = run("spool", "send", str(folder), "--json")
+    done = run("spool", "send", str(folder), "--json", "--timeout", "7")
+    assert asked == [(7.0, False)]
     (told,) = documents(done.stdout)
     assert (told["sent"], told["left"], told["dead"]) == ((0, 3, 1) if outcome == "left" else (0, 0, 4))
     assert done.exit_code == 1
@@ -112,6 +120,20 @@ def test_a_delay_folder_whose_owner_damage_took_is_assigned_by_the_name_of_its_g
     assert told["owner"].startswith("the delay service, group 'g', the cluster of ")
     done = run("spool", "assign", str(tmp_path / "d"), "--delay-group", "h")
     assert "Omit --delay-group" in " ".join(done.stderr.split())
+
+
+def test_records_are_assigned_to_the_namespace_and_environment_that_are_given_and_stay_those_of_a_delay_service(
+    run: Run, tmp_path: Path
+) -> None:
+    """Those of a delay service would be sent at once, and without an environment to the queues of all."""
+    store = Store(tmp_path / "d", sync="never")
+    store.belong(SpoolOwner(("old:9876",), purpose="the delay service, group 'g'"))
+    store.close()
+    where = ("--environment", "dev", "-o", "environmentMode=suffix", "-o", "namespace=shop")
+    (told,) = documents(run("spool", "assign", str(tmp_path / "d"), *where, "--json").stdout)
+    for text in (told["owner"], documents(run("spool", "show", str(tmp_path / "d"), "--json").stdout)[0]["owner"]):
+        assert text.startswith("the delay service, group 'g', the cluster of 127.0.0.1:")
+        assert text.endswith(", namespace 'shop', environment 'dev' (suffix)"), text
 
 
 @pytest.mark.parametrize("command", ["assign", "send"])

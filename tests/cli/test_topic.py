@@ -1,8 +1,15 @@
+import os
+import pty
+import subprocess
 import uuid
+from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
-from tests.cli.conftest import documents
+from rocketmq_spark.admin import topics
+from rocketmq_spark.cli.command import app
+from tests.cli.conftest import COMMAND, documents
 from tests.helpers import awaited
 from tests.reading import feed
 
@@ -170,6 +177,55 @@ def test_deleting_asks_and_needs_a_terminal_for_that(run, topic):
     done = run("topic", "delete", topic, input="y\n")
     assert (done.exit_code, "--yes" in done.stderr) == (2, True)
     assert topic in run("topic", "list").stdout.splitlines()
+
+
+@pytest.mark.parametrize(("answer", "code"), [("n", 1), ("", 1), ("y", 0)])
+def test_on_a_terminal_it_asks_and_keeps_to_the_answer(run, rocketmq, topic, answer, code):
+    terminal, inside = pty.openpty()
+    command = [*COMMAND, "topic", "delete", topic, "--name-server", rocketmq.name_server]
+    with subprocess.Popen(command, stdin=inside, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        os.write(terminal, f"{answer}\n".encode())
+        out, err = child.communicate()
+    os.close(inside)
+    os.close(terminal)
+    assert (child.returncode, f"Delete topic {topic} with all its messages? [y/N]" in err) == (code, True), err
+    assert ((topic in rocketmq.admin.topics()), out) == (
+        (False, f"Topic {topic} is deleted\n") if code == 0 else (True, "")
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "calls"),
+    [
+        (["create", "--attribute", "a=b"], [("create", 3, {"a": "b"}, False)]),
+        (["widen"], [("widen", 3, "--queues")]),
+        (
+            ["shrink", "--yes"],
+            [("shrink", 3, {"preview": True, "named": "--queues"}), ("shrink", 3, {"named": "--queues"})],
+        ),
+        (["update", "--permission", "R"], [("update", topics.TopicChange(3, "R", None, {}), "--queues")]),
+    ],
+    ids=lambda value: value[0] if isinstance(value[0], str) else "",
+)
+@pytest.mark.parametrize("named", [[], ["broker-a", "broker-c"]])
+def test_only_brokers_that_are_named_are_changed(monkeypatch, command, calls, named):
+    """Queues that are taken away on all of them hide their messages. A shrink is previewed first."""
+    asked = []
+
+    def record(verb):
+        def done(client, name, what, only, *more, **how):
+            asked.append((verb, name, what, only, *more, *([how] if how else [])))
+            return SimpleNamespace(topic=name, brokers={}, write_queues=0, hidden=0)
+
+        return done
+
+    for verb in ("create", "widen", "shrink", "update"):
+        monkeypatch.setattr(topics, verb, record(verb))
+    verb, *more = command
+    only = [word for broker in named for word in ("--broker", broker)]
+    done = CliRunner().invoke(app, ["topic", verb, "t", "--queues", "3", *more, *only, "--name-server", "127.0.0.1:1"])
+    assert done.exit_code == 0, done.output
+    assert asked == [(verb, "t", what, tuple(named) or None, *rest) for verb, what, *rest in calls]
 
 
 def test_an_environment_of_a_shared_topic_takes_nothing_from_the_others(run, rocketmq, name, monkeypatch):

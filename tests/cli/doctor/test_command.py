@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 from click.testing import CliRunner, Result
 
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.cli.doctor.command import lines
+from rocketmq_spark.cli.connection import Target
+from rocketmq_spark.cli.doctor import command
+from rocketmq_spark.cli.doctor.command import Subject, lines
 from rocketmq_spark.cli.doctor.findings import broken, ok
 from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.session import Client
 from tests.cli.conftest import documents
 from tests.helpers import awaited
 
@@ -50,6 +54,38 @@ def test_the_name_server_may_be_an_argument(rocketmq: LocalBroker, no_broker: ob
     nowhere = CliRunner().invoke(app, ["doctor"])
     assert (nowhere.exit_code, "broken  options: no name server is given" in nowhere.stdout) == (1, True)
     assert CliRunner().invoke(app, ["doctor", "a", "b"]).exit_code == 2
+
+
+def test_what_is_given_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(command, "examine", lambda target, subject: asked.append((target.given, subject)) or [])
+    given = [
+        "--topic",
+        "t",
+        "--topic",
+        "u",
+        "--group",
+        "g",
+        "--checkpoint",
+        "c",
+        "--exactly-once",
+        "--proxy-endpoint",
+        "p:1",
+    ]
+    done = CliRunner(env={"ROCKETMQ_NAMESRV": "h:1"}).invoke(app, ["doctor", "h:2", *given])
+    assert done.exit_code == 0, done.output
+    assert asked == [({"name_server": "h:2", "proxy_endpoint": "p:1"}, Subject(("t", "u"), "g", "c", True))]
+    asked.clear()
+    assert CliRunner().invoke(app, ["doctor", "h:2", "--exactly-once"]).exit_code == 2
+    assert asked == []
+
+
+def test_of_an_environment_its_own_group_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(command, "_of_group", lambda client, *given: asked.append(given) or [])
+    target, client = Target({"name_server": "h:1", "environment": "2", "environments": "2"}), cast("Client", None)
+    assert list(command.of_readers(target, client, Subject(("t",), "g"))) == []
+    assert asked == [("g_env_2", ("t",))]
 
 
 @pytest.mark.parametrize("width", [40, 80])
