@@ -149,6 +149,13 @@ def test_stopped_and_restarted_with_other_lines(cluster: LocalBroker) -> None:
     assert read(cluster.admin, "stopped") == BODIES
 
 
+def test_a_broker_that_may_only_be_read_stays_so(cluster: LocalBroker) -> None:
+    """To register at once, a broker is told the permission that it has."""
+    for permission in ("4", "6"):
+        cluster.restart("broker-b", conf={"brokerPermission": permission})
+        assert cluster.admin.broker_config("broker-b")["brokerPermission"] == permission
+
+
 def test_a_restart_on_a_port_that_was_taken(cluster: LocalBroker) -> None:
     cluster.kill("broker-a")
     port = int(cluster.address("broker-a").split(":")[1])
