@@ -66,6 +66,21 @@ def test_a_nudge_registers_and_leaves_the_configuration_alone(registration: Regi
     assert conf.read_text() == before
 
 
+def test_a_nudge_tells_a_broker_the_permission_that_it_has(
+    lone: LocalBroker, registration: Registration, server: Server
+) -> None:
+    conf = server.program.home / "broker.conf"
+    before = conf.read_text()
+    try:
+        conf.write_text(f"{before}brokerPermission=4\n")
+        registration._nudge(server)
+        assert lone.admin.broker_config("broker-a")["brokerPermission"] == "4"
+    finally:
+        conf.write_text(before)
+        registration._nudge(server)
+    assert lone.admin.broker_config("broker-a")["brokerPermission"] == "6"
+
+
 def test_nudges_are_not_a_storm(registration: Registration, server: Server) -> None:
     stranger, told = BrokerSpec("broker-z", 0), "updateBrokerConfig, new config"
     before, begun = server.log().count(told), time.monotonic()
