@@ -204,7 +204,7 @@ def test_the_end_wakes_who_waits(nobody):
     waits = threading.Thread(target=lambda: outcomes.put(listening.stream.wait(Deadline.after(600))), daemon=True)
     waits.start()
     listening.close()
-    assert isinstance(outcomes.get(timeout=60), errors.RocketMQError)
+    assert isinstance(outcomes.get(timeout=30), errors.RocketMQError)
     waits.join()
 
 
