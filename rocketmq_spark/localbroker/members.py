@@ -26,18 +26,18 @@ from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.wire import bodies, rpc
 
 _BOOTED = "boot success"
+_PERMISSION = "brokerPermission"
 _NUDGE_EVERY_S = 0.1
 
 
 class Registration:
     """The registrations of this cluster's brokers at its running name servers."""
 
-    def __init__(self, name_servers: Sequence[Server], conf: Mapping[str, object]) -> None:
+    def __init__(self, name_servers: Sequence[Server]) -> None:
         self.admin = BaseAdmin(";".join(server.address for server in name_servers))
         # One client for each name server, because a client with several uses the first that answers.
         self._views = [(server, BaseAdmin(server.address)) for server in name_servers]
         self._calls = Calls(Pool(Dialling()))
-        self._permission = {"brokerPermission": str(conf.get("brokerPermission", 6))}
         self._nudged: dict[str, float] = {}
 
     def shows(self, spec: BrokerSpec, server: Server) -> bool:
@@ -70,8 +70,9 @@ class Registration:
     def _nudge(self, server: Server) -> None:
         conf = server.program.home / "broker.conf"
         text = conf.read_text(encoding="utf-8")
+        same = {_PERMISSION: bodies.read_config(text.encode()).get(_PERMISSION, "6")}
         try:
-            self._calls.ask(server.address, rpc.UPDATE_BROKER_CONFIG.request(bodies.write_config(self._permission)))
+            self._calls.ask(server.address, rpc.UPDATE_BROKER_CONFIG.request(bodies.write_config(same)))
         except RocketMQError:
             return
         finally:
@@ -144,7 +145,7 @@ class Members:
             )
             for name in self._name_servers
         ]
-        self._registration = Registration(started, self._make.conf)
+        self._registration = Registration(started)
         with ThreadPoolExecutor(len(self._specs)) as pool:
             # Masters first, because a slave that registers before its master finds it only ten seconds later.
             for is_slave in (False, True):

@@ -154,6 +154,8 @@ def test_messages_whose_broker_wants_no_traces_have_none() -> None:
     object.__setattr__(quiet, "properties", {**quiet.properties, Property.TRACE_ON: "false"})
     seen, _ = called(lambda messages, context: None, messages=(quiet, *MESSAGES[:1]))
     assert [record[0] for record in seen.records] == ["SubBefore", "SubAfter"]
+    seen, _ = called(part, messages=(quiet, *MESSAGES[:1]))
+    assert seen.after == [("false", FAILED)], "the first of the call is done, which is the other one"
 
 
 @pytest.mark.parametrize("clock", [tracing.epoch_ms, raising(RuntimeError("no time"))])

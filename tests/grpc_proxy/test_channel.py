@@ -71,6 +71,21 @@ def test_a_web_proxy_of_the_environment_is_not_asked(nobody, monkeypatch):
         assert ask(address).status.code == Code.OK
 
 
+def test_a_proxy_that_is_back_is_found_within_seconds(monkeypatch):
+    """By itself gRPC pauses for up to two minutes between attempts, and refuses calls meanwhile."""
+    opened, options = grpc.insecure_channel, {}
+
+    def noted(address: str, given: list[tuple[str, Any]]) -> grpc.Channel:
+        options.update(given)
+        return opened(address, given)
+
+    monkeypatch.setattr(grpc, "insecure_channel", noted)
+    with serving({"QueryRoute": route()}) as address:
+        assert ask(address).status.code == Code.OK
+    assert options["grpc.initial_reconnect_backoff_ms"] <= options["grpc.max_reconnect_backoff_ms"] <= 2000
+    assert options["grpc.min_reconnect_backoff_ms"] == 1000, "an attempt has the time that connectTimeout says"
+
+
 def test_no_answer_in_time(black_hole):
     with pytest.raises(errors.CallTimeout):
         ask(black_hole, 0.3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.grpc_proxy.channel import REST_S, Endpoints
 
 
@@ -36,3 +37,14 @@ def test_when_all_failed_the_own_one_is_tried():
     ends.failed("a:1", 0.0)
     ends.failed("b:1", 0.0)
     assert ends.pick("b:1", 0.0) == "b:1"
+
+
+def test_an_endpoint_that_failed_has_a_part_of_the_time_until_it_answers_again() -> None:
+    """One whose host lost power would take all of a call's time each time it is tried."""
+    endpoints, deadline = Endpoints(["a", "b"]), Deadline.after(1000)
+    endpoints.answered("a")
+    assert endpoints.share("a", deadline, 2) is deadline
+    endpoints.failed("a", 0.0)
+    assert endpoints.share("a", deadline, 2).remaining() < 600
+    endpoints.answered("a")
+    assert endpoints.share("a", deadline, 2) is deadline

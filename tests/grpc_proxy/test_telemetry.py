@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any
@@ -119,6 +120,30 @@ def test_settings_that_are_refused_for_good_are_waited_for_no_longer():
         listening.close()
 
 
+def test_a_refusal_of_settings_that_are_not_the_newest_does_not_count():
+    begun, told, refusals = threading.Event(), threading.Event(), [Code.UNAUTHORIZED]
+
+    def refuse_the_first_late(commands: Any, context: grpc.ServicerContext) -> Any:
+        first = next(commands)
+        if not refusals:
+            yield from answer(itertools.chain([first], commands), context)
+            return
+        begun.set()
+        told.wait(60)
+        yield proto("TelemetryCommand")(status=status(refusals.pop(), "not this"))
+
+    with serving({"Telemetry": refuse_the_first_late}) as address:
+        listening = Listening(address)
+        assert begun.wait(60)
+        listening.batch = 2
+        listening.stream.tell()
+        told.set()
+        assert listening.stream.wait(Deadline.after(60)) is None
+        assert listening.told.get(timeout=60).subscription.receive_batch_size == 2
+        listening.close()
+    assert not refusals
+
+
 def test_a_refusal_that_passes_is_forgotten():
     refusals = [Code.TOO_MANY_REQUESTS, Code.INTERNAL_SERVER_ERROR]
 
@@ -175,9 +200,12 @@ def test_a_proxy_that_is_away_is_told_of_in_time(nobody):
 
 
 def test_the_end_wakes_who_waits(nobody):
-    listening = Listening(nobody)
+    listening, outcomes = Listening(nobody), SimpleQueue[Any]()
+    waits = threading.Thread(target=lambda: outcomes.put(listening.stream.wait(Deadline.after(600))), daemon=True)
+    waits.start()
     listening.close()
-    assert listening.stream.wait(Deadline.after(60)) is not None
+    assert isinstance(outcomes.get(timeout=30), errors.RocketMQError)
+    waits.join()
 
 
 def test_settings_that_one_endpoint_refused_are_those_of_before_though_another_one_is_away(nobody):

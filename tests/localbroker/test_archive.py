@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -88,21 +89,22 @@ def test_another_process_is_at_it(home: Path, jar: Path) -> None:
 
 def test_stop_ends_a_dump(home: Path, jar: Path) -> None:
     slow = home / "java"
-    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.write_text("#!/bin/sh\nexec sleep 600\n")
     slow.chmod(0o755)
     archive = Archive(home / "archives", Java(slow, 17, "slow"), [jar])
-    started = threading.Event()
+    started, dumps = threading.Event(), list[subprocess.Popen[bytes]]()
 
     def spawn_and_tell(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-        child = spawn(command, log)
+        dumps.append(spawn(command, log))
         started.set()
-        return child
+        return dumps[-1]
 
     archive.make_from([home], spawn_and_tell)
     assert started.wait(60)
     archive.stop()
     _finish(archive, home)
     assert not archive.path.exists()
+    assert [child.returncode for child in dumps] == [-signal.SIGKILL]
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(home: Path, jar: Path) -> None:

@@ -15,6 +15,9 @@ import pytest
 
 from rocketmq_spark.errors import BrokerNotFound, LocalBrokerError
 from rocketmq_spark.localbroker import LocalBroker, process
+from rocketmq_spark.localbroker.members import Registration
+from rocketmq_spark.localbroker.process import Server
+from rocketmq_spark.localbroker.servers import BrokerSpec
 from tests.fix_clusters import WITHOUT_TIMERS
 from tests.helpers import awaited
 from tests.localbroker.messages import read, send
@@ -138,6 +141,22 @@ def test_restarted_while_running_from_a_thread_that_ends(cluster: LocalBroker) -
     assert read(cluster.admin, "threaded") == BODIES
 
 
+def test_a_registration_from_before_a_restart_does_not_count(
+    cluster: LocalBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name server may be slow to notice that a broker was killed."""
+    seen: list[int | None] = []
+
+    def slow(registration: Registration, spec: BrokerSpec, server: Server) -> bool:
+        seen.append(server.pid)
+        return len(seen) == 3
+
+    monkeypatch.setattr(Registration, "hides", slow)
+    cluster.restart("broker-a")
+    assert seen == [None] * 3
+    assert cluster.pid("broker-a") is not None
+
+
 def test_stopped_and_restarted_with_other_lines(cluster: LocalBroker) -> None:
     cluster.create_topic("stopped", broker="broker-b")
     send(cluster.name_server, "stopped", *BODIES)
@@ -147,6 +166,13 @@ def test_stopped_and_restarted_with_other_lines(cluster: LocalBroker) -> None:
     cluster.restart("broker-b", conf={"maxMessageSize": 4_000_000, "brokerPermission": 6})
     assert cluster.admin.broker_config("broker-b")["maxMessageSize"] == "4000000"
     assert read(cluster.admin, "stopped") == BODIES
+
+
+def test_a_broker_that_may_only_be_read_stays_so(cluster: LocalBroker) -> None:
+    """To register at once, a broker is told the permission that it has."""
+    for permission in ("4", "6"):
+        cluster.restart("broker-b", conf={"brokerPermission": permission})
+        assert cluster.admin.broker_config("broker-b")["brokerPermission"] == permission
 
 
 def test_a_restart_on_a_port_that_was_taken(cluster: LocalBroker) -> None:
@@ -205,11 +231,13 @@ def test_starting_twice(cluster: LocalBroker) -> None:
         cluster.start()
 
 
-def test_fixed_ports() -> None:
+def test_fixed_ports_and_flags() -> None:
     broker = process.free_port(process.BROKER_PORTS)
     taken = [broker + distance for distance in process.BROKER_PORTS]
     ports = {"namesrv": process.free_port(taken=taken), "broker-a": broker}
-    with LocalBroker(ports=ports, queues=3, conf=WITHOUT_TIMERS) as mq:
+    with LocalBroker(ports=ports, queues=3, conf=WITHOUT_TIMERS, heap_mb=160, jvm=["-Dmine=1"]) as mq:
+        flags = Path(f"/proc/{mq.pid('broker-a')}/cmdline").read_text().split("\0")
+        assert {"-Xmx160m", "-Dmine=1"} <= set(flags)
         assert mq.name_server == f"127.0.0.1:{ports['namesrv']}"
         assert mq.address("broker-a") == f"127.0.0.1:{ports['broker-a']}"
         mq.create_topic("t")

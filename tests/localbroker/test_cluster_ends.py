@@ -11,13 +11,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
 from rocketmq_spark import Admin
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import LocalBroker, distro
+from rocketmq_spark.localbroker.members import Members
 from rocketmq_spark.localbroker.process import MARK
 from tests.fix_clusters import WITHOUT_TIMERS
 from tests.helpers import awaited
@@ -121,8 +122,31 @@ def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(LocalBrokerError, match="broker-a ran out of memory"):
         LocalBroker(heap_mb=8, data=tmp_path).start()
     assert not _recorded(tmp_path)
-    marked = [p for p in Path("/proc").glob("[0-9]*/cmdline") if f"{MARK}{tmp_path}" in _text(p)]
-    assert not marked
+    assert not _marked(tmp_path)
+
+
+def test_an_interrupted_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python may go on, as in a notebook."""
+    start, seen = Members.bring_up_all, []
+
+    def interrupted(members: Members, *arguments: Any) -> None:
+        start(members, *arguments)
+        seen.extend(_marked(tmp_path))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Members, "bring_up_all", interrupted)
+    mq = LocalBroker(data=tmp_path, conf=WITHOUT_TIMERS)
+    with pytest.raises(KeyboardInterrupt):
+        mq.start()
+    assert seen
+    assert not mq.running
+    assert not _marked(tmp_path)
+    assert not _recorded(tmp_path)
+
+
+def _marked(data: Path) -> list[Path]:
+    """Processes of a cluster with this folder."""
+    return [p for p in Path("/proc").glob("[0-9]*/cmdline") if f"{MARK}{data}" in _text(p)]
 
 
 def _text(path: Path) -> str:
@@ -217,7 +241,7 @@ def test_ctrl_c_while_starting(script: Callable[[str], Script], tmp_path: Path) 
     one.process.send_signal(signal.SIGINT)
     _, errors = one.process.communicate(timeout=180)
     assert "KeyboardInterrupt" in errors
-    assert not [p for p in Path("/proc").glob("[0-9]*/cmdline") if f"{MARK}{tmp_path}" in _text(p)]
+    assert not _marked(tmp_path)
 
 
 def test_two_at_once_do_not_meet(script: Callable[[str], Script]) -> None:

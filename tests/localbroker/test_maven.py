@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.server
 import socket
 import ssl
@@ -257,24 +258,56 @@ def test_a_network_that_swallows_packets(server: Server, tmp_path: Path, monkeyp
         gone.set()
 
 
+def interrupted_when(begun: threading.Event) -> Callable[[int], None]:
+    """What shows progress, and is interrupted there."""
+
+    def progress(arrived: int) -> None:
+        if begun.is_set():
+            raise KeyboardInterrupt
+
+    return progress
+
+
 def test_ctrl_c_does_not_wait_for_the_network(server: Server, tmp_path: Path) -> None:
-    begun, gone = threading.Event(), threading.Event()
+    begun, gone, over = threading.Event(), threading.Event(), threading.Event()
 
     def does(request: http.server.BaseHTTPRequestHandler, number: int) -> None:
         begun.set()
         gone.wait(60)
-
-    def interrupted(arrived: int) -> None:
-        if begun.is_set():
-            raise KeyboardInterrupt
+        over.set()
 
     server.does = does
     try:
         with pytest.raises(KeyboardInterrupt):
-            maven.download([JAR], tmp_path, interrupted)
-        assert not gone.is_set()
+            maven.download([JAR], tmp_path, interrupted_when(begun))
+        assert not over.is_set()
     finally:
         gone.set()
+
+
+def test_a_download_ends_after_ctrl_c(server: Server, tmp_path: Path) -> None:
+    """Python waits for its thread when it ends."""
+    begun, gone = threading.Event(), threading.Event()
+
+    def does(request: http.server.BaseHTTPRequestHandler, number: int) -> None:
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(BODY)))
+        request.end_headers()
+        request.wfile.write(BODY[:1000])
+        request.wfile.flush()
+        begun.set()
+        gone.wait(60)
+        with contextlib.suppress(OSError):
+            request.wfile.write(BODY[1000:])
+
+    server.does = does
+    with pytest.raises(KeyboardInterrupt):
+        maven.download([JAR], tmp_path, interrupted_when(begun))
+    gone.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("rocketmq-jars"):
+            thread.join()
+    assert (tmp_path / "g.h_a_1").stat().st_size < len(BODY)
 
 
 def http_error(code: int, text: str) -> urllib.error.HTTPError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -54,7 +55,8 @@ def test_slaves() -> None:
 
 
 def test_proxy() -> None:
-    with LocalBroker(proxy=True, conf=WITHOUT_TIMERS) as mq:
+    with LocalBroker(proxy=True, conf=WITHOUT_TIMERS, heap_mb=160) as mq:
+        assert "-Xmx160m" in Path(f"/proc/{mq.pid('proxy')}/cmdline").read_text().split("\0")
         mq.create_topic("t")
         with BaseAdmin(mq.proxy_server) as through:
             assert through.route("t").brokers["broker-a"].master == mq.proxy_server

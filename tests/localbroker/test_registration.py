@@ -19,7 +19,7 @@ SPEC = BrokerSpec("broker-a", 0)
 
 @pytest.fixture
 def registration(lone: LocalBroker) -> Iterator[Registration]:
-    registration = Registration([lone._members.server("namesrv")], {})
+    registration = Registration([lone._members.server("namesrv")])
     yield registration
     registration.close()
 
@@ -37,7 +37,7 @@ def test_shown_and_not_shown(registration: Registration, server: Server) -> None
 
 @pytest.mark.parametrize("pid", [1, None], ids=["does not answer", "does not run"])
 def test_a_name_server_that_is_away_shows_nothing(server: Server, pid: int | None) -> None:
-    registration = Registration([SimpleNamespace(address="127.0.0.1:1", pid=pid)], {})
+    registration = Registration([SimpleNamespace(address="127.0.0.1:1", pid=pid)])
     assert not registration.shows(SPEC, server)
     assert registration.hides(SPEC, server)
     registration.close()
@@ -45,7 +45,7 @@ def test_a_name_server_that_is_away_shows_nothing(server: Server, pid: int | Non
 
 def test_all_that_run_must_show_a_broker(lone: LocalBroker, server: Server) -> None:
     servers = [lone._members.server("namesrv"), SimpleNamespace(address="127.0.0.1:1", pid=1)]
-    registration = Registration(servers, {})
+    registration = Registration(servers)
     assert not registration.shows(SPEC, server)
     assert not registration.hides(SPEC, server)
     servers[1].pid = None
@@ -64,6 +64,21 @@ def test_a_nudge_registers_and_leaves_the_configuration_alone(registration: Regi
 
     awaited(oftener)
     assert conf.read_text() == before
+
+
+def test_a_nudge_tells_a_broker_the_permission_that_it_has(
+    lone: LocalBroker, registration: Registration, server: Server
+) -> None:
+    conf = server.program.home / "broker.conf"
+    before = conf.read_text()
+    try:
+        conf.write_text(f"{before}brokerPermission=4\n")
+        registration._nudge(server)
+        assert lone.admin.broker_config("broker-a")["brokerPermission"] == "4"
+    finally:
+        conf.write_text(before)
+        registration._nudge(server)
+    assert lone.admin.broker_config("broker-a")["brokerPermission"] == "6"
 
 
 def test_nudges_are_not_a_storm(registration: Registration, server: Server) -> None:

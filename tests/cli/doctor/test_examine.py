@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,6 +24,7 @@ from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.doctor import command
 from rocketmq_spark.cli.doctor.command import Subject
 from rocketmq_spark.cli.doctor.findings import Finding, Level
+from rocketmq_spark.errors import AccessDenied, CallTimeout
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.admin import QueueLag
@@ -95,6 +97,13 @@ class TestOfServers:
             ]  # fmt: skip
             words = ["V4_9_4", "95% full", "behind ours", "does not tell its settings"]
             assert all(text in one.found for text, one in zip(words, mapped[3:], strict=True))
+
+    def test_a_slave_that_cannot_be_reached(self) -> None:
+        table = '{"brokerAddrTable":{"b":{"brokerName":"b","cluster":"c","brokerAddrs":{0:"%s",1:"127.0.0.1:1"}}}}'
+        with MockBroker({Request.GET_BROKER_RUNTIME_INFO: ok(b'{"table":{}}')}) as master:
+            master.on(Request.GET_BROKER_CLUSTER_INFO, ok((table % master.address).encode()))
+            (found,) = [one for one in doctor(master.address) if one.level is Level.BROKEN]
+        assert (found.check, "advertises 127.0.0.1:1, which" in found.found) == ("broker b", True)
 
     def test_no_broker_and_a_broker_without_master(self) -> None:
         with MockBroker({Request.GET_BROKER_CLUSTER_INFO: ok(b"{}")}) as name_server:
@@ -280,6 +289,7 @@ class TestOfReaders:
             ({"a": "5", "b": "48"}, "; messages are kept for 5 h 0 m"),
             ({"a": "48", "b": "5"}, "; messages are kept for 5 h 0 m"),
             ({"a": None, "b": "72"}, "; messages are kept for 3 d 0 h"),
+            ({"a": "denied", "b": "72"}, "; messages are kept for 3 d 0 h"),
             ({"a": None, "b": None}, ""),
         ],
     )
@@ -288,12 +298,19 @@ class TestOfReaders:
     ) -> None:
         def told(name: str) -> dict[str, str]:
             said = hours[name]
+            if said == "denied":
+                raise AccessDenied("only administrators may ask for that")
             return {} if said is None else {"fileReservedTime": said}
 
         client: Any = SimpleNamespace(admin=SimpleNamespace(broker_config=told))
         look = QueuePositions([QueueLag(MessageQueue("t", name, 0), 0, 7, 7) for name in hours])
         found = command._kept(client, "group g", look)
         assert (found.level, found.found) == (Level.OK, f"0 messages behind{kept}")
+
+    def test_a_broker_that_does_not_say_how_far_a_reader_is(self) -> None:
+        rows = [QueueLag(MessageQueue("t", "a", 0), 0, 7, 7)]
+        found = command._kept(Mock(), "group g", QueuePositions(rows, [CallTimeout("no answer in time", "h:1")]))
+        assert (found.level, found.found) == (Level.BROKEN, "no answer in time (at h:1)")
 
     def test_a_group_that_nobody_knows(self, rocketmq: LocalBroker) -> None:
         found = doctor(rocketmq.name_server, Subject(group="nobody"))
