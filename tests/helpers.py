@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
@@ -36,18 +37,29 @@ T = TypeVar("T")
 WAIT_S = 180.0
 # What code of users raises: each is its failure, and ends no thread of ours.
 RAISED = (ZeroDivisionError("mine"), SystemExit("mine"), KeyboardInterrupt("mine"), GeneratorExit("mine"))
-_LOOK_S = 0.02
+_LOOK_S, _LONGEST_PAUSE_S = 0.02, 0.25
+
+
+def between_looks(began: float, least_s: float) -> None:
+    """Wait before the next look, longer where the last one took long: who waits must not keep busy what it waits for.
+
+    Args:
+        began: When the last look began, by ``time.perf_counter``.
+        least_s: Seconds to wait at least.
+    """
+    threading.Event().wait(max(least_s, min(3 * (time.perf_counter() - began), _LONGEST_PAUSE_S)))
 
 
 def awaited(ask: Callable[[], T], enough: Callable[[T], object] = bool, seconds: float = WAIT_S) -> T:
     """The first good answer: what a broker says may lag behind what it acknowledged."""
     deadline = Deadline.after(seconds)
-    pause = threading.Event()
-    while not enough(answer := ask()):
+    while True:
+        began = time.perf_counter()
+        if enough(answer := ask()):
+            return answer
         if deadline.expired:
             pytest.fail(f"it did not happen within {seconds:g} s; there was {_short(answer)}")
-        pause.wait(_LOOK_S)
-    return answer
+        between_looks(began, _LOOK_S)
 
 
 @contextlib.contextmanager

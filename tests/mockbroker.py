@@ -12,6 +12,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -21,6 +22,7 @@ from rocketmq_spark.base.codes import Flag, Request, Response, SerializeType
 from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.wire import header, rpc
 from rocketmq_spark.wire.header import Command, FrameSplitter
+from tests.helpers import between_looks
 
 WAIT_S = 60.0
 MAX_FRAME = 64 << 20
@@ -311,12 +313,13 @@ NO_ROUTE = refuse(Response.TOPIC_NOT_EXIST, "No topic route info in name server 
 
 
 def eventually(condition: Callable[[], bool], seconds: float = WAIT_S) -> None:
-    """For what no event tells: looks again every few milliseconds."""
+    """For what no event tells: looks again every few milliseconds, or less often if a look takes long."""
     deadline = Deadline.after(seconds)
-    pause = threading.Event()
+    began = time.perf_counter()
     while not condition():
         assert not deadline.expired, "it did not happen in time"
-        pause.wait(0.002)
+        between_looks(began, 0.002)
+        began = time.perf_counter()
 
 
 PING = Request.GET_BROKER_RUNTIME_INFO

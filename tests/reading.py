@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import pickle
-import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -37,13 +37,12 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.spark.source.readers import RocketMQReader, RocketMQStreamReader
-from tests.helpers import indexed
+from tests.helpers import between_looks, indexed
 from tests.mockbroker import eventually
 
 Row = dict[str, Any]
 # Other ones in each of the processes that share the tests, for they share a broker, too.
 _numbers = itertools.count(1_000_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")))
-_pause = threading.Event()
 _TYPES: dict[str, DataType] = {
     "string": StringType(),
     "int": IntegerType(),
@@ -195,8 +194,9 @@ class Run:
         deadline = Deadline.after(seconds)
         while not condition():
             assert not deadline.expired, f"not in time; {len(self.read)} read, now at {self.offset}"
+            began = time.perf_counter()
             if not self.batch():
-                _pause.wait(0.02)
+                between_looks(began, 0.02)
 
     def drain(self, expected: Iterable[str], seconds: float = 60.0) -> None:
         """Batches until all that is expected was read, and nothing of this run twice."""
