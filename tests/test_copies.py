@@ -56,6 +56,20 @@ def test_copies_of_what_was_taken_lately_are_dropped_and_nobody_is_asked(monkeyp
     assert bench.said[1:] == [("b1", "take"), ("b2", "take")], "its broker has lost that"
 
 
+def test_a_copy_that_comes_while_another_is_taken_is_dropped() -> None:
+    """Its message would be delivered twice."""
+    bench = Bench()
+
+    def answer(place: str, decision: str) -> bool:
+        if place == "1":
+            assert bench.copies.ask("a", "2", raising(AssertionError("it is decided"))) is None
+        return bench._answer(place, decision)
+
+    bench.copies._answer = answer
+    bench.question("a", "1", lambda: "take")
+    assert bench.said == [("1", "take"), ("2", "drop")]
+
+
 @pytest.mark.parametrize(("decision", "proves"), [("unknown", True), ("drop", True), ("take", False)])
 def test_what_was_not_taken_for_certain_is_asked_about_again(decision: str, proves: bool) -> None:
     """A commit that did not arrive, and a thing nobody knew of yet, would be dropped."""

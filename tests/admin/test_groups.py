@@ -18,6 +18,7 @@ from rocketmq_spark.errors import (
     OffsetError,
     OptionError,
     RocketMQError,
+    RouteNotFound,
 )
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.admin import GroupConnection
@@ -77,7 +78,18 @@ def test_brokers_that_answer_tell_ages_although_another_is_away(broker: MockBrok
     more = [here._replace(queue_id=number) for number in (1, 0)]
     look = groups.look_at(group, dict.fromkeys(more, 5))
     assert [row.next_stored_ms for row in look.rows] == [None, None]
+    assert [type(error) for error in look.errors] == [CallTimeout], "an age that is missing is no age of 0"
     assert asked == [here, here], "a broker that did not answer is not asked about its other queues"
+
+
+def test_a_topic_that_no_broker_has_any_more_is_an_error_beside_the_others(broker: MockBroker, group: Parts) -> None:
+    """Or ``lag`` of a query would end with 0 although nobody knows what of that topic is not read."""
+    found = route(1, {"broker-a": broker.address})
+    broker.on(Request.GET_ROUTEINFO_BY_TOPIC, lambda call: found if call.ext("topic") == "t" else NO_ROUTE)
+    here, gone = MessageQueue("t", "broker-a", 0), MessageQueue("gone", "broker-a", 0)
+    look = groups.look_at(group, {here: 5, gone: 3})
+    assert [(row.queue, row.lag) for row in look.rows] == [(gone, None), (here, 4)]
+    assert [type(error) for error in look.errors] == [RouteNotFound]
 
 
 def test_offsets_are_told_and_set_although_nobody_may_read_the_topic(broker: MockBroker, group: Parts) -> None:
@@ -133,6 +145,33 @@ def test_queues_that_a_topic_has_since_a_moment_are_there(broker: MockBroker, gr
     assert len(groups.of_group(group, "g", ["t"])) == len(groups.describe(group, "g").queues) == 3
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
     assert len(groups.describe(group, "g").queues) == 1
+
+
+def test_a_group_is_what_all_brokers_know_of_it_and_is_deleted_on_all(broker: MockBroker, group: Parts) -> None:
+    """A member that has not reached the first broker is there all the same."""
+    with MockBroker() as other:
+        other.on(SETTINGS, body(subscriptionGroupTable={}))
+        other.on(STATS, by_queue())
+        kind = {"consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING", "consumeFromWhere": "X"}
+        for one, name, topic in ((broker, "c1", "t"), (other, "c2", "u")):
+            one.on(ONLINE, body(connectionSet=[member(name)], subscriptionTable={topic: {"subString": "*"}}, **kind))
+        table = {"broker-a": broker.address, "broker-b": other.address}
+        there = {name: {"brokerName": name, "cluster": "c", "brokerAddrs": {"0": at}} for name, at in table.items()}
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": there}).encode()))
+        found = groups.describe(group, "g")
+        assert ([one.client_id for one in found.members], list(found.filters)) == (["c1", "c2"], ["t", "u"])
+        with pytest.raises(OffsetError, match="group g has 2 members, which would make it again: c1, c2"):
+            groups.delete(group, "g")
+        broker.on(ONLINE, OFFLINE)
+        with pytest.raises(OffsetError, match="group g has 1 members, which would make it again: c2"):
+            groups.delete(group, "g")
+        assert broker.seen(DELETE) == other.seen(DELETE) == []
+        other.on(DELETE, ok())
+        groups.delete(group, "g", force=True)
+        assert [len(one.seen(DELETE)) for one in (broker, other)] == [1, 1], "what one keeps would come back"
+        other.on(DELETE, refuse(Response.SYSTEM_ERROR, "no"))
+        with pytest.raises(RocketMQError, match="It is done on broker-a, and not on broker-b"):
+            groups.delete(group, "g", force=True)
 
 
 def test_a_group_that_has_consumed_nothing(broker: MockBroker, group: Parts) -> None:
@@ -255,6 +294,28 @@ def test_offsets_that_nobody_may_set(broker: MockBroker, group: Parts) -> None:
     with pytest.raises(OffsetError, match="2 of 2 offsets of group g were not set") as e:
         groups.store_offsets(group, "g", {first: 3, second: 3})
     assert e.value.remedy == "Check that broker, and try again"
+
+
+def test_a_group_is_made_where_it_is_not_known_and_all_its_offsets_are_set() -> None:
+    """One of its brokers was added after the group was made."""
+    queues = [MessageQueue("t", broker, 0) for broker in ("broker-a", "broker-b")]
+    known, stored = {"broker-a"}, dict[MessageQueue, int]()
+
+    def commit_each(group: str, offsets: dict[MessageQueue, int], within: object) -> dict[MessageQueue, RocketMQError]:
+        stored.update({queue: at for queue, at in offsets.items() if queue.broker_name in known})
+        return {queue: GroupNotFound("no group") for queue in offsets if queue.broker_name not in known}
+
+    def create_group(group: str, brokers: list[str]) -> None:
+        assert (group, brokers) == ("g", ["broker-b"]), "settings of the others are kept"
+        known.update(brokers)
+
+    tools: Any = SimpleNamespace(
+        committer=SimpleNamespace(commit_each=commit_each, create_group=create_group),
+        brokers=SimpleNamespace(committed=lambda *asked: stored),
+        calls=SimpleNamespace(request_timeout_s=1.0),
+    )
+    groups.store_offsets(tools, "g", dict.fromkeys(queues, 3))
+    assert stored == dict.fromkeys(queues, 3)
 
 
 def test_members_are_those_that_any_broker_of_the_queues_knows() -> None:

@@ -223,3 +223,25 @@ def test_whose_broker_does_not_say_whether_its_topic_is_the_old_one_is_not_known
     found, errors = differences(client, LoggedBatch(0, {0: Offsets({silent: 5, other: 7})}))
     assert [one.state for one in found] == [DriftState.AWAY, DriftState.READ]
     assert ["no answer in time" in error for error in errors] == [True]
+
+
+def test_of_a_broker_that_is_registered_and_silent_nothing_is_said_to_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, silent = queue(0), MessageQueue("orders", "broker-b", 0)
+
+    def bounds(queues: object, within: object, note: Callable[..., None]) -> dict[MessageQueue, QueueBounds]:
+        note(CallTimeout("no answer in time"), silent)
+        return {here: QueueBounds(0, 7, 0)}
+
+    monkeypatch.setattr(recreation.RecreationWatch, "look", lambda *asked: recreation.Found([], {}))
+    monkeypatch.setattr(admin, "with_kept", lambda client, bounds, *more: bounds)
+    client: Any = SimpleNamespace(
+        calls=SimpleNamespace(request_timeout_s=1.0),
+        routes=SimpleNamespace(
+            existing=lambda *asked: SimpleNamespace(readable=lambda: [here, silent]),
+            cluster=lambda: {"broker-a": None, "broker-b": None},
+        ),
+        brokers=SimpleNamespace(bounds=bounds),
+    )
+    found, errors = differences(client, LoggedBatch(0, {0: Offsets({here: 7, silent: 3})}))
+    assert [one.state for one in found] == [DriftState.READ, DriftState.AWAY]
+    assert len(errors) == 1

@@ -7,18 +7,22 @@ import signal
 import subprocess
 import uuid
 from collections import Counter
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
 from rocketmq_spark import Admin, Message, Producer
 from rocketmq_spark.admin import groups
 from rocketmq_spark.cli import tail
+from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.admin import OffsetChange
 from rocketmq_spark.queues.environment import Environment
 from tests.cli.conftest import COMMAND, documents
+from tests.cli.test_tail import MESSAGE
 from tests.helpers import awaited, total
 
 
@@ -128,6 +132,22 @@ def test_a_killed_one_prints_again_what_it_did_not_commit_and_misses_nothing(roc
         return sorted(seen)
 
     awaited(rest, lambda found: found == list(range(20)))
+
+
+def test_what_comes_before_the_time_of_idle_is_over_begins_it_anew(monkeypatch):
+    """One that ended between two messages would leave what comes next to a command that nobody starts."""
+    polls = iter([(0.0, []), (4.0, [MESSAGE]), (8.0, []), (9.5, [])])
+    at_s = [0.0]
+
+    def poll(timeout_s):
+        at_s[0], messages = next(polls)
+        return messages
+
+    consumer = SimpleNamespace(poll=poll, commit=lambda: None)
+    monkeypatch.setattr(tail, "subscribed", lambda *given: nullcontext(consumer))
+    monkeypatch.setattr(tail, "time", SimpleNamespace(monotonic=lambda: at_s[0]))
+    done = CliRunner().invoke(app, ["consume", "t", "--group", "g", "--idle", "5", "--name-server", "127.0.0.1:1"])
+    assert (done.exit_code, len(documents(done.stdout)), next(polls, None)) == (0, 1, None), done.output
 
 
 def test_it_goes_on_until_ctrl_c(rocketmq, start, filled, group):

@@ -107,6 +107,8 @@ def test_a_letter_is_sent_again_once_unless_it_is_said_twice(run: Run, dead: str
 
     b, a = awaited(dry, lambda told: "sentBefore" in told[-1])  # the index is built behind the acknowledgement
     assert ("sentBefore" in b, a["sent"], a["sentBefore"]) == (False, False, first["newMsgId"])
+    (kept,) = documents(run("dlq", "resend", dead, "--key", "k-a", "--yes", "--json").stdout)
+    assert (kept["sent"], kept["sentBefore"]) == (False, first["newMsgId"])
     done = run("dlq", "resend", dead, "--yes")
     assert done.exit_code == 0
     assert f"{a['msgId']} to {topic} is skipped: it was resent before, as {first['newMsgId']}" in done.stdout
@@ -153,6 +155,23 @@ def test_letters_of_a_topic_that_is_gone_leave_the_others_to_be_sent(
         assert (done.exit_code, "1 sent" in done.stderr) == (1, True), done.output
         assert f"to {gone}, is skipped: [ROCKETMQ_ROUTE_NOT_FOUND]" in done.stderr
     assert gone not in rocketmq.admin.topics()
+    awaited(lambda: [one["body"] for one in stored(run, topic)], lambda found: sorted(found) == ["a", "b", "b", "b"])
+
+
+def test_letters_that_are_no_messages_leave_the_others_to_be_sent(
+    run: Run, dead: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that cannot be decoded has the bytes that are stored, which no reader of its topic expects."""
+    letters = message._letters
+    odd = {b"a": {"decode_error": "its body does not match its CRC"}}
+    monkeypatch.setattr(
+        message, "_letters", lambda *given: (replace(one, **odd.get(one.body, {})) for one in letters(*given))
+    )
+    told = {one["sent"]: one for one in documents(run("dlq", "resend", dead, "--yes", "--json").stdout)}
+    assert (told[False]["leftOut"], told[True]["topic"]) == ("its body does not match its CRC", topic)
+    odd[b"a"] = {"topic": f"%DLQ%{dead}"}
+    done = run("dlq", "resend", dead, "--yes", "--again")
+    assert (done.exit_code, "is skipped: it has no topic of its own" in done.stderr) == (0, True), done.output
     awaited(lambda: [one["body"] for one in stored(run, topic)], lambda found: sorted(found) == ["a", "b", "b", "b"])
 
 

@@ -9,12 +9,13 @@ import pytest
 from click.testing import CliRunner
 
 from rocketmq_spark import Message, Producer, PullConsumer
-from rocketmq_spark.admin import brokers, groups, messages
+from rocketmq_spark.admin import brokers, groups, messages, topics
 from rocketmq_spark.cli.cluster import _row
 from rocketmq_spark.cli.command import app
+from rocketmq_spark.client.route import Routes
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.model.admin import BrokerState, GroupDescription, QueueLag
+from rocketmq_spark.model.admin import BrokerState, GroupDescription, OffsetChange, QueueLag
 from rocketmq_spark.queues.environment import Environment
 from tests.cli.conftest import documents
 from tests.helpers import awaited, total
@@ -183,6 +184,38 @@ def _raising(error):
         raise error
 
     return raises
+
+
+@pytest.mark.parametrize(
+    ("verb", "command"),
+    [
+        ("store_offsets", ["offsets", "set", "g", "--to", "latest", "--yes"]),
+        ("delete", ["group", "delete", "g", "--yes"]),
+        ("delete_topic", ["topic", "delete", "t", "--yes"]),
+    ],
+)
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_what_fails_is_not_said_to_be_done(monkeypatch, verb, command, form):
+    monkeypatch.setattr(groups, "offset_changes", lambda *given: [OffsetChange(MessageQueue("t", "a", 0), 3, 9)])
+    monkeypatch.setattr(groups, "members", lambda *given: [])
+    monkeypatch.setattr(groups, "check_deletable", lambda *given: None)
+    monkeypatch.setattr(Routes, "existing", lambda *given: None)
+    where, name = (topics, "delete") if verb == "delete_topic" else (groups, verb)
+    monkeypatch.setattr(where, name, _raising(CallTimeout("no answer in time")))
+    done = CliRunner().invoke(app, [*command, *form, *NOWHERE])
+    assert (done.exit_code, done.stdout, "no answer in time" in done.stderr) == (1, "", True), done.output
+
+
+def test_offsets_that_members_would_overwrite_are_refused_before_one_is_set(monkeypatch):
+    """A member that has nothing to commit would read from there all the same, when it starts again."""
+    monkeypatch.setattr(groups, "offset_changes", lambda *given: [OffsetChange(MessageQueue("t", "a", 0), 3, 9)])
+    monkeypatch.setattr(groups, "members", lambda *given: ["one"])
+    kept = []
+    monkeypatch.setattr(groups, "store_offsets", lambda client, group, offsets: kept.append(offsets))
+    command = ["offsets", "set", "g", "--to", "latest", *NOWHERE]
+    for more, code, stored in ((["--yes"], 1, 0), (["--force"], 0, 0), (["--yes", "--force"], 0, 1)):
+        done = CliRunner().invoke(app, [*command, *more])
+        assert (done.exit_code, len(kept)) == (code, stored), done.output
 
 
 @pytest.mark.parametrize("command", [["user", "delete", "u"], ["policy", "delete", "u", "Topic:t"]])

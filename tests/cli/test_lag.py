@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
@@ -188,6 +189,24 @@ def test_a_broker_that_is_away_for_a_while_does_not_end_a_watch_that_has_begun(m
         assert (done.exit_code, [row["lag"] for row in documents(done.stdout)]) == (1, [6] * shown), done.output
         assert [word in done.stderr for word in ("away", "silent", "over")] == [True, shown > 0, shown > 0]
         assert next(line, None) is None
+
+
+def test_rates_are_those_since_the_look_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, at_s = MessageQueue("t", "broker-a", 0), [1_000.0]
+    rows = iter([QueueLag(queue, 0, 10 * n, 20 * n + 50) for n in range(3)])
+
+    def ask() -> object:
+        at_s[0] += 5.0
+        row = next(rows, None)
+        if row is None:
+            raise OffsetError("over")
+        return {"group": "g"}, groups.QueuePositions([row], [])
+
+    monkeypatch.setattr(lag, "_of_group", lambda *given: ask)
+    monkeypatch.setattr(lag, "time", SimpleNamespace(monotonic=lambda: at_s[0], time_ns=time.time_ns))
+    watch = ["lag", "--group", "g", "--watch", "--interval", "0.1", "--json", "--name-server", "127.0.0.1:1"]
+    seen = documents(CliRunner().invoke(app, watch).stdout)
+    assert [(one["readPerSecond"], one["writtenPerSecond"]) for one in seen] == [(None, None), (2.0, 4.0), (2.0, 4.0)]
 
 
 def test_watched(rocketmq: LocalBroker, half: tuple[str, str], start: Start) -> None:

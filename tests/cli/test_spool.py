@@ -101,6 +101,17 @@ def test_send_fails_where_records_are_not_sent(
     assert "spool show" in done.stderr
 
 
+def test_dead_letters_that_die_again_are_not_sent(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are no more of them than before."""
+    assert run("spool", "assign", str(folder)).exit_code == 0
+    monkeypatch.setattr(SendSpool, "send_all", _given_up)
+    monkeypatch.setattr(SendSpool, "finish", lambda spool: spool.store.close() or 0)
+    for more, unsent in (((), 3), (("--dead",), 4)):
+        done = run("spool", "send", str(folder), *more)
+        said = f"{unsent} records of {folder} were not sent" in " ".join(done.stderr.split())
+        assert (done.exit_code, said) == (1, True), done.output
+
+
 def _given_up(spool: SendSpool, timeout_s: float, dead: bool) -> int:
     """As where brokers reject them for good."""
     while works := spool.store.take(2**62, 10):
