@@ -83,7 +83,7 @@ def waits_in(thread: threading.Thread, function: Callable[..., Any]) -> None:
     """Until a thread that was started is in ``function``, or in what that calls; one that has ended came through."""
 
     def there() -> bool:
-        frame = sys._current_frames().get(thread.ident or 0)
+        frame = threads.current_frames().get(thread.ident or 0)
         while frame is not None and frame.f_code is not function.__code__:
             frame = frame.f_back
         return frame is not None

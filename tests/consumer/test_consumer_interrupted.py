@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.base.threads import Latch
+from rocketmq_spark.base.threads import Latch, current_frames
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
@@ -232,7 +232,7 @@ def runs(signals: Callable[[], object]) -> FakeMember:
     main, real = threading.current_thread(), consumer.start
 
     def place() -> tuple[FrameType, int]:
-        frame = sys._current_frames()[main.ident or 0]
+        frame = current_frames()[main.ident or 0]
         return frame, frame.f_lasti
 
     def send() -> None:
