@@ -252,6 +252,7 @@ def test_a_master_that_hangs_costs_one_request_s_time(broker: MockBroker) -> Non
     deadline = parts.soon
     parts.instance.heartbeat(deadline)
     assert not deadline.expired
+    assert broker.seen(Request.HEART_BEAT), "it was not asked at all"
     parts.pool.close()
 
 

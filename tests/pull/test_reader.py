@@ -190,7 +190,7 @@ def test_codes_17_and_29_are_loss_after_the_grace_time_only(
     model = Model([Queue(0, 100)])
     real, gone = model.answer, Answer(code, remark, None, None, None, 0)
     monkeypatch.setattr(model, "answer", lambda *a: gone if model.time.now < 1010 else real(*a))
-    assert read(model, [(0, 100)]).of(0) == list(range(100))
+    assert (read(model, [(0, 100)]).of(0), model.time.now >= 1010) == (list(range(100)), True)
     monkeypatch.setattr(model, "answer", lambda *a: gone)
     result = read(model, [(0, 100)], PullSettings(grace_s=2.0))
     assert result.lost == [(OffsetRange(result.lost[0][0].queue, 0, 100), cause)]
@@ -200,16 +200,17 @@ def test_a_topic_that_is_deleted_while_it_is_read_is_told_although_its_route_is_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = Model([Queue(0, 9000, deleted_at=1000.0015)])
-    real = model.connect
+    real, without_route = model.connect, []
 
     def connect(deadline: object) -> object:
         if model.time.now > 1000.0015:
+            without_route.append(model.time.now)
             raise RouteNotFound("the name server knows no such topic", topic="t")
         return real(deadline)  # type: ignore[arg-type]
 
     monkeypatch.setattr(model, "connect", connect)
     result = read(model, [(0, 9000)], FAST)
-    assert result.error is None
+    assert (result.error, bool(without_route)) == (None, True)
     assert {cause for _, cause in result.lost} == {Cause.TOPIC_DELETED}
     assert sorted(result.lost_offsets() + result.delivered) == rows((0, 9000))
     assert model.time.now - 1000 < 20
@@ -328,7 +329,7 @@ def test_a_broker_that_is_away_for_a_while(monkeypatch: pytest.MonkeyPatch) -> N
         return real(deadline)  # type: ignore[arg-type]
 
     monkeypatch.setattr(model, "connect", connect)
-    assert read(model, [(0, 200)]).of(0) == list(range(200))
+    assert (read(model, [(0, 200)]).of(0), model.time.now >= 1020) == (list(range(200)), True)
     monkeypatch.setattr(model, "connect", lambda _: connect(None) if model.time.now < 0 else _refuse())
     result = read(model, [(0, 200)], PullSettings(read_deadline_s=10))
     assert isinstance(result.error, ConnectionLost)

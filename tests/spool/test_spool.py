@@ -206,3 +206,14 @@ def test_one_that_can_have_no_thread_leaves_its_folder_free(tmp_path: Path, monk
         with pytest.raises(RuntimeError):
             SendSpool(Store(tmp_path / "s"), FakeResender(), Timer("spool"))
     SendSpool(Store(tmp_path / "s"), FakeResender(), Timer("spool")).close(Deadline.after(0))
+
+
+def test_more_than_a_page_is_sent_now(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketmq_spark.spool.spool.PAGE", 3)
+    bodies = [b"%d" % i for i in range(20)]
+    fixture.spool.keep(
+        [send(body, topic=f"T{body.decode()}") for body in bodies]
+    )  # an answer calls those of its target only
+    monkeypatch.setattr(fixture.spool.redelivery, "drain", lambda deadline: fixture.time.advance(0))
+    assert fixture.spool.send_all(60) == 0
+    assert sorted(one.request.body for one in fixture.resender.sent) == sorted(bodies)
