@@ -155,4 +155,6 @@ def test_no_garbage_is_collected_while_frames_are_taken(monkeypatch: pytest.Monk
         (gc.enable if before else gc.disable)()
     assert seen == [False]
     package = Path(aside_module.__file__).parents[1]
-    assert [path.name for path in package.rglob("*.py") if "sys._current_frames()" in path.read_text()] == ["threads.py"]
+    assert [path.name for path in package.rglob("*.py") if "sys._current_frames()" in path.read_text()] == [
+        "threads.py"
+    ]
