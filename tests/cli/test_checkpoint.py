@@ -83,6 +83,11 @@ def test_what_each_batch_read_and_what_is_next(run: Run, query: Path) -> None:
         (["show", "{}-not"], 1, "{}-not is not a checkpoint"),
         (["diff", "{}-not"], 1, "{}-not is not a checkpoint"),
         (["rewind", "{}"], 2, "rewind needs either --to-batch N or --to-time TIME"),
+        (
+            ["rewind", "{}", "--to-batch", "0", "--to-time", "1h"],
+            2,
+            "rewind needs either --to-batch N or --to-time TIME",
+        ),
         (["rewind", "{}", "--to-batch", "2"], 1, "there is no batch 2 to go back to: batches 0 to 1 are kept and done"),
         (["rewind", "{}", "--to-time", "soon"], 2, "'soon' is not a time: ISO-8601"),
         (["rewind", "{}", "--to-batch", "0", "--quiet-for", "long"], 2, "'long' is not"),

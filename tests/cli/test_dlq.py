@@ -283,6 +283,26 @@ def test_letters_of_an_environment_are_sent_in_it_or_not_at_all(rocketmq: LocalB
     assert {one.queue_id % 2 for one in stored_now(rocketmq, topic)} == {1}
 
 
+def test_letters_of_a_namespace_go_back_to_its_topic(rocketmq: LocalBroker, topic: str, run: Run) -> None:
+    rocketmq.create_topic(f"shop%{topic}", 1)
+    group, known = f"g_{uuid.uuid4().hex[:8]}", ("-o", "namespace=shop")
+    connection = {"name_server": rocketmq.name_server, "group": group, "namespace": "shop"}
+    with Producer(**connection) as producer:
+        producer.send(Message(topic, b"a"))
+    where = {"nameServer": rocketmq.name_server, "namespace": "shop"}
+    member = session.client(parse(where).for_role("producer")).member
+    with PullConsumer(**connection, consume_from_where="earliest") as consumer:
+        consumer.assign(consumer.queues(topic))
+        (message,) = itertools.islice(consumer, 1)
+        member.send_back(group, message, -1, 16, Deadline.after(10))
+    (letter,) = awaited(lambda: documents(run("dlq", "show", group, *known, "--json").stdout), bool)
+    assert letter["topic"] == topic
+    (told,) = documents(run("dlq", "resend", group, *known, "--yes", "--json").stdout)
+    assert (told["topic"], told["sent"]) == (topic, True)
+    awaited(lambda: total(rocketmq, f"shop%{topic}"), lambda found: found == 2)
+    assert total(rocketmq, topic) == 0
+
+
 def test_a_misspelt_group_is_told_with_the_nearest(run: Run, dead: str) -> None:
     done = run("dlq", "show", f"{dead}x")
     assert (done.exit_code, f"Did you mean {dead}" in done.stderr) == (0, True)

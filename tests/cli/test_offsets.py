@@ -70,7 +70,9 @@ def test_set_is_a_dry_run_first(group: Group, run: Run) -> None:
     assert "reads 6 again" in dry.stdout
     assert dry.stderr == "2 of 2 offsets would be set: use --yes to apply\n"
     assert group.next_id() == group.ids[6]
+    told_dry = run("offsets", "set", group.name, "--to", "earliest", "--json")
     done = run("offsets", "set", group.name, "--to", "earliest", "--yes", "--json")
+    assert [{row["applied"] for row in documents(one.stdout)} for one in (told_dry, done)] == [{False}, {True}]
     assert told(done) == [(0, None, 0), (1, 6, 0)]
     assert group.next_id() == group.ids[0]
     assert told(run("offsets", "set", group.name, "--to", "latest", "--yes", "--json")) == [(0, 0, 0), (1, 0, 10)]

@@ -187,3 +187,14 @@ def test_ctrl_c_while_a_send_fails_still_counts(capsys):
     with pytest.raises(KeyboardInterrupt):
         _send(Answers("t", None, False), messages(), _Report(Text(), "t"))
     assert "Sent 1 messages to t" in capsys.readouterr().err
+
+
+def test_what_went_to_the_spool_is_told(capsys):
+    kept = SendResult(SendStatus.SPOOLED, "ID", None, None)
+    for output in (Text(), Json()):
+        report = _Report(output, "t")
+        report.acknowledged(kept)
+        report.end()
+    text, told = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"Sent 1 messages to t in \d+\.\d s, 1 of them to the spool", text)
+    assert (json.loads(told)["msgId"], json.loads(told)["status"]) == ("ID", "SPOOLED")

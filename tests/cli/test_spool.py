@@ -233,3 +233,17 @@ def test_a_folder_without_a_spool_is_said_to_have_none(run: Run, tmp_path: Path)
     done = run("spool", "show", str(tmp_path))
     assert done.exit_code == 1
     assert f"there is no spool in {tmp_path}" in done.stderr
+
+
+def test_export_gives_what_is_needed_to_send_a_record_again(run: Run, tmp_path: Path) -> None:
+    """Whoever exports a folder may delete it. Records of a delay service are no sends: they come as they are stored."""
+    request = SendRequest(
+        "g_cli", b"packed", properties="UNIQ_KEY\x01A\x02", sys_flag=1, flag=7, born_timestamp_ms=5, batch=True
+    )
+    store = Store(tmp_path, sync="never")
+    store.add([(record_of(SpooledSend("t", request, None, ("A",)), 1), 1), (Record("delayed", b"envelope", 1), 1)])
+    store.close()
+    send, other = sorted(documents(run("spool", "export", str(tmp_path)).stdout), key=lambda one: "payload" in one)
+    names = ("topic", "flag", "sysFlag", "bornTimestamp", "batch")
+    assert [send[name] for name in names] == ["t", 7, 1, 5, True]
+    assert (other["kind"], base64.b64decode(other["payload"])) == ("delayed", b"envelope")

@@ -235,8 +235,9 @@ def test_an_environment_of_a_shared_topic_takes_nothing_from_the_others(run, roc
     for verb in verbs:
         done = run("topic", *verb, "--environment", "2", "-o", "environments=2")
         assert (done.exit_code, "this would remove messages of all" in done.stderr) == (1, True), done.stderr
-    done = run("topic", "update", name, "--permission", "R", "--environment", "2", "-o", "environments=2")
-    assert (done.exit_code, "this would stop the producers or the consumers of all" in done.stderr) == (1, True)
+    for permission in ("R", "W"):
+        done = run("topic", "update", name, "--permission", permission, "--environment", "2", "-o", "environments=2")
+        assert (done.exit_code, "this would stop the producers or the consumers of all" in done.stderr) == (1, True)
     monkeypatch.setenv("ROCKETMQ_ENVIRONMENT", "2")
     done = run("topic", *verbs[0])
     assert "variable ROCKETMQ_ENVIRONMENT names one of them" in done.stderr
