@@ -182,6 +182,9 @@ def test_messages_of_a_key_are_those_that_have_it(broker: MockBroker) -> None:
         found = BaseAdmin(broker.address, parts.calls).messages_of_key("t", "k", 5, 9)
         assert [(message.msg_id, message.broker_name) for message in found] == [("1", "a")]
         asked = [server.seen(Request.QUERY_MESSAGE)[0].ext for server in (broker, other)]
+        other.on(Request.QUERY_MESSAGE, ok(stored(properties=text(KEYS="kk", UNIQ_KEY="3"))))
+        found = BaseAdmin(broker.address, parts.calls).messages_of_key("t", "k", 5, 9)
+        assert [message.msg_id for message in found] == ["1"], "what one finds of another key hides nothing of the others"
     assert [(ext["topic"], ext["key"], ext["beginTimestamp"], ext["endTimestamp"], ext["bname"]) for ext in asked] == [
         ("ns%t", "k", "5", "9", name) for name in "ab"
     ]
