@@ -167,9 +167,13 @@ def test_topics_of_a_group_are_those_of_all_brokers(broker: MockBroker, group: P
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, both)
         for server, name in ((broker, "broker-a"), (other, "broker-b")):
             server.on(AT, ok(offset=5))
-            rows = f'{{"brokerName":"{name}","queueId":0,"topic":"t"}}:{{"minOffset":2,"maxOffset":9,"lastUpdateTimestamp":0}}'
-            server.on(BOUNDS, ok(('{"offsetTable":{' + rows + "}}").encode()))
+            values = '{"minOffset":2,"maxOffset":9,"lastUpdateTimestamp":0}'
+            rows = [f'{{"brokerName":"{name}","queueId":0,"topic":"{topic}"}}:{values}' for topic in "tu"]
+            bounds = [ok(('{"offsetTable":{' + row + "}}").encode()) for row in rows]
+            server.on(BOUNDS, lambda call, bounds=bounds: bounds["tu".index(call.ext("topic"))])
         changes = groups.offset_changes(group, "g", ["t"], "latest")
+        later = groups.offset_changes(group, "g", ["u", "t"], "latest")
+        assert {one.queue.topic for one in later} == {"t", "u"}
         assert [(one.queue.broker_name, one.after) for one in changes] == [("broker-a", 9), ("broker-b", 9)]
 
 
