@@ -202,6 +202,10 @@ def test_where_one_broker_refuses_the_error_names_those_that_have_the_change(
     ):
         with pytest.raises(RocketMQError, match=r"busy.*It is done on broker-b, and not on broker-a"):
             verb()
+    broker.on(Request.AUTH_DELETE_ACL, ok())
+    second.on(Request.AUTH_DELETE_ACL, refuse(Response.SYSTEM_BUSY, "busy"))
+    with pytest.raises(RocketMQError, match=r"busy.*It is done on broker-a, and not on broker-b"):
+        brokers.delete_policy(tools, "ann", "Topic:t")
     broker.on(Request.AUTH_DELETE_USER, lambda call: broker.drop())  # it has taken it, and its answer does not come
     with pytest.raises(ConnectionLost, match=r"It is done on broker-b, and perhaps on broker-a"):
         brokers.delete_user(tools, "ann")

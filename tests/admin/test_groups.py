@@ -147,6 +147,36 @@ def test_queues_that_a_topic_has_since_a_moment_are_there(broker: MockBroker, gr
     assert len(groups.describe(group, "g").queues) == 1
 
 
+def test_topics_of_a_group_are_those_of_all_brokers(broker: MockBroker, group: Parts) -> None:
+    """Lag would be that of some, and offsets would be set in some, without a word of the others."""
+    with MockBroker() as other:
+        table = {"broker-a": broker.address, "broker-b": other.address}
+        there = {name: {"brokerName": name, "cluster": "c", "brokerAddrs": {"0": at}} for name, at in table.items()}
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": there}).encode()))
+        rows = (
+            '{"offsetTable":{{"brokerName":"broker-b","queueId":0,"topic":"u"}:{"brokerOffset":9,"consumerOffset":5}}}'
+        )
+        other.on(STATS, ok(rows.encode()))
+        other.on(AT, ok(offset=6))
+        at = {"t": route(1, {"broker-a": broker.address}), "u": route(1, {"broker-b": other.address})}
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, lambda call: at[call.ext("topic")])
+        assert group.admin.consumed_topics("g") == ["t", "u"]
+        first, second = MessageQueue("t", "broker-a", 0), MessageQueue("u", "broker-b", 0)
+        assert groups.of_group(group, "g", []) == {first: 5, second: 6}
+        both = route(1, {"broker-a": broker.address, "broker-b": other.address})
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, both)
+        for server, name in ((broker, "broker-a"), (other, "broker-b")):
+            server.on(AT, ok(offset=5))
+            values = '{"minOffset":2,"maxOffset":9,"lastUpdateTimestamp":0}'
+            rows = [f'{{"brokerName":"{name}","queueId":0,"topic":"{topic}"}}:{values}' for topic in "tu"]
+            bounds = [ok(('{"offsetTable":{' + row + "}}").encode()) for row in rows]
+            server.on(BOUNDS, lambda call, bounds=bounds: bounds["tu".index(call.ext("topic"))])
+        changes = groups.offset_changes(group, "g", ["t"], "latest")
+        later = groups.offset_changes(group, "g", ["u", "t"], "latest")
+        assert {one.queue.topic for one in later} == {"t", "u"}
+        assert [(one.queue.broker_name, one.after) for one in changes] == [("broker-a", 9), ("broker-b", 9)]
+
+
 def test_a_group_is_what_all_brokers_know_of_it_and_is_deleted_on_all(broker: MockBroker, group: Parts) -> None:
     """A member that has not reached the first broker is there all the same."""
     with MockBroker() as other:

@@ -280,6 +280,27 @@ def test_only_the_brokers_that_are_named_have_other_queues_then(kept: Kept, tool
     assert [name for name, _ in kept.seen()] == ["broker-a", "broker-b"], "each once"
 
 
+def test_each_broker_keeps_what_it_has_of_a_topic(kept: Kept, tools: Parts) -> None:
+    """One that is closed for writers would take messages again after the topic was widened."""
+    kept.configs["broker-b"] |= {"perm": 4, "topicSysFlag": 0, "order": True}
+    topics.widen(tools, "t", 5)
+    topics.update(tools, "t", TopicChange(6))
+    names = ("perm", "topicSysFlag", "order", "writeQueueNums")
+    found = {name: [config[one] for one in names] for name, config in kept.configs.items()}
+    assert found == {"broker-a": [6, 2, False, 6], "broker-b": [4, 0, True, 6]}
+
+
+def test_a_topic_that_one_broker_has_more_queues_of_is_not_widened_to_fewer(kept: Kept, tools: Parts) -> None:
+    """That broker would take queues away, with all that is not read in them."""
+    kept.configs["broker-b"] |= {"readQueueNums": 8, "writeQueueNums": 8}
+    for verb in (lambda: topics.widen(tools, "t", 6), lambda: topics.update(tools, "t", TopicChange(6))):
+        with pytest.raises(OptionError, match="queues is 6, fewer than topic t has: 4 on broker-a, 8 on broker-b"):
+            verb()
+    with pytest.raises(OptionError, match="queues is 6, more than topic t has"):
+        topics.shrink(tools, "t", 6)
+    assert kept.seen() == []
+
+
 def test_a_broker_whose_master_is_away_is_not_called_old(kept: Kept, broker: MockBroker, tools: Parts) -> None:
     kept.numbers["broker-b"] = "1"
     with pytest.raises(BrokerNotFound, match="no master of broker-b"):

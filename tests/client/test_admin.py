@@ -109,6 +109,28 @@ class TestTopics:
                 admin.delete_topic("t")
         assert len(broker.seen(Request.DELETE_TOPIC_IN_NAMESRV)) == 2
 
+    def test_every_slave_of_every_broker_deletes_though_one_does_not(
+        self, broker: MockBroker, admin: BaseAdmin
+    ) -> None:
+        """What one keeps a topic of the same name would have."""
+        for code in (Request.DELETE_TOPIC_IN_BROKER, Request.DELETE_TOPIC_IN_NAMESRV):
+            broker.on(code, ok())
+        slaves = [MockBroker({Request.DELETE_TOPIC_IN_BROKER: ok()}) for _ in range(4)]
+        with slaves[0], slaves[1], slaves[2], slaves[3]:
+            slaves[0].on(Request.DELETE_TOPIC_IN_BROKER, refuse(Response.SYSTEM_BUSY, "busy"))
+            table = {
+                name: {
+                    "brokerName": name,
+                    "cluster": "c",
+                    "brokerAddrs": {0: broker.address, 1: s.address, 2: t.address},
+                }
+                for name, s, t in (("a", *slaves[:2]), ("b", *slaves[2:]))
+            }
+            broker.on(CLUSTER, ok(json.dumps({"brokerAddrTable": table}).encode()))
+            with pytest.raises(RocketMQError, match="busy"):
+                admin.delete_topic("t")
+            assert [len(slave.seen(Request.DELETE_TOPIC_IN_BROKER)) for slave in slaves] == [1, 1, 1, 1]
+
     def test_deleting_goes_to_brokers_first_and_then_to_all_name_servers(
         self, broker: MockBroker, parts: Parts, admin: BaseAdmin
     ) -> None:
@@ -169,6 +191,10 @@ def test_progress_is_told_by_the_names_of_users(broker: MockBroker) -> None:
     progress = BaseAdmin(broker.address, parts.calls).consume_stats("g", "t")
     assert progress == {MessageQueue("t", "a", 1): ConsumeProgress(9, 5, 6, 7)}
     assert broker.seen(Request.GET_CONSUME_STATS)[0].ext["topic"] == "ns%t"
+    with MockBroker({Request.GET_CONSUME_STATS: ok(table.replace(b'"a"', b'"b"'))}) as other:
+        broker.on(ROUTE, route(2, {"a": broker.address, "b": other.address}))
+        progress = BaseAdmin(broker.address, parts.calls).consume_stats("g", "t")
+    assert progress == {MessageQueue("t", name, 1): ConsumeProgress(9, 5, 6, 7) for name in "ab"}
     parts.pool.close()
 
 
@@ -182,6 +208,11 @@ def test_messages_of_a_key_are_those_that_have_it(broker: MockBroker) -> None:
         found = BaseAdmin(broker.address, parts.calls).messages_of_key("t", "k", 5, 9)
         assert [(message.msg_id, message.broker_name) for message in found] == [("1", "a")]
         asked = [server.seen(Request.QUERY_MESSAGE)[0].ext for server in (broker, other)]
+        other.on(Request.QUERY_MESSAGE, ok(stored(properties=text(KEYS="kk", UNIQ_KEY="3"))))
+        found = BaseAdmin(broker.address, parts.calls).messages_of_key("t", "k", 5, 9)
+        assert [message.msg_id for message in found] == ["1"], (
+            "what one finds of another key hides nothing of the others"
+        )
     assert [(ext["topic"], ext["key"], ext["beginTimestamp"], ext["endTimestamp"], ext["bname"]) for ext in asked] == [
         ("ns%t", "k", "5", "9", name) for name in "ab"
     ]

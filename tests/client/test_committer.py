@@ -44,6 +44,21 @@ def test_a_broker_that_hangs_takes_no_time_from_the_queues_of_others(broker: Moc
         parts.pool.close()
 
 
+def test_all_that_failed_is_told_and_not_only_the_first(broker: MockBroker, parts: Parts) -> None:
+    """What is not told counts as stored: nobody would store it again."""
+    with MockBroker({Request.UPDATE_CONSUMER_OFFSET: refuse(Response.SYSTEM_BUSY, "busy")}) as other:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address, "broker-b": other.address}))
+        parts.routes.get("t")
+        queues = [MessageQueue("t", name, number) for name in ("broker-a", "broker-b") for number in range(3)]
+        first = refuse(Response.SYSTEM_BUSY, "busy")
+        broker.on(Request.UPDATE_CONSUMER_OFFSET, first)
+        assert parts.committer.commit_each("g", dict.fromkeys(queues, 5), parts.soon).keys() == set(queues)
+        broker.on(Request.UPDATE_CONSUMER_OFFSET, lambda call: ok() if call.ext("queueId") == "0" else first)
+        other.on(Request.UPDATE_CONSUMER_OFFSET, ok())
+        failed = parts.committer.commit_each("g", dict.fromkeys(queues, 5), parts.soon)
+        assert sorted(failed) == queues[1:3]
+
+
 def test_an_offset_whose_broker_is_not_waited_for_is_not_stored(broker: MockBroker) -> None:
     with MockBroker({Request.UPDATE_CONSUMER_OFFSET: never}) as hangs:
         parts = Parts(broker.address)

@@ -13,7 +13,7 @@ from rocketmq_spark.client.groups import GroupReader, groups, readers, wanted
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
-from tests.mockbroker import Call, Command, MockBroker, ok, refuse
+from tests.mockbroker import Call, Command, MockBroker, ok, refuse, route
 
 
 def by_queue(table: str, **values: str) -> bytes:
@@ -93,3 +93,24 @@ def test_groups_are_those_of_users_in_the_namespace(broker: MockBroker) -> None:
     parts = Parts(broker.address)
     assert groups(parts.calls, BaseAdmin(broker.address, parts.calls)) == ["i", "ns%g", "other%h"]
     parts.pool.close()
+
+
+def test_readers_are_those_that_any_broker_knows(broker: MockBroker, parts: Parts) -> None:
+    """A member is connected to the brokers of its queues; another may know no member, or another group."""
+    info = ok(b'{"mqTable":{},"subscriptionSet":[{"topic":"t","subString":"*"}]}')
+    with MockBroker() as second, MockBroker() as third:
+        at = {"broker-a": broker, "broker-b": second, "broker-c": third}
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {name: server.address for name, server in at.items()}))
+        table = {name: {"brokerName": name, "brokerAddrs": {"0": server.address}} for name, server in at.items()}
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": table}).encode()))
+        there = {"broker-a": (["g"], None), "broker-b": (["g", "h"], ["m1"]), "broker-c": ([], ["m2"])}
+        for name, (ids, members) in there.items():
+            at[name].on(Request.QUERY_TOPIC_CONSUME_BY_WHO, ok(json.dumps({"groupList": ids}).encode()))
+            none = refuse(Response.SYSTEM_ERROR, "no consumer")
+            found = none if members is None else ok(json.dumps({"consumerIdList": members}).encode())
+            at[name].on(Request.GET_CONSUMER_LIST_BY_GROUP, found)
+            at[name].on(Request.GET_CONSUMER_RUNNING_INFO, info)
+        shown = [(reader.group, reader.member, reader.queues) for reader in readers(parts.calls, parts.admin, "t")]
+        assert shown == [(group, member, ()) for group in "gh" for member in ("m1", "m2")]
+        second.on(Request.GET_CONSUMER_RUNNING_INFO, refuse(Response.SYSTEM_ERROR, "it is gone"))
+        assert wanted(parts.calls, parts.admin, "g") == {"m1": None, "m2": {"t": Filter("*")}}
