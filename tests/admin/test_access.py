@@ -98,6 +98,22 @@ def test_a_broker_that_changes_no_user_though_it_says_so_is_not_asked_to(
     assert [user.enabled for user in brokers.set_user(tools, "ann", is_super=False, enabled=True)] == [True]
 
 
+def test_a_user_is_the_one_of_this_name_though_brokers_list_by_a_part_of_it(
+    broker: MockBroker, second: MockBroker, tools: Parts
+) -> None:
+    joanna, entry = {**ANN, "username": "joanna"}, {"resource": "Topic:t", "actions": ["Pub"], "decision": "Allow"}
+    broker.on(USERS, listed(joanna))
+    second.on(USERS, listed(joanna, ANN))
+    brokers.set_user(tools, "ann", "new")
+    assert (len(broker.seen(CREATE)), broker.seen(UPDATE)) == (1, [])
+    assert (second.seen(CREATE), len(second.seen(UPDATE))) == ([], 1)
+    his = {"subject": "User:joanna", "policies": [{"policyType": "Custom", "entries": [entry]}]}
+    for server in (broker, second):
+        server.on(POLICIES, listed(his))
+    assert [policy.user for policy in brokers.policies(tools)] == ["joanna"]
+    assert brokers.policies(tools, "ann") == []
+
+
 def test_policies(broker: MockBroker, second: MockBroker, tools: Parts) -> None:
     entry = {"resource": "Topic:t", "actions": ["Sub", "Get"], "sourceIps": None, "decision": "Allow"}
     there = {"subject": "User:ann", "policies": [{"policyType": "Custom", "entries": [entry]}]}
