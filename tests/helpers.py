@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import gc
 import logging
 import os
 import signal
@@ -79,11 +80,20 @@ def told(text: str, level: int = logging.WARNING) -> Iterator[threading.Event]:
         package.setLevel(before)
 
 
+def frames_of_threads() -> dict[int, FrameType]:
+    """``sys._current_frames``; with a collection of garbage inside, Python 3.11 may stop for ever (python/cpython#106883)."""
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        gc.enable()
+
+
 def waits_in(thread: threading.Thread, function: Callable[..., Any]) -> None:
     """Until a thread that was started is in ``function``, or in what that calls; one that has ended came through."""
 
     def there() -> bool:
-        frame = threads.current_frames().get(thread.ident or 0)
+        frame = frames_of_threads().get(thread.ident or 0)
         while frame is not None and frame.f_code is not function.__code__:
             frame = frame.f_back
         return frame is not None

@@ -324,6 +324,7 @@ def test_what_spark_imports_is_light(package):
 _FILES = [
     "client.calls.from_file",
     "consumer.push.offset_store",
+    "consumer.push.rebalancing.stacks_of_threads",
     "spark.checkpoints",
     "spark.monitoring.listeners.MetricsListener",
     "spark.tuning",

@@ -27,7 +27,6 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 logger = logging.getLogger(__name__)
@@ -49,21 +48,6 @@ class Failure:
     def log(self, logger: logging.Logger, text: str, *args: object) -> None:
         """Log the error with its traceback. A log handler that raises has no further effect."""
         attempt(logger.error, text, *args, exc_info=self.error, stacklevel=3)
-
-
-def current_frames() -> dict[int, FrameType]:
-    """Return the frame of each thread by its identifier, as ``sys._current_frames``.
-
-    Python 3.11 may collect garbage inside of that call, which can stop all threads for ever (python/cpython#106883). So nothing
-    is collected here meanwhile.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return sys._current_frames()
-    finally:
-        if collects:
-            gc.enable()
 
 
 def attempt(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Failure:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import sys
 import threading
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
 from rocketmq_spark.base import threads as aside_module
-from rocketmq_spark.base.threads import Aside, Latch, current_frames, start_thread
+from rocketmq_spark.base.threads import Aside, Latch, start_thread
 from tests.helpers import RAISED, no_more_threads, raising
 from tests.mockbroker import eventually
 
@@ -134,27 +132,3 @@ def test_a_latch_may_be_set_at_any_step_of_its_own() -> None:
         if left[0] >= 0:
             assert at > 6
             return
-
-
-@pytest.mark.parametrize("collects", [True, False])
-def test_no_garbage_is_collected_while_frames_are_taken(monkeypatch: pytest.MonkeyPatch, collects: bool) -> None:
-    """Python 3.11 could stop for ever there; what its program has chosen stays."""
-    real, seen = sys._current_frames, []
-
-    def frames() -> dict[int, FrameType]:
-        seen.append(gc.isenabled())
-        return real()
-
-    monkeypatch.setattr(sys, "_current_frames", frames)
-    before = gc.isenabled()
-    (gc.enable if collects else gc.disable)()
-    try:
-        assert threading.get_ident() in current_frames()
-        assert gc.isenabled() == collects
-    finally:
-        (gc.enable if before else gc.disable)()
-    assert seen == [False]
-    package = Path(aside_module.__file__).parents[1]
-    assert [path.name for path in package.rglob("*.py") if "sys._current_frames()" in path.read_text()] == [
-        "threads.py"
-    ]

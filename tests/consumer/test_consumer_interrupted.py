@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.base.threads import Latch, current_frames
+from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from tests.consumer.group import FakeBrokers, FakeMember, GroupBench
-from tests.helpers import waits_in
+from tests.helpers import frames_of_threads, waits_in
 from tests.mockbroker import eventually
 from tests.producer.scripted import Time
 from tests.queues import q
@@ -232,7 +232,7 @@ def runs(signals: Callable[[], object]) -> FakeMember:
     main, real = threading.current_thread(), consumer.start
 
     def place() -> tuple[FrameType, int]:
-        frame = current_frames()[main.ident or 0]
+        frame = frames_of_threads()[main.ident or 0]
         return frame, frame.f_lasti
 
     def send() -> None:

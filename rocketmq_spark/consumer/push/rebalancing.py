@@ -10,10 +10,11 @@ its own thread, so that a broker that hangs delays neither pulls, listeners nor 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import math
+import tempfile
 import threading
-import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,7 +22,7 @@ from typing import TypeVar
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
-from rocketmq_spark.base.threads import Failure, Timer, attempt, current_frames
+from rocketmq_spark.base.threads import Failure, Timer, attempt
 from rocketmq_spark.consumer import rebalance
 from rocketmq_spark.consumer.process_queue import ProcessQueue, divided
 from rocketmq_spark.consumer.push.concurrent import Concurrent
@@ -357,9 +358,17 @@ def _told(outcome: object) -> DirectOutcome:
 
 
 def stacks_of_threads() -> str:
-    """Return the stacks of all threads of this process, as text."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return "\n".join(
-        f"{names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"
-        for ident, frame in current_frames().items()
-    )
+    """Return the stacks of all threads of this process, as text, the most recent call first.
+
+    They are written without Python objects: ``sys._current_frames`` may stop Python 3.11 for ever (python/cpython#106883).
+    """
+    try:
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
+            faulthandler.dump_traceback(file)
+            file.seek(0)
+            text = file.read()
+    except OSError as e:
+        return f"The stacks cannot be written to a temporary file: {e}"
+    for thread in threading.enumerate():
+        text = text.replace(f"hread 0x{thread.ident or 0:016x}", f"hread {thread.name}")
+    return text
