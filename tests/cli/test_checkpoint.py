@@ -209,6 +209,18 @@ def test_a_broker_that_is_down_is_no_loss(run: Run, lone: LocalBroker, tmp_path:
     assert "1 of 1 queues wait for broker-a: start it on its data, and nothing of them is lost" in text.stderr
 
 
+def client_of(queues: list[MessageQueue], bounds: Callable[..., dict[MessageQueue, QueueBounds]]) -> Any:
+    """Whose topic has these queues on two registered brokers, which answer ``bounds``."""
+    return SimpleNamespace(
+        calls=SimpleNamespace(request_timeout_s=1.0),
+        routes=SimpleNamespace(
+            existing=lambda *asked: SimpleNamespace(readable=lambda: queues),
+            cluster=lambda: {"broker-a": None, "broker-b": None},
+        ),
+        brokers=SimpleNamespace(bounds=bounds),
+    )
+
+
 def test_whose_broker_does_not_say_whether_its_topic_is_the_old_one_is_not_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -217,14 +229,7 @@ def test_whose_broker_does_not_say_whether_its_topic_is_the_old_one_is_not_known
     answers = recreation.Found([], {("orders", "broker-a"): CallTimeout("no answer in time")})
     monkeypatch.setattr(recreation.RecreationWatch, "look", lambda *asked: answers)
     monkeypatch.setattr(admin, "with_kept", lambda client, bounds, *more: bounds)
-    client: Any = SimpleNamespace(
-        calls=SimpleNamespace(request_timeout_s=1.0),
-        routes=SimpleNamespace(
-            existing=lambda *asked: SimpleNamespace(readable=lambda: [silent, other]),
-            cluster=lambda: {"broker-a": None, "broker-b": None},
-        ),
-        brokers=SimpleNamespace(bounds=lambda queues, *more: dict.fromkeys(queues, QueueBounds(0, 7, 0))),
-    )
+    client = client_of([silent, other], lambda queues, *more: dict.fromkeys(queues, QueueBounds(0, 7, 0)))
     found, errors = differences(client, LoggedBatch(0, {0: Offsets({silent: 5, other: 7})}))
     assert [one.state for one in found] == [DriftState.AWAY, DriftState.READ]
     assert ["no answer in time" in error for error in errors] == [True]
@@ -239,14 +244,7 @@ def test_of_a_broker_that_is_registered_and_silent_nothing_is_said_to_be_lost(mo
 
     monkeypatch.setattr(recreation.RecreationWatch, "look", lambda *asked: recreation.Found([], {}))
     monkeypatch.setattr(admin, "with_kept", lambda client, bounds, *more: bounds)
-    client: Any = SimpleNamespace(
-        calls=SimpleNamespace(request_timeout_s=1.0),
-        routes=SimpleNamespace(
-            existing=lambda *asked: SimpleNamespace(readable=lambda: [here, silent]),
-            cluster=lambda: {"broker-a": None, "broker-b": None},
-        ),
-        brokers=SimpleNamespace(bounds=bounds),
-    )
+    client = client_of([here, silent], bounds)
     found, errors = differences(client, LoggedBatch(0, {0: Offsets({here: 7, silent: 3})}))
     assert [one.state for one in found] == [DriftState.READ, DriftState.AWAY]
     assert len(errors) == 1

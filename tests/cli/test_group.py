@@ -18,7 +18,7 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.admin import BrokerState, GroupDescription, OffsetChange, QueueLag
 from rocketmq_spark.queues.environment import Environment
 from tests.cli.conftest import documents
-from tests.helpers import awaited, total
+from tests.helpers import awaited, raising, total
 
 NOWHERE = ("--name-server", "127.0.0.1:1")
 
@@ -175,15 +175,8 @@ def test_what_brokers_do_not_tell_of_a_group_is_no_success(monkeypatch):
         assert (shown.exit_code, "no answer in time" in shown.stderr) == (len(errors), bool(errors)), shown.output
     assert asked == [("g", ("t", "u"))] * 2
     monkeypatch.setattr(groups, "describe", lambda *given: GroupDescription("g", {}, [], None, None, {}, []))
-    monkeypatch.setattr(groups, "check_masters", _raising(away))
+    monkeypatch.setattr(groups, "check_masters", raising(away))
     assert CliRunner().invoke(app, ["group", "describe", "g", *NOWHERE]).exit_code == 1
-
-
-def _raising(error):
-    def raises(*given):
-        raise error
-
-    return raises
 
 
 @pytest.mark.parametrize(
@@ -201,7 +194,7 @@ def test_what_fails_is_not_said_to_be_done(monkeypatch, verb, command, form):
     monkeypatch.setattr(groups, "check_deletable", lambda *given: None)
     monkeypatch.setattr(Routes, "existing", lambda *given: None)
     where, name = (topics, "delete") if verb == "delete_topic" else (groups, verb)
-    monkeypatch.setattr(where, name, _raising(CallTimeout("no answer in time")))
+    monkeypatch.setattr(where, name, raising(CallTimeout("no answer in time")))
     done = CliRunner().invoke(app, [*command, *form, *NOWHERE])
     assert (done.exit_code, done.stdout, "no answer in time" in done.stderr) == (1, "", True), done.output
 

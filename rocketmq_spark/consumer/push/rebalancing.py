@@ -358,7 +358,7 @@ def _told(outcome: object) -> DirectOutcome:
 
 
 def stacks_of_threads() -> str:
-    """Return the stacks of all threads of this process, as text, the most recent call first.
+    """Return the stacks of the threads of this process, as text: of up to 100 of them the 100 most recent calls, newest first.
 
     They are written without Python objects: ``sys._current_frames`` may stop Python 3.11 for ever (python/cpython#106883).
     """
@@ -370,5 +370,5 @@ def stacks_of_threads() -> str:
     except OSError as e:
         return f"The stacks cannot be written to a temporary file: {e}"
     for thread in threading.enumerate():
-        text = text.replace(f"hread 0x{thread.ident or 0:016x}", f"hread {thread.name}")
+        text = text.replace(f"0x{thread.ident or 0:016x}", thread.name)
     return text
