@@ -20,6 +20,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model.admin import AccessPolicy, UserAccount
 from rocketmq_spark.wire.header import Command
+from tests.admin.conftest import cluster
 from tests.client.conftest import Parts
 from tests.mockbroker import MockBroker, ok, refuse
 
@@ -36,11 +37,8 @@ def listed(*items: object) -> Command:
 def second(broker: MockBroker, tools: Parts) -> Iterator[MockBroker]:
     """``broker-b``; both take all changes."""
     with MockBroker() as other:
-        table = {
-            name: {"brokerName": name, "cluster": "c", "brokerAddrs": {"0": server.address}}
-            for name, server in (("broker-a", broker), ("broker-b", other))
-        }
-        broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": table}).encode()))
+        both = {"broker-a": {"0": broker.address}, "broker-b": {"0": other.address}}
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster(both))
         for code in (CREATE, UPDATE, Request.AUTH_DELETE_USER, Request.AUTH_UPDATE_ACL, Request.AUTH_DELETE_ACL):
             for server in (broker, other):
                 server.on(code, ok())

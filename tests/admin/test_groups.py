@@ -22,6 +22,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.admin import GroupConnection
+from tests.admin.conftest import cluster
 from tests.client.conftest import Parts
 from tests.mockbroker import NO_ROUTE, MockBroker, ok, refuse, route
 
@@ -150,9 +151,8 @@ def test_queues_that_a_topic_has_since_a_moment_are_there(broker: MockBroker, gr
 def test_topics_of_a_group_are_those_of_all_brokers(broker: MockBroker, group: Parts) -> None:
     """Lag would be that of some, and offsets would be set in some, without a word of the others."""
     with MockBroker() as other:
-        table = {"broker-a": broker.address, "broker-b": other.address}
-        there = {name: {"brokerName": name, "cluster": "c", "brokerAddrs": {"0": at}} for name, at in table.items()}
-        broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": there}).encode()))
+        both = {"broker-a": {"0": broker.address}, "broker-b": {"0": other.address}}
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster(both))
         rows = (
             '{"offsetTable":{{"brokerName":"broker-b","queueId":0,"topic":"u"}:{"brokerOffset":9,"consumerOffset":5}}}'
         )
@@ -185,9 +185,8 @@ def test_a_group_is_what_all_brokers_know_of_it_and_is_deleted_on_all(broker: Mo
         kind = {"consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING", "consumeFromWhere": "X"}
         for one, name, topic in ((broker, "c1", "t"), (other, "c2", "u")):
             one.on(ONLINE, body(connectionSet=[member(name)], subscriptionTable={topic: {"subString": "*"}}, **kind))
-        table = {"broker-a": broker.address, "broker-b": other.address}
-        there = {name: {"brokerName": name, "cluster": "c", "brokerAddrs": {"0": at}} for name, at in table.items()}
-        broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": there}).encode()))
+        both = {"broker-a": {"0": broker.address}, "broker-b": {"0": other.address}}
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster(both))
         found = groups.describe(group, "g")
         assert ([one.client_id for one in found.members], list(found.filters)) == (["c1", "c2"], ["t", "u"])
         with pytest.raises(OffsetError, match="group g has 2 members, which would make it again: c1, c2"):
@@ -280,8 +279,7 @@ def test_retries_of_pops_are_deleted_with_the_others(broker: MockBroker, group: 
 
 def test_a_group_is_not_deleted_while_a_master_is_away_that_keeps_it(broker: MockBroker, group: Parts) -> None:
     table = {"broker-a": {"0": broker.address}, "broker-b": {"1": "127.0.0.1:1"}}
-    there = {name: {"brokerName": name, "cluster": "c", "brokerAddrs": at} for name, at in table.items()}
-    broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": there}).encode()))
+    broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster(table))
     with pytest.raises(BrokerNotFound, match="no master of broker-b is registered"):
         groups.delete(group, "g")
     assert broker.seen(DELETE) == []
@@ -293,8 +291,7 @@ def test_a_group_whose_master_is_away_is_not_said_to_have_no_offsets(broker: Moc
         slave.on(SETTINGS, body(subscriptionGroupTable={}))
         slave.on(ONLINE, OFFLINE)
         slave.on(STATS, by_queue())
-        there = {"broker-a": {"brokerName": "broker-a", "cluster": "c", "brokerAddrs": {"1": slave.address}}}
-        broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": there}).encode()))
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": {"1": slave.address}}))
         for ask in (
             lambda: groups.of_group(group, "g", []),
             lambda: groups.offset_changes(group, "g", [], "earliest"),
@@ -389,8 +386,7 @@ def test_a_group_is_known_while_its_master_is_away(broker: MockBroker, group: Pa
         slave.on(ONLINE, OFFLINE)
         slave.on(STATS, by_queue())
         table = {"broker-a": {"0": broker.address}, "broker-b": {"1": slave.address}}
-        there = {name: {"brokerName": name, "cluster": "c", "brokerAddrs": at} for name, at in table.items()}
-        broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": there}).encode()))
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster(table))
         broker.on(STATS, by_queue())
         assert groups.names(group) == ["g", "h"]
         assert list(groups.describe(group, "h").settings) == ["broker-b"]
