@@ -20,7 +20,7 @@ from rocketmq_spark.cli import copy as copying
 from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.copy import Copier, chunks, copy_of
 from rocketmq_spark.cli.output import Json, Text
-from rocketmq_spark.errors import DecodeError, MessageIllegal, OffsetError, OptionError, SendFailed
+from rocketmq_spark.errors import DecodeError, MessageIllegal, MessageRefused, OffsetError, OptionError, SendFailed
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage, SendResult
 from rocketmq_spark.model.send import SendStatus
 from rocketmq_spark.queues.selection import by_hash
@@ -45,7 +45,7 @@ class Cluster:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[tuple[Any, ...]] = []
-        self.refuse: set[bytes] = set()
+        self.refuse: dict[bytes, Exception] = {}
         self.fail: set[bytes] = set()
         self.status = SendStatus.SEND_OK
         self.own = list(SOURCE)
@@ -70,8 +70,8 @@ class Cluster:
         bodies = [message.body for message in messages]
         if self.fail & set(bodies):
             raise SendFailed("no answer")
-        if self.refuse & set(bodies):
-            raise MessageIllegal("the message is illegal", remark="no")
+        for body in self.refuse.keys() & bodies:
+            raise self.refuse[body]
         self.log.append((queue.queue_id, *map(int, bodies)))
         return SendResult(self.status, "", queue, None)
 
@@ -153,15 +153,15 @@ def test_what_fails_is_not_committed(cluster: Cluster) -> None:
     assert cluster.log == [(0, 0), ("commit", {SOURCE[0]: 1})]
 
 
-def test_of_a_batch_that_is_refused_the_wrong_message_is_named_or_left_out(cluster: Cluster) -> None:
-    cluster.refuse = {b"1"}
-    with pytest.raises(MessageIllegal, match=r"src/broker-a/0 offset 1 cannot be copied.*: no. Use --skip-bad"):
+@pytest.mark.parametrize("kind", [MessageIllegal, MessageRefused])
+def test_of_a_batch_that_is_refused_the_wrong_message_is_named_or_left_out(cluster: Cluster, kind: Any) -> None:
+    cluster.refuse = {b"1": kind("the message is illegal", remark="no")}
+    with pytest.raises(kind, match=r"src/broker-a/0 offset 1 cannot be copied.*: no. Use --skip-bad"):
         cluster.copier().send([message(n) for n in range(3)])
     cluster.log.clear()
     copier = cluster.copier(skip_bad=True)
     copier.send([message(n) for n in range(3)])
-    assert cluster.log == [(0, 0), (0, 2)]
-    assert (copier.copied, copier.skipped) == (2, 1)
+    assert (cluster.log, copier.copied, copier.skipped) == ([(0, 0), (0, 2)], 2, 1)
 
 
 def test_copies_that_went_to_the_spool_are_counted_and_told(

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from rocketmq_spark import Producer, PullConsumer, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request
-from rocketmq_spark.cli import message
+from rocketmq_spark.cli import message, reading
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.message import DeadLetterFilter, _copy
 from rocketmq_spark.client.admin import BaseAdmin
@@ -301,6 +301,19 @@ def test_letters_of_a_namespace_go_back_to_its_topic(rocketmq: LocalBroker, topi
     assert (told["topic"], told["sent"]) == (topic, True)
     awaited(lambda: total(rocketmq, f"shop%{topic}"), lambda found: found == 2)
     assert total(rocketmq, topic) == 0
+
+
+@pytest.mark.parametrize("separator", "+_")
+def test_letters_of_pops_in_a_namespace_have_the_topic_that_they_were_sent_to(
+    separator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group has a retry topic for each topic that it pops; both names in it have the namespace."""
+    letter = replace(MESSAGE, topic="%DLQ%g", properties={"RETRY_TOPIC": f"%RETRY%shop%g{separator}shop%t"})
+    reader = SimpleNamespace(seek=lambda place: None, messages=lambda: iter([letter]))
+    monkeypatch.setattr(reading, "TopicReader", lambda *asked: reader)
+    given = ["g", "-o", "namespace=shop", "--name-server", "127.0.0.1:1", "--json"]
+    (told,) = documents(CliRunner().invoke(app, ["dlq", "show", *given]).stdout)
+    assert told["topic"] == "t"
 
 
 def test_a_misspelt_group_is_told_with_the_nearest(run: Run, dead: str) -> None:

@@ -12,8 +12,11 @@ from click.testing import Result
 
 from rocketmq_spark import Admin, Consumer, Producer, PullConsumer
 from rocketmq_spark.cli.topic import _shown
+from rocketmq_spark.client import groups
+from rocketmq_spark.client.admin import BaseAdmin
+from rocketmq_spark.client.groups import GroupReader
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.model import Message, ReceivedMessage
+from rocketmq_spark.model import Message, MessageQueue, QueueBounds, ReceivedMessage
 from tests.cli.conftest import COMMAND, documents
 from tests.helpers import WAIT_S, awaited, stored, total
 
@@ -65,6 +68,30 @@ def test_who_writes_and_reads_each_queue(rocketmq: LocalBroker, make_topic: Call
     assert f"! {group}-away" in text.stdout
     assert "! reads what belongs to another environment" in text.stderr
     assert max(map(len, text.stdout.splitlines())) <= 80
+
+
+def test_readers_that_do_not_answer_or_are_outside_are_told_as_such(
+    rocketmq: LocalBroker, topic: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rocketmq.create_topic(f"{topic}_dev", 1)
+    queue = MessageQueue(topic, "broker-a", 0)
+    found = [
+        GroupReader("mine", "m1", (queue,), True),
+        GroupReader("others", "m2", (queue,), False),
+        GroupReader("silent", "m3", None, True),
+    ]
+    monkeypatch.setattr(groups, "readers", lambda *asked: found)
+    monkeypatch.setattr(BaseAdmin, "describe_topic", lambda self, name: {queue: QueueBounds(4, 9, 0)})
+    asked = ("environment", "show", topic, "--environment", "dev", "-o", "environmentMode=suffix")
+    (row,) = documents(run(*asked, "--json").stdout)
+    assert (row["environment"], row["messages"]) == ("dev", 5)
+    assert [(one["group"], one["environment"], one["foreign"]) for one in row["readers"]] == [
+        ("mine", "dev", False),
+        ("others", None, True),
+    ]
+    text = run(*asked)
+    assert "What m3 of group silent reads is not known: it did not answer" in text.stderr
+    assert ("! others" in text.stdout, "silent" in text.stdout) == (True, False)
 
 
 def test_3_2_with_a_suffix_the_topic_is_the_environment_s(rocketmq: LocalBroker, run: Run) -> None:

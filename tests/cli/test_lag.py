@@ -161,6 +161,13 @@ def test_a_broker_that_does_not_answer_is_an_error_of_who_asks_for_metrics(monke
     assert (done.exit_code, served) == (0, [True]), done.output
 
 
+def test_messages_that_were_removed_before_they_were_read_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = groups.QueuePositions([QueueLag(MessageQueue("t", "broker-a", 0), 5, 3, 9)], [])
+    monkeypatch.setattr(lag, "_of_group", lambda *asked: lambda: ({"group": "g"}, look))
+    done = CliRunner().invoke(app, ["lag", "--group", "g", "--name-server", "127.0.0.1:1"])
+    assert (done.exit_code, "2 messages were removed before they were read" in done.stderr) == (0, True), done.output
+
+
 def test_what_is_watched_is_asked_again_after_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     monkeypatch.setattr(lag, "_of_group", lambda *given: given[1:])

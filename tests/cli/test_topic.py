@@ -2,6 +2,7 @@ import os
 import pty
 import subprocess
 import uuid
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from click.testing import CliRunner
 
 from rocketmq_spark.admin import topics
 from rocketmq_spark.cli.command import app
+from rocketmq_spark.model import QueueBounds
 from tests.cli.conftest import COMMAND, documents
 from tests.helpers import awaited
 from tests.reading import feed
@@ -30,6 +32,18 @@ def test_create_list_describe_delete(run, name):
     assert sorted(queue[4] for queue in queues) == ["0", "1", "1"]
     assert run("topic", "delete", name, "--yes").stdout == f"Topic {name} is deleted\n"
     assert name not in run("topic", "list").stdout.splitlines()
+
+
+def test_messages_are_those_that_are_still_kept(run, rocketmq, name, monkeypatch):
+    rocketmq.create_topic(name, 1)
+    found = topics.describe
+    kept = QueueBounds(4, 9, 0)
+    monkeypatch.setattr(
+        topics, "describe", lambda *asked: replace(there := found(*asked), queues=dict.fromkeys(there.queues, kept))
+    )
+    (row,) = documents(run("topic", "describe", name, "--json").stdout)
+    assert (row["minOffset"], row["maxOffset"], row["messages"]) == (4, 9, 5)
+    assert run("topic", "describe", name).stderr == "5 messages in 1 queues\n"
 
 
 def test_a_batch_topic_is_described_as_one(run, name):
