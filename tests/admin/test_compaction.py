@@ -29,11 +29,16 @@ KEPT = {40: 1000, 70: 2000, 105: 3000}
 FIRST, END = 100, 106
 
 
+def stats(queues: int) -> Command:
+    """As a broker writes it: objects as keys."""
+    row = json.dumps({"minOffset": FIRST, "maxOffset": END, "lastUpdateTimestamp": 3000})
+    rows = (f'{{"brokerName":"broker-a","queueId":{n},"topic":"t"}}:{row}' for n in range(queues))
+    return ok(f'{{"offsetTable":{{{",".join(rows)}}}}}'.encode())
+
+
 @pytest.fixture
 def table(broker: MockBroker, tools: Parts) -> Parts:
-    row = {"minOffset": FIRST, "maxOffset": END, "lastUpdateTimestamp": 3000}
-    body = f'{{"offsetTable":{{{{"brokerName":"broker-a","queueId":0,"topic":"t"}}:{json.dumps(row)}}}}}'
-    broker.on(Request.GET_TOPIC_STATS_INFO, ok(body.encode()))
+    broker.on(Request.GET_TOPIC_STATS_INFO, stats(1))
     broker.on(KIND, topic_config(cleanup_policy=COMPACTION))
     broker.on(Request.GET_MAX_OFFSET, ok(offset=END))
     broker.on(
@@ -53,7 +58,9 @@ def pulled(call: Call) -> Command:
         "maxOffset": END,
         "suggestWhichBrokerId": 0,
     }
-    body = b"".join(stored(b"%d" % n, topic="t", queue_id=0, queue_offset=n, store_ms=KEPT[n]) for n in part)
+    body = b"".join(
+        stored(b"%d" % n, topic="t", queue_id=int(call.ext("queueId")), queue_offset=n, store_ms=KEPT[n]) for n in part
+    )
     code = Response.SUCCESS if part else Response.PULL_NOT_FOUND
     return Command(code, ext={name: str(value) for name, value in ext.items()}, body=body)
 
@@ -68,6 +75,12 @@ def test_messages_of_a_time(table: Parts) -> None:
 )
 def test_where_a_group_is_set_to(table: Parts, wanted: groups.Wanted, after: int) -> None:
     assert [change.after for change in groups.offset_changes(table, "g", ["t"], wanted)] == [after]
+
+
+def test_every_queue_is_looked_at(broker: MockBroker, table: Parts) -> None:
+    broker.on(Request.GET_TOPIC_STATS_INFO, stats(2))
+    changes = groups.offset_changes(table, "g", ["t"], "earliest")
+    assert [(change.queue.queue_id, change.after) for change in changes] == [(0, 40), (1, 40)]
 
 
 def test_a_reader_has_lost_nothing(broker: MockBroker, table: Parts) -> None:

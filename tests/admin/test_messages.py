@@ -124,6 +124,15 @@ def test_keys_are_compared_and_messages_are_in_order(broker: MockBroker, tools: 
         messages.messages_by_key(tools, "t", "k", limit=65)
 
 
+def test_of_each_broker_the_newest_are_shown(broker: MockBroker, tools: Parts) -> None:
+    with MockBroker() as second:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address, "broker-b": second.address}))
+        for server, times in ((broker, (1, 2, 3)), (second, (7, 8, 9))):
+            server.on(QUERY, ok(b"".join(message(store_ms=ms) for ms in times)))
+        found = messages.messages_by_key(tools, "t", "k", limit=2)
+    assert [one.store_timestamp for one in found] == [2, 3, 8, 9]
+
+
 def test_an_index_knows_whole_seconds_only(broker: MockBroker, tools: Parts) -> None:
     """By its own times the one at 2500 was stored at 1900: it is asked for, and what is not of the time is left out."""
 

@@ -149,6 +149,12 @@ def test_an_attribute_that_is_so_is_not_sent_again(kept: Kept, tools: Parts) -> 
     topics.update(tools, "t", TopicChange(attributes=attributes), ["broker-b"])
     ((name, ext),) = kept.seen()
     assert (name, ext["attributes"]) == ("broker-b", "+message.type=FIFO")
+    kept.configs["broker-a"]["attributes"] = {}
+    topics.update(tools, "t", TopicChange(attributes={"message.type": "FIFO"}))
+    assert {name: ext.get("attributes", "") for name, ext in kept.seen()} == {
+        "broker-a": "+message.type=FIFO",
+        "broker-b": "",
+    }
 
 
 def test_brokers_before_5_0_have_no_attributes(kept: Kept, tools: Parts) -> None:

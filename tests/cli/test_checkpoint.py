@@ -17,6 +17,7 @@ from rocketmq_spark.cli.checkpoint import differences
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, QueueBounds
+from rocketmq_spark.spark.checkpoints import rewind
 from rocketmq_spark.spark.checkpoints.entries import LoggedBatch
 from rocketmq_spark.spark.checkpoints.rewind import DriftState
 from rocketmq_spark.spark.source import recreation
@@ -145,17 +146,20 @@ def test_nothing_is_removed_where_the_epoch_could_not_be_raised(run: Run, query:
     assert [path.name for path in query.parent.iterdir()] == ["query"]
 
 
-def test_a_folder_that_just_changed_is_left_alone(run: Run, query: Path) -> None:
+def test_a_folder_that_just_changed_is_left_alone(run: Run, query: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (query / "offsets" / "2").touch()
-    rewind = ("checkpoint", "rewind", str(query), "--to-batch", "1", "--yes")
-    refused = run(*rewind)
+    back = ("checkpoint", "rewind", str(query), "--to-batch", "1", "--yes")
+    refused = run(*back)
     assert (refused.exit_code, "s ago, and the query may still run. Stop it, wait until 60 s" in refused.stderr) == (
         1,
         True,
     )
+    with monkeypatch.context() as patched:  # an object store
+        patched.setattr(rewind, "changed_ms", lambda *asked: None)
+        assert "its file system does not say when files changed" in run(*back).stderr
     assert (query / "offsets" / "2").exists()
-    assert "wait until 3600 s" in run(*rewind, "--quiet-for", "1h").stderr
-    assert run(*rewind, "--force").exit_code == 0
+    assert "wait until 3600 s" in run(*back, "--quiet-for", "1h").stderr
+    assert run(*back, "--force").exit_code == 0
     assert not (query / "offsets" / "2").exists()
 
 

@@ -140,6 +140,14 @@ class TestSomeBrokersDoNotAnswer:
         assert found == {QUEUES[0]: QueueBounds(1, 9, 5)}
         assert [type(error) for error in errors] == [ConnectionLost, BrokerNotFound]
 
+    def test_where_queues_are_asked_one_by_one_each_is_told_once(self, broker: MockBroker, routed: Parts) -> None:
+        broker.on(Request.GET_MIN_OFFSET, ok(offset=1))
+        broker.on(Request.GET_MAX_OFFSET, ok(offset=9))
+        told: list[MessageQueue] = []
+        queues = [*self.queues, MessageQueue("t", "broker-b", 1)]
+        found = routed.brokers.bounds_by_queue(queues, routed.soon, lambda error, queue: told.append(queue))
+        assert (found, told) == ({QUEUES[0]: QueueBounds(1, 9, 0)}, list(self.queues[1:]))
+
     def test_without_somebody_to_tell_they_are_raised(self, routed: Parts) -> None:
         with pytest.raises(ConnectionLost):
             routed.brokers.bounds(self.queues, routed.soon)
