@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import threading
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -200,3 +202,29 @@ def test_every_call_is_looked_at() -> None:
     for kind, calls in CALLS.items():
         public = {name for name, value in vars(getattr(aio, kind)).items() if callable(value) and name[0] != "_"}
         assert public == {call[0] for call in calls} | others[kind]
+
+
+@pytest.mark.parametrize(
+    ("how", "in_loop"),
+    [({"delay": 5.0}, False), ({"deliver_at": 1 << 42}, False), ({"delay_level": 3}, True), ({}, True)],
+)
+def test_a_delay_is_sent_from_a_thread(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], in_loop: bool
+) -> None:
+    """It asks the broker how long its timers may be: one that hangs would hold up the event loop."""
+    threads: list[bool] = []
+
+    async def body() -> None:
+        async with producing() as producer:
+            await producer.send(Message("T", b"0"))
+            send = producer._producer.send_async
+
+            def noted(*given: Any, **more: Any) -> Any:
+                threads.append(threading.current_thread() is threading.main_thread())
+                return send(*given, **more)
+
+            monkeypatch.setattr(producer._producer, "send_async", noted)
+            await asyncio.wait([asyncio.ensure_future(producer.send(Message("T", b"1"), **how))])
+
+    run(body)
+    assert threads == [in_loop]
