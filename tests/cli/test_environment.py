@@ -173,9 +173,11 @@ def test_what_commands_change_and_delete_is_that_of_the_namespace(
 
     done("topic", "create", topic, "--queues", "2")
     assert awaited(queues, lambda found: found[1] == 2) == [1, 2]
+    done("topic", "update", topic, "--permission", "R", where=())
     done("topic", "widen", topic, "--queues", "3")
     assert awaited(queues, lambda found: found[1] == 3) == [1, 3]
-    assert {row["type"] for row in documents(done("topic", "describe", topic, "--json").stdout)} == {"NORMAL"}
+    told = documents(done("topic", "describe", topic, "--json").stdout)
+    assert {(row["type"], row["permission"]) for row in told} == {("NORMAL", "RW")}
     assert run("produce", topic, "-o", "namespace=shop", input="a\n").exit_code == 0
     total(rocketmq, f"shop%{topic}", 1)
     set_offsets = ("offsets", "set", group, "--topic", topic, "--yes", "--to")
@@ -186,8 +188,8 @@ def test_what_commands_change_and_delete_is_that_of_the_namespace(
         assert sorted(admin.offsets(f"shop%{group}", [f"shop%{topic}"]).values()) == [0, 0, 1]
     assert documents(done("lag", "--group", group, "--json").stdout)[0]["lag"] == 0
     rocketmq.admin.create_group(f"shop%{group}", settings={"retryMaxTimes": 3})
-    (told,) = documents(done("group", "describe", group, "--json").stdout)
-    assert told["settings"]["broker-a"]["retryMaxTimes"] == 3
+    (row,) = documents(done("group", "describe", group, "--json").stdout)
+    assert row["settings"]["broker-a"]["retryMaxTimes"] == 3
     with PullConsumer(rocketmq.name_server, group, namespace="shop") as consumer:
         consumer.subscribe(topic)
         consumer.poll(0.1)
