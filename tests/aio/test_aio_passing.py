@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import aio
+from rocketmq_spark.aio.loop import WAITING_THREADS
 from rocketmq_spark.aio.producer import AsyncHalfMessage
 from rocketmq_spark.errors import CallTimeout, SendFailed
 from rocketmq_spark.model import Message
 from rocketmq_spark.session import consumers, producers
-from tests.aio.conftest import producing, run
+from tests.aio.conftest import WAIT_S, producing, run
 from tests.producer.scripted import ScriptedSender
 from tests.queues import q
 
@@ -228,3 +229,25 @@ def test_a_delay_is_sent_from_a_thread(
 
     run(body)
     assert threads == [in_loop]
+
+
+def test_calls_that_send_tables_hold_up_no_others(sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go = threading.Semaphore(0), threading.Event()
+
+    def slow(*given: object) -> None:
+        begun.release()
+        assert go.wait(WAIT_S)
+
+    async def body() -> None:
+        async with producing() as producer:
+            monkeypatch.setattr(producer._producer, "send_arrow", slow)
+            calls = [asyncio.ensure_future(producer.send_arrow("rows")) for _ in range(WAITING_THREADS)]
+            try:
+                for _ in calls:
+                    assert await asyncio.to_thread(begun.acquire, timeout=WAIT_S)
+                assert await asyncio.wait_for(producer.queues("T"), WAIT_S / 4)
+            finally:
+                go.set()
+            await asyncio.gather(*calls)
+
+    run(body)
