@@ -15,6 +15,7 @@ import pytest
 from rocketmq_spark import aio
 from rocketmq_spark.aio.loop import WAITING_THREADS
 from rocketmq_spark.aio.producer import AsyncHalfMessage
+from rocketmq_spark.consumer.result import LaterListener
 from rocketmq_spark.errors import CallTimeout, SendFailed
 from rocketmq_spark.model import Message
 from rocketmq_spark.session import consumers, producers
@@ -251,3 +252,29 @@ def test_calls_that_send_tables_hold_up_no_others(sender: ScriptedSender, monkey
             await asyncio.gather(*calls)
 
     run(body)
+
+
+@pytest.mark.parametrize(
+    ("options", "in_loop"),
+    [
+        ({"name_server": "h:1"}, True),
+        ({"name_server": "h:1", "ordered": True}, False),
+        ({"transport": "grpc", "proxy_endpoint": "h:1"}, False),
+    ],
+)
+def test_what_calls_one_by_one_gets_a_function(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], in_loop: bool
+) -> None:
+    """Consumers in order, and those of a Proxy, call a listener and wait for it."""
+    started: list[object] = []
+    monkeypatch.setattr(consumers.Consumer, "start", lambda consumer, code: started.append(code))
+
+    async def listener(messages: object, context: object) -> None: ...
+
+    async def body() -> None:
+        async with aio.Consumer(group="g", **options) as consumer:
+            await consumer.start(listener)
+
+    run(body)
+    (code,) = started
+    assert isinstance(code, LaterListener) == in_loop
