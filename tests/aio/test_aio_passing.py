@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import threading
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -11,11 +13,13 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import aio
+from rocketmq_spark.aio.loop import WAITING_THREADS
 from rocketmq_spark.aio.producer import AsyncHalfMessage
+from rocketmq_spark.consumer.result import LaterListener
 from rocketmq_spark.errors import CallTimeout, SendFailed
 from rocketmq_spark.model import Message
 from rocketmq_spark.session import consumers, producers
-from tests.aio.conftest import producing, run
+from tests.aio.conftest import WAIT_S, producing, run
 from tests.producer.scripted import ScriptedSender
 from tests.queues import q
 
@@ -200,3 +204,77 @@ def test_every_call_is_looked_at() -> None:
     for kind, calls in CALLS.items():
         public = {name for name, value in vars(getattr(aio, kind)).items() if callable(value) and name[0] != "_"}
         assert public == {call[0] for call in calls} | others[kind]
+
+
+@pytest.mark.parametrize(
+    ("how", "in_loop"),
+    [({"delay": 5.0}, False), ({"deliver_at": 1 << 42}, False), ({"delay_level": 3}, True), ({}, True)],
+)
+def test_a_delay_is_sent_from_a_thread(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], in_loop: bool
+) -> None:
+    """It asks the broker how long its timers may be: one that hangs would hold up the event loop."""
+    threads: list[bool] = []
+
+    async def body() -> None:
+        async with producing() as producer:
+            await producer.send(Message("T", b"0"))
+            send = producer._producer.send_async
+
+            def noted(*given: Any, **more: Any) -> Any:
+                threads.append(threading.current_thread() is threading.main_thread())
+                return send(*given, **more)
+
+            monkeypatch.setattr(producer._producer, "send_async", noted)
+            await asyncio.wait([asyncio.ensure_future(producer.send(Message("T", b"1"), **how))])
+
+    run(body)
+    assert threads == [in_loop]
+
+
+def test_calls_that_send_tables_hold_up_no_others(sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go = threading.Semaphore(0), threading.Event()
+
+    def slow(*given: object) -> None:
+        begun.release()
+        assert go.wait(WAIT_S)
+
+    async def body() -> None:
+        async with producing() as producer:
+            monkeypatch.setattr(producer._producer, "send_arrow", slow)
+            calls = [asyncio.ensure_future(producer.send_arrow("rows")) for _ in range(WAITING_THREADS)]
+            try:
+                for _ in calls:
+                    assert await asyncio.to_thread(begun.acquire, timeout=WAIT_S)
+                assert await asyncio.wait_for(producer.queues("T"), WAIT_S / 4)
+            finally:
+                go.set()
+            await asyncio.gather(*calls)
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("options", "in_loop"),
+    [
+        ({"name_server": "h:1"}, True),
+        ({"name_server": "h:1", "ordered": True}, False),
+        ({"transport": "grpc", "proxy_endpoint": "h:1"}, False),
+    ],
+)
+def test_what_calls_one_by_one_gets_a_function(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], in_loop: bool
+) -> None:
+    """Consumers in order, and those of a Proxy, call a listener and wait for it."""
+    started: list[object] = []
+    monkeypatch.setattr(consumers.Consumer, "start", lambda consumer, code: started.append(code))
+
+    async def listener(messages: object, context: object) -> None: ...
+
+    async def body() -> None:
+        async with aio.Consumer(group="g", **options) as consumer:
+            await consumer.start(listener)
+
+    run(body)
+    (code,) = started
+    assert isinstance(code, LaterListener) == in_loop

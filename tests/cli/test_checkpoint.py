@@ -128,6 +128,8 @@ def test_rewound_with_a_backup(run: Run, query: Path) -> None:
         "Nothing was changed: use --yes to apply",
     ]
     assert "This command cannot see: whether the query runs" in dry.stderr
+    (told,) = documents(run("checkpoint", "rewind", str(query), "--to-batch", "0", "--json").stdout)
+    assert (told["rewound"], told["backup"], told["again"]) == (False, None, [1, 2])
     assert {path.name for path in (query / "offsets").iterdir()} == before
     (told,) = documents(run("checkpoint", "rewind", str(query), "--to-batch", "0", "--yes", "--json").stdout)
     assert (told["rewound"], told["batchId"], told["again"]) == (True, 0, [1, 2])

@@ -8,6 +8,7 @@ import subprocess
 import uuid
 from collections import Counter
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -18,9 +19,12 @@ from rocketmq_spark.admin import groups
 from rocketmq_spark.cli import tail
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.connection import Target
+from rocketmq_spark.cli.output import Json
+from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.admin import OffsetChange
 from rocketmq_spark.queues.environment import Environment
+from rocketmq_spark.session import consumers
 from tests.cli.conftest import COMMAND, documents
 from tests.cli.test_tail import MESSAGE
 from tests.helpers import awaited, total
@@ -84,6 +88,31 @@ def test_where_a_group_begins_is_stored_unless_members_have_begun(monkeypatch, m
     tail._store_start(target, "t", {"group": "g", "begin": "latest"})
     assert asked == [("g_env_2", ["t"], "latest", Environment.of("2", "2"), "--from"), "g_env_2"], "not another group"
     assert kept == ([] if members else [("g_env_2", {first: 9})])
+
+
+def test_a_queue_that_is_added_later_begins_where_it_is_said(monkeypatch):
+    """What came to it before the group noticed it would be passed over; only queues that are there now have an offset stored."""
+    asked = []
+    made = SimpleNamespace(subscribe=lambda *given: asked.append(given))
+    monkeypatch.setattr(tail, "_store_start", lambda *given: None)
+    monkeypatch.setattr(consumers, "PullConsumer", lambda **given: asked.append(given) or made)
+    how = {"begin": "earliest", "group": "g", "tags": "a", "sql": None}
+    assert tail.subscribed(Target({"name_server": "h:1"}), "t", how) is made
+    options = {"name_server": "h:1", "consume_from_where": "earliest", "group": "g", "auto_commit": False}
+    assert asked == [options, ("t", "a", None)]
+
+
+def test_a_queue_that_another_member_has_meanwhile_is_no_failure_and_the_others_are_committed(capsys):
+    did = []
+
+    def seek(queue, offset):
+        did.append((queue, offset))
+        raise OffsetError("is not assigned")
+
+    second = replace(MESSAGE, queue_offset=8)
+    tail._print(Json(), SimpleNamespace(seek=seek, commit=lambda: did.append("commit")), [MESSAGE, second], 1)
+    assert [row["queueOffset"] for row in documents(capsys.readouterr().out)] == [7]
+    assert did == [(MESSAGE.queue, 8), "commit"]
 
 
 def test_tags(rocketmq, run, filled, group):

@@ -301,6 +301,9 @@ def test_letters_of_a_namespace_go_back_to_its_topic(rocketmq: LocalBroker, topi
     assert (told["topic"], told["sent"]) == (topic, True)
     awaited(lambda: total(rocketmq, f"shop%{topic}"), lambda found: found == 2)
     assert total(rocketmq, topic) == 0
+    dry = ("dlq", "resend", group, *known, "--json")
+    (again,) = awaited(lambda: documents(run(*dry).stdout), lambda found: "sentBefore" in found[0])
+    assert again["sentBefore"] == told["newMsgId"], "it is looked for where it was sent"
 
 
 @pytest.mark.parametrize("separator", "+_")

@@ -184,6 +184,53 @@ def test_what_commands_change_and_delete_is_the_group_of_the_environment(
     assert (group in names, f"{group}_env_2" in names) == (True, False)
 
 
+def test_what_commands_change_and_delete_is_that_of_the_namespace(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], run: Run
+) -> None:
+    """The topic and the group of the plain name are those of others."""
+    topic, group = make_topic(queues=1, attributes={"message.type": "FIFO"}), f"g{uuid.uuid4().hex[:6]}"
+
+    def done(*command: str, where: tuple[str, ...] = ("-o", "namespace=shop")) -> Result:
+        found = run(*command, *where)
+        assert found.exit_code == 0, found.output
+        return found
+
+    def queues() -> list[int]:
+        return [len(rocketmq.admin.describe_topic(name)) for name in (topic, f"shop%{topic}")]
+
+    done("topic", "create", topic, "--queues", "2")
+    assert awaited(queues, lambda found: found[1] == 2) == [1, 2]
+    done("topic", "update", topic, "--permission", "R", where=())
+    done("topic", "widen", topic, "--queues", "3")
+    assert awaited(queues, lambda found: found[1] == 3) == [1, 3]
+    told = documents(done("topic", "describe", topic, "--json").stdout)
+    assert {(row["type"], row["permission"]) for row in told} == {("NORMAL", "RW")}
+    assert run("produce", topic, "-o", "namespace=shop", input="a\n").exit_code == 0
+    total(rocketmq, f"shop%{topic}", 1)
+    set_offsets = ("offsets", "set", group, "--topic", topic, "--yes", "--to")
+    done(*set_offsets, "earliest", where=())
+    done(*set_offsets, "latest")
+    with Admin(rocketmq.name_server) as admin:
+        assert set(admin.offsets(group, [topic]).values()) == {0}
+        assert sorted(admin.offsets(f"shop%{group}", [f"shop%{topic}"]).values()) == [0, 0, 1]
+    assert documents(done("lag", "--group", group, "--json").stdout)[0]["lag"] == 0
+    rocketmq.admin.create_group(f"shop%{group}", settings={"retryMaxTimes": 3})
+    (row,) = documents(done("group", "describe", group, "--json").stdout)
+    assert row["settings"]["broker-a"]["retryMaxTimes"] == 3
+    with PullConsumer(rocketmq.name_server, group, namespace="shop") as consumer:
+        consumer.subscribe(topic)
+        consumer.poll(0.1)
+        awaited(lambda: documents(done("group", "describe", group, "--json").stdout)[0]["members"])
+        for refused in (("group", "delete", group, "--yes"), (*set_offsets, "earliest")):
+            assert run(*refused, "-o", "namespace=shop").exit_code == 1
+    done("group", "delete", group, "--topics", "--yes")
+    assert group in done("group", "list", where=()).stdout.splitlines()
+    assert group not in done("group", "list").stdout.splitlines()
+    done("topic", "delete", topic, "--yes")
+    assert [name in rocketmq.admin.topics() for name in (topic, f"shop%{topic}")] == [True, False]
+    assert len(rocketmq.admin.describe_topic(topic)) == 1
+
+
 def test_a_queue_that_takes_no_messages_is_written_by_nobody() -> None:
     shown = _shown({"environment": "1", "writable": False, "readers": []})
     assert (shown["environment"], shown["shown"]) == (None, None)

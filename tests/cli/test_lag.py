@@ -148,17 +148,19 @@ def test_a_broker_that_does_not_answer_is_an_error_of_who_asks_for_metrics(monke
     look = groups.QueuePositions(
         [QueueLag(MessageQueue("t", "broker-a", 0), 0, 3, 9)], [ConnectionLost("broker-b is away")]
     )
-    served: list[bool] = []
+    served: list[object] = []
 
     def serve(output: object, address: object, text: Callable[[], str]) -> None:
         with pytest.raises(ConnectionLost, match="broker-b is away"):
             text()
-        served.append(True)
+        served.append(address)
 
     monkeypatch.setattr(lag, "_of_group", lambda *asked: lambda: ({"group": "g"}, look))
     monkeypatch.setattr(lag, "_serve", serve)
-    done = CliRunner().invoke(app, ["lag", "--group", "g", "--serve", "0", "--name-server", "127.0.0.1:1"])
-    assert (done.exit_code, served) == (0, [True]), done.output
+    for address in ("9464", "0.0.0.0:9464"):
+        done = CliRunner().invoke(app, ["lag", "--group", "g", "--serve", address, "--name-server", "127.0.0.1:1"])
+        assert done.exit_code == 0, done.output
+    assert served == [("127.0.0.1", 9464), ("0.0.0.0", 9464)], "without a host nobody else can read them"
 
 
 def test_messages_that_were_removed_before_they_were_read_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
