@@ -74,6 +74,9 @@ def test_a_local_broker_is_the_default(no_broker, monkeypatch):
     found = background.RunningBroker(1, "127.0.0.1:9876", "/data", 0, {})
     monkeypatch.setattr(background, "running", lambda: found)
     assert "(('127.0.0.1:9876',)" in shown()
+    assert "(('127.0.0.1:9876',), 'me'," in shown("--access-key", "me", "--secret-key", "hush"), (
+        "what else is given stays"
+    )
 
 
 SHOP, SUFFIXED = {"namespace": "shop"}, {"namespace": "", "environment": "dev", "environmentMode": "suffix"}
