@@ -16,6 +16,7 @@ from rocketmq_spark.cli.doctor import command
 from rocketmq_spark.cli.doctor.command import Subject, lines
 from rocketmq_spark.cli.doctor.findings import advice, broken, ok
 from rocketmq_spark.client import groups
+from rocketmq_spark.errors import AccessDenied, CallTimeout, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.session import Client
 from tests.cli.conftest import documents
@@ -108,6 +109,17 @@ def test_every_topic_is_examined_and_the_group_in_those(monkeypatch: pytest.Monk
     found = list(command.of_cluster(Target({"name_server": "h:2;h:1"}), Subject(("t", "u"), "g")))
     assert asked == [("t", "g"), ("u", "g"), ("g", ("t", "u"))]
     assert found[:2] == [bad, well]
+
+
+@pytest.mark.parametrize(
+    ("error", "usable"), [(None, True), (AccessDenied("no"), True), (CallTimeout("no answer in time"), False)]
+)
+def test_who_may_not_list_brokers_has_the_rest_examined(
+    monkeypatch: pytest.MonkeyPatch, error: RocketMQError | None, usable: bool
+) -> None:
+    monkeypatch.setattr(command, "_refused", lambda *given: error)
+    options = Target({"name_server": "h:1"}).options()
+    assert [may for _, may in command.of_name_servers(cast("Client", None), options)] == [usable]
 
 
 def test_of_an_environment_its_own_group_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
