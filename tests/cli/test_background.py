@@ -155,6 +155,23 @@ def test_what_is_given_reaches_the_servers(no_broker, tmp_path, wishes, monkeypa
     assert (how["conf"], how["ports"]) == ({"a": "b=c"}, {NAME_SERVER: 9876})
 
 
+def test_a_folder_is_that_of_who_names_it(no_broker, tmp_path, wishes, monkeypatch):
+    """The process in the background works in a folder of its own, where the same name may be other data."""
+    monkeypatch.chdir(tmp_path)
+    stored(tmp_path / "d", "broker-a", "broker-b")
+    assert broker("start", "--data", "d").exit_code == 0
+    assert [(wish.data, wish.brokers) for wish in wishes] == [(str(tmp_path / "d"), 2)]
+
+
+def test_a_second_signal_does_not_interrupt_the_end(monkeypatch):
+    """``broker stop`` takes a while, and who is impatient gives it again: servers would be left, or not end cleanly."""
+    handlers = []
+    monkeypatch.setattr(background.signal, "signal", lambda *given: handlers.append(given))
+    with pytest.raises(SystemExit) as ended:
+        background._end(signal.SIGTERM, None)
+    assert (handlers, ended.value.code) == ([(signal.SIGTERM, signal.SIG_IGN)], 0)
+
+
 def test_a_start_that_is_interrupted_leaves_no_process_behind(folder, monkeypatch):
     """It would go on to start its servers, and nobody would know of them."""
     done = []

@@ -1,6 +1,7 @@
 import os
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -44,10 +45,13 @@ def test_a_life_in_the_background(cli, own_cache):
     unknown = cli("broker", "logs", "broker-b")
     assert (unknown.exit_code, "Known: namesrv, broker-a" in unknown.stderr) == (1, True)
 
+    abort = Path(started["data"], "broker-a", "store", "abort")  # a broker removes it when it ends in order
+    assert abort.exists()
     stopped = cli("broker", "stop")
     assert stopped.stdout == f"RocketMQ has stopped; its data stays in {started['data']}\n"
     assert stopped.stderr.startswith("Stopping RocketMQ, which may take")
     assert cli("broker", "status").exit_code == 1
+    assert not abort.exists(), "killed, a broker loses the offsets that groups committed in the last seconds"
 
     # The data was kept, and so was the address.
     (second,) = documents(cli("broker", "start", "--json").stdout)

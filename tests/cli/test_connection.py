@@ -2,10 +2,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from rocketmq_spark import session
 from rocketmq_spark.cli import background
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.connection import GROUP, Target, connected, pairs
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.session import producers
 
 
 @click.command()
@@ -72,6 +74,9 @@ def test_a_local_broker_is_the_default(no_broker, monkeypatch):
     found = background.RunningBroker(1, "127.0.0.1:9876", "/data", 0, {})
     monkeypatch.setattr(background, "running", lambda: found)
     assert "(('127.0.0.1:9876',)" in shown()
+    assert "(('127.0.0.1:9876',), 'me'," in shown("--access-key", "me", "--secret-key", "hush"), (
+        "what else is given stays"
+    )
 
 
 SHOP, SUFFIXED = {"namespace": "shop"}, {"namespace": "", "environment": "dev", "environmentMode": "suffix"}
@@ -123,3 +128,52 @@ def test_an_option_is_the_same_in_either_spelling(no_broker, name):
         shown("-o", "NameServer=h:1", "-o", f"{name}=h:2")
     with pytest.raises(OptionError, match="option 'tls' is given twice"):
         shown("--name-server", "h:1", "--tls", "-o", "tls=false")
+
+
+# Each makes its client by itself.
+ADMINISTRATION = (
+    "cluster", "topic create t", "topic list", "topic describe t", "topic delete t --yes", "topic widen t --queues 9",
+    "topic shrink t --queues 1 --yes", "topic update t --permission RW", "environment show t", "group list",
+    "group describe g", "group delete g --yes", "message get 7F000001000077AA0000000000000000 --topic t",
+    "message find --topic t --key k", "user list", "user set u", "user delete u --yes", "policy list",
+    "policy set u Topic:t Sub", "policy delete u Topic:t --yes", "offsets show g", "offsets set g --to latest --yes",
+    "lag --group g", "dlq show g", "dlq resend g --yes", "tail t", "produce t",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ADMINISTRATION)
+def test_a_command_works_where_it_is_told_to(monkeypatch, no_broker, command):
+    """Without its environment or namespace it would change, or delete, what belongs to another."""
+    seen = []
+
+    def client(options):
+        seen.append(options)
+        raise OptionError("it has come as far as that")
+
+    monkeypatch.setattr(session, "client", client)
+    where = ("-n", "h:1", "--access-key", "me", "--secret-key", "hush", "--tls", "--tls-ca-file", "/ca.pem")
+    apart = ("--environment", "dev", "-o", "environmentMode=suffix", "-o", "namespace=shop")
+    done = CliRunner().invoke(app, [*command.split(), *where, *apart], input="x\n")
+    assert (done.exit_code, "it has come as far as that" in done.stderr) == (1, True), done.output
+    assert {
+        (
+            o.name_server,
+            o.access_key,
+            o.secret_key,
+            o.tls,
+            o.tls_ca_file,
+            o.namespace,
+            o.environment,
+            o.environment_mode,
+        )
+        for o in seen
+    } == {(("h:1",), "me", "hush", True, "/ca.pem", "shop", "dev", "suffix")}
+
+
+def test_what_a_command_sends_is_sent_as_who_it_is_told_to_be(monkeypatch):
+    """A producer connects when it sends."""
+    made = []
+    monkeypatch.setattr(producers, "Producer", lambda **options: made.append(options))
+    given = {"name_server": "h:1", "access_key": "me", "secret_key": "hush", "tls": True, "namespace": "shop"}
+    Target(given).producer(num_retries=1)
+    assert made == [{"group": GROUP, **given, "num_retries": 1}]

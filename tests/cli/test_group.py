@@ -15,7 +15,7 @@ from rocketmq_spark.cli.command import app
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.model.admin import BrokerState, GroupDescription, OffsetChange, QueueLag
+from rocketmq_spark.model.admin import BrokerState, GroupDescription, OffsetChange, QueueLag, UserAccount
 from rocketmq_spark.queues.environment import Environment
 from tests.cli.conftest import documents
 from tests.helpers import awaited, raising, total
@@ -163,6 +163,15 @@ def test_the_exit_code_says_whether_all_brokers_answer_and_there_is_one(monkeypa
         assert CliRunner().invoke(app, ["cluster", *NOWHERE]).exit_code == code
 
 
+def test_a_slave_that_does_not_answer_is_told_and_no_success(monkeypatch):
+    master = BrokerState("b", "c", 0, "h:1", None, None, None, None, None, {}, None)
+    slave = replace(master, broker_id=1, facts=None, error=CallTimeout("no answer in time"))
+    monkeypatch.setattr(brokers, "states", lambda client: [master, slave])
+    done = CliRunner().invoke(app, ["cluster", "--json", *NOWHERE])
+    assert done.exit_code == 1
+    assert [row["error"] for row in documents(done.stdout)] == [None, "[ROCKETMQ_TIMEOUT] no answer in time"]
+
+
 def test_what_brokers_do_not_tell_of_a_group_is_no_success(monkeypatch):
     """Those that are away may have the offsets of which none are shown."""
     away, queue = CallTimeout("no answer in time"), MessageQueue("t", "a", 0)
@@ -185,6 +194,8 @@ def test_what_brokers_do_not_tell_of_a_group_is_no_success(monkeypatch):
         ("store_offsets", ["offsets", "set", "g", "--to", "latest", "--yes"]),
         ("delete", ["group", "delete", "g", "--yes"]),
         ("delete_topic", ["topic", "delete", "t", "--yes"]),
+        ("delete_user", ["user", "delete", "u", "--yes"]),
+        ("delete_policy", ["policy", "delete", "u", "Topic:t", "--yes"]),
     ],
 )
 @pytest.mark.parametrize("form", [[], ["--json"]])
@@ -193,7 +204,8 @@ def test_what_fails_is_not_said_to_be_done(monkeypatch, verb, command, form):
     monkeypatch.setattr(groups, "members", lambda *given: [])
     monkeypatch.setattr(groups, "check_deletable", lambda *given: None)
     monkeypatch.setattr(Routes, "existing", lambda *given: None)
-    where, name = (topics, "delete") if verb == "delete_topic" else (groups, verb)
+    of_brokers = verb in ("delete_user", "delete_policy")
+    where, name = (topics, "delete") if verb == "delete_topic" else (brokers if of_brokers else groups, verb)
     monkeypatch.setattr(where, name, raising(CallTimeout("no answer in time")))
     done = CliRunner().invoke(app, [*command, *form, *NOWHERE])
     assert (done.exit_code, done.stdout, "no answer in time" in done.stderr) == (1, "", True), done.output
@@ -242,6 +254,16 @@ def test_users_and_policies_are_set_as_it_is_said(monkeypatch):
         ("u", "Topic:t", ("Pub", "Get"), False, ("10.0.0.1", "::1")),
         ("u", "Topic:t", ("Sub",), True, ()),
         ("u",),
+    ]
+
+
+def test_who_may_do_everything_and_who_may_not_connect_is_shown(monkeypatch):
+    accounts = [UserAccount("root", True, False, ("a",)), UserAccount("u", False, True, ("a",))]
+    monkeypatch.setattr(brokers, "users", lambda client: accounts)
+    found = documents(CliRunner().invoke(app, ["user", "list", "--json", *NOWHERE]).stdout)
+    assert [(row["user"], row["type"], row["status"]) for row in found] == [
+        ("root", "super", "disabled"),
+        ("u", "normal", "enabled"),
     ]
 
 

@@ -1,8 +1,15 @@
+import contextlib
 import dataclasses
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from rocketmq_spark.cli.command import app
+from rocketmq_spark.cli.demo import play, stage
 from rocketmq_spark.cli.demo.feed import Accounts
+from rocketmq_spark.cli.demo.stage import DemoState, Stage
+from rocketmq_spark.localbroker import java
 
 GOOD = Accounts(
     orders_written=100,
@@ -44,3 +51,21 @@ def test_problems_name_the_numbers_and_late_rows():
 
 def test_late_rows_alone_are_told_only_when_something_is_missing():
     assert dataclasses.replace(GOOD, dropped_late=3).balanced
+
+
+@pytest.mark.parametrize(
+    ("accounts", "code", "said"),
+    [
+        (GOOD, 0, "All agree."),
+        (dataclasses.replace(GOOD, orders_returned=97), 1, "They do not agree."),
+    ],
+)
+def test_the_exit_code_says_whether_the_counts_agree(monkeypatch, tmp_path, accounts, code, said):
+    made = Stage("n:1", "orders", "totals", tmp_path, Path("/data"))
+    monkeypatch.setattr(java, "find_java", lambda: None)
+    monkeypatch.setattr(stage, "stage", lambda *given: contextlib.nullcontext(made))
+    monkeypatch.setattr(stage, "spark_session", lambda *given: contextlib.nullcontext())
+    monkeypatch.setattr(play, "_query", lambda *given: contextlib.nullcontext())
+    monkeypatch.setattr(play, "_play", lambda *given: play._Result(accounts, DemoState()))
+    done = CliRunner().invoke(app, ["demo"])
+    assert (done.exit_code, said in done.stdout, "do not agree: 100 orders" in done.stderr) == (code, True, code == 1)

@@ -9,11 +9,14 @@ from typing import cast
 import pytest
 from click.testing import CliRunner, Result
 
+from rocketmq_spark.admin.groups import QueuePositions
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.doctor import command
 from rocketmq_spark.cli.doctor.command import Subject, lines
-from rocketmq_spark.cli.doctor.findings import broken, ok
+from rocketmq_spark.cli.doctor.findings import advice, broken, ok
+from rocketmq_spark.client import groups
+from rocketmq_spark.errors import AccessDenied, CallTimeout, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.session import Client
 from tests.cli.conftest import documents
@@ -78,6 +81,45 @@ def test_what_is_given_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     asked.clear()
     assert CliRunner().invoke(app, ["doctor", "h:2", "--exactly-once"]).exit_code == 2
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("found", "strict", "code"),
+    [("broken ok", 0, 1), ("ok broken advice", 0, 1), ("advice ok", 0, 0), ("advice ok", 1, 1), ("ok", 1, 0)],
+)
+def test_the_exit_code_is_that_of_all_findings(
+    monkeypatch: pytest.MonkeyPatch, found: str, strict: int, code: int
+) -> None:
+    kinds = {"ok": ok("a", "fine"), "broken": broken("b", "bad", "do"), "advice": advice("c", "so so", "do")}
+    monkeypatch.setattr(command, "examine", lambda target, subject: [kinds[word] for word in found.split()])
+    done = CliRunner().invoke(app, ["doctor", "h:1", *["--strict"] * strict])
+    assert (done.exit_code, len(done.stdout.splitlines())) == (code, len(found.split())), done.output
+
+
+def test_every_topic_is_examined_and_the_group_in_those(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one of several name servers answers."""
+    asked: list[object] = []
+    well, bad = ok("name server", "h:1 answers"), broken("name server", "h:2 cannot be used", "do")
+    monkeypatch.setattr(command, "of_name_servers", lambda *given: [(bad, False), (well, True)])
+    monkeypatch.setattr(command, "of_brokers", lambda *given: [])
+    monkeypatch.setattr(command, "of_topic", lambda client, options, *given: asked.append(given) or [])
+    monkeypatch.setattr(groups, "wanted", lambda *given: {})
+    monkeypatch.setattr(command, "of_group", lambda client, *given: asked.append(given) or {})
+    monkeypatch.setattr(command, "look_at", lambda *given: QueuePositions([]))
+    found = list(command.of_cluster(Target({"name_server": "h:2;h:1"}), Subject(("t", "u"), "g")))
+    assert asked == [("t", "g"), ("u", "g"), ("g", ("t", "u"))]
+    assert found[:2] == [bad, well]
+
+
+@pytest.mark.parametrize(
+    ("error", "usable"), [(None, True), (AccessDenied("no"), True), (CallTimeout("no answer in time"), False)]
+)
+def test_who_may_not_list_brokers_has_the_rest_examined(
+    monkeypatch: pytest.MonkeyPatch, error: RocketMQError | None, usable: bool
+) -> None:
+    monkeypatch.setattr(command, "_refused", lambda *given: error)
+    options = Target({"name_server": "h:1"}).options()
+    assert [may for _, may in command.of_name_servers(cast("Client", None), options)] == [usable]
 
 
 def test_of_an_environment_its_own_group_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
