@@ -24,6 +24,7 @@ from typing import IO
 
 import rocketmq_spark
 from rocketmq_spark.base.clock import Deadline, wait_until
+from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import LocalBroker, distro, process
 from rocketmq_spark.localbroker.java import find_java
@@ -120,12 +121,16 @@ def _spawned(wish: Wish, log: IO[str]) -> RunningBroker:
     paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     with open(reading, encoding="utf-8") as answers:
         child = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(writing), json.dumps(asdict(wish))],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=_folder(),
+            [sys.executable, "-m", __name__, str(writing)],
+            stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=_folder(),
             env={**os.environ, "PYTHONPATH": paths}, pass_fds=[writing], start_new_session=True,
         )  # fmt: skip
         os.close(writing)
         try:
+            assert child.stdin is not None
+            # Not as an argument: everybody sees those in 'ps', and settings may be secrets.
+            with contextlib.suppress(BrokenPipeError), child.stdin as asked:
+                asked.write(json.dumps(asdict(wish)).encode())
             answer = json.loads(answers.readline() or "{}")
         except BaseException:
             child.terminate()
@@ -194,8 +199,7 @@ def _run(answers: IO[str], wish: Wish) -> None:
             return
         print(json.dumps({"ready": True}), file=answers)
         answers.close()
-        while True:
-            signal.pause()
+        Latch().wait()  # for the signal; unlike a pause, it also ends if the signal came just before it
 
 
 def _servers(wish: Wish) -> LocalBroker:
@@ -245,4 +249,4 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 if __name__ == "__main__":
     with open(int(sys.argv[1]), "w", encoding="utf-8") as _answers:
-        _run(_answers, Wish(**json.loads(sys.argv[2])))
+        _run(_answers, Wish(**json.load(sys.stdin)))

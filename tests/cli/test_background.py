@@ -1,21 +1,25 @@
 """The parts that need no running broker; with one: test_broker."""
 
+import contextlib
 import dataclasses
 import fcntl
+import io
 import json
 import os
 import signal
+import threading
 from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
+from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli import background
 from rocketmq_spark.cli.background import RunningBroker, Wish
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker.servers import NAME_SERVER
-from tests.helpers import raising
+from tests.helpers import awaited, frames_of_threads, raising
 
 STATE = RunningBroker(1, "127.0.0.1:9876", "/data", 5, {NAME_SERVER: ("127.0.0.1:1", 2)})
 
@@ -179,10 +183,38 @@ def test_a_start_that_is_interrupted_leaves_no_process_behind(folder, monkeypatc
         background.subprocess,
         "Popen",
         lambda *given, **how: SimpleNamespace(
-            terminate=lambda: done.append("terminated"), wait=lambda: done.append("gone")
+            stdin=io.BytesIO(), terminate=lambda: done.append("terminated"), wait=lambda: done.append("gone")
         ),
     )
     monkeypatch.setattr(background.json, "loads", raising(KeyboardInterrupt()))
     with (folder / "log").open("w") as log, pytest.raises(KeyboardInterrupt):
         background._spawned(Wish(1, 0, str(folder), {}, None), log)
     assert done == ["terminated", "gone"]
+
+
+def test_it_ends_where_the_signal_does_not_wake_it(folder, monkeypatch):
+    """It may come just before the process begins to wait for it: ``broker stop`` would give up after 40 s."""
+    monkeypatch.setattr(background, "_servers", lambda wish: contextlib.nullcontext(wish))
+    monkeypatch.setattr(background, "_publish", lambda mq, conf: None)
+    main, ended, hung = threading.get_ident(), threading.Event(), []
+
+    class Answers(io.StringIO):
+        def close(self):
+            threading.Thread(target=take, daemon=True).start()
+
+    def take():
+        """Another thread takes the signal, and that interrupts no system call of the main thread."""
+        awaited(lambda: frames_of_threads()[main].f_code in (background._run.__code__, Latch.wait.__code__))
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        if not ended.wait(30):
+            hung.append(True)
+            signal.pthread_kill(main, signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit):
+            background._run(Answers(), Wish(1, 0, str(folder), {}, None))
+    finally:
+        ended.set()
+        signal.signal(signal.SIGTERM, before)
+    assert not hung

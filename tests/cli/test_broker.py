@@ -1,6 +1,7 @@
 import os
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,9 @@ def test_settings_reach_the_broker(cli, tmp_path):
     assert "fileReservedTime=7" in (data / "broker-b" / "broker.conf").read_text().replace(" ", "")
     assert background.stored_in(data) == {"broker-a": 0, "broker-b": 0}
     assert background.running().conf == ["fileReservedTime"]
+    seen = subprocess.run(["ps", "-ww", "-o", "command=", "-p", str(started["pid"])], capture_output=True, text=True)
+    assert "rocketmq_spark.cli.background" in seen.stdout
+    assert "fileReservedTime" not in seen.stdout, "other users see it, and a setting may be a secret"
 
 
 def test_without_java_the_first_line_says_how_to_get_it(cli, monkeypatch, tmp_path):
