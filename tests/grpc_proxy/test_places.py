@@ -1,4 +1,4 @@
-"""Where a consumer asks for the messages of a topic."""
+"""Where a consumer asks for the messages of a topic, and by which names."""
 
 from __future__ import annotations
 
