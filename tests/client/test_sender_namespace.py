@@ -1,4 +1,4 @@
-"""Every verb of a producer and a consumer stays in its namespace: a name that is sent as the user wrote it is another tenant's."""
+"""Every verb of producers and consumers stays in its namespace: a name that is sent as the user wrote it is another tenant's."""
 
 from __future__ import annotations
 
@@ -76,7 +76,10 @@ def test_11_26_topic_and_group_of_everything_else(broker: MockBroker, tenant: Pa
 
 def test_topic_and_group_of_what_a_member_asks_of_a_queue(broker: MockBroker, tenant: Parts) -> None:
     """With a plain name, a group of that name outside would hold its locks, have its offsets and get its retries."""
-    mine, locks = {"topic": "ns%t", "brokerName": "broker-a", "queueId": 1}, (Request.LOCK_BATCH_MQ, Request.UNLOCK_BATCH_MQ)
+    mine, locks = (
+        {"topic": "ns%t", "brokerName": "broker-a", "queueId": 1},
+        (Request.LOCK_BATCH_MQ, Request.UNLOCK_BATCH_MQ),
+    )
     broker.on(locks[0], ok(json.dumps({"lockOKMQSet": [mine]}).encode()))
     broker.on(Request.GET_CONSUMER_LIST_BY_GROUP, ok(b'{"consumerIdList":["one"]}'))
     for code in (locks[1], Request.UPDATE_CONSUMER_OFFSET, Request.CONSUMER_SEND_MSG_BACK):
