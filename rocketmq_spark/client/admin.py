@@ -222,11 +222,15 @@ class BaseAdmin(Closing):
 
     def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, ConsumeProgress]:
         """How far a group is, over all brokers of the topic."""
+        return self.progress(self._calls.on_wire(group), topic)
+
+    def progress(self, group_on_wire: str, topic: str) -> dict[MessageQueue, ConsumeProgress]:
+        """The same of a group by its name on brokers: one outside the namespace or environment has no other."""
         found: dict[MessageQueue, ConsumeProgress] = {}
         for name, broker in self.route(topic).brokers.items():
             if broker.master:
                 command = rpc.GET_CONSUME_STATS.request(
-                    consumerGroup=self._calls.on_wire(group), topic=self._calls.on_wire(topic), bname=name
+                    consumerGroup=group_on_wire, topic=self._calls.on_wire(topic), bname=name
                 )
                 progress = bodies.consume_stats(self._calls.ask(broker.master, command).body)
                 found.update({MessageQueue(topic, q.broker_name, q.queue_id): p for q, p in progress.items()})

@@ -183,7 +183,7 @@ def _of_group(
     for member, address in sorted(members.items()):
         yield GroupReader(plain, member, _held(calls, topic, (group, member), address), inside)
     if not members:
-        progress = admin.consume_stats(plain, topic)
+        progress = admin.progress(group, topic)
         yield GroupReader(plain, None, tuple(sorted(q for q, at in progress.items() if at.consumer_offset > 0)), inside)
 
 
