@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import CLEANUP_POLICY, COMPACTION, Request, Response
+from rocketmq_spark.base.codes import BATCH_QUEUE, CLEANUP_POLICY, COMPACTION, QUEUE_TYPE, Request, Response
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.errors import (
     BrokerError,
@@ -214,6 +214,13 @@ def test_while_there_is_no_master_its_slave_says_who_the_members_are(broker: Moc
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, slave_only(slave.address))
         assert parts.member.members("g", "t", parts.soon) == ["one", "two"]
         assert parts.member.filters("g", "t", parts.soon) == {"t": Filter("a")}
+
+
+def test_while_there_is_no_master_its_slave_says_how_a_topic_stores_batches(broker: MockBroker, parts: Parts) -> None:
+    """Without an answer nothing would be pulled from it with a filter."""
+    with MockBroker({Request.GET_TOPIC_CONFIG: topic_config(**{QUEUE_TYPE: BATCH_QUEUE})}) as slave:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, slave_only(slave.address))
+        assert parts.kinds.attributes("t", "broker-a", parts.soon) == {QUEUE_TYPE: BATCH_QUEUE}
 
 
 def test_an_offset_of_a_group_that_a_broker_makes_at_its_first_pull_is_stored_then(
