@@ -39,6 +39,19 @@ def test_a_broker_that_a_topic_gets_later_is_asked_too(monkeypatch: pytest.Monke
         assert found.queue.broker_name == "broker-b"
 
 
+def _answers() -> dict[str, tuple[str, Any]]:
+    """What a Proxy answers to all that a consumer asks; with a name for what was asked."""
+    assigned = proto("QueryAssignmentResponse")(status=status(Code.OK))
+    assigned.assignments.add().message_queue.broker.name = "broker-a"
+    given = proto("ReceiveMessageResponse")()
+    given.message.system_properties.message_id = "ID"
+    found = {"QueryAssignment": ("assignment", assigned), "ReceiveMessage": ("receive", iter([given]))}
+    found["Heartbeat"] = "beat", proto("HeartbeatResponse")(status=status(Code.OK))
+    for rpc in ("AckMessage", "ChangeInvisibleDuration", "ForwardMessageToDeadLetterQueue", "NotifyClientTermination"):
+        found[rpc] = rpc, proto(f"{rpc}Response")(status=status(Code.OK))
+    return found
+
+
 def test_topic_and_group_have_the_names_of_the_wire_in_all_that_a_consumer_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -57,18 +70,7 @@ def test_topic_and_group_have_the_names_of_the_wire_in_all_that_a_consumer_asks(
             seen["settings"] = command.settings.subscription
             yield command
 
-    assigned = proto("QueryAssignmentResponse")(status=status(Code.OK))
-    assigned.assignments.add().message_queue.broker.name = "broker-a"
-    given = proto("ReceiveMessageResponse")()
-    given.message.system_properties.message_id = "ID"
-    answers = {
-        "QueryAssignment": keep("assignment", assigned),
-        "ReceiveMessage": keep("receive", iter([given])),
-        "Telemetry": settings,
-        "Heartbeat": keep("beat", proto("HeartbeatResponse")(status=status(Code.OK))),
-    }
-    for rpc in ("AckMessage", "ChangeInvisibleDuration", "ForwardMessageToDeadLetterQueue", "NotifyClientTermination"):
-        answers[rpc] = keep(rpc, proto(f"{rpc}Response")(status=status(Code.OK)))
+    answers = {"Telemetry": settings, **{rpc: keep(name, answer) for rpc, (name, answer) in _answers().items()}}
     monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.01)
     with serving(answers) as address:
         member = ProxyMember(client(address, connect_timeout_s=30.0, on_wire=lambda name: f"ns%{name}"), "g", bytes)
