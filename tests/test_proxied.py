@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import Producer, options, session
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.client.sender import ItemEncoder
 from rocketmq_spark.errors import OptionError
@@ -51,6 +52,61 @@ def test_those_with_the_same_connection_share_a_client_until_it_is_closed():
     assert session.sender(parsed(accessKey="a", secretKey="b")) is not made
     session.close_all()
     assert session.sender(parsed()) is not made
+
+
+def one_user() -> tuple[str, str]:
+    return "one", "hush"
+
+
+@pytest.mark.parametrize(
+    "different",
+    [
+        {"proxyEndpoint": "q:8081"},
+        {"accessKey": "a", "secretKey": "b"},
+        {"credentialsProvider": f"{__name__}:one_user"},
+        {"credentialsFile": "keys"},
+        {"tls": "true"},
+        {"namespace": "ns"},
+        {"environment": "dev", "environmentMode": "suffix"},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_who_is_another_user_or_elsewhere_shares_no_client(different):
+    """It would send with the rights of the first, or to the topics of its namespace."""
+    assert session.sender(parsed(**different)) is not session.sender(parsed())
+
+
+@pytest.mark.parametrize(
+    ("given", "group", "topic"),
+    [
+        ({"namespace": "ns"}, "ns%g", "ns%t"),
+        ({"environment": "dev", "environmentMode": "suffix"}, "g_dev", "t_dev"),
+    ],
+    ids=["namespace", "suffix"],
+)
+def test_a_proxy_hears_names_with_their_namespace_or_suffix(given, group, topic):
+    """Or messages would go to, and come from, the topic of that name outside."""
+    sent, asked = queue.Queue[Any](), queue.Queue[Any]()
+
+    def store(request, context):
+        sent.put(request)
+        return acknowledge(request, context)
+
+    def assign(request, context):
+        asked.put(request)
+        made = proto("QueryAssignmentResponse")(status=status(Code.OK))
+        made.assignments.add()
+        return made
+
+    with serving({"SendMessage": store, "QueryRoute": route(MessageType.NORMAL), "QueryAssignment": assign}) as address:
+        with Producer(group="g", transport="grpc", proxy_endpoint=address, **snake(given)) as producer:
+            producer.send(Message("t", b"x"))
+        assert [message.topic.name for message in sent.get(timeout=60).messages] == [topic]
+        member = session.pop_member(parsed(proxyEndpoint=address, group="g", **given))
+        assert member.places("t", Deadline.after(60)) == 1
+        member.close(Deadline.after(10))
+        request = asked.get(timeout=60)
+        assert (request.group.name, request.topic.name) == (group, topic)
 
 
 @pytest.mark.parametrize("verb", [session.client, session.routes, session.offsets, session.committer, session.member])
@@ -103,7 +159,10 @@ def test_a_batch_that_was_spooled_arrives_as_it_was_sent(tmp_path: Path) -> None
         done = TaskWriter(options.parse({**given, **over}).for_role("sink"), names).write([rows])
         assert done.spooled == 2
         with Producer(
-            group="g", transport="grpc", proxy_endpoint=address, **snake(given, tmp_path / "of a producer")
+            group="g",
+            transport="grpc",
+            proxy_endpoint=address,
+            **snake(given, spool_dir=str(tmp_path / "of a producer")),
         ) as producer:
             sent = [producer.send_async(Message("t", f"{n}".encode(), tags="a", keys=["k"])) for n in (2, 3)]
             assert {each.result(60).status for each in sent} == {SendStatus.SPOOLED}
@@ -118,9 +177,9 @@ def test_a_batch_that_was_spooled_arrives_as_it_was_sent(tmp_path: Path) -> None
     assert len(set(ids)) == 4
 
 
-def snake(given: dict[str, str], folder: Path) -> dict[str, str]:
+def snake(given: dict[str, str], **more: str) -> dict[str, str]:
     named = {re.sub("[A-Z]", lambda found: "_" + found[0].lower(), name): value for name, value in given.items()}
-    return {**named, "spool_dir": str(folder)}
+    return {**named, **more}
 
 
 def test_over_grpc_nothing_is_compressed_and_no_topic_is_made():

@@ -11,13 +11,14 @@ from rocketmq_spark.base.codes import Request
 from rocketmq_spark.client.calls import Credentials
 from rocketmq_spark.consumer.result import Context, replying
 from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError, ServerFault
-from rocketmq_spark.model import Message, MessageQueue
+from rocketmq_spark.model import Message, MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.remoting.endpoint import Drops
 from rocketmq_spark.session import consumers
 from rocketmq_spark.wire import rpc
 from tests.client.test_replies import question
-from tests.mockbroker import MockBroker, eventually, ok, route
+from tests.harness import store
+from tests.mockbroker import MockBroker, eventually, ok, route, topic_config
 from tests.queues import qs
 from tests.queues import read as vectors
 
@@ -296,3 +297,25 @@ def test_4_13_consumers_share_queues_by_names_as_they_stand_on_the_wire(kind: ty
     if kind is consumers.Consumer:
         assert settings.wire_group == "INST%g"
     made.close()
+
+
+def test_what_is_read_ahead_of_a_retry_topic_has_the_topic_that_the_user_knows():
+    """A listener that goes by the topic would take it for another's."""
+    ahead = consumers._read_ahead(parsed("consumer", namespace="ns", group="g"), "g")
+    assert ahead is not None
+    stored = store("%RETRY%ns%g", b"x", "RETRY_TOPIC\x01ns%t\x02", queue_offset=5)
+    (message,) = ahead.messages(MessageQueue("%RETRY%g", "broker-a", 0), 5, 6, stored)
+    assert (message.topic, message.queue.topic) == ("t", "%RETRY%g")
+
+
+def test_what_is_read_ahead_is_read_as_the_group_of_the_environment():
+    """The rights, and the settings, are those of that group."""
+    with MockBroker() as broker:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
+        broker.on(Request.GET_TOPIC_CONFIG, topic_config())
+        broker.on(Request.PULL_MESSAGE, ok(store("t", b"x"), nextBeginOffset=1, minOffset=0, maxOffset=1))
+        ahead = consumers._read_ahead(parsed("consumer", nameServer=broker.address, group="g"), "g_env_1")
+        assert ahead is not None
+        run = ahead.begin([OffsetRange(MessageQueue("t", "broker-a", 0), 0, 1)], 100, 1 << 20)
+        assert [part.ends for parts in run.fetch() for part in parts]
+        assert {command.ext["consumerGroup"] for command in broker.seen(Request.PULL_MESSAGE)} == {"g_env_1"}

@@ -222,15 +222,7 @@ class BaseAdmin(Closing):
 
     def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, ConsumeProgress]:
         """How far a group is, over all brokers of the topic."""
-        found: dict[MessageQueue, ConsumeProgress] = {}
-        for name, broker in self.route(topic).brokers.items():
-            if broker.master:
-                command = rpc.GET_CONSUME_STATS.request(
-                    consumerGroup=self._calls.on_wire(group), topic=self._calls.on_wire(topic), bname=name
-                )
-                progress = bodies.consume_stats(self._calls.ask(broker.master, command).body)
-                found.update({MessageQueue(topic, q.broker_name, q.queue_id): p for q, p in progress.items()})
-        return found
+        return progress(self._calls, self.route(topic), self._calls.on_wire(group))
 
     def consumed_topics(self, group: str) -> list[str]:
         """Topics of which brokers keep offsets of a group, its retry topic among them; a slave while its master is away."""
@@ -251,6 +243,19 @@ class BaseAdmin(Closing):
 
     def _ask(self, broker: str, command: Command) -> Command:
         return self._calls.ask(masters_of(self.cluster(), [broker])[broker], command)
+
+
+def progress(calls: Calls, route: TopicRoute, group_on_wire: str) -> dict[MessageQueue, ConsumeProgress]:
+    """How far a group is, by its name on brokers: one outside the namespace or environment has no other."""
+    found: dict[MessageQueue, ConsumeProgress] = {}
+    for name, broker in route.brokers.items():
+        if broker.master:
+            command = rpc.GET_CONSUME_STATS.request(
+                consumerGroup=group_on_wire, topic=calls.on_wire(route.topic), bname=name
+            )
+            of_broker = bodies.consume_stats(calls.ask(broker.master, command).body)
+            found.update({MessageQueue(route.topic, q.broker_name, q.queue_id): p for q, p in of_broker.items()})
+    return found
 
 
 def _put_each(

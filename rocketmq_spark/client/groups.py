@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX, Property, Request, Response
-from rocketmq_spark.client.admin import BaseAdmin, registered
+from rocketmq_spark.client.admin import BaseAdmin, progress, registered
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.questions import BrokerQuestions, Question, first_of_each
 from rocketmq_spark.errors import BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
@@ -183,8 +183,8 @@ def _of_group(
     for member, address in sorted(members.items()):
         yield GroupReader(plain, member, _held(calls, topic, (group, member), address), inside)
     if not members:
-        progress = admin.consume_stats(plain, topic)
-        yield GroupReader(plain, None, tuple(sorted(q for q, at in progress.items() if at.consumer_offset > 0)), inside)
+        found = progress(calls, admin.route(topic), group)
+        yield GroupReader(plain, None, tuple(sorted(q for q, at in found.items() if at.consumer_offset > 0)), inside)
 
 
 def _members(calls: Calls, group: str, masters: Mapping[str, str]) -> dict[str, str]:

@@ -122,3 +122,26 @@ def test_in_an_environment_groups_and_queues_are_its_own(served: MockBroker) -> 
         (change,) = admin.reset_offsets("g", "latest", ["t"])
     assert change.queue == QUEUES[1]
     assert {command.ext["consumerGroup"] for command in served.seen(COMMIT)} == {"g_env_2"}
+
+
+def test_in_an_environment_every_verb_means_its_group_and_its_queues(served: MockBroker) -> None:
+    """The group of the plain name is the one of those who have no environment."""
+    table = {name: {"groupName": name} for name in ("g", "g_env_2")}
+    served.on(Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, ok(json.dumps({"subscriptionGroupTable": table}).encode()))
+    served.on(Request.GET_CONSUMER_CONNECTION_LIST, refuse(Response.CONSUMER_NOT_ONLINE, "not online"))
+    served.on(Request.GET_CONSUME_STATS, ok(b'{"offsetTable":{}}'))
+    served.on(Request.PULL_MESSAGE, refuse(Response.PULL_NOT_FOUND, nextBeginOffset=9, minOffset=2, maxOffset=9))
+    for code in (Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, Request.DELETE_SUBSCRIPTIONGROUP):
+        served.on(code, ok())
+    with Admin(served.address, environment="2", environments=2) as admin:
+        admin.create_group("g")
+        assert admin.describe_group("g").group == "g_env_2"
+        assert set(admin.offsets("g", ["t"]).values()) == {5}
+        admin.delete_group("g")
+        assert admin.find_messages("t") == []
+    (made,) = served.seen(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
+    assert json.loads(bytes(made.body))["groupName"] == "g_env_2"
+    assert {command.ext["consumerGroup"] for command in served.seen(COMMITTED)} == {"g_env_2"}
+    (gone,) = served.seen(Request.DELETE_SUBSCRIPTIONGROUP)
+    assert gone.ext["groupName"] == "g_env_2"
+    assert {command.ext["queueId"] for command in served.seen(Request.PULL_MESSAGE)} == {"1"}

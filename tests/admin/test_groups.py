@@ -22,6 +22,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.admin import GroupConnection
+from rocketmq_spark.wire.names import Scope
 from tests.admin.conftest import cluster
 from tests.client.conftest import Parts
 from tests.mockbroker import NO_ROUTE, MockBroker, ok, refuse, route
@@ -392,3 +393,26 @@ def test_a_group_is_known_while_its_master_is_away(broker: MockBroker, group: Pa
         assert list(groups.describe(group, "h").settings) == ["broker-b"]
         slave.on(STATS, by_queue((0, {"brokerOffset": 9, "consumerOffset": 5})))
         assert group.admin.consumed_topics("h") == ["t"]
+
+
+def test_in_an_environment_with_topics_of_its_own_those_of_others_stay(broker: MockBroker, group: Parts) -> None:
+    """Retries of group ``g_dev_t`` have the name that those of ``g`` of topic ``t`` would have; a ``t`` outside is another."""
+    inside = Parts(broker.address, scope=Scope("", "dev"))
+    for code in (Request.DELETE_TOPIC_IN_BROKER, Request.DELETE_TOPIC_IN_NAMESRV):
+        broker.on(code, ok())
+    assert inside.admin.consumed_topics("g") == []
+    stats = by_queue((0, {"brokerOffset": 9, "consumerOffset": 5}))
+    broker.on(STATS, ok(bytes(stats.body).replace(b'"t"', b'"t_dev"')))
+    assert inside.admin.consumed_topics("g") == ["t"]
+    table = {name: {"groupName": name} for name in ("g", "g_dev", "g_dev_t_dev")}
+    broker.on(SETTINGS, body(subscriptionGroupTable=table))
+    groups.delete(inside, "g", topics=True)
+    deleted = [command.ext["topic"] for command in broker.seen(Request.DELETE_TOPIC_IN_BROKER)]
+    assert deleted == ["%RETRY%g_dev", "%DLQ%g_dev", "%RETRY%g_dev+t_dev"]
+    del table["g_dev_t_dev"]
+    broker.on(SETTINGS, body(subscriptionGroupTable=table))
+    groups.delete(inside, "g", topics=True)
+    again = [command.ext["topic"] for command in broker.seen(Request.DELETE_TOPIC_IN_BROKER)][3:]
+    assert again == [*deleted, "%RETRY%g_dev_t_dev"]
+    assert [command.ext["groupName"] for command in broker.seen(DELETE)] == ["g_dev"] * 2
+    inside.close()

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import Request, Response
+from rocketmq_spark.base.codes import BATCH_QUEUE, CLEANUP_POLICY, COMPACTION, QUEUE_TYPE, Request, Response
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.errors import (
     BrokerError,
@@ -29,7 +29,8 @@ from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
 from tests.client.test_long_polls import Told
-from tests.mockbroker import NO_ROUTE, WAIT_S, Call, MockBroker, eventually, offsets, ok, refuse, route
+from tests.harness import store
+from tests.mockbroker import NO_ROUTE, WAIT_S, Call, MockBroker, eventually, offsets, ok, refuse, route, topic_config
 
 QUEUES = [MessageQueue("t", "broker-a", i) for i in range(2)]
 
@@ -166,6 +167,20 @@ def test_bounds_and_offsets_by_time(broker: MockBroker, parts: Parts) -> None:
     assert broker.seen(Request.SEARCH_OFFSET_BY_TIMESTAMP)[0].ext["timestamp"] == "1234"
 
 
+def test_who_says_which_group_asks_is_told_what_a_compaction_topic_keeps(broker: MockBroker, parts: Parts) -> None:
+    """A seek to the beginning would skip what is kept before the log that the broker tells of."""
+    parts.routes.get("t")
+    broker.on(Request.GET_TOPIC_CONFIG, topic_config(**{CLEANUP_POLICY: COMPACTION}))
+    broker.on(Request.GET_MIN_OFFSET, offsets({1: 5}))
+    broker.on(Request.GET_MAX_OFFSET, offsets({1: 9}))
+    first = store("t", b"x", queue_id=1, queue_offset=2)
+    broker.on(Request.PULL_MESSAGE, ok(first, nextBeginOffset=3, minOffset=5, maxOffset=9))
+    assert parts.member.bounds(QUEUES[1], parts.soon) == QueueBounds(5, 9, 0)
+    assert parts.member.bounds(QUEUES[1], parts.soon, "g") == QueueBounds(2, 9, 0)
+    (pull,) = broker.seen(Request.PULL_MESSAGE)
+    assert (pull.ext["consumerGroup"], pull.ext["queueOffset"]) == ("g", "0")
+
+
 def test_a_queue_that_its_broker_never_had_begins_at_zero(broker: MockBroker, parts: Parts) -> None:
     """The broker says -1. A seek to it would have the group's offset be none."""
     parts.routes.get("t")
@@ -199,6 +214,13 @@ def test_while_there_is_no_master_its_slave_says_who_the_members_are(broker: Moc
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, slave_only(slave.address))
         assert parts.member.members("g", "t", parts.soon) == ["one", "two"]
         assert parts.member.filters("g", "t", parts.soon) == {"t": Filter("a")}
+
+
+def test_while_there_is_no_master_its_slave_says_how_a_topic_stores_batches(broker: MockBroker, parts: Parts) -> None:
+    """Without an answer nothing would be pulled from it with a filter."""
+    with MockBroker({Request.GET_TOPIC_CONFIG: topic_config(**{QUEUE_TYPE: BATCH_QUEUE})}) as slave:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, slave_only(slave.address))
+        assert parts.kinds.attributes("t", "broker-a", parts.soon) == {QUEUE_TYPE: BATCH_QUEUE}
 
 
 def test_an_offset_of_a_group_that_a_broker_makes_at_its_first_pull_is_stored_then(

@@ -69,6 +69,18 @@ def test_members_say_what_they_have_and_groups_without_them_have_offsets(
     assert "it is gone" in line
 
 
+def test_a_group_outside_without_members_is_asked_about_by_its_own_name(asked: MockBroker) -> None:
+    """With the ending of the environment that name is another group's."""
+    asked.on(Request.QUERY_TOPIC_CONSUME_BY_WHO, ok(b'{"groupList":["gone"]}'))
+    asked.on(Request.GET_CONSUMER_LIST_BY_GROUP, refuse(Response.SYSTEM_ERROR, "no consumer"))
+    parts = Parts(asked.address, scope=Scope(suffix="dev"))
+    one = (MessageQueue("t", "broker-a", 1),)
+    assert readers(parts.calls, parts.admin, "t") == [GroupReader("gone", None, one, inside=False)]
+    (command,) = asked.seen(Request.GET_CONSUME_STATS)
+    assert (command.ext["consumerGroup"], command.ext["topic"]) == ("gone", "t_dev")
+    parts.close()
+
+
 def test_what_each_member_wants(asked: MockBroker) -> None:
     table = f'{{"brokerAddrTable":{{"broker-a":{{"brokerName":"broker-a","brokerAddrs":{{0:"{asked.address}"}}}}}}}}'
     asked.on(Request.GET_BROKER_CLUSTER_INFO, ok(table.encode()))

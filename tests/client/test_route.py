@@ -149,6 +149,18 @@ class TestNameServers:
                 parts.routes.fetch("t")
             parts.pool.close()
 
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_a_topic_that_one_does_not_know_is_missing_though_another_is_away(
+        self, broker: MockBroker, dead: str, first: int
+    ) -> None:
+        """Or nobody could make it, and its error would be that no name server answers."""
+        broker.on(ROUTE, NO_ROUTE)
+        parts = Parts(f"{dead};{broker.address}")
+        starting_with(parts, first)
+        with pytest.raises(RouteNotFound):
+            parts.routes.fetch("t")
+        parts.pool.close()
+
     def test_a_fault_while_a_route_changes_is_asked_about_once_more(self, broker: MockBroker, parts: Parts) -> None:
         fault = refuse(1, "java.util.ConcurrentModificationException, null")
         answers = [fault, route(2, {"broker-a": broker.address}), fault, fault]

@@ -1,7 +1,8 @@
-"""Every verb of a producer stays in its namespace: a name that is sent as the user wrote it is another tenant's."""
+"""Every verb of producers and consumers stays in its namespace: a name that is sent as the user wrote it is another tenant's."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -12,7 +13,8 @@ from rocketmq_spark.base.codes import FIRST_WITH_TIMERS, Request
 from rocketmq_spark.model import MessageQueue, SendRequest
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
-from tests.mockbroker import MockBroker, ok
+from tests.client.test_send_back import message
+from tests.mockbroker import MockBroker, ok, topic_config
 
 QUEUE = MessageQueue("t", "broker-a", 1)
 ANSWER = ok(msgId="0A", queueId=1, queueOffset=7)
@@ -70,3 +72,60 @@ def test_11_26_topic_and_group_of_everything_else(broker: MockBroker, tenant: Pa
     assert b'"groupName":"ns%g"' in bytes(beat.body)
     (bye,) = broker.seen(Request.UNREGISTER_CLIENT)
     assert bye.ext["producerGroup"] == "ns%g"
+
+
+def test_topic_and_group_of_what_a_member_asks_of_a_queue(broker: MockBroker, tenant: Parts) -> None:
+    """With a plain name, a group of that name outside would hold its locks, have its offsets and get its retries."""
+    mine, locks = (
+        {"topic": "ns%t", "brokerName": "broker-a", "queueId": 1},
+        (Request.LOCK_BATCH_MQ, Request.UNLOCK_BATCH_MQ),
+    )
+    broker.on(locks[0], ok(json.dumps({"lockOKMQSet": [mine]}).encode()))
+    broker.on(Request.GET_CONSUMER_LIST_BY_GROUP, ok(b'{"consumerIdList":["one"]}'))
+    for code in (locks[1], Request.UPDATE_CONSUMER_OFFSET, Request.CONSUMER_SEND_MSG_BACK):
+        broker.on(code, ok())
+    broker.on(Request.QUERY_CONSUMER_OFFSET, ok(offset=8))
+    member, soon = tenant.member, tenant.soon
+    assert member.members("g", "t", soon) == ["one"]
+    assert member.lock("g", [QUEUE], soon) == {QUEUE}
+    member.unlock("g", [QUEUE], soon)
+    assert member.committed("g", QUEUE, soon) == 8
+    assert member.commit("g", {QUEUE: 9}, soon) == {}
+    member.send_back("g", message(), -1, 16, soon)
+    member.send_to_retry("g", message(), 16, soon)
+    for code in locks:
+        (lock,) = broker.seen(code)
+        asked = json.loads(bytes(lock.body))
+        assert (asked["consumerGroup"], asked["mqSet"]) == ("ns%g", [mine])
+    about = (Request.GET_CONSUMER_LIST_BY_GROUP, Request.QUERY_CONSUMER_OFFSET, Request.UPDATE_CONSUMER_OFFSET)
+    assert [broker.seen(code)[0].ext["consumerGroup"] for code in about] == ["ns%g"] * 3
+    assert [broker.seen(code)[0].ext["topic"] for code in about[1:]] == ["ns%t"] * 2
+    (back,) = broker.seen(Request.CONSUMER_SEND_MSG_BACK)
+    assert (back.ext["group"], back.ext["originTopic"]) == ("ns%g", "ns%t")
+    (copy,) = broker.seen(Request.SEND_MESSAGE_V2)
+    assert copy.ext["b"] == "%RETRY%ns%g"
+    assert "RETRY_TOPIC\x01ns%t\x02" in copy.ext["i"]
+
+
+def test_topic_and_group_of_what_readers_ask(broker: MockBroker, tenant: Parts) -> None:
+    """Else the topic of that name outside says how this one stores batches, or whether its filter is right."""
+    broker.on(Request.CHECK_CLIENT_CONFIG, ok())
+    broker.on(Request.GET_TOPIC_STATS_INFO, ok())
+    broker.on(Request.GET_TOPIC_CONFIG, topic_config())
+    broker.on(Request.PULL_MESSAGE, ok(nextBeginOffset=1, minOffset=0, maxOffset=1))
+    brokers, soon = tenant.brokers, tenant.soon
+    tenant.routes.get("t")
+    assert not brokers.is_proxy("t", "broker-a", soon)
+    assert brokers.read_queues("t", "broker-a", soon) is not None
+    assert tenant.kinds.attributes("t", "broker-a", soon) == {}
+    tenant.questions.attributes([("broker-a", "t")], soon)
+    brokers.check_filter("broker-a", "g", "t", "a > 1", soon)
+    brokers.sample("g", QUEUE, 0, soon)
+    kinds = [command.ext["topic"] for command in broker.seen(Request.GET_TOPIC_CONFIG)]
+    assert kinds == ["ns%t"] * 3
+    assert broker.seen(Request.GET_TOPIC_STATS_INFO)[0].ext["topic"] == "ns%t"
+    (check,) = broker.seen(Request.CHECK_CLIENT_CONFIG)
+    told = json.loads(bytes(check.body))
+    assert (told["group"], told["subscriptionData"]["topic"]) == ("ns%g", "ns%t")
+    (pull,) = broker.seen(Request.PULL_MESSAGE)
+    assert (pull.ext["consumerGroup"], pull.ext["topic"]) == ("ns%g", "ns%t")

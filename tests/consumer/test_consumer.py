@@ -182,6 +182,7 @@ def test_broadcasting_members_get_everything_and_keep_offsets_in_a_file(group: G
     consumer.stop()
     assert not port.seen("send_back")
     assert not group.brokers.offsets
+    assert {membership.message_model for membership in port.seen("heartbeat")} == {"BROADCASTING"}
     assert {request.commit_offset for request in port.seen("pull")} == {None}
     group.brokers.send(q("a:0"), b"2")
     group.got.clear()

@@ -1,17 +1,23 @@
-"""Where a consumer asks for the messages of a topic."""
+"""Where a consumer asks for the messages of a topic, and by which names."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.grpc_proxy import member as grpc_member
-from rocketmq_spark.grpc_proxy.facts import Code
+from rocketmq_spark.grpc_proxy.facts import Code, MessageType
+from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.grpc_proxy.protos import proto
-from tests.grpc_proxy.scripted import status
+from rocketmq_spark.grpc_proxy.sender import ProxySender
+from rocketmq_spark.model import NO_FILTER
+from rocketmq_spark.session import proxied
+from tests.grpc_proxy.scripted import client, route, serving, status
 from tests.grpc_proxy.test_member import giving
+from tests.mockbroker import eventually
 
 
 def test_a_broker_that_a_topic_gets_later_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +37,81 @@ def test_a_broker_that_a_topic_gets_later_is_asked_too(monkeypatch: pytest.Monke
         assert member.places("t", Deadline.after(30)) == 2
         (found,) = member.receive(("t", 1), 1, 30.0, 1.0, Deadline.after(30))
         assert found.queue.broker_name == "broker-b"
+
+
+def _answers() -> dict[str, tuple[str, Any]]:
+    """What a Proxy answers to all that a consumer asks; with a name for what was asked."""
+    assigned = proto("QueryAssignmentResponse")(status=status(Code.OK))
+    assigned.assignments.add().message_queue.broker.name = "broker-a"
+    given = proto("ReceiveMessageResponse")()
+    given.message.system_properties.message_id = "ID"
+    found = {"QueryAssignment": ("assignment", assigned), "ReceiveMessage": ("receive", iter([given]))}
+    found["Heartbeat"] = "beat", proto("HeartbeatResponse")(status=status(Code.OK))
+    for rpc in ("AckMessage", "ChangeInvisibleDuration", "ForwardMessageToDeadLetterQueue", "NotifyClientTermination"):
+        found[rpc] = rpc, proto(f"{rpc}Response")(status=status(Code.OK))
+    return found
+
+
+def test_topic_and_group_have_the_names_of_the_wire_in_all_that_a_consumer_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a plain name it would take, or finish, messages as a group outside its namespace."""
+    seen: dict[str, Any] = {}
+
+    def keep(name: str, answer: Any) -> Callable[[Any, Any], Any]:
+        def kept(request: Any, context: Any) -> Any:
+            seen[name] = request
+            return answer
+
+        return kept
+
+    def settings(commands: Any, context: Any) -> Iterator[Any]:
+        for command in commands:
+            seen["settings"] = command.settings.subscription
+            yield command
+
+    answers = {"Telemetry": settings, **{rpc: keep(name, answer) for rpc, (name, answer) in _answers().items()}}
+    monkeypatch.setattr(grpc_member, "HEARTBEAT_S", 0.01)
+    with serving(answers) as address:
+        member = ProxyMember(client(address, connect_timeout_s=30.0, on_wire=lambda name: f"ns%{name}"), "g", bytes)
+        soon = Deadline.after(30)
+        member.subscribe({"t": NO_FILTER}, soon)
+        (message,) = member.receive(("t", 0), 1, 30.0, 1.0, soon)
+        assert message.topic == "t"
+        member.ack(message, soon)
+        member.change_invisible(message, 30.0, soon)
+        member.forward_to_dlq(message, soon)
+        eventually(lambda: "beat" in seen)
+        member.close(soon)
+    about = seen.pop("settings")
+    assert (about.group.name, [one.topic.name for one in about.subscriptions]) == ("ns%g", ["ns%t"])
+    assert {name: request.group.name for name, request in seen.items()} == dict.fromkeys(seen, "ns%g")
+    with_topic = {
+        name: request.topic.name for name, request in seen.items() if "topic" in request.DESCRIPTOR.fields_by_name
+    }
+    assert with_topic == dict.fromkeys(
+        ("assignment", "AckMessage", "ChangeInvisibleDuration", "ForwardMessageToDeadLetterQueue"), "ns%t"
+    )
+    assert len(seen) == 7
+
+
+def test_a_producer_asks_for_its_topics_by_the_names_of_the_wire() -> None:
+    asked: list[str] = []
+
+    def routed(request: Any, context: Any) -> Any:
+        asked.append(request.topic.name)
+        return route(MessageType.NORMAL)(request, context)
+
+    def recalled(request: Any, context: Any) -> Any:
+        asked.append(request.topic.name)
+        return proto("RecallMessageResponse")(status=status(Code.OK), message_id="ID")
+
+    with serving({"QueryRoute": routed, "RecallMessage": recalled}) as address:
+        proxy = client(address, connect_timeout_s=30.0, on_wire=lambda name: f"ns%{name}")
+        sender, soon = ProxySender(proxy, proxied.messages_of, proxied.unpack), Deadline.after(30)
+        (queue, *_) = sender.publish_queues("t", soon)
+        assert queue.topic == "t"
+        assert sender.probe(queue.broker_name, "t", soon)
+        assert sender.recall("t", queue.broker_name, "handle", "g", soon) == "ID"
+        proxy.close()
+    assert asked == ["ns%t"] * 3

@@ -183,6 +183,7 @@ def test_a_question_is_answered_where_it_came_from(
 
         leave = sender.join("g", 0, check)
         sender.send(queue, HALF, soon())
+        assert [topic.name for topic in scripted.settings[-1].publishing.topics] == ["ns%t"], "or nobody would be asked"
         scripted.ask("of others")
         scripted.ask("ns%t")
         eventually(lambda: bool(asked))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections import Counter, defaultdict
 
-from rocketmq_spark import Consumer, Message
+from rocketmq_spark import Admin, Consumer, Message, SimpleConsumer
 from rocketmq_spark.base.codes import DLQ_PREFIX
 from rocketmq_spark.consumer.pop.simple_consumer import MIN_INVISIBLE_S
 from rocketmq_spark.grpc_proxy.member import ProxyMember
 from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import ReceivedMessage
 from tests.live.grpc.popper import lease
-from tests.live.grpc.proxied import forgotten, new_topic, producer, stored_rows
+from tests.live.grpc.proxied import forgotten, known, new_topic, producer, stored_rows
 from tests.mockbroker import eventually
 from tests.witness import java_send
 
@@ -106,3 +108,41 @@ def test_a_listener_that_takes_longer_than_a_lease_keeps_its_message(proxied, mo
         eventually(lambda: member.stats().consumed == 2, 60)
     assert [body for body, _ in began] == [b"long", b"next"]
     assert not [text for text in ("invisible time of message", "could not be") if text in caplog.text]
+
+
+def test_in_a_namespace_messages_stay_inside_and_have_the_names_of_users(proxied):
+    topic, group = new_topic(proxied), f"shop-{uuid.uuid4().hex[:6]}"
+    proxied.create_topic(f"shop%{topic}", 1)
+    proxied.admin.create_group(f"shop%{group}", settings={"retryMaxTimes": 1})
+    eventually(lambda: bool(known(proxied, topic, namespace="shop")), 60)
+    with producer(proxied) as others, producer(proxied, namespace="shop") as mine:
+        others.send(Message(topic, b"of others"))
+        done, dead = (mine.send(Message(topic, body)).msg_id for body in (b"done", b"poison"))
+    assert {row["msgId"] for row in stored_rows(proxied, f"shop%{topic}", 2)} == {done, dead}
+    got: Counter[tuple[str, str]] = Counter()
+    lock = threading.Lock()
+
+    def listener(messages, context):
+        (message,) = messages
+        with lock:
+            got[message.msg_id, message.topic] += 1
+        return context.retry(1) if message.body == b"poison" else None
+
+    with consumer(proxied, group, namespace="shop") as member:
+        member.subscribe(topic)
+        member.start(listener)
+        letters = f"{DLQ_PREFIX}shop%{group}"
+        eventually(lambda: letters in proxied.admin.topics(), 60)
+        (row,) = stored_rows(proxied, letters, 1)
+    assert row["msgId"] == dead
+    assert got == Counter({(done, topic): 1, (dead, topic): 2})
+    with SimpleConsumer(proxy_endpoint=proxied.proxy_grpc, group=f"{group}-simple", namespace="shop") as simple:
+        simple.subscribe(topic)
+        found: list[ReceivedMessage] = []
+        eventually(lambda: found.extend(simple.receive(invisible="60s")) or len(found) >= 2, 60)
+        for message in found:
+            simple.ack(message)
+    assert {(message.msg_id, message.topic) for message in found} == {(done, topic), (dead, topic)}
+    with Admin(proxied.name_server) as admin:
+        made = {name for name in admin.groups() if group in name}
+    assert made == {f"shop%{group}", f"shop%{group}-simple"}
