@@ -319,3 +319,23 @@ def test_a_close_returns_what_listeners_did_not_finish(monkeypatch: pytest.Monke
         assert await consumer.close() == []
 
     run(body)
+
+
+def test_a_run_that_is_cancelled_after_its_start_leaves_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at Ctrl-C: it would keep its queues, and go on calling the listener, as long as the program runs."""
+    real = consumers.Consumer
+    monkeypatch.setattr(consumers, "Consumer", lambda *given, **options: Wrapped(real))
+    monkeypatch.setattr(aio.Consumer, "start", lambda consumer, listener: asyncio.sleep(0))
+
+    async def body() -> None:
+        consumer: Any = aio.Consumer("h:1", "g")
+        running = asyncio.create_task(consumer.run(lambda messages, context: None))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert (running.done(), consumer._consumer.calls) == (False, [])
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert consumer._consumer.calls == [("stop", bound(real, "stop", (30.0,), {}))]
+
+    run(body)
