@@ -19,7 +19,7 @@ from rocketmq_spark.consumer.result import LaterListener
 from rocketmq_spark.errors import CallTimeout, SendFailed
 from rocketmq_spark.model import Message
 from rocketmq_spark.session import consumers, producers
-from tests.aio.conftest import WAIT_S, producing, run
+from tests.aio.conftest import WAIT_S, producing, run, until, waits
 from tests.producer.scripted import ScriptedSender
 from tests.queues import q
 
@@ -278,3 +278,64 @@ def test_what_calls_one_by_one_gets_a_function(
     run(body)
     (code,) = started
     assert isinstance(code, LaterListener) == in_loop
+
+
+def test_so_many_listeners_run_at_a_time_as_the_option_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand messages that came at once would all be at work at once."""
+    started: list[Any] = []
+    monkeypatch.setattr(consumers.Consumer, "start", lambda consumer, code: started.append(code))
+    running: list[object] = []
+    ended: list[object] = []
+
+    async def body() -> None:
+        go = asyncio.Event()
+
+        async def listener(messages: object, context: object) -> None:
+            running.append(messages)
+            await go.wait()
+
+        async with aio.Consumer("h:1", "g", consume_thread_min=3) as consumer:
+            await consumer.start(listener)
+            for number in range(9):
+                waits(started[0], number, ended.append)
+            await until(lambda: len(running) >= 3)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert running == [0, 1, 2]
+            go.set()
+            await until(lambda: len(ended) == 9)
+
+    run(body)
+
+
+def test_a_close_returns_what_listeners_did_not_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = consumers.Consumer
+    monkeypatch.setattr(consumers, "Consumer", lambda *given, **options: Wrapped(real))
+
+    async def body() -> None:
+        consumer: Any = aio.Consumer("h:1", "g")
+        assert await consumer.close(3.0) == "what stop returns"
+        assert consumer._consumer.calls == [("stop", bound(real, "stop", (3.0,), {}))]
+        assert await consumer.close() == []
+
+    run(body)
+
+
+def test_a_run_that_is_cancelled_after_its_start_leaves_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at Ctrl-C: it would keep its queues, and go on calling the listener, as long as the program runs."""
+    real = consumers.Consumer
+    monkeypatch.setattr(consumers, "Consumer", lambda *given, **options: Wrapped(real))
+    monkeypatch.setattr(aio.Consumer, "start", lambda consumer, listener: asyncio.sleep(0))
+
+    async def body() -> None:
+        consumer: Any = aio.Consumer("h:1", "g")
+        running = asyncio.create_task(consumer.run(lambda messages, context: None))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert (running.done(), consumer._consumer.calls) == (False, [])
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert consumer._consumer.calls == [("stop", bound(real, "stop", (30.0,), {}))]
+
+    run(body)

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from rocketmq_spark.cli import background
 from rocketmq_spark.cli.command import app
-from tests.cli.conftest import documents
+from tests.cli.conftest import COMMAND, documents
 from tests.helpers import awaited
 
 
@@ -55,7 +55,11 @@ def test_a_life_in_the_background(cli, own_cache):
     assert not abort.exists(), "killed, a broker loses the offsets that groups committed in the last seconds"
 
     # The data was kept, and so was the address.
-    (second,) = documents(cli("broker", "start", "--json").stdout)
+    # A script reads it to its end: what runs in the background has none of its streams.
+    script = subprocess.run(
+        [*COMMAND, "broker", "start", "--json"], capture_output=True, text=True, timeout=120, check=True
+    )
+    (second,) = documents(script.stdout)
     assert second["nameServer"] == started["nameServer"]
     tailed = awaited(lambda: cli("tail", "kept", "--no-follow").stdout, bool)
     assert tailed.endswith("still here\n")

@@ -138,6 +138,7 @@ ADMINISTRATION = (
     "message find --topic t --key k", "user list", "user set u", "user delete u --yes", "policy list",
     "policy set u Topic:t Sub", "policy delete u Topic:t --yes", "offsets show g", "offsets set g --to latest --yes",
     "lag --group g", "dlq show g", "dlq resend g --yes", "tail t", "produce t",
+    "consume t --group g", "copy t u --group g",
 )  # fmt: skip
 
 

@@ -97,9 +97,11 @@ def test_a_queue_that_is_added_later_begins_where_it_is_said(monkeypatch):
     monkeypatch.setattr(tail, "_store_start", lambda *given: None)
     monkeypatch.setattr(consumers, "PullConsumer", lambda **given: asked.append(given) or made)
     how = {"begin": "earliest", "group": "g", "tags": "a", "sql": None}
-    assert tail.subscribed(Target({"name_server": "h:1"}), "t", how) is made
-    options = {"name_server": "h:1", "consume_from_where": "earliest", "group": "g", "auto_commit": False}
-    assert asked == [options, ("t", "a", None)]
+    where = {"name_server": "h:1", "namespace": "shop", "environment": "2", "environments": "2"}
+    given = {**where, "access_key": "me", "secret_key": "hush", "tls": True}
+    assert tail.subscribed(Target(given), "t", how) is made
+    options = {**given, "consume_from_where": "earliest", "group": "g", "auto_commit": False}
+    assert asked == [options, ("t", "a", None)], "not the topic and the group of another"
 
 
 def test_a_queue_that_another_member_has_meanwhile_is_no_failure_and_the_others_are_committed(capsys):

@@ -231,6 +231,29 @@ def test_what_commands_change_and_delete_is_that_of_the_namespace(
     assert len(rocketmq.admin.describe_topic(topic)) == 1
 
 
+def test_what_is_consumed_and_copied_is_that_of_the_namespace(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], run: Run
+) -> None:
+    """Read as the group of the plain name, it would be missing for the readers of that."""
+    topic, copied, group = make_topic(queues=1), make_topic(queues=1), f"g{uuid.uuid4().hex[:6]}"
+    for name in (topic, copied):
+        rocketmq.create_topic(f"shop%{name}", 1)
+    where = ("-o", "namespace=shop")
+    assert run("produce", topic, input="of\nothers\nmore\n").exit_code == 0
+    assert run("produce", topic, *where, input="a\nb\n").exit_code == 0
+    total(rocketmq, topic, 3)
+    total(rocketmq, f"shop%{topic}", 2)
+    read = run("consume", topic, "--group", group, "--from", "earliest", "--count", "2", *where)
+    assert [row["body"] for row in documents(read.stdout)] == ["a", "b"]
+    told = documents(run("copy", topic, copied, "--group", f"{group}c", "--json", *where).stdout)
+    assert [row["copied"] for row in told] == [2]
+    total(rocketmq, f"shop%{copied}", 2)
+    with Admin(rocketmq.name_server) as admin:
+        for name in (group, f"{group}c"):
+            assert set(admin.offsets(f"shop%{name}", [f"shop%{topic}"]).values()) == {2}
+            assert name not in admin.groups()
+
+
 def test_a_queue_that_takes_no_messages_is_written_by_nobody() -> None:
     shown = _shown({"environment": "1", "writable": False, "readers": []})
     assert (shown["environment"], shown["shown"]) == (None, None)

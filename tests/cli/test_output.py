@@ -139,3 +139,12 @@ def test_a_table_too_wide_for_the_terminal_has_topics_on_lines_of_their_own(monk
     monkeypatch.setenv("COLUMNS", "33")
     Text().rows(columns, rows)
     assert screen.getvalue().splitlines() == grouped
+
+
+@pytest.mark.parametrize("output", [Json(), Text()])
+def test_a_line_is_written_before_the_command_goes_on(monkeypatch, output):
+    """``consume`` commits behind it: what is held back in this process would be missing after a kill."""
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, "utf-8"))
+    output.item({"n": 1}, "one")
+    assert written.getvalue() in (b'{"n": 1}\n', b"one\n")

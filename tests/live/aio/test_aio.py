@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from rocketmq_spark import Message, ReceivedMessage, aio
 from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model.message import PoppedMessage
 from tests.aio.conftest import run, until
 from tests.fix_spark import ROOT
 from tests.helpers import stored
@@ -209,6 +210,35 @@ def test_a_simple_consumer_keeps_what_came_for_a_receive_that_was_cancelled(prox
                     got[message.msg_id] = message.body
                     await consumer.ack(message)
             assert got.keys() == sent
+
+    run(body)
+
+
+def test_a_coroutine_listener_over_grpc_finishes_what_it_gets_and_gets_again_what_failed(proxied: LocalBroker) -> None:
+    topic = new_topic(proxied)
+    options: dict[str, Any] = {"transport": "grpc", "proxy_endpoint": proxied.proxy_grpc}
+    got: Counter[bytes] = Counter()
+    loops: set[asyncio.AbstractEventLoop] = set()
+
+    async def listener(messages: tuple[PoppedMessage, ...], context: Any) -> object:
+        await asyncio.sleep(0)
+        loops.add(asyncio.get_running_loop())
+        (message,) = messages
+        got[message.body] += 1
+        return context.retry(1) if message.body == b"7" and got[message.body] == 1 else None
+
+    async def body() -> None:
+        async with (
+            aio.Consumer(group=f"g-{topic}", **options) as consumer,
+            aio.Producer(group="g", send_timeout="30s", **options) as producer,
+        ):
+            await consumer.subscribe(topic)
+            await consumer.start(listener)
+            await asyncio.gather(*[producer.send(Message(topic, b"%d" % i)) for i in range(50)])
+            await until(lambda: (consumer.stats().consumed, consumer.stats().cached) == (50, 0))
+            assert got == Counter({**{b"%d" % i: 1 for i in range(50)}, b"7": 2})
+            assert loops == {asyncio.get_running_loop()}
+            assert consumer.stats().failed == 1
 
     run(body)
 
