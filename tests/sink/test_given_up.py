@@ -157,13 +157,16 @@ SCRIPT = """
 
         for _ in batches:
             pass
-        for number in range(200):
-            if number and TaskContext.get().attemptNumber() == 0 and os.path.exists(log):
+        until = time.monotonic() + 60
+        while not TaskContext.get().attemptNumber():
+            if os.path.exists(log) or time.monotonic() > until:
                 raise ValueError("the input fails")
-            yield pa.RecordBatch.from_arrays([pa.array(range(20000))], names=["id"])
-            if TaskContext.get().attemptNumber():
-                return
-            time.sleep(0.1)
+            time.sleep(0.01)
+        yield pa.RecordBatch.from_arrays([pa.array([1])], names=["id"])
+
+    def note(line):
+        with open(log, "a") as file:
+            print(line, file=file)
 
     def sink(batches):
         from pyspark import TaskContext
@@ -172,23 +175,20 @@ SCRIPT = """
 
         over = guarantee.watch()
         attempt = TaskContext.get().attemptNumber()
-        if not attempt:  # without the daemon Spark hears of its input only while it gives it to us
-            with open(log, "a") as file:
-                file.write("sends\\n")
-        for _ in batches:
-            if attempt:
-                break
-            until = time.monotonic() + 20
+        if not attempt:  # nothing is read: Spark notices that its input failed when it has given us all that came before
+            note("sends")
+            until = time.monotonic() + 30
             while not over() and time.monotonic() < until:
                 time.sleep(0.01)
-            with open(log, "a") as file:
-                file.write("stops\\n" if over() else "goes on\\n")
+            note("stops" if over() else "goes on")
             return
+        for _ in batches:
+            break
         yield pa.RecordBatch.from_arrays([pa.array([int(over())])], names=["id"])
 
     one = spark.range(0, 1, 1, 1)
     rows = one.mapInArrow(source, "id long").mapInArrow(sink, "id long").collect()
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while open(log).read().count("\\n") < 2 and time.monotonic() < until:
         time.sleep(0.1)
     report([[row.id for row in rows], open(log).read().split("\\n")[:-1]])
