@@ -15,11 +15,11 @@ TRANSPORT ?= remoting
 demo: java $(READY)
 	@$(BIN)/rocketmq-spark demo --transport $(TRANSPORT)
 
-# Five processes share the tests, the longest first, and two of them begin with those that wait; meanwhile the sources are checked.
+# Six processes share the tests, the longest first, and three of them begin with those that wait; meanwhile the sources are checked.
 # How many messages, kills and batches the tests use is one variable: ROCKETMQ_SPARK_TEST_SCALE, see tests/scale.py.
 test: java $(READY)
 	@$(MAKE) --no-print-directory check & check=$$!; \
-	$(PYTEST) --complete -n 5 --dist loadfile $(OPTIONS); tests=$$?; wait $$check && exit $$tests
+	$(PYTEST) --complete -n 6 --dist loadfile $(OPTIONS); tests=$$?; wait $$check && exit $$tests
 
 # The source on the oldest PySpark that is supported, in an environment of its own.
 test-4.2: java
