@@ -19,7 +19,7 @@ demo: java $(READY)
 # How many messages, kills and batches the tests use is one variable: ROCKETMQ_SPARK_TEST_SCALE, see tests/scale.py.
 test: java $(READY)
 	@$(MAKE) --no-print-directory check & check=$$!; \
-	$(PYTEST) --complete -n 5 --dist loadfile $(OPTIONS); tests=$$?; wait $$check && exit $$tests
+	$(PYTEST) --complete -n 6 --dist loadfile $(OPTIONS); tests=$$?; wait $$check && exit $$tests
 
 # The source on the oldest PySpark that is supported, in an environment of its own.
 test-4.2: java
