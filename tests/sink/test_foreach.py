@@ -138,9 +138,11 @@ class Frame:
 
     def __init__(self, before: Callable[[], object]) -> None:
         self._before = before
+        self.begun = False
 
     def mapInArrow(self, send: Any, schema: str) -> Any:
         self._before()
+        self.begun = True
         session.close_all()
         done = pickle.loads(pickle.dumps(send))(iter([frame(body=["mine"])]))
         return SimpleNamespace(collect=lambda: [row for batch in done for row in batch.to_pylist()])
@@ -152,12 +154,14 @@ def test_a_task_sends_to_the_queue_that_its_driver_counted_although_a_broker_lef
     with MockBroker() as names, MockBroker(script) as mine, MockBroker(script) as others:
         both = {"broker-a": mine.address, "broker-b": others.address}
         names.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, both))
-        writer = foreach_batch_writer(names.address, topic="t", environment="1", send_timeout="2s")
+        given: dict[str, Any] = {"topic": "t", "environment": "1"}
+        writer = foreach_batch_writer(names.address, **given)
         writer(Frame(lambda: None), 0)  # type: ignore[arg-type]
         assert (writer.total.rows, len(mine.seen(Request.SEND_BATCH_MESSAGE))) == (1, 1)
         left = Frame(lambda: names.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-b": others.address})))
         with pytest.raises(RocketMQError):
-            writer(left, 1)  # type: ignore[arg-type]
+            foreach_batch_writer(names.address, send_timeout="3s", **given)(left, 1)  # type: ignore[arg-type]
+        assert left.begun
         assert others.seen(Request.SEND_BATCH_MESSAGE) == []
     session.close_all()
 
