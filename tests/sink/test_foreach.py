@@ -5,23 +5,28 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 
 import rocketmq_spark
-from rocketmq_spark import foreach_batch_writer, write_rocketmq
-from rocketmq_spark.errors import OptionError, RouteNotFound
+from rocketmq_spark import foreach_batch_writer, session, write_rocketmq
+from rocketmq_spark.base.codes import Request
+from rocketmq_spark.errors import OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.spark.sink import foreach
 from rocketmq_spark.spark.sink.report import AtBroker, Written
 from tests.fix_spark import finish
 from tests.helpers import stored
-from tests.live.writes import Make, bodies, by_queue
+from tests.live.writes import Make, bodies, by_queue, frame
+from tests.mockbroker import MockBroker, ok, route
 from tests.sink.test_notes import checkpoint
 
 if TYPE_CHECKING:
@@ -123,6 +128,42 @@ def test_one_action_reads_the_source_once(spark: SparkSession, rocketmq: LocalBr
     frame = spark.range(100).selectExpr("cast(id as string) body").mapInArrow(count, "body string")
     foreach_batch_writer(name_server=rocketmq.name_server, topic=topic)(frame, 0)
     assert seen.value == 100
+
+
+class Frame:
+    """A DataFrame of one row, whose task begins in a process of its own, once ``before`` has happened."""
+
+    schema = from_arrow_schema(frame(body=["mine"]).schema)
+    sparkSession = SimpleNamespace(conf=SimpleNamespace(get=lambda name, default: default))
+
+    def __init__(self, before: Callable[[], object]) -> None:
+        self._before = before
+        self.begun = False
+
+    def mapInArrow(self, send: Any, schema: str) -> Any:
+        self._before()
+        self.begun = True
+        session.close_all()
+        done = pickle.loads(pickle.dumps(send))(iter([frame(body=["mine"])]))
+        return SimpleNamespace(collect=lambda: [row for batch in done for row in batch.to_pylist()])
+
+
+def test_a_task_sends_to_the_queue_that_its_driver_counted_although_a_broker_left_the_route() -> None:
+    """The number of an environment would be another one's queue among those that are left."""
+    script = {Request.SEND_BATCH_MESSAGE: ok(msgId="x", queueId=0, queueOffset=0)}
+    with MockBroker() as names, MockBroker(script) as mine, MockBroker(script) as others:
+        both = {"broker-a": mine.address, "broker-b": others.address}
+        names.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, both))
+        given: dict[str, Any] = {"topic": "t", "environment": "1"}
+        writer = foreach_batch_writer(names.address, **given)
+        writer(Frame(lambda: None), 0)  # type: ignore[arg-type]
+        assert (writer.total.rows, len(mine.seen(Request.SEND_BATCH_MESSAGE))) == (1, 1)
+        left = Frame(lambda: names.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-b": others.address})))
+        with pytest.raises(RocketMQError):
+            foreach_batch_writer(names.address, send_timeout="3s", **given)(left, 1)  # type: ignore[arg-type]
+        assert left.begun
+        assert others.seen(Request.SEND_BATCH_MESSAGE) == []
+    session.close_all()
 
 
 def test_speculation_is_warned_of(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from rocketmq_spark import exactly_once_conf
-from rocketmq_spark.base import extras
+from rocketmq_spark import exactly_once_conf, session
+from rocketmq_spark.base import extras, process
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.columnar.encode.content_ids import BatchName, RowHash
 from rocketmq_spark.errors import (
@@ -148,3 +148,18 @@ def test_a_stream_must_say_where_its_checkpoint_is() -> None:
     options = sink_options("x:1", topic="t", deliveryGuarantee="exactly-once")
     with pytest.raises(OptionError, match=r"Give the writer .option\('checkpointLocation', ...\)"):
         RocketMQStreamWriter(options, from_arrow_schema(frame(body=["x"]).schema))
+
+
+def test_topics_are_checked_once_in_each_place(monkeypatch):
+    """The same name may be a compaction topic elsewhere, or one that this user may not read."""
+    checked = []
+    monkeypatch.setattr(session, "client", lambda options: SimpleNamespace(routes=None, brokers=None))
+    monkeypatch.setattr(once, "ends_now", lambda *given: QueueEnds({}, {}))
+    monkeypatch.setattr(once, "_check", lambda options, ends: checked.append(options) is None)
+    process.kept(once._CHECKED).clear()
+    suffixes = [{"environment": name, "environmentMode": "suffix"} for name in ("dev", "test")]
+    places = [{}, {"namespace": "n"}, *suffixes, {"nameServer": "y:1"}, {"topic": "u"}]
+    for place in (*places, *places):
+        once.noted(sink_options("x:1", **{"topic": "t", "deliveryGuarantee": "exactly-once", **place}))
+    assert len(checked) == len(places)
+    process.kept(once._CHECKED).clear()

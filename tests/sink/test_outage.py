@@ -455,6 +455,9 @@ def test_options_of_the_sink_reach_the_fault_table() -> None:
     first = task._faults(sink_options("x:1", sendLatencyFault="4.x"))
     assert first is task._faults(sink_options("x:1", sendLatencyFault="4.x"))
     assert first is not task._faults(sink_options("x:1"))
+    assert first is not task._faults(sink_options("y:1", sendLatencyFault="4.x")), (
+        "brokers of others may have equal names"
+    )
     assert first.tables.isolated_ms == 30_000
 
 

@@ -14,7 +14,7 @@ from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.spark.source import tasks
 from tests.harness import store
 from tests.mockbroker import MockBroker, eventually, never, offsets, ok, refuse, topic_config
-from tests.reading import Run, positions, ranges_of
+from tests.reading import Run, positions, ranges_of, read
 from tests.source.scripted import route, stats
 
 A, B = (MessageQueue("t", "broker-a", number) for number in range(2))
@@ -242,9 +242,10 @@ def test_a_topic_of_which_nothing_was_left_is_known_when_it_is_made_again(script
             run.ahead()
 
 
+@pytest.mark.parametrize("batch", [False, True], ids=["stream", "batch"])
 @pytest.mark.parametrize("differs", [True, False])
 @pytest.mark.parametrize("read_from", ["slave", "hint"])
-def test_a_slave_that_has_the_old_messages_is_not_read(scripted, read_from, differs, monkeypatch):
+def test_a_slave_that_has_the_old_messages_is_not_read(scripted, read_from, differs, batch, monkeypatch):
     """The topic was deleted on its master alone, and made again: the slave kept the index. Its master is read."""
 
     def messages(body, store_ms, suggested=0):
@@ -260,8 +261,9 @@ def test_a_slave_that_has_the_old_messages_is_not_read(scripted, read_from, diff
     scripted.on(PULL, messages(b"new", 2 * MARK, 1))
     with MockBroker({PULL: messages(b"old", MARK if differs else 2 * MARK, 1)}) as slave:
         scripted.on(ROUTE, route({"broker-a": {0: scripted.address, 1: slave.address}}))
-        run = Run(scripted.address, readFrom=read_from, startingOffsets="earliest", **QUICK)
-        found = {row["body"] for row in run.batch()}
+        given = {"readFrom": read_from, "startingOffsets": "earliest", **QUICK}
+        rows = read(scripted.address, **given) if batch else Run(scripted.address, **given).batch()
+        found = {row["body"] for row in rows}
         assert found == {b"new"} if differs else b"old" in found
 
 

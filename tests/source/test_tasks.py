@@ -9,13 +9,17 @@ from pyspark import cloudpickle
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
+from rocketmq_spark.base.codes import Request
 from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.reading import Heads
 from rocketmq_spark.spark.source import tasks
 from rocketmq_spark.spark.source.tasks import RangePartition
+from tests.harness import store
+from tests.mockbroker import MockBroker, ok, topic_config
 from tests.reading import bodies, feed
+from tests.source.scripted import route
 
 
 def options(mq, topic, **given):
@@ -80,6 +84,29 @@ def test_topics_with_different_filters_in_one_task(rocketmq, make_topic):
     found = options(rocketmq, f"{one},{two}", tags=f'{{"{one}":"b"}}')
     ranges = [OffsetRange(MessageQueue(topic, "broker-a", 0), 0, end) for topic, end in ((one, 6), (two, 3))]
     assert sorted(bodies(read(found, *ranges))) == sorted(wanted)
+
+
+@pytest.mark.parametrize("batched", ["t", "u"])
+def test_a_batch_topic_is_not_filtered_by_brokers_whatever_is_read_beside_it(batched):
+    """They would drop its batches, whose tags are not those of their messages; of the other topic they send what is wanted."""
+
+    def pulled(call):
+        stored = store(call.ext("topic"), b"x", "TAGS\x01a\x02")
+        return ok(stored, nextBeginOffset=1, minOffset=0, maxOffset=1, suggestWhichBrokerId=0)
+
+    def config(call):
+        return topic_config(queue_type="BatchCQ") if call.ext("topic") == batched else topic_config()
+
+    script = {Request.GET_TOPIC_CONFIG: config, Request.PULL_MESSAGE: pulled}
+    with MockBroker(script) as broker:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route({"broker-a": {0: broker.address}}))
+        given = {"nameServer": broker.address, "subscribe": "t,u", "tags": "a"}
+        ranges = [OffsetRange(MessageQueue(topic, "broker-a", 0), 0, 1) for topic in "tu"]
+        found = read(options_table.parse(given).for_role("batch source"), *ranges)
+        filtered = {pull.ext["topic"] for pull in broker.seen(Request.PULL_MESSAGE) if pull.ext["subscription"] == "a"}
+    session.close_all()
+    assert sorted(row["topic"] for row in found) == ["t", "u"]
+    assert filtered == {"t", "u"} - {batched}
 
 
 @pytest.mark.parametrize(("policy", "fails"), [("fail", True), ("warn", False)])
