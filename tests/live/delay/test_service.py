@@ -76,16 +76,17 @@ def test_3_28_3_35_seven_seconds_and_ten_days_on_a_broker_with_timers_and_on_one
 
 
 @pytest.mark.parametrize(
-    ("place", "inside"),
+    "where",
     [({"namespace": "shop"}, "shop%{}"), ({"environment": "dev", "environment_mode": "suffix"}, "{}_dev")],
     ids=["namespace", "suffix"],
 )
 def test_in_a_namespace_or_an_environment_with_topics_of_its_own_its_own_service_delivers_inside(
-    rocketmq: LocalBroker, make_topic: Any, producing: Producer, node: Node, tmp_path: Path, place: dict[str, Any],
-    inside: str,
+    rocketmq: LocalBroker, make_topic: Any, producing: Producer, node: Node, tmp_path: Path,
+    where: tuple[dict[str, Any], str],
 ) -> None:  # fmt: skip
     """``producing`` and ``node`` are outside, where topics have the same names, and a service is none for those inside."""
-    topic, given, late = make_topic(queues=1), {"name_server": rocketmq.name_server, **place}, timedelta(days=10)
+    (place, inside), topic, late = where, make_topic(queues=1), timedelta(days=10)
+    given = {"name_server": rocketmq.name_server, **place}
     rocketmq.create_topic(inside.format(topic), queues=1)
     producing.send(Message(topic, b"outside"), delay=late)
     with Producer(**given, group="g_inside", long_delay="dmq") as producer, Node(tmp_path / "inside", **given) as own:
