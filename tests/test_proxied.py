@@ -20,6 +20,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.client.sender import ItemEncoder
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.grpc_proxy.channel import Keys, Tls
 from rocketmq_spark.grpc_proxy.facts import Code, MessageType
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.model import Message, SendRequest, SendStatus
@@ -127,6 +128,20 @@ def test_a_batch_that_was_spooled_is_read():
     assert [(part.body, part.properties["TAGS"], part.properties["UNIQ_KEY"]) for part in parts] == [
         (f"{n}".encode(), "a", f"ID{n}") for n in range(3)
     ]
+
+
+def test_tls_keys_and_order_of_the_options_reach_the_client():
+    """Without them it would be in plain text, for whom nobody checks, or with the rights of others; and a group in any order."""
+    files = {"tls": "true", "tlsCaFile": "ca", "tlsCertFile": "cert", "tlsKeyFile": "key", "tlsServerName": "name"}
+    keys = {"accessKey": "a", "secretKey": "s", "securityToken": "t"}
+    given = options.parse({**OVER_GRPC, **files, **keys, "group": "g", "ordered": "true"}).for_role("consumer")
+    for client in (session.pop_member(given), session.sender(given)):
+        access = client._proxy.access
+        assert (access.tls, access.keys()) == (Tls("ca", "cert", "key", "name"), Keys("a", "s", "t"))
+    member, plain = session.pop_member(given), session.pop_member(parsed(group="g"))
+    assert (plain._proxy.access.tls, plain._proxy.access.keys()) == (None, None)
+    assert [each._settings().subscription.fifo for each in (member, plain)] == [True, False]
+    assert member._unpack is proxied.unpack
 
 
 @pytest.mark.parametrize("kind", [SysFlag.ZLIB, SysFlag.LZ4, SysFlag.ZSTD])

@@ -285,8 +285,8 @@ class BaseProducer(Closing):
         if (waiting := DelayHandle.parse(recall_handle)) is not None:
             return self._recall_envelope(waiting, topic, deadline)
         handle = RecallHandle.parse(recall_handle)
-        if handle.topic != topic:
-            raise MessageRefused(f"the recall handle belongs to topic {handle.topic!r}", topic=topic)
+        if handle.topic != (scope := self.settings.scope).on_wire(topic):  # brokers write their own name of it
+            raise MessageRefused(f"the recall handle belongs to topic {scope.plain(handle.topic)!r}", topic=topic)
         self._destinations.queues(topic, deadline)  # the broker's address comes with the route
         return self._sender.recall(topic, handle.broker_name, recall_handle, self.settings.group, deadline)
 

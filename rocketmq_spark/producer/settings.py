@@ -18,8 +18,8 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.options.transport import FEATURES, REMOTING, TransportFeatures, features
 from rocketmq_spark.producer.accumulator import BatchLimits
 from rocketmq_spark.producer.attempts import CURRENT, RETRY_CODES, FaultTables, RetryPolicy, tables
-from rocketmq_spark.queues.environment import Environment, environment_of
-from rocketmq_spark.wire.names import group_problem
+from rocketmq_spark.queues.environment import Environment, environment_of, scope_of
+from rocketmq_spark.wire.names import NO_SCOPE, Scope, group_problem
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,8 @@ class ProducerSettings:
     queue fails with it; ``queues_stay_shut`` refuses what comes later, too. ``max_in_flight`` is how many requests may be
     at brokers at once; None bounds them per broker instead, by ``max_in_flight_per_broker`` or adaptively. What has no
     outcome yet is bounded by ``max_async_messages``, if that is not None, and ``max_async_bytes``.
-    ``features`` are those of the transport. ``transaction_check`` answers brokers about half messages.
+    ``features`` are those of the transport. ``scope`` is for the topic in a recall handle, which has the name that brokers
+    know; all other names are the user's here. ``transaction_check`` answers brokers about half messages.
     """
 
     group: str
@@ -119,6 +120,7 @@ class ProducerSettings:
     batch_max_delay_ms: int | None = None
     total_batch_max_bytes: int | None = None
     environment: Environment | None = None
+    scope: Scope = NO_SCOPE
     features: TransportFeatures = FEATURES[REMOTING]
     transaction_check: HalfCheck | None = None
     long_delay: str = "error"
@@ -149,6 +151,7 @@ class ProducerSettings:
                 options.send_latency_fault or "current", options.latency_max, options.not_available_duration
             ),
             environment=environment_of(options),
+            scope=scope_of(options),
             long_delay=options.long_delay,
             auto_batch=options.auto_batch,
             batch_max_bytes=options.batch_max_bytes,

@@ -477,3 +477,18 @@ def test_a_run_ends_where_handlers_were_not_set_by_python(group: GroupBench, mon
     assert port.seen("leave") == ["g"]
     real(signal.SIGTERM, before)
     real(signal.SIGINT, signal.default_int_handler)
+
+
+def test_a_fork_leaves_the_group_to_its_parent(group: GroupBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer, port = group.consumer()
+    consumer.subscribe("T")
+    consumer.start(lambda messages, context: None)
+    with monkeypatch.context() as forked:
+        forked.setattr("rocketmq_spark.base.process._process", [-1])
+        assert consumer.stop() == []
+        with pytest.raises(ClosedError, match="was forked"):
+            consumer.subscribe("U")
+        assert port.seen("leave") == []
+    consumer.subscribe("U")
+    assert consumer.stop() == []
+    assert port.seen("leave") == ["g"]

@@ -10,7 +10,7 @@ import pytest
 from rocketmq_spark import options
 from rocketmq_spark.base import extras
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.session.spools import SpoolSettings
+from rocketmq_spark.session.spools import SpoolSettings, owner_of
 
 
 def of(**given: Any) -> SpoolSettings | None:
@@ -40,3 +40,23 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(OptionError, match=r"pip install 'rocksdict>=0.3.29'"):
         of(on_send_failure="spool", spool_dir="/s")
+
+
+def test_each_cluster_namespace_and_environment_is_an_owner_of_its_own() -> None:
+    """Or a folder that one left would be sent to the topics of another."""
+    dev, proxy = {"environment": "dev"}, {"transport": "grpc"}
+    each: list[dict[str, str]] = [
+        {"name_server": "h:1"},
+        {"name_server": "i:1"},
+        {"name_server": "h:1", "namespace": "ns"},
+        {"name_server": "h:1", "environment": "1"},
+        {"name_server": "h:1", "environment": "2"},
+        {"name_server": "h:1", "environment_mode": "suffix", **dev},
+        {"name_server": "h:1", "environment_mode": "suffix", "namespace": "ns", **dev},
+        {"proxy_endpoint": "h:2", **proxy},
+        {"proxy_endpoint": "i:2", **proxy},
+        {"proxy_endpoint": "i:2", "namespace": "ns", **proxy},
+        {"proxy_endpoint": "i:2", "environment_mode": "suffix", **dev, **proxy},
+    ]
+    owners = [owner_of(options.parse(given).for_role("producer")) for given in each]
+    assert [(a, b) for i, a in enumerate(owners) for b in owners[:i] if a.is_same(b)] == []

@@ -75,6 +75,37 @@ def test_3_28_3_35_seven_seconds_and_ten_days_on_a_broker_with_timers_and_on_one
         producer.send(Message(near, b"x"), delay=7)
 
 
+@pytest.mark.parametrize(
+    "where",
+    [({"namespace": "shop"}, "shop%{}"), ({"environment": "dev", "environment_mode": "suffix"}, "{}_dev")],
+    ids=["namespace", "suffix"],
+)
+def test_in_a_namespace_or_an_environment_with_topics_of_its_own_its_own_service_delivers_inside(
+    rocketmq: LocalBroker, make_topic: Any, producing: Producer, node: Node, tmp_path: Path,
+    where: tuple[dict[str, Any], str],
+) -> None:  # fmt: skip
+    """``producing`` and ``node`` are outside, where topics have the same names, and a service is none for those inside."""
+    (place, inside), topic, late = where, make_topic(queues=1), timedelta(days=10)
+    given = {"name_server": rocketmq.name_server, **place}
+    rocketmq.create_topic(inside.format(topic), queues=1)
+    producing.send(Message(topic, b"outside"), delay=late)
+    with Producer(**given, group="g_inside", long_delay="dmq") as producer, Node(tmp_path / "inside", **given) as own:
+        gone, _ = (producer.send(Message(topic, body), delay=late) for body in (b"gone", b"inside"))
+        assert own.holds(2)
+        assert gone.recall_handle is not None
+        assert producer.recall(topic, gone.recall_handle) == gone.msg_id
+        assert own.holds(1)
+        own.step_s = node.step_s = DAYS_10
+        for name, body in ((inside.format(topic), b"inside"), (topic, b"outside")):
+            assert [message.body for message in stored(rocketmq, name, 1)] == [body]
+        assert own.holds(0)
+        assert node.holds(0)
+        assert [total(rocketmq, name) for name in (inside.format(topic), topic)] == [1, 1]
+    nobody = pytest.raises(MessageRefused, match="no member of a consumer group consumes dmq_inner_topic")
+    with Producer(**given, group="g_later", long_delay="dmq") as producer, nobody:
+        producer.send(Message(topic, b"x"), delay=late)
+
+
 def test_3_33_javas_consumer_gets_the_original_by_its_tag_and_its_key(
     rocketmq: LocalBroker, topic: str, producing: Producer, node: Node, java_peer: JavaPeer
 ) -> None:

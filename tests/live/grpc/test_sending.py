@@ -12,8 +12,9 @@ import pytest
 from rocketmq_spark import Message, errors
 from rocketmq_spark.base.codes import RESERVED_PROPERTIES, Property
 from rocketmq_spark.model import MessageQueue, SendStatus
-from tests.live.grpc.proxied import forgotten, new_topic, producer, stored_rows, write
+from tests.live.grpc.proxied import forgotten, known, new_topic, producer, stored_rows, write
 from tests.live.writes import frame, numbered
+from tests.mockbroker import eventually
 from tests.witness import java_read
 
 __all__ = ["forgotten"]
@@ -105,6 +106,15 @@ def test_delays_come_when_they_are_due_and_can_be_recalled(proxied):
         found = {row["msgId"]: row["storeTimestamp"].timestamp() * 1000 for row in stored_rows(proxied, topic, 3)}
     assert found.keys() == {level.msg_id, soon.msg_id, last.msg_id}
     assert found[soon.msg_id] >= born + 1900
+
+
+def test_in_a_namespace_a_delayed_message_is_recalled_by_the_users_name_of_its_topic(proxied):
+    topic = new_topic(proxied)
+    proxied.create_topic(f"shop%{topic}", queues=1, attributes={"message.type": "DELAY"})
+    eventually(lambda: bool(known(proxied, topic, namespace="shop")), 60)
+    with producer(proxied, namespace="shop") as sends:
+        gone = sends.send(Message(topic, b"gone"), delay=8)
+        assert sends.recall(topic, gone.recall_handle) == gone.msg_id
 
 
 def test_what_the_proxy_does_not_take_is_said(proxied):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark import options, session
+from rocketmq_spark import Producer, options, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.base.threads import Timer
@@ -267,6 +267,24 @@ def test_delay_levels_and_timers_fire_not_before_their_time_and_a_recalled_one_n
         (message,) = stored(rocketmq, topic, 1)
         assert message.store_timestamp >= begin_ms + due_ms - 150  # timers have steps of a tenth of a second here
     assert [message.msg_id for message in stored(rocketmq, topics[3], 1)] == [last.msg_id]
+
+
+@pytest.mark.parametrize(
+    ("place", "inside"),
+    [({"namespace": "shop"}, "shop%{}"), ({"environment": "dev", "environment_mode": "suffix"}, "{}_dev")],
+    ids=["namespace", "suffix"],
+)
+def test_in_a_namespace_or_an_environment_a_delayed_message_is_recalled_by_the_users_name_of_its_topic(
+    rocketmq: LocalBroker, topic: str, place: dict[str, Any], inside: str
+) -> None:
+    rocketmq.create_topic(inside.format(topic), queues=1)
+    with Producer(rocketmq.name_server, "g", **place) as producer:
+        recalled = producer.send(Message(topic, b"never"), delay=3)
+        with pytest.raises(MessageRefused, match="the recall handle belongs to topic"):
+            producer.recall(f"{topic}-other", recalled.recall_handle or "")
+        assert producer.recall(topic, recalled.recall_handle or "") == recalled.msg_id
+        last = producer.send(Message(topic, b"last"), delay=4)
+    assert [message.msg_id for message in stored(rocketmq, inside.format(topic), 1)] == [last.msg_id]
 
 
 def test_java_reads_delayed_messages_at_their_time_and_not_before(
