@@ -18,7 +18,7 @@ from rocketmq_spark.client.admin import BaseAdmin, progress, registered
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.questions import BrokerQuestions, Question, first_of_each
 from rocketmq_spark.errors import BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
-from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage
+from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage, TopicRoute
 from rocketmq_spark.model.membership import (
     Answer,
     Asked,
@@ -157,12 +157,13 @@ class GroupReader:
 
 def readers(calls: Calls, admin: BaseAdmin, topic: str) -> list[GroupReader]:
     """All of a topic, by group and member."""
-    masters = {data.broker_name: data.master for data in admin.route(topic).brokers.values() if data.master}
+    route = admin.route(topic)
+    masters = {data.broker_name: data.master for data in route.brokers.values() if data.master}
     groups: set[str] = set()
     for name, address in masters.items():
         command = rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=calls.on_wire(topic), bname=name)
         groups.update(bodies.group_list(calls.ask(address, command).body))
-    return [reader for group in sorted(groups) for reader in _of_group(calls, admin, topic, group, masters)]
+    return [reader for group in sorted(groups) for reader in _of_group(calls, route, group, masters)]
 
 
 def groups(calls: Calls, admin: BaseAdmin) -> list[str]:
@@ -175,15 +176,13 @@ def groups(calls: Calls, admin: BaseAdmin) -> list[str]:
     return sorted(calls.scope.plain(group) for group in found if is_user_group(group) and calls.scope.contains(group))
 
 
-def _of_group(
-    calls: Calls, admin: BaseAdmin, topic: str, group: str, masters: Mapping[str, str]
-) -> Iterator[GroupReader]:
+def _of_group(calls: Calls, route: TopicRoute, group: str, masters: Mapping[str, str]) -> Iterator[GroupReader]:
     plain, inside = calls.scope.plain(group), calls.scope.holds(group)
     members = _members(calls, group, masters)
     for member, address in sorted(members.items()):
-        yield GroupReader(plain, member, _held(calls, topic, (group, member), address), inside)
+        yield GroupReader(plain, member, _held(calls, route.topic, (group, member), address), inside)
     if not members:
-        found = progress(calls, admin.route(topic), group)
+        found = progress(calls, route, group)
         yield GroupReader(plain, None, tuple(sorted(q for q, at in found.items() if at.consumer_offset > 0)), inside)
 
 

@@ -13,7 +13,7 @@ from rocketmq_spark.client.groups import GroupReader, groups, readers, wanted
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
-from tests.mockbroker import Call, Command, MockBroker, ok, refuse, route
+from tests.mockbroker import Call, Command, MockBroker, cluster, ok, refuse, route
 
 
 def by_queue(table: str, **values: str) -> bytes:
@@ -78,6 +78,7 @@ def test_a_group_outside_without_members_is_asked_about_by_its_own_name(asked: M
     assert readers(parts.calls, parts.admin, "t") == [GroupReader("gone", None, one, inside=False)]
     (command,) = asked.seen(Request.GET_CONSUME_STATS)
     assert (command.ext["consumerGroup"], command.ext["topic"]) == ("gone", "t_dev")
+    assert len(asked.seen(Request.GET_ROUTEINFO_BY_TOPIC)) == 1
     parts.close()
 
 
@@ -113,8 +114,7 @@ def test_readers_are_those_that_any_broker_knows(broker: MockBroker, parts: Part
     with MockBroker() as second, MockBroker() as third:
         at = {"broker-a": broker, "broker-b": second, "broker-c": third}
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {name: server.address for name, server in at.items()}))
-        table = {name: {"brokerName": name, "brokerAddrs": {"0": server.address}} for name, server in at.items()}
-        broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": table}).encode()))
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster({name: {"0": one.address} for name, one in at.items()}))
         there = {"broker-a": (["g"], None), "broker-b": (["g", "h"], ["m1"]), "broker-c": ([], ["m2"])}
         for name, (ids, members) in there.items():
             at[name].on(Request.QUERY_TOPIC_CONSUME_BY_WHO, ok(json.dumps({"groupList": ids}).encode()))
