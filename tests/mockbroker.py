@@ -273,6 +273,12 @@ class Held:
 # --- a name server's part
 
 
+def cluster(servers: Mapping[str, Mapping[str, str]]) -> Command:
+    """The answer to a question for the brokers of a cluster: of each broker the addresses by broker id."""
+    table = {name: {"brokerName": name, "cluster": "c", "brokerAddrs": at} for name, at in servers.items()}
+    return ok(json.dumps({"brokerAddrTable": table, "clusterAddrTable": {}}).encode())
+
+
 def route(topic_queues: int, masters: Mapping[str, str], perm: int = 6, **more: Any) -> Command:
     """The answer to a question for a route: the same number of queues on each of the brokers."""
     body = {

@@ -20,9 +20,8 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model.admin import AccessPolicy, UserAccount
 from rocketmq_spark.wire.header import Command
-from tests.admin.conftest import cluster
 from tests.client.conftest import Parts
-from tests.mockbroker import MockBroker, ok, refuse
+from tests.mockbroker import MockBroker, cluster, ok, refuse
 
 USERS, CREATE, UPDATE = Request.AUTH_LIST_USER, Request.AUTH_CREATE_USER, Request.AUTH_UPDATE_USER
 POLICIES = Request.AUTH_LIST_ACL
@@ -236,8 +235,7 @@ def test_nothing_is_said_to_be_done_where_only_a_slave_is_registered(
     broker: MockBroker, second: MockBroker, tools: Parts
 ) -> None:
     table = {"broker-a": {"0": broker.address}, "broker-b": {"1": second.address}}
-    there = {name: {"brokerName": name, "cluster": "c", "brokerAddrs": at} for name, at in table.items()}
-    broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": there}).encode()))
+    broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster(table))
     broker.on(USERS, listed(ANN))
     with pytest.raises(BrokerNotFound, match="no master of broker-b is registered"):
         brokers.delete_user(tools, "ann")

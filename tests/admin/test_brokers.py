@@ -10,7 +10,7 @@ from rocketmq_spark.admin import brokers, topics
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import OptionError
 from tests.client.conftest import Parts
-from tests.mockbroker import MockBroker, ok, refuse, route, topic_config
+from tests.mockbroker import MockBroker, cluster, ok, refuse, route, topic_config
 
 FACTS, CONFIG, UPDATE = Request.GET_BROKER_RUNTIME_INFO, Request.GET_BROKER_CONFIG, Request.UPDATE_BROKER_CONFIG
 
@@ -21,8 +21,8 @@ def facts(**texts: str) -> object:
 
 def test_states_of_all_brokers_those_that_answer_and_those_that_do_not(broker: MockBroker, tools: Parts) -> None:
     with MockBroker({FACTS: refuse(Response.SYSTEM_ERROR, "just started")}) as slave:
-        there = {"brokerName": "broker-a", "cluster": "c", "brokerAddrs": {"1": slave.address, "0": broker.address}}
-        broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": {"broker-a": there}}).encode()))
+        both = {"broker-a": {"1": slave.address, "0": broker.address}}
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster(both))
         broker.on(
             FACTS,
             facts(
@@ -45,8 +45,6 @@ def test_states_of_all_brokers_those_that_answer_and_those_that_do_not(broker: M
 
 def test_a_broker_that_has_counted_nothing_yet_is_asked_again(broker: MockBroker, tools: Parts) -> None:
     young = refuse(Response.SYSTEM_ERROR, "java.util.NoSuchElementException, java.base/java.util.LinkedList.getLast")
-    there = {"brokerName": "broker-a", "cluster": "c", "brokerAddrs": {"0": broker.address}}
-    broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": {"broker-a": there}}).encode()))
     broker.on(FACTS, [young, young, facts(brokerVersionDesc="V5_5_0")])
     (state,) = brokers.states(tools)
     assert (state.version, state.error) == ("V5_5_0", None)

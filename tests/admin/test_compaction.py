@@ -4,8 +4,6 @@ lost.
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from rocketmq_spark.admin import groups, messages
@@ -19,6 +17,7 @@ from rocketmq_spark.spark.source.offsets import Offsets
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
+from tests.client.test_broker import stats
 from tests.decode.fetching import stored
 from tests.mockbroker import Call, MockBroker, ok, refuse, topic_config
 
@@ -29,16 +28,9 @@ KEPT = {40: 1000, 70: 2000, 105: 3000}
 FIRST, END = 100, 106
 
 
-def stats(queues: int) -> Command:
-    """As a broker writes it: objects as keys."""
-    row = json.dumps({"minOffset": FIRST, "maxOffset": END, "lastUpdateTimestamp": 3000})
-    rows = (f'{{"brokerName":"broker-a","queueId":{n},"topic":"t"}}:{row}' for n in range(queues))
-    return ok(f'{{"offsetTable":{{{",".join(rows)}}}}}'.encode())
-
-
 @pytest.fixture
 def table(broker: MockBroker, tools: Parts) -> Parts:
-    broker.on(Request.GET_TOPIC_STATS_INFO, stats(1))
+    broker.on(Request.GET_TOPIC_STATS_INFO, ok(stats((FIRST, END), last_ms=3000)))
     broker.on(KIND, topic_config(cleanup_policy=COMPACTION))
     broker.on(Request.GET_MAX_OFFSET, ok(offset=END))
     broker.on(
@@ -78,7 +70,7 @@ def test_where_a_group_is_set_to(table: Parts, wanted: groups.Wanted, after: int
 
 
 def test_every_queue_is_looked_at(broker: MockBroker, table: Parts) -> None:
-    broker.on(Request.GET_TOPIC_STATS_INFO, stats(2))
+    broker.on(Request.GET_TOPIC_STATS_INFO, ok(stats((FIRST, END), (FIRST, END), last_ms=3000)))
     changes = groups.offset_changes(table, "g", ["t"], "earliest")
     assert [(change.queue.queue_id, change.after) for change in changes] == [(0, 40), (1, 40)]
 

@@ -23,9 +23,8 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.admin import GroupConnection
 from rocketmq_spark.wire.names import Scope
-from tests.admin.conftest import cluster
 from tests.client.conftest import Parts
-from tests.mockbroker import NO_ROUTE, MockBroker, ok, refuse, route
+from tests.mockbroker import NO_ROUTE, MockBroker, cluster, ok, refuse, route
 
 SETTINGS, ONLINE = Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, Request.GET_CONSUMER_CONNECTION_LIST
 STATS, BOUNDS, AT = Request.GET_CONSUME_STATS, Request.GET_TOPIC_STATS_INFO, Request.QUERY_CONSUMER_OFFSET

@@ -16,7 +16,7 @@ from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, NotSupported, OptionError, RocketMQError, ServerFault
 from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
-from tests.mockbroker import Call, MockBroker, ok, refuse
+from tests.mockbroker import Call, MockBroker, cluster, ok, refuse
 
 PUT, CONFIG, ALL, ROUTE = (
     Request.UPDATE_AND_CREATE_TOPIC, Request.GET_TOPIC_CONFIG, Request.GET_ALL_TOPIC_CONFIG, Request.GET_ROUTEINFO_BY_TOPIC,
@@ -315,11 +315,9 @@ def test_a_broker_whose_master_is_away_is_not_called_old(kept: Kept, broker: Moc
 
 
 def test_where_a_master_is_away_nothing_is_changed(kept: Kept, broker: MockBroker, tools: Parts) -> None:
-    table = {
-        name: {"brokerName": name, "cluster": "c", "brokerAddrs": {number: server.address}}
-        for (name, server), number in zip(kept.servers.items(), "01", strict=True)
-    }
-    broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": table}).encode()))
+    pairs = zip(kept.servers.items(), "01", strict=True)
+    table = {name: {number: server.address} for (name, server), number in pairs}
+    broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster(table))
     with pytest.raises(BrokerNotFound, match="no master of broker-b"):
         topics.update(tools, "t", TopicChange(9))
     assert kept.seen() == []

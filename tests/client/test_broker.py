@@ -37,11 +37,11 @@ def routed(parts: Parts) -> Parts:
     return parts
 
 
-def stats(*bounds: tuple[int, int]) -> bytes:
+def stats(*bounds: tuple[int, int], last_ms: int = 5) -> bytes:
     """As a broker writes it: objects as keys."""
     items = [
         f'{{"brokerName":"broker-a","queueId":{i},"topic":"t"}}:'
-        f'{{"lastUpdateTimestamp":5,"maxOffset":{high},"minOffset":{low}}}'
+        f'{{"lastUpdateTimestamp":{last_ms},"maxOffset":{high},"minOffset":{low}}}'
         for i, (low, high) in enumerate(bounds)
     ]
     return ('{"offsetTable":{' + ",".join(items) + "}}").encode()
