@@ -13,6 +13,7 @@ from rocketmq_spark.columnar.decode.rows import Careful
 from rocketmq_spark.columnar.decode.schema import BASIC, DECODE_ERROR, FULL, Bad, undecodable
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter, MessageQueue
+from rocketmq_spark.pull.answers import Hole
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
 from tests.decode.fetching import QUEUES, Answer, fetch, stored, text
 
@@ -130,6 +131,22 @@ def test_an_unreadable_rest_of_an_answer_has_a_row_for_each_offset():
     fetched = fetch(Answer([good(10), rest], start=10, limit=14, next_offset=14))
     found = Decoder(QUEUES, COLUMNS, bad=Bad("null")).batches(fetched, None)
     assert [row["queueOffset"] for batch in found for row in batch.to_pylist()] == [10, 11, 12, 13]
+
+
+def test_what_an_answer_beside_a_bad_one_skips_is_asked_for_again():
+    """It may still come: the bad message says nothing about it."""
+    asked = []
+
+    def usable(pieces, holes):
+        asked.append(list(holes))
+        return 1
+
+    bad = Answer([good(10), BAD["size too small"]], number=1, start=10, limit=13, next_offset=13)
+    skips = Answer([good(0), good(2)], number=2, start=0, limit=3, next_offset=3)
+    decoder = Decoder(QUEUES, COLUMNS, "user", on_holes=usable, bad=Bad("null"))
+    found = [row for batch in decoder.batches(fetch(bad, skips), None) for row in batch.to_pylist()]
+    assert asked == [[Hole(1, 1, 2)]]
+    assert [row["queueOffset"] for row in found] == [10, 11, 12]
 
 
 def test_with_a_filter_nobody_knows_how_many_there_were():

@@ -130,6 +130,7 @@ def test_the_sinks_settings():
     assert found.send_latency_fault
     assert (found.max_async_bytes, found.max_async_messages, found.auto_create_topics) == (1 << 20, 1 << 10, False)
     assert (found.max_in_flight, found.max_in_flight_per_broker) == (None, None)
+    assert found.queues_stay_shut, "what a task sends after a batch that failed would overtake it in its queue"
     assert checks.settings(sink_options("x:1", maxInFlight="7")).max_in_flight_per_broker == 7
     given = {"sendLatencyFault": "false", "latencyMax": "1s,2s", "notAvailableDuration": "0,9s"}
     found = checks.settings(sink_options("x:1", **given))
@@ -274,6 +275,14 @@ def test_a_stream_goes_on_when_nobody_can_tell(use):
     use(Asked(error=missing, brokers=True))
     with pytest.raises(RouteNotFound):
         checks.check_brokers(sink_options("x:1", topic="t"), {}, once=True)
+
+
+def test_a_batch_write_begins_with_its_spool_while_no_broker_answers(use, tmp_path):
+    given = {"topic": "t", "sendTimeout": "200ms", "retryInterval": "1ms"}
+    use(Asked(error=AWAY))
+    checks.check_brokers(sink_options("x:1", **given, onSendFailure="spool", spoolDir=str(tmp_path)), {})
+    with pytest.raises(ConnectionLost):
+        checks.check_brokers(sink_options("x:1", **given), {})
 
 
 def test_12_9_no_error_is_its_own_cause(use):

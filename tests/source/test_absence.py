@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from rocketmq_spark import session
-from rocketmq_spark.base.codes import Request
+from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.spark.source.waiting import Absence
-from tests.mockbroker import MockBroker, eventually, never
-from tests.reading import Run
-from tests.source.scripted import route, stats
+from tests.mockbroker import NO_ROUTE, MockBroker, eventually, never, ok, refuse
+from tests.reading import Run, positions
+from tests.source.scripted import cluster, route, stats
 
 STATS = Request.GET_TOPIC_STATS_INFO
 A, B, C = (MessageQueue("t", broker, 0) for broker in "abc")
@@ -55,4 +57,25 @@ def test_a_run_to_the_end_does_not_end_without_a_broker_that_hangs():
         asked = len(hanging.seen(STATS))
         with pytest.raises(RocketMQError, match=r"no broker answers for .*t/b/0, which this run must"):
             eventually(lambda: run.latest() and len(hanging.seen(STATS)) > asked)
+    session.close_all()
+
+
+def test_a_run_to_the_end_does_not_wait_for_a_new_topic_of_its_pattern_that_is_deleted_before_it_is_read():
+    """There are no positions of it yet: only what the run has to read tells that it was there."""
+    topics, new = ["t", "u"], MessageQueue("u", "a", 0)
+    with MockBroker() as one:
+        there = route({"a": {0: one.address}})
+        listed = Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+        one.on(listed, lambda _: ok(json.dumps({"topicList": topics}).encode()))
+        one.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"a": one}))
+        one.on(Request.GET_ROUTEINFO_BY_TOPIC, lambda c: there if c.ext("topic") in topics else NO_ROUTE)
+        gone = refuse(Response.TOPIC_NOT_EXIST, "no such topic")
+        bounds = {"t": stats({A: (0, 9)}), "u": stats({new: (0, 5)})}
+        one.on(Request.GET_TOPIC_STATS_INFO, lambda c: bounds[c.ext("topic")] if c.ext("topic") in topics else gone)
+        begun = json.dumps({"topics": {"t": {"a": {"0": 3}}}, "v": 1})
+        run = Run(
+            one.address, begun, available_now=True, subscribePattern="t|u", numRetries=0, routeRefresh=0, readDeadline="1s",
+        )  # fmt: skip
+        topics.remove("u")
+        assert positions(run.latest()) == {A: 9}
     session.close_all()

@@ -10,6 +10,7 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
 from rocketmq_spark.errors import OffsetError
+from rocketmq_spark.spark.source.planner import TriggerLimits
 from tests.reading import Run, batch_reader, bodies, feed, plan, positions, ranges_of, read, rows, stream_reader
 
 SECRET = "s3cr3t-of-the-user"
@@ -78,6 +79,12 @@ def test_an_empty_batch_has_no_partitions_and_a_task_without_one_reads_nothing(r
 )
 def test_limits(rocketmq, topic, options, limit):
     assert stream_reader(rocketmq, subscribe=topic, **options).getDefaultReadLimit() == limit
+
+
+def test_the_limits_that_spark_does_not_hand_back_hold_too():
+    limits = {"maxOffsetsPerTrigger": 5, "maxBytesPerTrigger": "1k", "minOffsetsPerTrigger": 3}
+    reader = stream_reader("127.0.0.1:9", subscribe="t", **limits)
+    assert reader._wanted(reader.getDefaultReadLimit()) == TriggerLimits(max_offsets=5, max_bytes=1024, min_offsets=3)
 
 
 def test_trigger_once_reads_everything(rocketmq, topic):

@@ -86,6 +86,22 @@ def test_topics_with_different_filters_in_one_task(rocketmq, make_topic):
     assert sorted(bodies(read(found, *ranges))) == sorted(wanted)
 
 
+def test_each_broker_of_a_task_is_asked_at_its_own_address():
+    """Brokers have queues of the same topic and number: at another one's address a task would read that one's messages twice."""
+
+    def of(body):
+        stored = store("t", body, "")
+        return {Request.PULL_MESSAGE: ok(stored, nextBeginOffset=1, minOffset=0, maxOffset=1, suggestWhichBrokerId=0)}
+
+    with MockBroker(of(b"of a")) as a, MockBroker(of(b"of b")) as b:
+        a.on(Request.GET_ROUTEINFO_BY_TOPIC, route({"broker-a": {0: a.address}, "broker-b": {0: b.address}}))
+        found = options_table.parse({"nameServer": a.address, "subscribe": "t"}).for_role("batch source")
+        ranges = [OffsetRange(MessageQueue("t", name, 0), 0, 1) for name in ("broker-a", "broker-b")]
+        rows = read(found, *ranges, addresses=(("broker-a", a.address), ("broker-b", b.address)))
+    session.close_all()
+    assert [(row["brokerName"], row["body"]) for row in rows] == [("broker-a", b"of a"), ("broker-b", b"of b")]
+
+
 @pytest.mark.parametrize("batched", ["t", "u"])
 def test_a_batch_topic_is_not_filtered_by_brokers_whatever_is_read_beside_it(batched):
     """They would drop its batches, whose tags are not those of their messages; of the other topic they send what is wanted."""
