@@ -257,12 +257,12 @@ class BaseProducer(Closing):
     def flush(self, timeout_s: float | None = None) -> bool:
         """Send lingering batches, and wait until all sends are answered. Failures are in the futures and are not raised.
 
-        Args:
-            timeout_s: Seconds to wait; the send timeout by default.
+        Waits ``timeout_s`` seconds, by default the send timeout. Raises ``ClosedError`` in a forked process.
 
         Returns:
             Whether everything was answered.
         """
+        self._owner.check(False)  # what waits is its parent's
         deadline = self._deadline(timeout_s)
         if self._membership is not None:
             self._membership.batcher.send_all()

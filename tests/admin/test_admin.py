@@ -53,6 +53,17 @@ def test_nothing_connects_before_it_is_used_nor_after_it_was_closed(served: Mock
         assert other.cluster()
 
 
+def test_a_fork_must_make_its_own(served: MockBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    admin = Admin(served.address)
+    with monkeypatch.context() as forked:
+        forked.setattr("rocketmq_spark.base.process._process", [-1])
+        for call in (admin.cluster, admin.topics, lambda: admin.reset_offsets("g", "latest", ["t"])):
+            with pytest.raises(ClosedError, match="from which this one was forked"):
+                call()
+    assert served.requests == []
+    assert admin.cluster()
+
+
 def test_options_are_those_of_connections() -> None:
     with pytest.raises(OptionError) as caught:
         Admin("h:1", send_timeout="3s", request_timeou=1, tls_ca_file="ca.pem")  # type: ignore[call-arg]

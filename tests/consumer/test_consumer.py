@@ -486,8 +486,10 @@ def test_a_fork_leaves_the_group_to_its_parent(group: GroupBench, monkeypatch: p
     with monkeypatch.context() as forked:
         forked.setattr("rocketmq_spark.base.process._process", [-1])
         assert consumer.stop() == []
-        with pytest.raises(ClosedError, match="was forked"):
-            consumer.subscribe("U")
+        subscriptions = [lambda: consumer.subscribe("U"), lambda: consumer.unsubscribe("T")]
+        for call in (*subscriptions, lambda: consumer.start(print), lambda: consumer.run(print), consumer.stats):
+            with pytest.raises(ClosedError, match="was forked"):
+                call()
         assert port.seen("leave") == []
     consumer.subscribe("U")
     assert consumer.stop() == []

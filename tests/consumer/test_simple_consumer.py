@@ -306,19 +306,40 @@ def test_a_question_that_another_thread_ends_by_closing_says_so(monkeypatch):
 
 
 def test_a_fork_must_make_its_own():
-    member = Scripted(t=1)
+    member, message = Scripted(t=1), popped()
     consumer = BaseSimpleConsumer(member, "g")
+    consumer.subscribe("t")
+    calls: list[Callable[[], object]] = [
+        lambda: consumer.subscribe("t"),
+        lambda: consumer.unsubscribe("t"),
+        consumer.receive,
+        lambda: consumer.ack(message),
+        lambda: consumer.change_invisible(message, 1),
+        lambda: consumer.forward_to_dlq(message),
+    ]
 
     def forked() -> None:
-        with pytest.raises(ClosedError, match="forked"):
-            consumer.receive()
+        for call in calls:
+            with pytest.raises(ClosedError, match="from which this one was forked"):
+                call()
         consumer.close()
-        assert member.closed == 0
+        assert (member.closed, len(member.told), member.asked) == (0, 1, [])
 
+    held, over = threading.Event(), threading.Event()
+    threading.Thread(target=hold, args=(consumer._changing, held, over), daemon=True).start()
+    assert held.wait(60)
     child = multiprocessing.get_context("fork").Process(target=forked)
     child.start()
     child.join(60)
+    over.set()
+    child.kill()  # one that waits for a lock of a thread that it does not have
     assert child.exitcode == 0
+
+
+def hold(lock: Any, held: threading.Event, over: threading.Event) -> None:
+    with lock:
+        held.set()
+        over.wait()
 
 
 def test_a_close_that_is_interrupted_is_repeated_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

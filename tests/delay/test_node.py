@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rocketmq_spark import Admin
 from rocketmq_spark.delay import node as nodes
+from rocketmq_spark.delay.envelope_records import Committed
 from rocketmq_spark.delay.node import NodeSettings, open_node
+from rocketmq_spark.delay.release import Progress
 from rocketmq_spark.errors import OptionError, RocketMQError, SpoolError
 from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session.spools import drainer, owner_of
 from rocketmq_spark.spool.database import in_use
 from tests.live.writes import sink_options
@@ -26,6 +31,20 @@ def test_topics_are_made_and_the_folder_is_the_services_own(rocketmq: LocalBroke
     node.turn()
     node.close()
     assert not in_use(place.folder)
+
+
+def test_it_makes_the_groups_of_its_progress_where_a_broker_makes_none(
+    make_cluster: Callable[..., LocalBroker], tmp_path: Path
+) -> None:
+    """Without them, a node on a new disk would send again what was sent."""
+    mq = make_cluster(conf={"autoCreateSubscriptionGroup": False})
+    mq.admin.create_group("g")
+    node = open_node(NodeSettings(tmp_path / "d", "inner", "dead"), name_server=mq.name_server, group="g")
+    queue = MessageQueue("inner", "broker-a", 0)
+    assert node._commits.tell({queue: Committed(Progress(0, 0, 0))})
+    node.close()
+    with Admin(mq.name_server) as admin:
+        assert {"g", "g_stored", "g_done_ms", "g_newest_ms"} <= set(admin.groups())
 
 
 def test_nodes_of_another_topic_do_not_join_a_group(rocketmq: LocalBroker, topic: str, tmp_path: Path) -> None:

@@ -426,6 +426,24 @@ def test_a_half_message_goes_to_another_endpoint_while_one_is_away() -> None:
         proxy.close()
 
 
+def test_of_two_endpoints_the_one_that_asked_is_answered() -> None:
+    """The other one does not know the half message, and takes an answer without a word."""
+    asks, other = Scripted(), Scripted()
+    with serving(asks.answers()) as here, serving(other.answers()) as there:
+        proxy = client(there, here)
+        sender = ProxySender(proxy, lambda request: [PART])
+        leave = sender.join("g", 0, lambda message, place: COMMIT)
+        for address in (here, there):
+            sender.send(MessageQueue("t", address, 0), HALF, soon())
+        for number in range(4):
+            asks.ask(msg_id=f"ID{number}", transaction_id=f"TX{number}")
+        eventually(lambda: len(asks.ended) + len(other.ended) == 4)
+        leave(soon())
+        proxy.close()
+    assert {request.message_id for request in asks.ended} == {"ID0", "ID1", "ID2", "ID3"}
+    assert other.ended == []
+
+
 def test_a_half_message_is_of_no_other_type() -> None:
     both = SentMessage(b"x", {**PART.properties, Property.SHARDING_KEY: "a"})
     with pytest.raises(MessageRefused, match="FIFO and TRANSACTION"):
