@@ -304,6 +304,13 @@ def test_letters_of_a_namespace_go_back_to_its_topic(rocketmq: LocalBroker, topi
     dry = ("dlq", "resend", group, *known, "--json")
     (again,) = awaited(lambda: documents(run(*dry).stdout), lambda found: "sentBefore" in found[0])
     assert again["sentBefore"] == told["newMsgId"], "it is looked for where it was sent"
+    rocketmq.admin.delete_topic(f"shop%{topic}")
+    done = run("dlq", "resend", group, *known, "--yes", "--again")
+    assert (done.exit_code, "0 sent" in done.stderr) == (1, True), done.output
+    assert f"to {topic}, is skipped: [ROCKETMQ_ROUTE_NOT_FOUND]" in done.stderr, (
+        "the topic of that name elsewhere is another one"
+    )
+    assert f"shop%{topic}" not in rocketmq.admin.topics()
 
 
 @pytest.mark.parametrize("separator", "+_")
