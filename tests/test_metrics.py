@@ -226,15 +226,16 @@ def test_what_is_heard_late_of_an_earlier_run_is_not_the_later_ones(tmp_path):
     listener = MetricsListener(prometheus, lines)
     listener.onQueryStarted(event())
     listener.onQueryStarted(event(run=2))
+    listener.onQueryProgress(event(progress=told(0, rows=2), run=2))
     listener.onQueryProgress(event(progress=told(7, rows=3)))
     listener.onQueryIdle(event())
     listener.onQueryTerminated(event())
     listener.onQueryProgress(event(progress=told(8), run=2))
     found = prometheus.read_text()
     assert 'rocketmq_spark_query_active{query="orders"} 1.0' in found
-    assert 'rocketmq_spark_rows_total{query="orders"} 5.0' in found
+    assert 'rocketmq_spark_rows_total{query="orders"} 7.0' in found
     assert "idle_timestamp" not in found
-    assert [json.loads(line)["batchId"] for line in lines.read_text().splitlines()] == [7, 8]
+    assert [json.loads(line)["batchId"] for line in lines.read_text().splitlines()] == [0, 7, 8]
     listener.onQueryTerminated(event(run=2))
     assert 'rocketmq_spark_query_active{query="orders"} 0.0' in prometheus.read_text()
 

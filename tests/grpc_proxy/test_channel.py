@@ -113,8 +113,9 @@ def test_certificates(certs, tmp_path):
         with pytest.raises(errors.CertificateRefused, match="tlsServerName"):
             ask(address, tls=Tls(certs.ca))
         assert ask(address, tls=Tls(certs.ca, server_name="broker.example")).status.code == Code.OK
-    with serving({"QueryRoute": route()}) as address, pytest.raises(errors.ConnectionLost):
-        ask(address, tls=Tls(certs.ca))
+    for trusted in (certs.ca, None):  # also with the authorities of the system
+        with serving({"QueryRoute": route()}) as address, pytest.raises(errors.ConnectionLost):
+            ask(address, tls=Tls(trusted))
     with pytest.raises(errors.OptionError, match="tlsCaFile"):
         ask("127.0.0.1:1", tls=Tls(str(tmp_path / "none.pem")))
 

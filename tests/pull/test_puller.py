@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,17 @@ def test_a_pull_leaves_nothing_behind_on_the_broker(puller: Puller) -> None:
     # No suspension, no offset committed: the subscription travels with the pull.
     assert (fields["sysFlag"], fields["suspendTimeoutMillis"]) == ("4", "0")
     assert (fields["queueOffset"], fields["maxMsgNums"]) == ("100", "32")
+
+
+def test_a_pull_is_of_the_namespace_and_signed() -> None:
+    """Else it would read what others have under the same name, or be refused."""
+    source: Any = SimpleNamespace(on_wire=lambda name: f"ns%{name}", keys=lambda: ("me", "secret", "token"))
+    template = replace(PULLER, source=source).template(QUEUE)
+    fields = json.loads(template.frame(0, 0, 1)[8:])["extFields"]
+    expected = {"consumerGroup": "ns%g", "topic": "ns%t", "AccessKey": "me", "SecurityToken": "token"}
+    assert expected.items() <= fields.items()
+    assert "Signature" in fields
+    assert "secret" not in fields.values()
 
 
 @pytest.mark.parametrize("filtered", [NO_FILTER, TAGS, SQL])

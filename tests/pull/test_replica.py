@@ -12,6 +12,8 @@ from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, RouteNotFound
 from rocketmq_spark.pull import requests as replica_module
 from rocketmq_spark.pull.requests import Replica
+from rocketmq_spark.remoting.endpoint import TlsSettings
+from rocketmq_spark.remoting.pool import Dialling
 from tests.client.conftest import Parts
 from tests.mockbroker import MockBroker, refuse
 from tests.source.scripted import route
@@ -33,6 +35,15 @@ def make(parts: Parts, broker: MockBroker, monkeypatch: pytest.MonkeyPatch) -> C
 
 def address(replica: Replica) -> object:
     return replica(Deadline.after(30.0))
+
+
+def test_a_stream_goes_where_an_address_leads_and_is_encrypted(
+    make: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "BulkStream", lambda address, deadline, tls: (address, tls))
+    replica, tls = make("master", "known:1"), TlsSettings("ca.pem")
+    replica.dialling = Dialling(tls=tls, address_map={"known:1": "mapped:1", MASTER: "mapped:2"})
+    assert [address(replica), address(replica)] == [("mapped:1", tls), ("mapped:2", tls)]
 
 
 def test_what_the_plan_knew_comes_first_and_once(make: Callable[..., Replica]) -> None:

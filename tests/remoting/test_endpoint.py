@@ -130,8 +130,11 @@ class TestTls:
         assert isinstance(results[0], ConnectionLost)
 
     def test_an_unknown_authority_is_refused_with_a_remedy(self, server_tls: ssl.SSLContext) -> None:
-        with MockBroker(tls=server_tls) as broker, pytest.raises(CertificateRefused, match="tlsCaFile") as e:
-            connect_to(broker.address, TlsSettings())
+        with MockBroker(tls=server_tls) as broker:
+            with pytest.raises(CertificateRefused, match="tlsCaFile"):  # only the check of the name can be switched off
+                connect_to(broker.address, TlsSettings(check_hostname=False))
+            with pytest.raises(CertificateRefused, match="tlsCaFile") as e:
+                connect_to(broker.address, TlsSettings())
         assert not e.value.retriable
 
     def test_the_name_is_checked_unless_told_otherwise(self, server_tls: ssl.SSLContext, trusting: TlsSettings) -> None:

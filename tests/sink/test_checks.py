@@ -13,8 +13,9 @@ from rocketmq_spark.base import codes, process
 from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spark.sink import checks
-from tests.live.writes import TYPES, sink_options
+from rocketmq_spark.spark.sink import checks, task
+from tests.live.writes import TYPES, frame, sink_options
+from tests.producer.scripted import ScriptedSender, Time, qs
 
 OLD = 409  # 4.9.8
 
@@ -238,6 +239,25 @@ def test_11_23_a_broker_that_hangs_is_asked_again_after_a_while(use, monkeypatch
     with pytest.raises(OptionError, match="b is older"):
         timers(client, {"a", "b"})
     assert client.versions_asked[-1][0] == ["b"]
+
+
+def test_a_topic_that_moves_within_a_task_to_brokers_without_timers_is_refused_there(use, monkeypatch):
+    """They would deliver at once what is due later."""
+    monkeypatch.setattr(task, "ROUTE_S", 0.0)
+    sender = use(ScriptedSender(Time()))
+    sender.longest_timers["old"] = 0
+    rows = frame(body=["x"], delayMs=[60_000])
+    writer = task.TaskWriter(sink_options("x:1", topic="T"), {"body": "body", "delayms": "delayMs"})
+
+    def batches():
+        yield rows
+        sender.routes["T"] = tuple(qs("old:0-1"))
+        yield rows
+
+    with pytest.raises(OptionError, match="column 'delayMs' cannot be kept: old is older"):
+        writer.write(batches())
+    (sent,) = sender.calls
+    assert sent[1].broker_name in ("a", "b")
 
 
 def test_the_versions_of_real_brokers_are_those_of_their_answers(rocketmq: LocalBroker, topic: str):

@@ -209,20 +209,16 @@ def test_what_was_kept_for_one_cluster_is_left_alone_by_a_task_of_another(
 
 
 def test_queries_of_one_process_that_send_in_different_ways_have_spools_of_their_own(tmp_path: Path) -> None:
-    """The first one's ``requireStoreOk`` decided for all of them."""
+    """The first one's ``requireStoreOk`` decided for all of them, or its user."""
+    given = {"nameServer": "127.0.0.1:1", "topic": "T", "onSendFailure": "spool", "spoolDir": str(tmp_path)}
     found = []
-    for wanted in ("any", "ok", "any"):
-        parsed = options.parse(
-            {
-                "nameServer": "127.0.0.1:1", "topic": "T", "onSendFailure": "spool", "spoolDir": str(tmp_path),
-                "requireStoreOk": wanted,
-            }
-        ).for_role("sink")  # fmt: skip
+    for more in ({}, {"requireStoreOk": "ok"}, {"accessKey": "me", "secretKey": "hush"}, {}):
+        parsed = options.parse({**given, **more}).for_role("sink")
         spool = worker_spool(parsed, checks.settings(parsed))
         assert isinstance(spool, SendSpool)
         found.append(spool)
-    assert found[0] is found[2]
-    assert found[0].path != found[1].path
+    assert found[0] is found[3]
+    assert len({spool.path for spool in found}) == 3
 
 
 def test_what_another_worker_left_is_sent_by_one_whose_own_spool_is_empty_and_asleep(

@@ -152,6 +152,8 @@ def test_assigned_queues_that_are_away_are_an_error_at_a_start_only():
     with pytest.raises(OptionError, match="option 'assign' names queues that do not exist: t/b/0"):
         filters.readable(assigned, route(), False)
     assert filters.readable(assigned, route(), True) == [A1]
+    assert filters.readable(assigned, route(), False, {B0}) == [A1], "its broker left: a checkpoint waits for it"
+    assert filters.readable(meaning(assign='{"t":{"b":[0]}}'), route(), False, {B0}) == []
 
 
 def test_a_topic_without_read_permission():
