@@ -89,6 +89,7 @@ def test_a_copy_goes_to_the_retry_topic_and_another_broker_is_tried(broker: Mock
         (sent,) = broker.seen(Request.SEND_MESSAGE_V2)
         assert sent.ext["b"] == "%RETRY%g"
         assert json.loads(sent.ext["j"]) == 1
+        assert sent.ext["l"] == "16"  # or the group's own number of attempts counts, and a dead letter comes again
 
 
 def test_a_copy_that_nobody_takes_is_an_error(broker: MockBroker, parts: Parts) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -92,3 +93,18 @@ def test_a_name_server_that_is_away_is_waited_for_and_a_slow_selector_is_not(ben
 
     with pytest.raises(CallTimeout, match="selecting a queue took too long"):
         of(found, selector=slow)
+
+
+def test_a_oneway_send_waits_for_a_name_server_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has one attempt, so no other look at the route follows."""
+    away, ask = [ConnectionLost("no name server answers", "ns:9876")] * 2, bench.sender.publish_queues
+
+    def asked(*args: Any) -> Sequence[MessageQueue]:
+        if away:
+            raise away.pop()
+        return ask(*args)
+
+    monkeypatch.setattr(bench.sender, "publish_queues", asked)
+    bench.producer().send_oneway(M)
+    assert [mode for mode, _, _ in bench.sender.calls] == ["oneway"]
+    assert not away

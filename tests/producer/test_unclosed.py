@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.errors import ConnectionLost
-from rocketmq_spark.model import Message
+from rocketmq_spark.model import Message, SendStatus
 from rocketmq_spark.producer import topics
 from tests.producer.scripted import Bench
+from tests.producer.test_spooling import FakeSpool, producer
 
 
 def test_what_waits_for_company_is_sent_and_what_fails_is_named(
@@ -24,4 +25,18 @@ def test_what_waits_for_company_is_sent_and_what_fails_is_named(
 def test_nothing_is_said_of_one_that_was_closed(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.producer(auto_batch=True).close()
     topics._leave()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("auto_batch", [False, True])
+def test_what_has_no_answer_is_spooled(bench: Bench, auto_batch: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was batched is sent only now, and its own time-out ends after that of the exit."""
+    spool = FakeSpool()
+    one = producer(bench, spool, auto_batch=auto_batch, send_timeout_s=0.2)
+    bench.sender.script = [None] * 3
+    sent = [one.send_async(Message("T", b"x")) for _ in range(3)]
+    topics._leave()
+    assert {each.result(0).status for each in sent} == {SendStatus.SPOOLED}
+    assert [msg_id for send in spool.kept for msg_id in send.msg_ids] == [each.result(0).msg_id for each in sent]
+    assert spool.closed
     assert capsys.readouterr().err == ""

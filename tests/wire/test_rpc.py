@@ -196,3 +196,27 @@ def test_a_number_that_is_no_long_is_refused(text):
 def test_a_long_is_read():
     for number in (-(1 << 63), (1 << 63) - 1):
         assert rpc.GET_MAX_OFFSET.answer(Command(0, {"offset": str(number)})) == {"offset": number}
+
+
+# Names that Java's classes lack: fields that Java's client or broker reads and writes beside them, or that other releases have.
+BESIDE = {
+    "boundaryType", "_UNIQUE_KEY_QUERY", "removeOffset", "batch", "maxReconsumeTimes", "MSG_REGION", "TRACE_ON",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", vectors("header_fields"), ids=lambda case: f"{case['name']}-{case['side']}")
+def test_fields_have_the_names_and_types_of_javas_headers(case):
+    """Both sides of these tests use one table, so a name that is wrong in it would be seen by a live broker alone."""
+    row = getattr(rpc, case["name"])
+    fields = (row.fields if case["side"] == "request" else row.answer_fields).values()
+    assert fields
+    mine = {field.wire: field.kind for field in fields}
+    assert {name: kind for name, kind in mine.items() if name not in BESIDE} == {
+        name: case["fields"].get(name) for name in mine if name not in BESIDE
+    }
+    assert {name for name in mine if name not in case["fields"]} <= BESIDE
+
+
+def test_every_row_with_fields_is_held_against_javas():
+    shown = {case["name"] for case in vectors("header_fields") if case["side"] == "request"}
+    assert {row.name for row in ROWS if row.fields} == shown
