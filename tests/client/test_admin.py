@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,31 @@ class TestTopics:
         with pytest.raises(CallTimeout) as caught:
             admin.create_topic("t", 3, timeout_s=1.5)
         assert caught.value.topic == "t"
+
+    def test_what_a_name_server_left_out_is_registered_again(
+        self, broker: MockBroker, admin: BaseAdmin, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Brokers leave out what does not change, so something does, and changes back."""
+        monkeypatch.setattr("rocketmq_spark.client.admin._REGISTER_AGAIN_S", 0.0)
+        with MockBroker() as other:
+            broker.on(CLUSTER, ok(cluster(a=broker.address, b=other.address)))
+            both = {"a": broker.address, "b": other.address}
+            broker.on(ROUTE, route(3, {"a": broker.address}))
+            broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
+
+            def put(call: Any) -> Command:
+                if call.ext("order") == "true":
+                    broker.on(ROUTE, route(3, both))
+                return ok()
+
+            other.on(Request.UPDATE_AND_CREATE_TOPIC, put)
+            assert len(admin.create_topic("t", 3, attributes={"message.type": "FIFO"}).readable()) == 6
+            (first, *again) = other.seen(Request.UPDATE_AND_CREATE_TOPIC)
+            assert [command.ext["order"] for command in (first, *again)] == ["false", "true", "false"]
+            assert [{**command.ext, "order": "false"} for command in again] == [
+                {name: value for name, value in first.ext.items() if name != "attributes"}
+            ] * 2
+            assert len(broker.seen(Request.UPDATE_AND_CREATE_TOPIC)) == 1, "it is shown there"
 
     @pytest.mark.parametrize("name", ["", "a b", "x" * 128])
     def test_names_that_no_broker_takes(self, name: str, broker: MockBroker, admin: BaseAdmin) -> None:

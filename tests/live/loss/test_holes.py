@@ -133,7 +133,7 @@ def test_compaction_removes_older_messages_of_a_key_and_that_is_no_loss(make_clu
     count = 600
     made = names(count)
     post(mq, [Message("table", body.encode(), keys=[str(n % 10)], tags="ab"[n % 2]) for n, body in enumerate(made)])
-    run = Run(mq, subscribe="table", startingOffsets="earliest")
+    run = Run(mq, subscribe="table", startingOffsets="earliest", compacted=True)
     eventually(lambda: 0 < len(read(mq, subscribe="table")) < count, 60)
     found = read(mq, subscribe="table")
     assert {row["keys"][0]: row["body"].decode() for row in found} == {str(n % 10): made[n] for n in range(590, 600)}

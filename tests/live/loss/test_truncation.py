@@ -163,7 +163,7 @@ def test_what_a_compaction_topic_keeps_is_read_although_its_log_is_gone(forgetfu
     made = names(600)
     for at in range(0, len(made), 10):
         post(forgetful, [Message(table, made[n].encode(), keys=[str(n % 10)]) for n in range(at, at + 10)])
-    run = Run(forgetful, subscribe=table, startingOffsets="earliest", maxOffsetsPerTrigger=300)
+    run = Run(forgetful, subscribe=table, startingOffsets="earliest", maxOffsetsPerTrigger=300, compacted=True)
     run.batch()
     assert sum(run.positions.values()) == 300
     eventually(lambda: len(read(forgetful, subscribe=table)) < 100, 60)
