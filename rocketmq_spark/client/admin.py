@@ -124,7 +124,7 @@ class BaseAdmin(Closing):
 
     def _await_route(self, topic: str, configs: Mapping[str, TopicConfig], deadline: Deadline) -> TopicRoute:
         """Until it shows the queues for reading and writing, and the permissions, as far as a broker has them itself."""
-        wanted = {name: (config.read_queues, config.write_queues, config.perm) for name, config in configs.items()}
+        wanted = {name: _shape(config) for name, config in configs.items()}
         shown, asked, again = dict(wanted), set[str](), Deadline.after(_REGISTER_AGAIN_S)
         while True:
             route = _route_or_none(self.routes, topic)
@@ -139,7 +139,7 @@ class BaseAdmin(Closing):
                 raise CallTimeout("the name server does not show the topic in time", topic=topic)
             if again.expired:
                 left = {name: configs[name] for name, of in shown.items() if there.get(name) != of}
-                _register_again(self._calls, topic, left, masters_of(self.cluster(), sorted(left)), deadline)
+                _register_again(self, topic, left)
                 again = Deadline.after(_REGISTER_AGAIN_S)
             deadline.pause(_LOOK_EVERY_S)
 
@@ -272,14 +272,22 @@ def _put_each(
     return _each(masters, lambda name, at: calls.ask(at, put_topic(on_wire, name, configs[name]), deadline))
 
 
-def _register_again(
-    calls: Calls, topic: str, configs: Mapping[str, TopicConfig], masters: Mapping[str, str], deadline: Deadline
-) -> None:
-    """Brokers leave alone what they have: the mark of ordered topics, which they do not use, changes and changes back."""
-    for flipped in (True, False):
-        put = {name: replace(of, order=of.order != flipped, attributes={}) for name, of in configs.items()}
-        for _ in _put_each(calls, topic, put, masters, deadline):
-            pass
+def _register_again(admin: BaseAdmin, topic: str, configs: Mapping[str, TopicConfig]) -> None:
+    """Where a broker has what was put: what somebody has changed or deleted since stays so. Brokers leave alone what they have
+    already, so the mark of an ordered topic, which routes do not show, changes and changes back.
+    """
+    for name, put in configs.items():
+        try:
+            now = admin.topic_config(topic, name)
+        except RocketMQError:  # it is only to be shown earlier
+            continue
+        if _shape(now) == _shape(put):
+            for order in (not now.order, now.order):
+                admin._ask(name, put_topic(admin._calls.on_wire(topic), name, replace(now, order=order, attributes={})))
+
+
+def _shape(config: TopicConfig) -> tuple[int, int, int]:
+    return config.read_queues, config.write_queues, config.perm
 
 
 def _each(masters: Mapping[str, str], change: Callable[[str, str], Command]) -> Iterator[tuple[str, str, Command]]:
@@ -339,14 +347,6 @@ def put_topic(topic_on_wire: str, broker: str, config: TopicConfig) -> Command:
         order=config.order,
         attributes=",".join(f"+{k}={v}" for k, v in config.attributes.items()) or None,
         bname=broker,
-    )
-
-
-def shown_queues(there: Mapping[str, QueueData]) -> str:
-    """How many queues a topic has, for messages: ``8 on broker-a, 8 (4 for writing) on broker-b``."""
-    return ", ".join(
-        f"{data.read_queues}{'' if data.read_queues == data.write_queues else f' ({data.write_queues} for writing)'} on {name}"
-        for name, data in sorted(there.items())
     )
 
 

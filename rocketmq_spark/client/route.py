@@ -27,7 +27,7 @@ from rocketmq_spark.errors import (
     ServerFault,
     TopicNotFound,
 )
-from rocketmq_spark.model import BrokerData, TopicRoute
+from rocketmq_spark.model import BrokerData, QueueData, TopicRoute
 from rocketmq_spark.wire import bodies, names, rpc
 from rocketmq_spark.wire.header import Command
 
@@ -343,3 +343,11 @@ def _newest(*kept: Mapping[str, tuple[float, TopicRoute]]) -> dict[str, BrokerDa
             for name, data in route.brokers.items():
                 found.setdefault(name, data)
     return found
+
+
+def shown_queues(there: Mapping[str, QueueData]) -> str:
+    """How many queues a topic has, for messages: ``8 on broker-a, 8 (4 for writing) on broker-b``."""
+    return ", ".join(
+        f"{data.read_queues}{'' if data.read_queues == data.write_queues else f' ({data.write_queues} for writing)'} on {name}"
+        for name, data in sorted(there.items())
+    )

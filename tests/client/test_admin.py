@@ -88,6 +88,7 @@ class TestTopics:
                 return ok()
 
             other.on(Request.UPDATE_AND_CREATE_TOPIC, put)
+            other.on(Request.GET_TOPIC_CONFIG, ok(b'{"topicName":"t","readQueueNums":3,"writeQueueNums":3,"perm":6}'))
             assert len(admin.create_topic("t", 3, attributes={"message.type": "FIFO"}).readable()) == 6
             (first, *again) = other.seen(Request.UPDATE_AND_CREATE_TOPIC)
             assert [command.ext["order"] for command in (first, *again)] == ["false", "true", "false"]
@@ -95,6 +96,26 @@ class TestTopics:
                 {name: value for name, value in first.ext.items() if name != "attributes"}
             ] * 2
             assert len(broker.seen(Request.UPDATE_AND_CREATE_TOPIC)) == 1, "it is shown there"
+
+    @pytest.mark.parametrize(
+        "now",
+        [
+            ok(b'{"topicName":"t","readQueueNums":10,"writeQueueNums":3,"perm":6}'),
+            ok(b'{"topicName":"t","readQueueNums":3,"writeQueueNums":3,"perm":4}'),
+            refuse(Response.TOPIC_NOT_EXIST, "no such topic"),
+        ],
+        ids=["resized", "closed", "deleted"],
+    )
+    def test_what_somebody_has_changed_since_stays_so(
+        self, broker: MockBroker, admin: BaseAdmin, monkeypatch: pytest.MonkeyPatch, now: Command
+    ) -> None:
+        monkeypatch.setattr("rocketmq_spark.client.admin._REGISTER_AGAIN_S", 0.0)
+        broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
+        broker.on(Request.GET_TOPIC_CONFIG, now)
+        with pytest.raises(CallTimeout):
+            admin.create_topic("t", 3, timeout_s=0.2)
+        assert len(broker.seen(Request.GET_TOPIC_CONFIG)) > 0
+        assert len(broker.seen(Request.UPDATE_AND_CREATE_TOPIC)) == 1
 
     @pytest.mark.parametrize("name", ["", "a b", "x" * 128])
     def test_names_that_no_broker_takes(self, name: str, broker: MockBroker, admin: BaseAdmin) -> None:
