@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rocketmq_spark.admin import AdminTools, ask_each, deadline, with_kept
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX, Response
 from rocketmq_spark.client import groups
-from rocketmq_spark.client.admin import masters_of, registered
+from rocketmq_spark.client.route import masters_of, registered
 from rocketmq_spark.errors import (
     AccessDenied,
     GroupNotFound,

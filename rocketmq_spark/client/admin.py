@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, BATCH_QUEUE, FIRST_WITH_ATTRIBUTES, QUEUE_TYPE, Perm
@@ -11,9 +12,8 @@ from rocketmq_spark.base.process import Closing
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.questions import BrokerQuestions
-from rocketmq_spark.client.route import NameServers, Routes
+from rocketmq_spark.client.route import NameServers, Routes, masters_of, registered
 from rocketmq_spark.errors import (
-    BrokerNotFound,
     CallTimeout,
     ConnectionLost,
     NotFound,
@@ -32,7 +32,7 @@ from rocketmq_spark.wire.messages import decode_messages
 
 _LOOK_EVERY_S = 0.01
 # Brokers register a change with the version of the moment, and name servers leave out changes of a topic that they know if they
-# have that version: of two changes at once (another topic, a group that begins) one may never show. So it is put once more.
+# have that version: of two changes at once (another topic, a group that begins) one may never show.
 _REGISTER_AGAIN_S = 3.0
 # More a broker does not give unless it is configured to.
 _MOST_OF_KEY = 32
@@ -125,7 +125,7 @@ class BaseAdmin(Closing):
     def _await_route(self, topic: str, configs: Mapping[str, TopicConfig], deadline: Deadline) -> TopicRoute:
         """Until it shows the queues for reading and writing, and the permissions, as far as a broker has them itself."""
         wanted = {name: _shape(config) for name, config in configs.items()}
-        shown, asked, again = dict(wanted), set[str](), Deadline.after(_REGISTER_AGAIN_S)
+        shown, asked, again = dict(wanted), set[str](), deadline.within(_REGISTER_AGAIN_S)
         while True:
             route = _route_or_none(self.routes, topic)
             there = _shown(route)
@@ -138,9 +138,9 @@ class BaseAdmin(Closing):
             if deadline.expired:
                 raise CallTimeout("the name server does not show the topic in time", topic=topic)
             if again.expired:
-                left = {name: configs[name] for name, of in shown.items() if there.get(name) != of}
-                _register_again(self, topic, left)
-                again = Deadline.after(_REGISTER_AGAIN_S)
+                left = {name: there.get(name) for name, of in shown.items() if there.get(name) != of}
+                _register(self, topic, left, deadline)
+                again = deadline.within(_REGISTER_AGAIN_S)
             deadline.pause(_LOOK_EVERY_S)
 
     def delete_topic(self, topic: str) -> None:
@@ -272,22 +272,40 @@ def _put_each(
     return _each(masters, lambda name, at: calls.ask(at, put_topic(on_wire, name, configs[name]), deadline))
 
 
-def _register_again(admin: BaseAdmin, topic: str, configs: Mapping[str, TopicConfig]) -> None:
-    """Where a broker has what was put: what somebody has changed or deleted since stays so. Brokers leave alone what they have
-    already, so the mark of an ordered topic, which routes do not show, changes and changes back.
+def _register(admin: BaseAdmin, topic: str, shown: Mapping[str, _Shape | None], deadline: Deadline) -> None:
+    """Tell name servers what these brokers have, until it is what they have still: a broker that is put what it has already does
+    not (``registerSingleTopicAll`` of a broker's ``enableSingleTopicRegister`` is the same request). ``shown`` is what they say.
     """
-    for name, put in configs.items():
+    told, on_wire = dict[str, TopicConfig](), admin._calls.on_wire(topic)
+    try:
+        while (now := _registrable(admin, topic, shown)) != told and not deadline.expired:
+            register = partial(rpc.REGISTER_TOPIC_IN_NAMESRV.request, bodies.topic_queues(now), topic=on_wire)
+            admin.name_servers.ask_each(register, deadline)
+            told = now
+    except RocketMQError:  # it is only to show earlier, and those before 5.0 do not know the request
+        pass
+
+
+def _registrable(admin: BaseAdmin, topic: str, shown: Mapping[str, _Shape | None]) -> dict[str, TopicConfig]:
+    """Without brokers that somebody may have closed for writers on the name server (``wipeWritePerm``)."""
+    found = dict[str, TopicConfig]()
+    for name, of in shown.items():
         try:
             now = admin.topic_config(topic, name)
-        except RocketMQError:  # it is only to be shown earlier
+        except RocketMQError:  # it has been deleted, or nobody can know
             continue
-        if _shape(now) == _shape(put):
-            for order in (not now.order, now.order):
-                admin._ask(name, put_topic(admin._calls.on_wire(topic), name, replace(now, order=order, attributes={})))
+        config = replace(now, perm=now.perm & _own_permission(admin, name))
+        if of != _shape(replace(config, perm=config.perm & ~Perm.WRITE)):
+            found[name] = config
+    return found
 
 
-def _shape(config: TopicConfig) -> tuple[int, int, int]:
-    return config.read_queues, config.write_queues, config.perm
+_Shape = tuple[int, int, int]
+
+
+def _shape(of: TopicConfig | QueueData) -> _Shape:
+    """How many queues for reading and writing, and the permission."""
+    return of.read_queues, of.write_queues, of.perm
 
 
 def _each(masters: Mapping[str, str], change: Callable[[str, str], Command]) -> Iterator[tuple[str, str, Command]]:
@@ -361,27 +379,6 @@ def batch_attributes(attributes: Mapping[str, str] | None = None) -> dict[str, s
     return given
 
 
-def registered(cluster: dict[str, BrokerData]) -> dict[str, BrokerData]:
-    """The same, of which there is at least one: without a broker nothing that is not found is known not to be there."""
-    if not cluster:
-        remedy = "Start one, or look into the logs of those that should be there"
-        raise BrokerNotFound("no broker is registered", remedy=remedy)
-    return cluster
-
-
-def masters_of(cluster: Mapping[str, BrokerData], brokers: Sequence[str] | None = None) -> dict[str, str]:
-    """Addresses of the masters of ``brokers`` (default: all), each of which must be registered."""
-    wanted = sorted(cluster) if brokers is None else list(brokers)
-    masters = {name: cluster[name].master for name in wanted if name in cluster}
-    missing = [name for name in wanted if not masters.get(name)] if wanted else ["any"]
-    if missing:
-        raise BrokerNotFound(
-            f"no master of {', '.join(missing)} is registered",
-            remedy=f"Known brokers: {', '.join(sorted(cluster)) or 'none'}",
-        )
-    return {name: address for name, address in masters.items() if address}
-
-
 def _route_or_none(routes: Routes, topic: str) -> TopicRoute | None:
     try:
         return routes.get(topic, 0.0)
@@ -394,7 +391,5 @@ def _check(problem: str | None) -> None:
         raise OptionError(problem)
 
 
-def _shown(route: TopicRoute | None) -> dict[str, tuple[int, int, int]]:
-    """How many queues for reading and writing each broker has, and with which permission."""
-    queues = route.queues if route is not None else ()
-    return {data.broker_name: (data.read_queues, data.write_queues, data.perm) for data in queues}
+def _shown(route: TopicRoute | None) -> dict[str, _Shape]:
+    return {data.broker_name: _shape(data) for data in (route.queues if route is not None else ())}

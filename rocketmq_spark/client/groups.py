@@ -14,9 +14,10 @@ from typing import TypeVar
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX, Property, Request, Response
-from rocketmq_spark.client.admin import BaseAdmin, progress, registered
+from rocketmq_spark.client.admin import BaseAdmin, progress
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.questions import BrokerQuestions, Question, first_of_each
+from rocketmq_spark.client.route import registered
 from rocketmq_spark.errors import BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage, TopicRoute
 from rocketmq_spark.model.membership import (

@@ -351,3 +351,24 @@ def shown_queues(there: Mapping[str, QueueData]) -> str:
         f"{data.read_queues}{'' if data.read_queues == data.write_queues else f' ({data.write_queues} for writing)'} on {name}"
         for name, data in sorted(there.items())
     )
+
+
+def registered(cluster: dict[str, BrokerData]) -> dict[str, BrokerData]:
+    """The same, of which there is at least one: without a broker nothing that is not found is known not to be there."""
+    if not cluster:
+        remedy = "Start one, or look into the logs of those that should be there"
+        raise BrokerNotFound("no broker is registered", remedy=remedy)
+    return cluster
+
+
+def masters_of(cluster: Mapping[str, BrokerData], brokers: Sequence[str] | None = None) -> dict[str, str]:
+    """Addresses of the masters of ``brokers`` (default: all), each of which must be registered."""
+    wanted = sorted(cluster) if brokers is None else list(brokers)
+    masters = {name: cluster[name].master for name in wanted if name in cluster}
+    missing = [name for name in wanted if not masters.get(name)] if wanted else ["any"]
+    if missing:
+        raise BrokerNotFound(
+            f"no master of {', '.join(missing)} is registered",
+            remedy=f"Known brokers: {', '.join(sorted(cluster)) or 'none'}",
+        )
+    return {name: address for name, address in masters.items() if address}

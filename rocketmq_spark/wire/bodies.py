@@ -357,16 +357,16 @@ def subscription_data(member: GroupMembership) -> list[dict[str, Any]]:
 
 def client_config(group: str, topic: str, sql: str) -> bytes:
     """Body of CHECK_CLIENT_CONFIG for an SQL expression."""
-    subscription = {
-        "classFilterMode": False,
-        "codeSet": [],
-        "expressionType": "SQL92",
-        "subString": sql,
-        "subVersion": 1,
-        "tagsSet": [],
-        "topic": topic,
-    }
-    return _dump({"clientId": "rocketmq-spark", "group": group, "subscriptionData": subscription})
+    subscription = {"expressionType": "SQL92", "subString": sql, "subVersion": 1, "topic": topic}
+    unused = {"classFilterMode": False, "codeSet": [], "tagsSet": []}
+    return _dump({"clientId": "rocketmq-spark", "group": group, "subscriptionData": subscription | unused})
+
+
+def topic_queues(configs: Mapping[str, TopicConfig]) -> bytes:
+    """Body of REGISTER_TOPIC_IN_NAMESRV: the queues of a topic by the names of brokers."""
+    fields = ("brokerName", "readQueueNums", "writeQueueNums", "perm", "topicSysFlag")
+    queues = [(name, c.read_queues, c.write_queues, c.perm, c.sys_flag) for name, c in configs.items()]
+    return _dump({"queueDatas": [dict(zip(fields, of, strict=True)) for of in queues]})
 
 
 def subscription_group(group: str, **settings: Any) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,15 +20,18 @@ from rocketmq_spark.errors import (
     ServerFault,
 )
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.model import MessageQueue, SendRequest
+from rocketmq_spark.model import MessageQueue, QueueData, SendRequest
+from rocketmq_spark.wire import bodies
 from rocketmq_spark.wire.bodies import ConsumeProgress
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
 from tests.decode.fetching import stored, text
-from tests.mockbroker import NO_ROUTE, Call, MockBroker, eventually, ok, refuse, route
+from tests.mockbroker import NO_ROUTE, Call, MockBroker, eventually, never, ok, refuse, route
 
 ROUTE, CLUSTER = Request.GET_ROUTEINFO_BY_TOPIC, Request.GET_BROKER_CLUSTER_INFO
+REGISTER = Request.REGISTER_TOPIC_IN_NAMESRV
+NO_TOPIC = refuse(Response.TOPIC_NOT_EXIST, "no such topic")
 
 
 def cluster(**masters: str) -> bytes:
@@ -37,6 +41,23 @@ def cluster(**masters: str) -> bytes:
         for name, address in masters.items()
     ]
     return ('{"brokerAddrTable":{' + ",".join(items) + '},"clusterAddrTable":{}}').encode()
+
+
+def topic_config(queues: int, perm: int = 6, sys_flag: int = 0) -> Command:
+    config = {
+        "topicName": "t",
+        "readQueueNums": queues,
+        "writeQueueNums": queues,
+        "perm": perm,
+        "topicSysFlag": sys_flag,
+    }
+    return ok(json.dumps(config).encode())
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a registration that may still come."""
+    monkeypatch.setattr("rocketmq_spark.client.admin._REGISTER_AGAIN_S", 0.0)
 
 
 @pytest.fixture
@@ -71,51 +92,115 @@ class TestTopics:
             admin.create_topic("t", 3, timeout_s=1.5)
         assert caught.value.topic == "t"
 
-    def test_what_a_name_server_left_out_is_registered_again(
-        self, broker: MockBroker, admin: BaseAdmin, monkeypatch: pytest.MonkeyPatch
+    def test_what_a_name_server_left_out_is_registered_there(
+        self, broker: MockBroker, admin: BaseAdmin, at_once: None
     ) -> None:
-        """Brokers leave out what does not change, so something does, and changes back."""
-        monkeypatch.setattr("rocketmq_spark.client.admin._REGISTER_AGAIN_S", 0.0)
-        with MockBroker() as other:
+        """Brokers do nothing when they are put what they have, so the name server is told."""
+        with MockBroker({Request.UPDATE_AND_CREATE_TOPIC: ok()}) as other:
             broker.on(CLUSTER, ok(cluster(a=broker.address, b=other.address)))
             both = {"a": broker.address, "b": other.address}
             broker.on(ROUTE, route(3, {"a": broker.address}))
             broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
 
-            def put(call: Any) -> Command:
-                if call.ext("order") == "true":
-                    broker.on(ROUTE, route(3, both))
+            def register(call: Call) -> Command:
+                broker.on(ROUTE, route(3, both))
                 return ok()
 
-            other.on(Request.UPDATE_AND_CREATE_TOPIC, put)
-            other.on(Request.GET_TOPIC_CONFIG, ok(b'{"topicName":"t","readQueueNums":3,"writeQueueNums":3,"perm":6}'))
+            broker.on(REGISTER, register)
+            other.on(Request.GET_TOPIC_CONFIG, topic_config(3))
+            other.on(Request.GET_BROKER_CONFIG, ok(b"brokerPermission=6\n"))
             assert len(admin.create_topic("t", 3, attributes={"message.type": "FIFO"}).readable()) == 6
-            (first, *again) = other.seen(Request.UPDATE_AND_CREATE_TOPIC)
-            assert [command.ext["order"] for command in (first, *again)] == ["false", "true", "false"]
-            assert [{**command.ext, "order": "false"} for command in again] == [
-                {name: value for name, value in first.ext.items() if name != "attributes"}
-            ] * 2
-            assert len(broker.seen(Request.UPDATE_AND_CREATE_TOPIC)) == 1, "it is shown there"
+            (told,) = broker.seen(REGISTER)
+            assert told.ext == {"topic": "t"}
+            assert bodies.route("t", told.body).queues == (QueueData("b", 3, 3, 6),)
+            assert len(other.seen(Request.UPDATE_AND_CREATE_TOPIC)) == 1
 
     @pytest.mark.parametrize(
-        "now",
+        ("now", "own", "told"),
         [
-            ok(b'{"topicName":"t","readQueueNums":10,"writeQueueNums":3,"perm":6}'),
-            ok(b'{"topicName":"t","readQueueNums":3,"writeQueueNums":3,"perm":4}'),
-            refuse(Response.TOPIC_NOT_EXIST, "no such topic"),
+            (topic_config(10), b"", [QueueData("a", 10, 10, 6)]),
+            (topic_config(10, 4), b"", [QueueData("a", 10, 10, 4)]),
+            (topic_config(10, sys_flag=2), b"brokerPermission=4", [QueueData("a", 10, 10, 4, 2)]),
+            (NO_TOPIC, b"", []),
+            (refuse(Response.NO_PERMISSION, "not you"), b"", []),
+            (topic_config(8), b"", []),
         ],
-        ids=["resized", "closed", "deleted"],
+        ids=[
+            "resized",
+            "closed",
+            "closed broker",
+            "deleted",
+            "denied",
+            "wiped",
+        ],
     )
-    def test_what_somebody_has_changed_since_stays_so(
-        self, broker: MockBroker, admin: BaseAdmin, monkeypatch: pytest.MonkeyPatch, now: Command
+    def test_it_is_told_what_a_broker_has(
+        self, broker: MockBroker, admin: BaseAdmin, at_once: None, now: Any, own: bytes, told: list[QueueData]
     ) -> None:
-        monkeypatch.setattr("rocketmq_spark.client.admin._REGISTER_AGAIN_S", 0.0)
+        """Not what was put, which somebody may have changed or deleted since; and what ``wipeWritePerm`` has closed stays so."""
+        broker.on(ROUTE, route(8, {"a": broker.address}, perm=4))
+        for code, answer in (
+            (Request.UPDATE_AND_CREATE_TOPIC, ok()),
+            (Request.GET_BROKER_CONFIG, ok(own)),
+            (Request.GET_TOPIC_CONFIG, now),
+            (REGISTER, ok()),
+        ):
+            broker.on(code, answer)
+        with pytest.raises(CallTimeout, match="does not show the topic in time"):
+            admin.create_topic("t", 3, timeout_s=0.2)
+        assert len(broker.seen(Request.GET_TOPIC_CONFIG)) > 2
+        queues = [queue for command in broker.seen(REGISTER) for queue in bodies.route("t", command.body).queues]
+        assert list(dict.fromkeys(queues)) == told
+        assert len(broker.seen(Request.UPDATE_AND_CREATE_TOPIC)) == 1
+
+    def test_a_broker_that_does_not_tell_keeps_no_other_from_being_registered(
+        self, broker: MockBroker, admin: BaseAdmin, at_once: None
+    ) -> None:
+        with MockBroker({Request.UPDATE_AND_CREATE_TOPIC: ok(), Request.GET_TOPIC_CONFIG: topic_config(3)}) as other:
+            broker.on(CLUSTER, ok(cluster(a=broker.address, b=other.address)))
+            broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
+            broker.on(Request.GET_TOPIC_CONFIG, refuse(Response.NO_PERMISSION, "not you"))
+            broker.on(REGISTER, ok())
+            other.on(Request.GET_BROKER_CONFIG, ok(b"a=1\n"))
+            with pytest.raises(CallTimeout):
+                admin.create_topic("t", 3, timeout_s=0.2)
+        assert {bodies.route("t", told.body).queues for told in broker.seen(REGISTER)} == {(QueueData("b", 3, 3, 6),)}
+
+    def test_what_changes_while_it_is_told_is_told_again(
+        self, broker: MockBroker, admin: BaseAdmin, at_once: None
+    ) -> None:
+        """The broker's own registration may have come first."""
+        broker.on(ROUTE, route(2, {"a": broker.address}))
         broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
-        broker.on(Request.GET_TOPIC_CONFIG, now)
+        broker.on(Request.GET_BROKER_CONFIG, ok(b"a=1\n"))
+        broker.on(Request.GET_TOPIC_CONFIG, [topic_config(3), topic_config(5)])
+        told: list[int] = []
+
+        def register(call: Call) -> Command:
+            (queues,) = bodies.route("t", call.command.body).queues
+            told.append(queues.read_queues)
+            broker.on(ROUTE, route(queues.read_queues, {"a": broker.address}))
+            return ok()
+
+        broker.on(REGISTER, register)
         with pytest.raises(CallTimeout):
             admin.create_topic("t", 3, timeout_s=0.2)
-        assert len(broker.seen(Request.GET_TOPIC_CONFIG)) > 0
-        assert len(broker.seen(Request.UPDATE_AND_CREATE_TOPIC)) == 1
+        assert told[:2] == [3, 5]
+
+    @pytest.mark.parametrize("answer", [refuse(Response.REQUEST_CODE_NOT_SUPPORTED), refuse(1, "broken"), never])
+    def test_name_servers_that_cannot_be_told(
+        self, broker: MockBroker, parts: Parts, at_once: None, answer: Any
+    ) -> None:
+        broker.on(CLUSTER, ok(cluster(a=broker.address)))
+        broker.on(ROUTE, route(3, {}))
+        broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
+        broker.on(Request.GET_TOPIC_CONFIG, topic_config(3))
+        broker.on(Request.GET_BROKER_CONFIG, ok(b"a=1\n"))
+        broker.on(REGISTER, answer)
+        patient = replace(parts.calls, request_timeout_s=3600.0)  # it is told within the time of the change
+        with pytest.raises(CallTimeout, match="does not show the topic in time"):
+            BaseAdmin(broker.address, patient).create_topic("t", 3, timeout_s=0.2)
+        assert len(broker.seen(REGISTER)) > 0
 
     @pytest.mark.parametrize("name", ["", "a b", "x" * 128])
     def test_names_that_no_broker_takes(self, name: str, broker: MockBroker, admin: BaseAdmin) -> None:

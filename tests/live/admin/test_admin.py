@@ -13,6 +13,7 @@ from rocketmq_spark import Admin, Message, Producer, PullConsumer
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.errors import (
     AccessDenied,
+    CallTimeout,
     GroupNotFound,
     NotFound,
     OffsetError,
@@ -21,7 +22,9 @@ from rocketmq_spark.errors import (
     RouteNotFound,
 )
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.wire import rpc
+from rocketmq_spark.model import QueueData
+from rocketmq_spark.wire import bodies, rpc
+from rocketmq_spark.wire.bodies import TopicConfig
 from tests.cli.conftest import documents
 from tests.fix_clusters import ADMIN, Certificates, Secured
 from tests.fix_spark import ROOT
@@ -232,6 +235,38 @@ def test_users_and_policies(secured: Secured, name: str) -> None:
         admin.delete_user(name)
         assert admin.policies(name) == []
         assert name not in [found.name for found in admin.users()]
+
+
+def test_a_route_that_lost_a_registration_is_set_right(
+    rocketmq: LocalBroker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where two changes at once had one version: the broker has it, and does nothing when it is put again."""
+    with Admin(rocketmq.name_server) as admin:
+        admin.create_topic(name, 4)
+        stale = TopicConfig(name, 2, 1, 6, "SINGLE_TAG", 0, False, {})
+        for lost in (
+            rpc.REGISTER_TOPIC_IN_NAMESRV.request(bodies.topic_queues({"broker-a": stale}), topic=name),
+            rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=name),
+        ):
+            assert rocketmq.admin.brokers.calls.ask(rocketmq.name_server, lost).code == 0
+            assert [(q.read_queues, q.write_queues) for q in _queues(rocketmq, name)] in ([(2, 1)], [])
+            with pytest.raises(CallTimeout):
+                rocketmq.admin.create_topic(name, 4, timeout_s=0.5)
+            with monkeypatch.context() as patched:
+                patched.setattr("rocketmq_spark.client.admin._REGISTER_AGAIN_S", 0.0)
+                rocketmq.admin.create_topic(name, 4)
+            assert _queues(rocketmq, name) == [QueueData("broker-a", 4, 4, 6)]
+    shown = json.loads(_ask(rocketmq, "topicRoute", "-t", name))
+    assert [(q["brokerName"], q["readQueueNums"], q["writeQueueNums"], q["perm"]) for q in shown["queueDatas"]] == [
+        ("broker-a", 4, 4, 6)
+    ]
+
+
+def _queues(mq: LocalBroker, topic: str) -> list[QueueData]:
+    try:
+        return list(mq.admin.route(topic).queues)
+    except RouteNotFound:
+        return []
 
 
 def test_the_commands_for_users(secured: Secured, name: str) -> None:
