@@ -25,6 +25,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import QueueData
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.bodies import TopicConfig
+from rocketmq_spark.wire.loose_json import read_json
 from tests.cli.conftest import documents
 from tests.fix_clusters import ADMIN, Certificates, Secured
 from tests.fix_spark import ROOT
@@ -256,7 +257,7 @@ def test_a_route_that_lost_a_registration_is_set_right(
                 patched.setattr("rocketmq_spark.client.admin._REGISTER_AGAIN_S", 0.0)
                 rocketmq.admin.create_topic(name, 4)
             assert _queues(rocketmq, name) == [QueueData("broker-a", 4, 4, 6)]
-    shown = json.loads(_ask(rocketmq, "topicRoute", "-t", name))
+    shown = read_json(_ask(rocketmq, "topicRoute", "-t", name).encode())
     assert [(q["brokerName"], q["readQueueNums"], q["writeQueueNums"], q["perm"]) for q in shown["queueDatas"]] == [
         ("broker-a", 4, 4, 6)
     ]
