@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -134,9 +135,11 @@ class BaseAdmin(Closing):
             for name, (reads, writes, perm) in wanted.items():
                 if name not in asked and there.get(name, ())[:2] == (reads, writes) and there[name] != shown[name]:
                     asked.add(name)
-                    shown[name] = reads, writes, perm & _own_permission(self, name)
+                    with suppress(RocketMQError):  # it is only to know earlier
+                        shown[name] = reads, writes, perm & _own_permission(self, name)
             if deadline.expired:
-                raise CallTimeout("the name server does not show the topic in time", topic=topic)
+                remedy = "Brokers have it; mqadmin addWritePerm opens one that is closed for writers on the name server alone"
+                raise CallTimeout("the name server does not show the topic in time", topic=topic, remedy=remedy)
             if again.expired:
                 left = {name: there.get(name) for name, of in shown.items() if there.get(name) != of}
                 _register(self, topic, left, deadline)
@@ -277,26 +280,28 @@ def _register(admin: BaseAdmin, topic: str, shown: Mapping[str, _Shape | None], 
     not (``registerSingleTopicAll`` of a broker's ``enableSingleTopicRegister`` is the same request). ``shown`` is what they say.
     """
     told, on_wire = dict[str, TopicConfig](), admin._calls.on_wire(topic)
-    try:
-        while (now := _registrable(admin, topic, shown)) != told and not deadline.expired:
-            register = partial(rpc.REGISTER_TOPIC_IN_NAMESRV.request, bodies.topic_queues(now), topic=on_wire)
-            admin.name_servers.ask_each(register, deadline)
-            told = now
-    except RocketMQError:  # it is only to show earlier, and those before 5.0 do not know the request
-        pass
+    while not deadline.expired and (now := _registrable(admin, topic, shown, told)) != told:
+        with suppress(RocketMQError):  # it is only to show earlier, and those before 5.0 do not know the request
+            tell = partial(rpc.REGISTER_TOPIC_IN_NAMESRV.request, bodies.topic_queues(now), topic=on_wire)
+            if not now and not _shown(_route_or_none(admin.routes, topic)).keys() - told.keys():  # it has been deleted
+                tell = partial(rpc.DELETE_TOPIC_IN_NAMESRV.request, topic=on_wire)
+            admin.name_servers.ask_each(tell, deadline)
+        told = now
 
 
-def _registrable(admin: BaseAdmin, topic: str, shown: Mapping[str, _Shape | None]) -> dict[str, TopicConfig]:
+def _registrable(
+    admin: BaseAdmin, topic: str, shown: Mapping[str, _Shape | None], told: Mapping[str, TopicConfig]
+) -> dict[str, TopicConfig]:
     """Without brokers that somebody may have closed for writers on the name server (``wipeWritePerm``)."""
     found = dict[str, TopicConfig]()
     for name, of in shown.items():
         try:
             now = admin.topic_config(topic, name)
-        except RocketMQError:  # it has been deleted, or nobody can know
-            continue
-        config = replace(now, perm=now.perm & _own_permission(admin, name))
-        if of != _shape(replace(config, perm=config.perm & ~Perm.WRITE)):
-            found[name] = config
+            config = replace(now, perm=now.perm & _own_permission(admin, name))
+            if of != _shape(replace(config, perm=config.perm & ~Perm.WRITE)):
+                found[name] = config
+        except RocketMQError as e:  # nobody can know what it has, unless it has nothing
+            found |= {} if name not in told or isinstance(e, TopicNotFound) else {name: told[name]}
     return found
 
 
@@ -345,10 +350,7 @@ def _where(done: Sequence[str], perhaps: Sequence[str], rest: Sequence[str]) -> 
 def _own_permission(admin: BaseAdmin, broker: str) -> int:
     """What a broker lets routes show of any topic's permission: all of it, unless it is closed for readers or writers."""
     both = Perm.READ | Perm.WRITE
-    try:
-        own = int(admin.broker_config(broker).get("brokerPermission", both))
-    except (RocketMQError, ValueError):  # it is only to know earlier
-        own = both
+    own = int(admin.broker_config(broker).get("brokerPermission", both))
     return own if own & both != both else -1
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -31,7 +31,7 @@ from tests.mockbroker import NO_ROUTE, Call, MockBroker, eventually, never, ok, 
 
 ROUTE, CLUSTER = Request.GET_ROUTEINFO_BY_TOPIC, Request.GET_BROKER_CLUSTER_INFO
 REGISTER = Request.REGISTER_TOPIC_IN_NAMESRV
-NO_TOPIC = refuse(Response.TOPIC_NOT_EXIST, "no such topic")
+NO_TOPIC, DENIED = refuse(Response.TOPIC_NOT_EXIST, "no such topic"), refuse(Response.NO_PERMISSION, "not you")
 
 
 def cluster(**masters: str) -> bytes:
@@ -43,15 +43,23 @@ def cluster(**masters: str) -> bytes:
     return ('{"brokerAddrTable":{' + ",".join(items) + '},"clusterAddrTable":{}}').encode()
 
 
-def topic_config(queues: int, perm: int = 6, sys_flag: int = 0) -> Command:
-    config = {
-        "topicName": "t",
-        "readQueueNums": queues,
-        "writeQueueNums": queues,
-        "perm": perm,
-        "topicSysFlag": sys_flag,
-    }
-    return ok(json.dumps(config).encode())
+def config(queues: int, perm: int = 6, sys_flag: int = 0) -> Command:
+    told = {"topicName": "t", "readQueueNums": queues, "writeQueueNums": queues, "perm": perm, "topicSysFlag": sys_flag}
+    return ok(json.dumps(told).encode())
+
+
+def configured(
+    broker: MockBroker, answers: Sequence[Command], asks: int, there: Mapping[str, str] | None = None
+) -> None:
+    """What it says the topic is, then the last answer again; at the last of ``asks`` the route shows what is waited for."""
+    said = iter(answers)
+
+    def answer(call: Call) -> Command:
+        if len(broker.seen(Request.GET_TOPIC_CONFIG)) >= asks:
+            broker.on(ROUTE, route(3, there or {"a": broker.address}))
+        return next(said, answers[-1])
+
+    broker.on(Request.GET_TOPIC_CONFIG, answer)
 
 
 @pytest.fixture
@@ -91,116 +99,156 @@ class TestTopics:
         with pytest.raises(CallTimeout) as caught:
             admin.create_topic("t", 3, timeout_s=1.5)
         assert caught.value.topic == "t"
+        assert "addWritePerm" in str(caught.value)
 
     def test_what_a_name_server_left_out_is_registered_there(
-        self, broker: MockBroker, admin: BaseAdmin, at_once: None
+        self, broker: MockBroker, parts: Parts, at_once: None
     ) -> None:
-        """Brokers do nothing when they are put what they have, so the name server is told."""
+        """Brokers do nothing when they are put what they have, so name servers are told, by the name that brokers know."""
         with MockBroker({Request.UPDATE_AND_CREATE_TOPIC: ok()}) as other:
             broker.on(CLUSTER, ok(cluster(a=broker.address, b=other.address)))
             both = {"a": broker.address, "b": other.address}
             broker.on(ROUTE, route(3, {"a": broker.address}))
             broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
+            broker.on(REGISTER, refuse(1, "broken"))  # one name server of two
+            for server in (broker, other):
+                server.on(Request.GET_TOPIC_CONFIG, config(3))
+                server.on(Request.GET_BROKER_CONFIG, ok(b"brokerPermission=6\n"))
 
             def register(call: Call) -> Command:
                 broker.on(ROUTE, route(3, both))
                 return ok()
 
-            broker.on(REGISTER, register)
-            other.on(Request.GET_TOPIC_CONFIG, topic_config(3))
-            other.on(Request.GET_BROKER_CONFIG, ok(b"brokerPermission=6\n"))
+            other.on(REGISTER, register)
+            admin = BaseAdmin([broker.address, other.address], replace(parts.calls, scope=Scope("ns")))
             assert len(admin.create_topic("t", 3, attributes={"message.type": "FIFO"}).readable()) == 6
-            (told,) = broker.seen(REGISTER)
-            assert told.ext == {"topic": "t"}
-            assert bodies.route("t", told.body).queues == (QueueData("b", 3, 3, 6),)
-            assert len(other.seen(Request.UPDATE_AND_CREATE_TOPIC)) == 1
+            for server in (broker, other):
+                (told,) = server.seen(REGISTER)
+                assert told.ext == {"topic": "ns%t"}
+                assert bodies.route("t", told.body).queues == (QueueData("b", 3, 3, 6),)
+                assert len(server.seen(Request.UPDATE_AND_CREATE_TOPIC)) == 1
 
     @pytest.mark.parametrize(
         ("now", "own", "told"),
         [
-            (topic_config(10), b"", [QueueData("a", 10, 10, 6)]),
-            (topic_config(10, 4), b"", [QueueData("a", 10, 10, 4)]),
-            (topic_config(10, sys_flag=2), b"brokerPermission=4", [QueueData("a", 10, 10, 4, 2)]),
-            (NO_TOPIC, b"", []),
-            (refuse(Response.NO_PERMISSION, "not you"), b"", []),
-            (topic_config(8), b"", []),
+            (config(10), ok(), [QueueData("a", 10, 10, 6)]),
+            (config(10, 4), ok(), [QueueData("a", 10, 10, 4)]),
+            (config(10, sys_flag=2), ok(b"brokerPermission=4"), [QueueData("a", 10, 10, 4, 2)]),
+            (config(10), DENIED, []),
+            (NO_TOPIC, ok(), []),
+            (DENIED, ok(), []),
+            (config(8), ok(), []),
         ],
-        ids=[
-            "resized",
-            "closed",
-            "closed broker",
-            "deleted",
-            "denied",
-            "wiped",
-        ],
+        ids=["resized", "closed", "closed broker", "perhaps closed broker", "deleted", "denied", "wiped"],
     )
     def test_it_is_told_what_a_broker_has(
-        self, broker: MockBroker, admin: BaseAdmin, at_once: None, now: Any, own: bytes, told: list[QueueData]
+        self, broker: MockBroker, admin: BaseAdmin, at_once: None, now: Command, own: Command, told: list[QueueData]
     ) -> None:
         """Not what was put, which somebody may have changed or deleted since; and what ``wipeWritePerm`` has closed stays so."""
         broker.on(ROUTE, route(8, {"a": broker.address}, perm=4))
-        for code, answer in (
-            (Request.UPDATE_AND_CREATE_TOPIC, ok()),
-            (Request.GET_BROKER_CONFIG, ok(own)),
-            (Request.GET_TOPIC_CONFIG, now),
-            (REGISTER, ok()),
-        ):
-            broker.on(code, answer)
-        with pytest.raises(CallTimeout, match="does not show the topic in time"):
-            admin.create_topic("t", 3, timeout_s=0.2)
-        assert len(broker.seen(Request.GET_TOPIC_CONFIG)) > 2
+        broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
+        broker.on(Request.GET_BROKER_CONFIG, own)
+        broker.on(REGISTER, ok())
+        configured(broker, [now], 5)
+        admin.create_topic("t", 3)
         queues = [queue for command in broker.seen(REGISTER) for queue in bodies.route("t", command.body).queues]
         assert list(dict.fromkeys(queues)) == told
         assert len(broker.seen(Request.UPDATE_AND_CREATE_TOPIC)) == 1
 
+    def test_who_may_not_know_a_brokers_own_permission_waits_for_the_route(
+        self, broker: MockBroker, admin: BaseAdmin, at_once: None
+    ) -> None:
+        broker.on(ROUTE, route(3, {"a": broker.address}, perm=4))
+        broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
+        broker.on(Request.GET_BROKER_CONFIG, DENIED)
+        configured(broker, [config(3)], 2)
+        assert [queues.perm for queues in admin.create_topic("t", 3).queues] == [6]
+
     def test_a_broker_that_does_not_tell_keeps_no_other_from_being_registered(
         self, broker: MockBroker, admin: BaseAdmin, at_once: None
     ) -> None:
-        with MockBroker({Request.UPDATE_AND_CREATE_TOPIC: ok(), Request.GET_TOPIC_CONFIG: topic_config(3)}) as other:
+        with MockBroker({Request.UPDATE_AND_CREATE_TOPIC: ok(), Request.GET_TOPIC_CONFIG: config(3)}) as other:
             broker.on(CLUSTER, ok(cluster(a=broker.address, b=other.address)))
             broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
-            broker.on(Request.GET_TOPIC_CONFIG, refuse(Response.NO_PERMISSION, "not you"))
             broker.on(REGISTER, ok())
             other.on(Request.GET_BROKER_CONFIG, ok(b"a=1\n"))
-            with pytest.raises(CallTimeout):
-                admin.create_topic("t", 3, timeout_s=0.2)
+            configured(broker, [DENIED], 3, {"a": broker.address, "b": other.address})
+            admin.create_topic("t", 3)
         assert {bodies.route("t", told.body).queues for told in broker.seen(REGISTER)} == {(QueueData("b", 3, 3, 6),)}
 
+    @pytest.mark.parametrize("answer", [ok(), refuse(1, "another name server hangs")], ids=["all", "some"])
     def test_what_changes_while_it_is_told_is_told_again(
-        self, broker: MockBroker, admin: BaseAdmin, at_once: None
+        self, broker: MockBroker, admin: BaseAdmin, at_once: None, answer: Command
     ) -> None:
         """The broker's own registration may have come first."""
         broker.on(ROUTE, route(2, {"a": broker.address}))
         broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
         broker.on(Request.GET_BROKER_CONFIG, ok(b"a=1\n"))
-        broker.on(Request.GET_TOPIC_CONFIG, [topic_config(3), topic_config(5)])
         told: list[int] = []
 
         def register(call: Call) -> Command:
             (queues,) = bodies.route("t", call.command.body).queues
             told.append(queues.read_queues)
             broker.on(ROUTE, route(queues.read_queues, {"a": broker.address}))
+            return answer
+
+        broker.on(REGISTER, register)
+        configured(broker, [config(3), config(5)], 5)
+        admin.create_topic("t", 3)
+        assert told[:2] == [3, 5]
+
+    @pytest.mark.parametrize(
+        ("then", "there", "deleted"),
+        [
+            (NO_TOPIC, ["a"], 1),
+            (NO_TOPIC, ["a", "b"], 0),
+            (refuse(Response.SYSTEM_ERROR, "it stops"), ["a"], 0),
+        ],
+        ids=["deleted", "deleted on one broker", "not known"],
+    )
+    def test_a_route_of_what_is_deleted_while_it_is_told_does_not_stay(
+        self, broker: MockBroker, admin: BaseAdmin, at_once: None, then: Command, there: list[str], deleted: int
+    ) -> None:
+        broker.on(ROUTE, NO_ROUTE)
+        broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
+        broker.on(Request.GET_BROKER_CONFIG, ok(b"a=1\n"))
+
+        def register(call: Call) -> Command:
+            broker.on(ROUTE, route(2, dict.fromkeys(there, broker.address)))
+            return ok()
+
+        def delete(call: Call) -> Command:
+            broker.on(ROUTE, NO_ROUTE)
             return ok()
 
         broker.on(REGISTER, register)
-        with pytest.raises(CallTimeout):
-            admin.create_topic("t", 3, timeout_s=0.2)
-        assert told[:2] == [3, 5]
+        broker.on(Request.DELETE_TOPIC_IN_NAMESRV, delete)
+        configured(broker, [config(2), then], 5)
+        admin.create_topic("t", 3)
+        assert len(broker.seen(Request.DELETE_TOPIC_IN_NAMESRV)) == deleted
 
-    @pytest.mark.parametrize("answer", [refuse(Response.REQUEST_CODE_NOT_SUPPORTED), refuse(1, "broken"), never])
-    def test_name_servers_that_cannot_be_told(
-        self, broker: MockBroker, parts: Parts, at_once: None, answer: Any
+    def test_a_name_server_that_does_not_know_the_request(
+        self, broker: MockBroker, admin: BaseAdmin, at_once: None
     ) -> None:
-        broker.on(CLUSTER, ok(cluster(a=broker.address)))
-        broker.on(ROUTE, route(3, {}))
+        broker.on(ROUTE, NO_ROUTE)
         broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
-        broker.on(Request.GET_TOPIC_CONFIG, topic_config(3))
         broker.on(Request.GET_BROKER_CONFIG, ok(b"a=1\n"))
-        broker.on(REGISTER, answer)
-        patient = replace(parts.calls, request_timeout_s=3600.0)  # it is told within the time of the change
-        with pytest.raises(CallTimeout, match="does not show the topic in time"):
-            BaseAdmin(broker.address, patient).create_topic("t", 3, timeout_s=0.2)
+        broker.on(REGISTER, refuse(Response.REQUEST_CODE_NOT_SUPPORTED))
+        configured(broker, [config(3)], 5)
+        assert len(admin.create_topic("t", 3).readable()) == 3
         assert len(broker.seen(REGISTER)) > 0
+
+    def test_it_is_told_within_the_time_of_the_change(self, broker: MockBroker, parts: Parts, at_once: None) -> None:
+        broker.on(CLUSTER, ok(cluster(a=broker.address)))
+        broker.on(ROUTE, NO_ROUTE)
+        broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
+        broker.on(Request.GET_TOPIC_CONFIG, config(3))
+        broker.on(Request.GET_BROKER_CONFIG, ok(b"a=1\n"))
+        broker.on(REGISTER, never)
+        patient = replace(parts.calls, request_timeout_s=3600.0)
+        with pytest.raises(CallTimeout, match="does not show the topic in time"):
+            BaseAdmin(broker.address, patient).create_topic("t", 3, timeout_s=2.0)
+        assert len(broker.seen(REGISTER)) == 1
 
     @pytest.mark.parametrize("name", ["", "a b", "x" * 128])
     def test_names_that_no_broker_takes(self, name: str, broker: MockBroker, admin: BaseAdmin) -> None:
