@@ -138,7 +138,7 @@ class BaseAdmin(Closing):
                     with suppress(RocketMQError):  # it is only to know earlier
                         shown[name] = reads, writes, perm & _own_permission(self, name)
             if deadline.expired:
-                remedy = "Brokers have it; mqadmin addWritePerm opens one that is closed for writers on the name server alone"
+                remedy = "Brokers have taken it; mqadmin addWritePerm opens one that is closed for writers on name servers alone"
                 raise CallTimeout("the name server does not show the topic in time", topic=topic, remedy=remedy)
             if again.expired:
                 left = {name: there.get(name) for name, of in shown.items() if there.get(name) != of}
@@ -298,7 +298,7 @@ def _registrable(
         try:
             now = admin.topic_config(topic, name)
             config = replace(now, perm=now.perm & _own_permission(admin, name))
-            if of != _shape(replace(config, perm=config.perm & ~Perm.WRITE)):
+            if name in told or of != _shape(replace(config, perm=config.perm & ~Perm.WRITE)):
                 found[name] = config
         except RocketMQError as e:  # nobody can know what it has, unless it has nothing
             found |= {} if name not in told or isinstance(e, TopicNotFound) else {name: told[name]}

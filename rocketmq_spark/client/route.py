@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, Response
-from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
@@ -109,15 +109,14 @@ class NameServers:
         return [a if not isinstance(a, RocketMQError) and a.code == Response.SUCCESS else None for a in answers]
 
     def ask_each(self, make: Callable[[], Command], deadline: Deadline | None = None) -> None:
-        """Ask every server, because they do not know of each other; raises the first error after all were asked."""
-        errors = []
-        for i, address in enumerate(self.addresses):
-            try:
-                self.calls.ask(address, make(), self._share(deadline, len(self.addresses) - i))
-            except RocketMQError as e:
-                errors.append(e)
-        if errors:
-            raise errors[0]
+        """Ask every server at once, because they do not know of each other; raises the first error when all have answered."""
+        limit = self._share(deadline) or Deadline.after(self.calls.request_timeout_s)
+        answers = self.calls.exchange_each([(address, make()) for address in self.addresses], limit)
+        for address, answer in zip(self.addresses, answers, strict=True):
+            if isinstance(answer, RocketMQError):
+                raise answer
+            if answer.code != Response.SUCCESS:
+                raise refused(answer, address)
 
     def _share(self, deadline: Deadline | None, servers: int = 1) -> Deadline | None:
         """For one of ``servers`` that are still to be asked."""

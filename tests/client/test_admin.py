@@ -207,8 +207,9 @@ class TestTopics:
         ids=["deleted", "deleted on one broker", "not known"],
     )
     def test_a_route_of_what_is_deleted_while_it_is_told_does_not_stay(
-        self, broker: MockBroker, admin: BaseAdmin, at_once: None, then: Command, there: list[str], deleted: int
+        self, broker: MockBroker, parts: Parts, at_once: None, then: Command, there: list[str], deleted: int
     ) -> None:
+        broker.on(CLUSTER, ok(cluster(a=broker.address)))
         broker.on(ROUTE, NO_ROUTE)
         broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
         broker.on(Request.GET_BROKER_CONFIG, ok(b"a=1\n"))
@@ -224,8 +225,21 @@ class TestTopics:
         broker.on(REGISTER, register)
         broker.on(Request.DELETE_TOPIC_IN_NAMESRV, delete)
         configured(broker, [config(2), then], 5)
+        BaseAdmin(broker.address, replace(parts.calls, scope=Scope("ns"))).create_topic("t", 3)
+        assert [told.ext for told in broker.seen(Request.DELETE_TOPIC_IN_NAMESRV)] == [{"topic": "ns%t"}] * deleted
+
+    def test_what_is_again_as_it_was_shown_while_it_is_told_is_neither_deleted_nor_wiped(
+        self, broker: MockBroker, admin: BaseAdmin, at_once: None
+    ) -> None:
+        broker.on(ROUTE, route(8, {"a": broker.address}, perm=4))
+        for code in (Request.UPDATE_AND_CREATE_TOPIC, Request.GET_BROKER_CONFIG, REGISTER):
+            broker.on(code, ok())
+        broker.on(Request.DELETE_TOPIC_IN_NAMESRV, ok())
+        configured(broker, [config(3, 4), config(8, 4)], 5)
         admin.create_topic("t", 3)
-        assert len(broker.seen(Request.DELETE_TOPIC_IN_NAMESRV)) == deleted
+        assert broker.seen(Request.DELETE_TOPIC_IN_NAMESRV) == []
+        told = [queue.read_queues for c in broker.seen(REGISTER) for queue in bodies.route("t", c.body).queues]
+        assert told[:2] == [3, 8]
 
     def test_a_name_server_that_does_not_know_the_request(
         self, broker: MockBroker, admin: BaseAdmin, at_once: None

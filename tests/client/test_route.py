@@ -22,10 +22,11 @@ from rocketmq_spark.errors import (
     ServerFault,
 )
 from rocketmq_spark.wire import rpc
+from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
 from tests import mockbroker as mb
 from tests.client.conftest import Parts
-from tests.mockbroker import NO_ROUTE, MockBroker, ok, refuse, route
+from tests.mockbroker import NO_ROUTE, Call, MockBroker, eventually, ok, refuse, route
 
 ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
 
@@ -177,6 +178,22 @@ class TestNameServers:
             parts.name_servers.ask_each(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic="t"))
         assert len(broker.seen(Request.DELETE_TOPIC_IN_NAMESRV)) == 1
         parts.pool.close()
+
+    def test_each_is_told_at_once(self, broker: MockBroker) -> None:
+        """What is told would be old for the others when one has hung."""
+        code = Request.DELETE_TOPIC_IN_NAMESRV
+        with MockBroker({code: ok()}) as other:
+            parts = Parts(f"{broker.address};{other.address}")
+
+            def late(call: Call) -> Command:
+                eventually(lambda: len(other.seen(code)) == 1)
+                return refuse(1, "late")
+
+            broker.on(code, late)
+            with pytest.raises(ServerFault, match="late") as caught:
+                parts.name_servers.ask_each(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic="t"))
+            assert caught.value.addr == broker.address
+            parts.pool.close()
 
     def test_blank_addresses_are_nothing(self, parts: Parts) -> None:
         assert NameServers(parts.calls, [" a:1 ", "", " "]).addresses == ("a:1",)
