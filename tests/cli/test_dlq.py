@@ -326,6 +326,15 @@ def test_letters_of_pops_in_a_namespace_have_the_topic_that_they_were_sent_to(
     assert told["topic"] == "t"
 
 
+def test_a_letter_that_only_its_broker_says_the_origin_of_has_that_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would count as one without a topic of its own, and would not be sent again."""
+    letter = replace(MESSAGE, topic="%DLQ%g", properties={"DLQ_ORIGIN_TOPIC": "orders"})
+    reader = SimpleNamespace(seek=lambda place: None, messages=lambda: iter([letter]))
+    monkeypatch.setattr(reading, "TopicReader", lambda *asked: reader)
+    (told,) = documents(CliRunner().invoke(app, ["dlq", "show", "g", "--name-server", "127.0.0.1:1", "--json"]).stdout)
+    assert told["topic"] == "orders"
+
+
 def test_a_misspelt_group_is_told_with_the_nearest(run: Run, dead: str) -> None:
     done = run("dlq", "show", f"{dead}x")
     assert (done.exit_code, f"Did you mean {dead}" in done.stderr) == (0, True)

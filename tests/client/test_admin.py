@@ -282,6 +282,18 @@ class TestTopics:
         with pytest.raises(BrokerNotFound, match="Known brokers: none"):
             admin.create_topic("t")
 
+    def test_nothing_is_deleted_while_a_master_is_away_that_keeps_the_topic(
+        self, broker: MockBroker, admin: BaseAdmin
+    ) -> None:
+        """It would be told as deleted, and be there again with its messages when that master returns."""
+        broker.on(Request.DELETE_TOPIC_IN_BROKER, ok())
+        there = {"a": {"0": broker.address}, "b": {"1": broker.address}}
+        table = {name: {"brokerName": name, "cluster": "c", "brokerAddrs": at} for name, at in there.items()}
+        broker.on(CLUSTER, ok(json.dumps({"brokerAddrTable": table}).encode()))
+        with pytest.raises(BrokerNotFound, match="no master of b"):
+            admin.delete_topic("t")
+        assert broker.seen(Request.DELETE_TOPIC_IN_BROKER) == broker.seen(Request.DELETE_TOPIC_IN_NAMESRV) == []
+
     def test_slaves_delete_after_their_masters(self, broker: MockBroker, admin: BaseAdmin) -> None:
         for code in (Request.DELETE_TOPIC_IN_BROKER, Request.DELETE_TOPIC_IN_NAMESRV):
             broker.on(code, ok())
