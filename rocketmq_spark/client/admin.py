@@ -135,7 +135,7 @@ class BaseAdmin(Closing):
             for name, (reads, writes, perm) in wanted.items():
                 if name not in asked and there.get(name, ())[:2] == (reads, writes) and there[name] != shown[name]:
                     asked.add(name)
-                    with suppress(RocketMQError):  # it is only to know earlier
+                    with suppress(RocketMQError, ValueError):  # it is only to know earlier
                         shown[name] = reads, writes, perm & _own_permission(self, name)
             if deadline.expired:
                 remedy = "Brokers have taken it; mqadmin addWritePerm opens one that is closed for writers on name servers alone"
@@ -300,7 +300,7 @@ def _registrable(
             config = replace(now, perm=now.perm & _own_permission(admin, name))
             if name in told or of != _shape(replace(config, perm=config.perm & ~Perm.WRITE)):
                 found[name] = config
-        except RocketMQError as e:  # nobody can know what it has, unless it has nothing
+        except (RocketMQError, ValueError) as e:  # nobody can know what it has, unless it has nothing
             found |= {} if name not in told or isinstance(e, TopicNotFound) else {name: told[name]}
     return found
 

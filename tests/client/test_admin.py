@@ -155,12 +155,13 @@ class TestTopics:
         assert list(dict.fromkeys(queues)) == told
         assert len(broker.seen(Request.UPDATE_AND_CREATE_TOPIC)) == 1
 
+    @pytest.mark.parametrize("own", [DENIED, ok(b"brokerPermission=rw\n")], ids=["denied", "no number"])
     def test_who_may_not_know_a_brokers_own_permission_waits_for_the_route(
-        self, broker: MockBroker, admin: BaseAdmin, at_once: None
+        self, broker: MockBroker, admin: BaseAdmin, at_once: None, own: Command
     ) -> None:
         broker.on(ROUTE, route(3, {"a": broker.address}, perm=4))
         broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
-        broker.on(Request.GET_BROKER_CONFIG, DENIED)
+        broker.on(Request.GET_BROKER_CONFIG, own)
         configured(broker, [config(3)], 2)
         assert [queues.perm for queues in admin.create_topic("t", 3).queues] == [6]
 
