@@ -300,8 +300,9 @@ class Options:
         p.boolean,
         False,
         _BATCH,
-        "let Spark predicates shorten the read, if `spark.sql.python.filterPushdown.enabled` is set. Only for DataFrames that "
-        "are used once: if a DataFrame is used again, Spark reads only the range of the first predicate",
+        "let Spark predicates on topic, brokerName, queueId, queueOffset and tags shorten the read, if "
+        "`spark.sql.python.filterPushdown.enabled` is set; for times use `startingTimestamp` and `endingTimestamp`. Only for "
+        "DataFrames that are used once: if a DataFrame is used again, Spark reads only the range of the first predicate",
     )
     columns: tuple[str, ...] = _row(
         p.names, (), _SOURCE, "columns to build, any of the schema; other columns are not decoded", shown="all basic"
