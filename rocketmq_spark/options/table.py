@@ -244,7 +244,11 @@ class Options:
         p.integer(1), None, _STREAM, "maximum number of offsets in a batch, divided among queues by their backlog"
     )
     min_offsets_per_trigger: int | None = _row(
-        p.integer(1), None, _STREAM, "wait until this many offsets are unread, or until `maxTriggerDelay` has passed"
+        p.integer(1),
+        None,
+        _STREAM,
+        "wait until this many offsets are unread, or until `maxTriggerDelay` has passed; what is unread when a run "
+        "starts is read at once",
     )
     max_trigger_delay: float = _row(
         p.positive_duration, 900.0, _STREAM, "longest wait for `minOffsetsPerTrigger`", shown="15m"
