@@ -216,7 +216,7 @@ class Options:
         "error",
         _SOURCE,
         "if all messages of a queue are older than the starting time: `latest` starts at its end, `error` raises; for "
-        "`startingTimestamp`, too",
+        "`startingTimestamp`, too. An empty queue starts at its end",
     )
     ending_offsets: str | dict[MessageQueue, int] = _row(
         p.offsets("latest"),
@@ -225,7 +225,11 @@ class Options:
         '`latest`, or JSON `{"t":{"broker-a":{"0":17,"1":-1}}}` (−1 latest) for every queue: the first offset not to read',
     )
     ending_timestamp: int | None = _row(
-        p.timestamp, None, _BATCH, "messages stored before this time; overrides the two other ending options"
+        p.timestamp,
+        None,
+        _BATCH,
+        "messages stored before this time; overrides the two other ending options. A queue that starts after its end is an "
+        "error, except with `startingOffsets=committed`",
     )
     ending_offsets_by_timestamp: dict[MessageQueue, int] | None = _row(
         p.queue_numbers(_TIMES, 0),

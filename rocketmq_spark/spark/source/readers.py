@@ -41,13 +41,13 @@ from pyspark.sql.streaming.datasource import (
 from rocketmq_spark import session
 from rocketmq_spark.base import process
 from rocketmq_spark.columnar.decode.schema import Column
-from rocketmq_spark.errors import OffsetError, RocketMQError
+from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.spark.source import decisions, planner, tasks
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
-from rocketmq_spark.spark.source.offsets import Offsets, ending, listed, starting
+from rocketmq_spark.spark.source.offsets import Offsets, check_order, ending, starting
 from rocketmq_spark.spark.source.planner import TriggerLimits
 from rocketmq_spark.spark.source.stream import Stream
 from rocketmq_spark.spark.source.tasks import Prefetch, may_hand_over
@@ -189,9 +189,7 @@ class RocketMQReader(DataSourceReader):
         patiently(catalog, lambda: check_filter(options, bounds))
         start = patiently(catalog, lambda: starting(offsets, options, bounds, planning_deadline(options)))
         end = patiently(catalog, lambda: ending(offsets, options, bounds, planning_deadline(options)))
-        last = {queue: of.max_offset for queue, of in bounds.items()} if _by_time(options) else end
-        if backwards := sorted(queue for queue in start if start[queue] > last[queue]):
-            raise OffsetError(f"the start is after the end in {listed(backwards)}")
+        check_order(options, start, end, bounds)
         view = begun(catalog, options, view, start)
         readable = decisions.readable(planner.ranges(Offsets(start), Offsets(end)), view)
         ranges = decisions.settled(options.fail_on_data_loss, *readable)
@@ -246,11 +244,6 @@ def _pruned(
     stored = offsets.store_times_ms(options.group, looks, planning_deadline(options)) if looks else {}
     shifted = looks.keys() - stored.keys()
     return [part for r in ranges if (part := predicates.keep(r, r.queue not in shifted)) is not None]
-
-
-def _by_time(options: Options) -> bool:
-    """Ends given by time may lie before a start; such a queue has nothing to read."""
-    return options.ending_timestamp is not None or options.ending_offsets_by_timestamp is not None
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
