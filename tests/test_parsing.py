@@ -149,6 +149,77 @@ def test_bad_offsets(text, problem):
     assert problem in str(caught.value)
 
 
+def test_offsets_of_whole_topics():
+    parse = p.offsets("earliest", "latest", "committed")
+    assert parse('{"a":"earliest","b":" LATEST "}') == {"a": p.EARLIEST, "b": p.LATEST}
+    assert parse('{"a":"earliest","b":{"x":{"0":7,"1":-2}}}') == {
+        "a": p.EARLIEST,
+        MessageQueue("b", "x", 0): 7,
+        MessageQueue("b", "x", 1): p.EARLIEST,
+    }
+    assert p.offsets("latest")('{"a":"latest"}') == {"a": p.LATEST}
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "problem"),
+    [
+        (
+            ("earliest", "latest", "committed"),
+            '{"a":"committed"}',
+            "with earliest or latest for a topic (a: 'committed' is",
+        ),
+        (("latest",), '{"a":"earliest"}', "with latest for a topic (a: 'earliest' is neither)"),
+        (("latest",), '{"a":5}', "JSON such as"),
+        (("earliest",), '{"a":{"b":"earliest"}}', "JSON such as"),
+        (("earliest",), "{}", "at least one queue"),
+        (("earliest", "latest"), '{"a":"earliest","a":"latest"}', "'a' is named twice"),
+        (("earliest", "latest"), '{"a":"earliest","a":{"b":{"0":1}}}', "'a' is named twice"),
+    ],
+)
+def test_bad_offsets_of_topics(words, text, problem):
+    with pytest.raises(ValueError, match="JSON such as") as caught:
+        p.offsets(*words)(text)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("offsets", '{"t":{"b":{"0":1,"0":2}}}'),
+        ("offsets", '{"t":{"b":{"0":1},"b":{"1":2}}}'),
+        ("offsets", '{"t":{"b":{"0":1}},"t":{"b":{"1":2}}}'),
+        ("assignment", '{"t":{"b":[0]},"t":{"b":[1]}}'),
+        ("assignment", '{"t":{"b":[0,1,0]}}'),
+        ("address_map", '{"a:1":"b:1","a:1":"c:1"}'),
+        ("property_columns", '{"a":"int","a":"bigint"}'),
+        ("per_topic", '{"t":"x","t":"y"}'),
+        ("json_object", '{"a":{"b":1,"b":1}}'),
+    ],
+)
+def test_a_name_that_stands_twice_in_json_is_an_error(name, text):
+    with pytest.raises(ValueError, match="is named twice"):
+        PARSERS[name](text)
+
+
+NO_NUMBERS = ["1_000", "1_0", "\u0661\u0660", "\uff15", "1 0", "0x10", "1.0", "1e1", "", " ", "+", "--1", "9" * 5000]
+
+
+@pytest.mark.parametrize("text", NO_NUMBERS)
+@pytest.mark.parametrize("parse", [p.integer(0), p.auto_integer, p.size(), p.timestamp, p.consume_from])
+def test_a_number_is_of_plain_digits_alone(parse, text):
+    assert parse(" 10 ") == 10
+    with pytest.raises(ValueError, match=r"a whole number|a size|epoch milliseconds"):
+        parse(text)
+    with pytest.raises(ValueError, match="a duration"):
+        p.duration("1_0s" if "_" in text else "\u0661s")
+
+
+@pytest.mark.parametrize("text", ["", " ", "\t"])
+def test_a_pattern_is_not_empty(text):
+    with pytest.raises(ValueError, match="a regular expression that is not empty"):
+        p.regex(text)
+
+
 @given(st.sets(queues, min_size=1))
 def test_assignments(wanted):
     nested: dict[str, dict[str, list[int]]] = {}

@@ -11,6 +11,7 @@ import click
 
 from rocketmq_spark.cli.command import CliGroup
 from rocketmq_spark.cli.connection import pairs
+from rocketmq_spark.cli.numbers import IntRange
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.errors import LocalBrokerError
 
@@ -26,15 +27,13 @@ def broker() -> None:
 
 
 @broker.command()
-@click.option(
-    "--brokers", type=click.IntRange(1), help="Number of brokers. [default: as many as the data folder has, or 1]"
-)
+@click.option("--brokers", type=IntRange(1), help="Number of brokers. [default: as many as the data folder has, or 1]")
 @click.option(
     "--slaves",
-    type=click.IntRange(0),
+    type=IntRange(0),
     help="Number of slaves of each broker. [default: as many as the data folder has, or 0]",
 )
-@click.option("--port", type=click.IntRange(1024, 65535), help="Port of the name server (default: a free one).")
+@click.option("--port", type=IntRange(1024, 65535), help="Port of the name server (default: a free one).")
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
@@ -118,7 +117,7 @@ def status(ctx: click.Context, output: Output) -> None:
 @broker.command()
 @click.argument("name")
 @click.option(
-    "--lines", type=click.IntRange(0), default=50, show_default=True, help="Number of lines from the end; 0 for all."
+    "--lines", type=IntRange(0), default=50, show_default=True, help="Number of lines from the end; 0 for all."
 )
 @click.pass_obj
 def logs(output: Output, name: str, lines: int) -> None:

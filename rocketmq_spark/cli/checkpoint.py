@@ -13,6 +13,7 @@ import click
 
 from rocketmq_spark.cli.command import TIMES, CliGroup, time_option, with_yes
 from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.numbers import IntRange
 from rocketmq_spark.cli.output import Output, moment
 from rocketmq_spark.errors import AccessDenied, NotSupported, OffsetError, RocketMQError, RouteNotFound
 from rocketmq_spark.model.admin import GROUP
@@ -59,11 +60,11 @@ def checkpoint() -> None:
 
 @checkpoint.command()
 @click.argument("folder")
-@click.option("--last", type=click.IntRange(1), default=10, show_default=True, help="Number of batches to show.")
+@click.option("--last", type=IntRange(1), default=10, show_default=True, help="Number of batches to show.")
 @click.option(
     "--batch",
     "number",
-    type=click.IntRange(0),
+    type=IntRange(0),
     help="Show only this batch, queue by queue, and how to see its messages.",
 )
 @click.pass_obj
@@ -261,7 +262,7 @@ def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
 
 @checkpoint.command()
 @click.argument("folder")
-@click.option("--to-batch", "number", type=click.IntRange(0), metavar="N", help="Rewind to the end of batch N.")
+@click.option("--to-batch", "number", type=IntRange(0), metavar="N", help="Rewind to the end of batch N.")
 @time_option("--to-time", "time_ms", help="Rewind to the end of the last batch that began at or before this time: everything "
              f"stored since is read again, and perhaps messages stored before. {TIMES}.")  # fmt: skip
 @with_yes

@@ -176,14 +176,10 @@ Wanted = str | int | dict["MessageQueue", int]
 
 
 def _to(ctx: click.Context, param: click.Parameter, value: str) -> Wanted:
-    from rocketmq_spark.options.parsing import offsets
+    from rocketmq_spark.options.parsing import queue_offsets
 
     try:
-        if not value.lstrip().startswith("{"):
-            return start_or_time(value)
-        by_queue = offsets()(value)
-        assert not isinstance(by_queue, str)
-        return by_queue
+        return queue_offsets(value) if value.lstrip().startswith("{") else start_or_time(value)
     except ValueError as e:
         raise click.BadParameter(
             f'{value!r} is not {e}, and JSON such as {{"orders":{{"broker-a":{{"0":17}}}}}}'

@@ -19,6 +19,7 @@ from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.numbers import FloatRange
 from rocketmq_spark.cli.output import Output, one_line, safe
 from rocketmq_spark.errors import (
     AccessDenied,
@@ -59,7 +60,7 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(0.1),
+    type=FloatRange(0.1),
     default=2.0,
     show_default=True,
     help="Seconds between refreshes.",

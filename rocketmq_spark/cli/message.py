@@ -16,6 +16,7 @@ import click
 from rocketmq_spark.base.clock import utc_text
 from rocketmq_spark.cli.command import TIMES, CliGroup, SendingCommand, time_option, with_yes
 from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.numbers import IntRange
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.tail import document, line
 
@@ -340,7 +341,7 @@ def get(output: Output, target: Target, message_id: str, topic: str | None) -> N
 @time_option("--to", "--until", "end", help="Only messages stored at or before this time.")
 @click.option(
     "--limit",
-    type=click.IntRange(1),
+    type=IntRange(1),
     default=32,
     show_default=True,
     help="With --key, show the newest messages, at most this many of each broker (1 to 64). Without it, show the oldest "

@@ -22,6 +22,7 @@ from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import SendingCommand
 from rocketmq_spark.cli.connection import Target, connected, pairs
+from rocketmq_spark.cli.numbers import IntRange
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import Message
@@ -132,7 +133,7 @@ def rate_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None
     help="A property of every message (may be repeated).",
 )
 @rate_option("Send generated orders at this rate instead of lines.")
-@click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
+@click.option("--count", type=IntRange(1), help="Stop after this many messages.")
 @connected
 @click.pass_obj
 def produce(

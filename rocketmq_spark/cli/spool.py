@@ -20,6 +20,7 @@ from rocketmq_spark.base.process import dedicate, on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import CliGroup, SendingCommand
 from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.numbers import FloatRange
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.delay import DEAD_TOPIC, INNER_TOPIC
 from rocketmq_spark.errors import OptionError, SpoolError
@@ -115,7 +116,7 @@ def export(output: Output, folder: Path) -> None:
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0),
+    type=FloatRange(min=0),
     default=60.0,
     show_default=True,
     help="Time limit for each spool, in seconds.",

@@ -20,6 +20,7 @@ from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import TIMES, CliCommand, SendingCommand, start_or_time, time_ms
 from rocketmq_spark.cli.connection import Target, connected
+from rocketmq_spark.cli.numbers import FloatRange, IntRange
 from rocketmq_spark.cli.output import Json, Output, shown
 from rocketmq_spark.errors import OffsetError, OptionError
 
@@ -45,14 +46,12 @@ Place = str | int | StoredAt | dict["MessageQueue", int]
 
 def _by_queue(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[MessageQueue, int] | None:
     """Offsets by queue, as JSON."""
-    from rocketmq_spark.options.parsing import offsets
+    from rocketmq_spark.options.parsing import queue_offsets
 
     try:
-        found = None if value is None else offsets()(value)
+        return None if value is None else queue_offsets(value)
     except ValueError as e:
-        raise click.BadParameter(f"{value!r} is not {str(e).removeprefix(', or ')}") from e
-    assert not isinstance(found, str)
-    return found
+        raise click.BadParameter(f"{value!r} is not {e}") from e
 
 
 def _begin(ctx: click.Context, param: click.Parameter, value: str | None) -> Place | None:
@@ -99,7 +98,7 @@ def _tags(ctx: click.Context, param: click.Parameter, value: str | None) -> str 
     "queues, too.",
 )
 @click.option("--tags", callback=_tags, help="Only messages with one of these tags: 'a || b'.")
-@click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
+@click.option("--count", type=IntRange(1), help="Stop after this many messages.")
 @click.option("--follow/--no-follow", default=True, help="Wait for new messages, or stop at the end. [default: follow]")
 @connected
 @click.pass_obj
@@ -213,7 +212,7 @@ def consuming(begin: str) -> Callable[[Callable[..., None]], Callable[..., None]
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         for option in (
-            click.option("--count", type=click.IntRange(1), help="Stop after this many messages."),
+            click.option("--count", type=IntRange(1), help="Stop after this many messages."),
             click.option(
                 "--from",
                 "begin",
@@ -273,7 +272,7 @@ def _store_start(target: Target, topic: str, how: dict[str, Any]) -> None:
 @click.command(cls=SendingCommand)
 @click.argument("topic")
 @consuming("latest")
-@click.option("--idle", "idle_s", type=click.FloatRange(0), help="Stop after this many seconds without a message.")
+@click.option("--idle", "idle_s", type=FloatRange(0), help="Stop after this many seconds without a message.")
 @connected
 @click.pass_obj
 def consume(output: Output, /, target: Target, topic: str, idle_s: float | None, **how: Any) -> None:

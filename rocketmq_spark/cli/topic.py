@@ -12,6 +12,7 @@ import click
 
 from rocketmq_spark.cli.command import CliGroup, confirm
 from rocketmq_spark.cli.connection import Target, connected, pairs
+from rocketmq_spark.cli.numbers import IntRange
 from rocketmq_spark.cli.output import Output, moment
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def topic() -> None:
 
 @topic.command()
 @click.argument("name")
-@click.option("--queues", type=click.IntRange(1), default=8, show_default=True, help="Queues on each broker.")
+@click.option("--queues", type=IntRange(1), default=8, show_default=True, help="Queues on each broker.")
 @click.option("--broker", "brokers", multiple=True, help="Only on this broker (may be repeated; default: all).")
 @click.option(
     "--attribute",
@@ -65,7 +66,7 @@ def _resized(function: Callable[..., None]) -> Callable[..., None]:
     """What commands take that change the number of queues."""
     for add in (
         click.option("--broker", "brokers", multiple=True, help="Only on this broker (may be repeated; default: all)."),
-        click.option("--queues", type=click.IntRange(1), required=True, help="Queues on each broker from now on."),
+        click.option("--queues", type=IntRange(1), required=True, help="Queues on each broker from now on."),
         click.argument("name"),
     ):
         function = add(function)
@@ -101,9 +102,7 @@ def _refuse_part(target: Target, name: str, what: str = "remove messages of all"
 
 @topic.command()
 @click.argument("name")
-@click.option(
-    "--queues", type=click.IntRange(1), help="Queues on each broker from now on; to have fewer, use 'shrink'."
-)
+@click.option("--queues", type=IntRange(1), help="Queues on each broker from now on; to have fewer, use 'shrink'.")
 @click.option(
     "--permission",
     type=click.Choice(["RW", "R", "W"], case_sensitive=False),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,10 +19,12 @@ LATEST = -1
 
 # Without leading zeros: otherwise one queue could be named twice in an option.
 QUEUE_ID = re.compile("0|[1-9][0-9]{0,9}")
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+# Stricter than ``int``, which reads 1_000 and digits of any script.
+_INTEGER = re.compile("[+-]?[0-9]{1,30}")
+_DURATION = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(ms|s|m|h|d)?")
 _DURATION_S = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_SIZE = re.compile(r"(\d+)\s*([kmg]?)b?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,30})\s*([kmg]?)b?", re.IGNORECASE | re.ASCII)
 _SIZE_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -76,15 +79,18 @@ def boolean(value: str) -> bool:
     return lowered == "true"
 
 
+def whole_number(value: str) -> int | None:
+    """The number that a text is; None if it is none."""
+    stripped = value.strip()
+    return int(stripped) if _INTEGER.fullmatch(stripped) else None
+
+
 def integer(low: int, high: int | None = None) -> Callable[[str], int]:
     expected = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
 
     def parse(value: str) -> int:
-        try:
-            number = int(value)
-        except ValueError:
-            raise ValueError(expected) from None
-        if number < low or (high is not None and number > high):
+        number = whole_number(value)
+        if number is None or number < low or (high is not None and number > high):
             raise ValueError(expected)
         return number
 
@@ -183,6 +189,8 @@ def address_map(value: str) -> dict[str, str]:
 
 
 def regex(value: str) -> str:
+    if not value.strip():
+        raise ValueError("a regular expression that is not empty")
     try:
         re.compile(value)
     except re.error as e:
@@ -201,7 +209,9 @@ def assignment(value: str) -> tuple[MessageQueue, ...]:
             queues += [MessageQueue(topic, broker, i) for i in ids]
     if not queues:
         raise ValueError(f"{expected} with at least one queue")
-    return tuple(sorted(set(queues)))
+    if twice := [queue for queue, count in Counter(queues).items() if count > 1]:
+        raise ValueError(f"{expected} with each queue once ({twice[0]} is named twice)")
+    return tuple(sorted(queues))
 
 
 def queue_numbers(example: str, low: int) -> Callable[[str], dict[MessageQueue, int]]:
@@ -211,14 +221,7 @@ def queue_numbers(example: str, low: int) -> Callable[[str], dict[MessageQueue, 
     def parse(value: str) -> dict[MessageQueue, int]:
         numbers: dict[MessageQueue, int] = {}
         for topic, by_broker in _json(value, dict, expected).items():
-            for broker, by_id in _by_broker(by_broker, expected).items():
-                for queue_id, number in _mapping(by_id, expected).items():
-                    where = f"{topic}/{broker}/{queue_id}"
-                    if not QUEUE_ID.fullmatch(queue_id):
-                        raise ValueError(f"{expected} ({where}: the queue id is not a whole number)")
-                    if not isinstance(number, int) or isinstance(number, bool) or number < low:
-                        raise ValueError(f"{expected} ({where}: {number!r} is not a whole number of at least {low})")
-                    numbers[MessageQueue(topic, broker, int(queue_id))] = number
+            numbers |= _numbers_of_topic(topic, by_broker, expected, low)
         if not numbers:
             raise ValueError(f"{expected} with at least one queue")
         return numbers
@@ -226,19 +229,48 @@ def queue_numbers(example: str, low: int) -> Callable[[str], dict[MessageQueue, 
     return parse
 
 
-_OFFSETS = queue_numbers('{"orders":{"broker-a":{"0":17,"1":-2}}} (-2 earliest, -1 latest)', EARLIEST)
+def _numbers_of_topic(topic: str, by_broker: object, expected: str, low: int) -> dict[MessageQueue, int]:
+    numbers = {}
+    for broker, by_id in _by_broker(by_broker, expected).items():
+        for queue_id, number in _mapping(by_id, expected).items():
+            where = f"{topic}/{broker}/{queue_id}"
+            if not QUEUE_ID.fullmatch(queue_id):
+                raise ValueError(f"{expected} ({where}: the queue id is not a whole number)")
+            if not isinstance(number, int) or isinstance(number, bool) or number < low:
+                raise ValueError(f"{expected} ({where}: {number!r} is not a whole number of at least {low})")
+            numbers[MessageQueue(topic, broker, int(queue_id))] = number
+    return numbers
 
 
-def offsets(*words: str) -> Callable[[str], str | dict[MessageQueue, int]]:
-    """One of ``words``, or offsets by queue as JSON."""
+_OFFSETS = '{"orders":{"broker-a":{"0":17,"1":-2}}} (-2 earliest, -1 latest)'
+queue_offsets = queue_numbers(_OFFSETS, EARLIEST)
 
-    def parse(value: str) -> str | dict[MessageQueue, int]:
-        if value.lstrip()[:1] == "{":
-            return _OFFSETS(value)
-        try:
-            return choice(*words)(value)
-        except ValueError:
-            raise ValueError(f"{', '.join(words)}, or JSON such as " + '{"orders":{"broker-a":{"0":17}}}') from None
+# Offsets by queue, and ``EARLIEST`` or ``LATEST`` by topic.
+GivenOffsets = dict[MessageQueue | str, int]
+
+
+def offsets(*words: str) -> Callable[[str], str | GivenOffsets]:
+    """One of ``words``; or JSON with offsets by queue or, for all queues of a topic, a word for its end or beginning."""
+    of_topic = {word: end for word, end in (("earliest", EARLIEST), ("latest", LATEST)) if word in words}
+    expected = f"JSON such as {_OFFSETS}, or with {' or '.join(of_topic)} for a topic"
+
+    def parse(value: str) -> str | GivenOffsets:
+        if value.lstrip()[:1] != "{":
+            try:
+                return choice(*words)(value)
+            except ValueError:
+                raise ValueError(f"{', '.join(words)}, or JSON such as " + '{"orders":{"broker-a":{"0":17}}}') from None
+        given: GivenOffsets = {}
+        for topic, of_queues in _json(value, dict, expected).items():
+            if not isinstance(of_queues, str):
+                given = {**given, **_numbers_of_topic(topic, of_queues, expected, EARLIEST)}
+            elif (word := of_queues.strip().lower()) in of_topic:
+                given[topic] = of_topic[word]
+            else:
+                raise ValueError(f"{expected} ({topic}: {of_queues!r} is neither)")
+        if not given:
+            raise ValueError(f"{expected}, with at least one queue")
+        return given
 
     return parse
 
@@ -246,8 +278,9 @@ def offsets(*words: str) -> Callable[[str], str | dict[MessageQueue, int]]:
 def timestamp(value: str) -> int:
     """Epoch milliseconds from a number or ISO-8601 text; a text without a zone is UTC."""
     stripped = value.strip()
-    if stripped.isdecimal():
-        return int(stripped)
+    number = whole_number(stripped)
+    if number is not None and number >= 0:
+        return number
     try:
         moment = datetime.fromisoformat(stripped)
     except ValueError:
@@ -362,9 +395,22 @@ def json_object(example: str) -> Callable[[str], dict[str, Any]]:
     return parse
 
 
+def json_document(value: str) -> Any:
+    """Parse JSON. A name that occurs twice in an object is an error: otherwise the last one would win."""
+    return json.loads(value, object_pairs_hook=_each_once)
+
+
+def _each_once(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(items)
+    if len(document) < len(items):
+        twice = next(name for name, count in Counter(name for name, _ in items).items() if count > 1)
+        raise ValueError(f"{twice!r} is named twice")
+    return document
+
+
 def _json(value: str, kind: type, expected: str) -> Any:
     try:
-        document = json.loads(value)
+        document = json_document(value)
     except ValueError as e:
         raise ValueError(f"{expected} ({e})") from None
     if not isinstance(document, kind):

@@ -184,12 +184,13 @@ class Options:
         "SQL92 expression over properties, instead of `tags`; JSON for one per topic. Requires `enablePropertyFilter=true` on "
         "brokers (not their default); not through a Proxy, nor for batch topics",
     )
-    starting_offsets: str | dict[MessageQueue, int] = _row(
+    starting_offsets: str | p.GivenOffsets = _row(
         p.offsets("earliest", "latest", "committed"),
         ByRole({"batch source": "earliest", "stream source": "latest"}),
         _SOURCE,
         '`earliest`, `latest`, `committed` (with `group`), or JSON `{"t":{"broker-a":{"0":17,"1":-2}}}` (−2 earliest, −1 '
-        "latest) for every queue. A stream's checkpoint overrides it; a batch cannot start at the end",
+        'latest) for every queue, or `{"t":"earliest"}` for all queues of a topic, also mixed. '
+        "A stream's checkpoint overrides it; a batch cannot start at the end",
         shown="stream `latest`, batch `earliest`",
     )
     committed_fallback: str = _row(
@@ -218,11 +219,12 @@ class Options:
         "if all messages of a queue are older than the starting time: `latest` starts at its end, `error` raises; for "
         "`startingTimestamp`, too. An empty queue starts at its end",
     )
-    ending_offsets: str | dict[MessageQueue, int] = _row(
+    ending_offsets: str | p.GivenOffsets = _row(
         p.offsets("latest"),
         "latest",
         _BATCH,
-        '`latest`, or JSON `{"t":{"broker-a":{"0":17,"1":-1}}}` (−1 latest) for every queue: the first offset not to read',
+        '`latest`, or JSON `{"t":{"broker-a":{"0":17,"1":-1}}}` (−1 latest) for every queue: the first offset not to read; '
+        '`{"t":"latest"}` for all queues of a topic',
     )
     ending_timestamp: int | None = _row(
         p.timestamp,

@@ -15,7 +15,6 @@ one of these.
 from __future__ import annotations
 
 import hashlib
-import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +25,7 @@ from rocketmq_spark.base.java import sorted_texts
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options.names import nearest, resolve
+from rocketmq_spark.options.parsing import json_document
 from rocketmq_spark.queues.environment import Environment, sorted_queues
 from rocketmq_spark.queues.selection import ROOM_SEPARATOR, room_of
 
@@ -44,9 +44,9 @@ def _parsed(config: Any) -> Any:
     if not isinstance(config, str):
         return config
     try:
-        return json.loads(config)
+        return json_document(config)
     except ValueError as e:
-        raise _bad(config) from e
+        raise _bad(config, f" ({e})") from e
 
 
 def _is_assignment(value: Mapping[Any, Any]) -> bool:
@@ -89,9 +89,9 @@ def _list(value: Any, config: Any) -> Sequence[Any]:
     return value
 
 
-def _bad(config: Any) -> OptionError:
+def _bad(config: Any, why: str = "") -> OptionError:
     shapes = 'a list of queues, {"topic": {"broker": [0, 1]}}, or {"consumer": one of these}'
-    return OptionError(f"option 'allocationConfig' is {config!r}; expected {shapes}")
+    return OptionError(f"option 'allocationConfig' is {config!r}; expected {shapes}{why}")
 
 
 Queues = list[MessageQueue]

@@ -27,6 +27,7 @@ from rocketmq_spark.base.java import string_order
 from rocketmq_spark.errors import BrokerNotFound, OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
+from rocketmq_spark.options.parsing import json_document, whole_number
 from rocketmq_spark.wire.names import Scope
 
 _LAYOUT = 'a count, or JSON such as {"dev1": [0, 1], "dev2": {"broker-a": [2]}}'
@@ -319,12 +320,9 @@ def layout_text(environments: str) -> str:
 
 
 def _number(value: object) -> int | None:
-    if isinstance(value, bool):
-        return None
-    try:
-        return int(value) if isinstance(value, (int, str)) else None
-    except ValueError:
-        return None
+    if isinstance(value, str):
+        return whole_number(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _layout(environments: object) -> int | dict[str, frozenset[tuple[str, int]]] | None:
@@ -332,9 +330,9 @@ def _layout(environments: object) -> int | dict[str, frozenset[tuple[str, int]]]
     value = environments
     if isinstance(value, str) and value.lstrip()[:1] == "{":
         try:
-            value = json.loads(value)
-        except ValueError:
-            raise _bad_layout(environments) from None
+            value = json_document(value)
+        except ValueError as e:
+            raise _bad_layout(environments, f" ({e})") from None
     if value is None:
         return None
     if not isinstance(value, Mapping):
@@ -373,5 +371,5 @@ def _refuse_overlap(layout: Mapping[str, frozenset[tuple[str, int]]]) -> None:
             owner[queue_id].append((name, broker))
 
 
-def _bad_layout(layout: object) -> OptionError:
-    return OptionError(f"option 'environments' is {layout!r}; expected {_LAYOUT}")
+def _bad_layout(layout: object, why: str = "") -> OptionError:
+    return OptionError(f"option 'environments' is {layout!r}; expected {_LAYOUT}{why}")

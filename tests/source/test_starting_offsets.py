@@ -47,6 +47,32 @@ def test_numbers_that_do_not_fit(given, problem):
     assert problem in str(caught.value)
 
 
+C = MessageQueue("u", "b", 0)
+MORE = {**BOUNDS, C: QueueBounds(3, 9, 0)}
+
+
+@pytest.mark.parametrize("given", [{"t": -2, "u": -1}, {"t": -2, C: -1}, {A: -2, B: -1, "u": -1}])
+def test_offsets_of_whole_topics_are_those_of_their_queues(given):
+    assert starting_offsets.resolve(given, MORE, "startingOffsets") == {A: 5, B: 0, C: 9}
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (
+            {"t": -2},
+            "it lacks u/b/0. Add them, with -2 for the first message that is kept, or -1 for the end; or name their",
+        ),
+        ({"t": -2, "u": -2, "v": -1}, "option 'startingOffsets' names topics that are not read: v"),
+        ({A: 0, "u": -2}, "must name every queue; it lacks t/b/1"),
+    ],
+)
+def test_topics_that_do_not_fit(given, problem):
+    with pytest.raises(OffsetError) as caught:
+        starting_offsets.resolve(given, MORE, "startingOffsets")
+    assert problem in str(caught.value)
+
+
 def committed(found, **given):
     """Where a start goes on for a group that has these offsets."""
 
@@ -164,6 +190,7 @@ def test_long_lists_are_cut():
     ("role", "given", "problem"),
     [
         ("batch source", {"startingOffsets": "latest"}, "'latest'; a batch that starts at the end reads nothing"),
+        ("batch source", {"startingOffsets": '{"t":"latest"}'}, "t is latest; a batch that starts at the end"),
         ("batch source", {"startingOffsets": '{"t":{"b":{"0":-1}}}'}, "t/b/0 is -1; a batch that starts at the end"),
         ("batch source", {"endingOffsets": '{"t":{"b":{"0":-2}}}'}, "t/b/0 is -2; a batch that ends at the beginning"),
         ("stream source", {"startingOffsets": "committed"}, "give the group with option 'group'"),
@@ -180,6 +207,8 @@ def test_what_makes_no_sense(role, given, problem):
     [
         ("stream source", {"startingOffsets": "latest"}),
         ("stream source", {"startingOffsets": '{"t":{"b":{"0":-1}}}'}),
+        ("stream source", {"startingOffsets": '{"t":"latest"}'}),
+        ("batch source", {"startingOffsets": '{"t":"earliest"}', "endingOffsets": '{"t":"latest"}'}),
         ("stream source", {"startingOffsets": "committed", "group": "g"}),
         ("batch source", {"startingOffsets": "earliest", "endingOffsets": "latest"}),
     ],

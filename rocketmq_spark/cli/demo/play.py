@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from rocketmq_spark.cli.command import CliCommand
+from rocketmq_spark.cli.numbers import FloatRange
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.errors import RocketMQError
 
@@ -145,9 +146,9 @@ _STILL_S = 180.0
 
 @click.command(cls=CliCommand)
 @click.option(
-    "--seconds", type=click.FloatRange(1), default=50.0, show_default=True, help="How long to write orders, in seconds."
+    "--seconds", type=FloatRange(1), default=50.0, show_default=True, help="How long to write orders, in seconds."
 )
-@click.option("--rate", type=click.FloatRange(1, 5000), default=500.0, show_default=True, help="Orders per second.")
+@click.option("--rate", type=FloatRange(1, 5000), default=500.0, show_default=True, help="Orders per second.")
 @click.option(
     "-n", "--name-server", metavar="HOST:PORT", help="Use this cluster and create two topics [default: a new broker]."
 )

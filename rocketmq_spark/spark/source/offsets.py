@@ -32,7 +32,7 @@ from rocketmq_spark.base.clock import Deadline, utc_text
 from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.options import Options
-from rocketmq_spark.options.parsing import EARLIEST, LATEST, QUEUE_ID
+from rocketmq_spark.options.parsing import EARLIEST, LATEST, QUEUE_ID, json_document
 from rocketmq_spark.ports import OffsetReader
 
 VERSION = 1
@@ -71,7 +71,7 @@ class Offsets:
         """From Spark's log, or from a person's text. Raises ``OffsetError`` saying what is wrong and where."""
         if isinstance(logged, str):
             try:
-                logged = json.loads(logged)
+                logged = json_document(logged)
             except ValueError as e:
                 raise OffsetError(f"an offset must be JSON: {e}", remedy=_REMEDY) from e
         if not isinstance(logged, Mapping) or not isinstance(logged.get("topics"), Mapping):
@@ -157,13 +157,14 @@ def check_starting(options: Options, role: str) -> None:
         problems.append("option 'startingOffsets' is 'latest'; a batch that starts at the end reads nothing")
     if batch and isinstance(starting, dict):
         problems += [
-            f"option 'startingOffsets': {queue} is -1; a batch that starts at the end reads nothing"
-            for queue, number in starting.items()
+            f"option 'startingOffsets': {of} is {'latest' if isinstance(of, str) else LATEST}; a batch that starts at the end "
+            "reads nothing"
+            for of, number in starting.items()
             if number == LATEST
         ]
     if isinstance(options.ending_offsets, dict):
         problems += [
-            f"option 'endingOffsets': {queue} is -2; a batch that ends at the beginning reads nothing"
+            f"option 'endingOffsets': {queue} is {EARLIEST}; a batch that ends at the beginning reads nothing"
             for queue, number in options.ending_offsets.items()
             if number == EARLIEST
         ]
@@ -294,18 +295,19 @@ def _committed(offsets: OffsetReader, options: Options, bounds: Bounds, deadline
     return {queue: fallback[queue] if offset is None else offset for queue, offset in committed.items()}
 
 
-def resolve(wanted: str | Positions, bounds: Bounds, option: str) -> dict[MessageQueue, int]:
+def resolve(wanted: str | Mapping[MessageQueue | str, int], bounds: Bounds, option: str) -> dict[MessageQueue, int]:
     """Offsets for ``earliest``, ``latest`` or JSON offsets (−2 earliest, −1 latest) within ``bounds``.
 
-    JSON must name every queue and no other. A number below the minimum stays as it is: what is missing then is data
-    loss, and reported as that.
+    JSON must name every queue, or its topic, and no other. A number below the minimum stays as it is: what is missing then is
+    data loss, and reported as that.
     """
     if isinstance(wanted, str):
         lowest = wanted == "earliest"
         return {queue: b.min_offset if lowest else b.max_offset for queue, b in bounds.items()}
-    same_queues(wanted, bounds, option)
+    by_queue = _by_queue(wanted, bounds, option)
+    same_queues(by_queue, bounds, option)
     resolved = {}
-    for queue, number in wanted.items():
+    for queue, number in by_queue.items():
         if number > bounds[queue].max_offset:
             raise OffsetError(
                 f"option {option!r}: {queue} is {number}, but the queue ends at {bounds[queue].max_offset}",
@@ -317,9 +319,19 @@ def resolve(wanted: str | Positions, bounds: Bounds, option: str) -> dict[Messag
     return resolved
 
 
+def _by_queue(wanted: Mapping[MessageQueue | str, int], bounds: Bounds, option: str) -> dict[MessageQueue, int]:
+    """The numbers of queues; a topic's number is that of all its queues."""
+    of_topics = {topic: number for topic, number in wanted.items() if isinstance(topic, str)}
+    if unknown := sorted(of_topics.keys() - {queue.topic for queue in bounds}):
+        raise OffsetError(f"option {option!r} names topics that are not read: {', '.join(unknown)}")
+    by_queue = {queue: of_topics[queue.topic] for queue in bounds if queue.topic in of_topics}
+    return by_queue | {queue: number for queue, number in wanted.items() if not isinstance(queue, str)}
+
+
 _ADD_QUEUES = {
-    "startingOffsets": "Add them, with -2 for the first message that is kept, or -1 for the end",
-    "endingOffsets": "Add them, with -1 for the end",
+    "startingOffsets": "Add them, with -2 for the first message that is kept, or -1 for the end; or name their topics with "
+    "'earliest' or 'latest'",
+    "endingOffsets": "Add them, with -1 for the end; or name their topics with 'latest'",
 }
 
 

@@ -82,6 +82,24 @@ def test_starting_offsets__by_queue(got, story, rocketmq):
     assert Counter(run.read) == Counter({*story.late[0][2:], *more})
 
 
+def test_starting_offsets__by_topic(rocketmq, make_topic):
+    a, b, c = (make_topic(queues=2) for _ in "abc")
+    early = {topic: feed(rocketmq, topic, 4, queues=[0, 1]) for topic in (a, b, c)}
+    whole = json.dumps({a: "earliest", b: "latest", c: {BROKER: {"0": 1, "1": -1}}})
+    run = Run(rocketmq, subscribe=f"{a},{b},{c}", startingOffsets=whole)
+    late = {topic: feed(rocketmq, topic, 2, queues=[0, 1]) for topic in (a, b, c)}
+    run.drain([*early[a], early[c][2], *(body for bodies in late.values() for body in bodies)])
+    assert len(run.read) == 4 + 1 + 6
+    start, end = (
+        json.dumps({a: "earliest", b: {BROKER: {"0": 0, "1": 2}}}),
+        json.dumps({a: {BROKER: {"0": 1, "1": 1}}, b: "latest"}),
+    )
+    found = bodies(read(rocketmq, subscribe=f"{a},{b}", startingOffsets=start, endingOffsets=end))
+    assert Counter(found) == Counter([*early[a][:2], *early[b][::2], *late[b]])
+    with pytest.raises(OffsetError, match=f"topics that are not read: {c}"):
+        read(rocketmq, subscribe=a, startingOffsets=json.dumps({a: "earliest", c: "earliest"}))
+
+
 @pytest.mark.parametrize("where", ["earliest", "latest", None])
 def test_starting_offsets__of_a_stream(rocketmq, story, where):
     run = Run(rocketmq, subscribe=story.topic, **({"startingOffsets": where} if where else {}))

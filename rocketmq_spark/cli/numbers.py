@@ -1,0 +1,27 @@
+"""Numbers of the command line. They are of plain digits, as in options: click itself reads 1_000 and digits of any script."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+class IntRange(click.IntRange):
+    """A whole number within bounds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(_plain(value, param, ctx), param, ctx)
+
+
+class FloatRange(click.FloatRange):
+    """A number within bounds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(_plain(value, param, ctx), param, ctx)
+
+
+def _plain(value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    if isinstance(value, str) and ("_" in value or not value.isascii()):
+        raise click.BadParameter(f"{value!r} is not a number of plain digits.", ctx, param)
+    return value
