@@ -105,6 +105,8 @@ class RangeReader:
         self._trials = Trials(grace_s, self._clock.pauses)
         self._doubts = Doubts(grace_s, self._clock.pauses)
         self._hints = Hints(on_hint)
+        # When the route may be asked for again. Each refused pull is a reason to ask, and a task has thousands of pulls.
+        self._route_due, self._route_pauses = 0.0, self._clock.pauses()
         self._patience = Patience(settings.read_deadline_s, self._clock)
         self._stream: BulkStream | None = None
         self._address: str | None = None
@@ -293,7 +295,7 @@ class RangeReader:
                 self._missing.put(slot._replace(start=at))
             case RepeatPull(reroute):
                 if reroute:
-                    self._hints.moving = True
+                    self._reroute()
                     self._hints.doubt()
                 self._again(slot)
             case Reset(at):
@@ -318,7 +320,8 @@ class RangeReader:
         if outlasted and not self._missing.misses_before(slot):
             self._lose(slot, until, cause)
             return
-        self._hints.moving = self._hints.moving or cause in (Cause.TOPIC_DELETED, Cause.QUEUE_GONE)
+        if cause in (Cause.TOPIC_DELETED, Cause.QUEUE_GONE):
+            self._reroute()
         self._again(slot)
 
     def _gone(self, slot: Slot, until: int, cause: Cause, below: bool) -> None:
@@ -343,6 +346,13 @@ class RangeReader:
     def _progress(self, slot: Slot) -> None:
         self._trials.end(slot[:2])
         self._patience.hope()
+
+    def _reroute(self) -> None:
+        """Have the next step ask for the route, unless the last time was a moment ago."""
+        now = self._clock.now()
+        if now >= self._route_due:
+            self._hints.moving = True
+            self._route_due = now + next(self._route_pauses)
 
     def _move(self) -> None:
         """Go to where the route leads by now. What still works is not given up for less."""
