@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.spark.source.planner import (
+from rocketmq_spark.spark.source.partitioning import (
     MAX_TASKS,
     ROWS_PER_TASK,
     covered,

@@ -19,7 +19,7 @@ from rocketmq_spark.model import BrokerData, MessageQueue, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.queues.environment import environment_of
-from rocketmq_spark.spark.source import filters, planner
+from rocketmq_spark.spark.source import filters, partitioning
 from rocketmq_spark.spark.source.decisions import QueuesView
 from rocketmq_spark.spark.source.offsets import Offsets, listed
 from rocketmq_spark.spark.source.recreation import Unread, all_forgot, long_enough, share, shares, with_kept
@@ -330,7 +330,7 @@ class OffsetCache:
         self, queues: list[MessageQueue], may_lack: Container[str], there: list[MessageQueue] | None
     ) -> list[MessageQueue]:
         """Without the queues of other environments, and without those that the strategy gives to no consumer."""
-        covered, left_out = planner.covered(self._options, queues, self._owned, may_lack, there)
+        covered, left_out = partitioning.covered(self._options, queues, self._owned, may_lack, there)
         if self._options.environment is not None:
             self._owned.update(covered)
         if left_out != self._left_out and left_out:

@@ -44,7 +44,7 @@ from rocketmq_spark.errors import OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader
-from rocketmq_spark.spark.source import decisions, planner, tasks
+from rocketmq_spark.spark.source import decisions, partitioning, planner, tasks
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions, ending, listed, starting, stored_at
 from rocketmq_spark.spark.source.planner import TriggerLimits
@@ -214,7 +214,7 @@ class RocketMQReader(DataSourceReader):
             planned = ranges
             ranges = patiently(catalog, lambda: _pruned(planned, predicates, catalog.offsets, bounds, options))
         others = tasks.differing(options, catalog.routes, catalog.offsets, ranges)
-        return list(tasks.partitions(catalog.routes, planner.tasks(options, bounds, ranges), others))
+        return list(tasks.partitions(catalog.routes, partitioning.tasks(options, bounds, ranges), others))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return tasks.read(self._options, self._columns, partition)

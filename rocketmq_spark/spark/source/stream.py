@@ -17,7 +17,7 @@ from rocketmq_spark.errors import BrokerNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.environment import by_position
-from rocketmq_spark.spark.source import decisions, filters, planner, tasks
+from rocketmq_spark.spark.source import decisions, filters, partitioning, planner, tasks
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
 from rocketmq_spark.spark.source.commit import GroupOffsets
 from rocketmq_spark.spark.source.decisions import Account, Loss, QueuesView
@@ -228,7 +228,7 @@ class Stream:
         self._open(known, view)
         ranges = self._settled(*decisions.readable(ranges, view))
         # By what is logged alone, so that a batch that is repeated has the same tasks, whatever queues and brokers came or went.
-        planned = planner.tasks(self._options, end.positions, ranges)
+        planned = partitioning.tasks(self._options, end.positions, ranges)
         others = tasks.differing(self._options, self._catalog.routes, self._catalog.offsets, ranges)
         return tasks.partitions(self._catalog.routes, planned, others)
 
