@@ -39,11 +39,3 @@ def test_other_policies_say_it_in_one_line(caplog, policy, level):
 def test_nothing_lost_is_not_worth_a_word(caplog):
     decisions.report("fail", [])
     assert not caplog.records
-
-
-def test_a_plan_goes_on_with_what_is_left_when_that_is_allowed():
-    rest = [OffsetRange(MessageQueue("t", "b", 0), 10, 12)]
-    assert decisions.settled("ignore", rest, lost()) == rest
-    assert decisions.settled("fail", rest, []) == rest
-    with pytest.raises(DataLossError):
-        decisions.settled("fail", rest, lost())

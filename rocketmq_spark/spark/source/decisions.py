@@ -6,7 +6,7 @@ that existed at its start (AvailableNow); None for other runs.
 
 The report (lag, unavailable brokers, losses) is beside the ends of queues in ``sources[i].latestOffset`` of a query's
 progress. It is made from the answers that planning needs anyway, without further requests. ``progress`` reads it. Every data
-loss passes through ``settled`` or ``report``, which option ``failOnDataLoss`` controls.
+loss passes through ``report``, which option ``failOnDataLoss`` controls.
 """
 
 from __future__ import annotations
@@ -283,12 +283,6 @@ def _read(bounds: Bounds, at: dict[Any, int]) -> bool:
 
 _REMEDY = "Set option 'failOnDataLoss' to 'warn' or 'ignore' to go on without these offsets"
 _REMEDY_BACK = f"{_REMEDY}; a stream then reads all present messages of a queue that went back"
-
-
-def settled(policy: str, ranges: list[OffsetRange], lost: Sequence[tuple[OffsetRange, Cause]]) -> list[OffsetRange]:
-    """What is left of a plan after its losses were reported: the one step of batches and streams."""
-    report(policy, lost)
-    return ranges
 
 
 def report(policy: str, lost: Sequence[tuple[OffsetRange, Cause]]) -> None:

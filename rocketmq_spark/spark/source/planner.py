@@ -91,8 +91,10 @@ def truncated(planned: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRang
 
 
 def without(planned: Iterable[OffsetRange], lost: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """The ranges after what was lost at their beginnings."""
-    begins = {part.queue: part.end for part in lost}
+    """The ranges, or parts of them, after what was lost at the beginnings of queues."""
+    begins: dict[MessageQueue, int] = {}
+    for part in lost:
+        begins[part.queue] = max(part.end, begins.get(part.queue, 0))
     if not begins:
         return [r for r in planned if r.end > r.start]
     cut = [OffsetRange(r.queue, max(r.start, begins.get(r.queue, r.start)), r.end) for r in planned]

@@ -22,6 +22,7 @@ from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, plann
 from rocketmq_spark.spark.source.commit import GroupOffsets
 from rocketmq_spark.spark.source.decisions import Account, Loss, QueuesView
 from rocketmq_spark.spark.source.offsets import OffsetLog, Offsets, Positions, listed, starting
+from rocketmq_spark.spark.source.partitioning import Partitioning
 from rocketmq_spark.spark.source.planner import Admission, TriggerLimits
 from rocketmq_spark.spark.source.recreation import RecreationWatch, Share, share
 from rocketmq_spark.spark.source.tasks import RangePartition
@@ -61,6 +62,8 @@ class Stream:
         self._idle: tuple[QueuesView, Offsets] | None = None
         self._waits: Offsets | None = None
         self._account = Account()
+        self._partitioning = Partitioning.of(options)
+        self._warned_of_split = False
         self._end: Offsets | None = None
         self._guessed = False
         self._newest: tuple[QueuesView, Offsets | None, dict[str, Any]] | None = None
@@ -143,7 +146,12 @@ class Stream:
         end = decisions.completed(begin, moved, end, readable, self._initial)
         marks = self._watch.marks(end, readable.bounds, Deadline.after(self._options.request_timeout))
         end = replace(end, marks={**end.marks, **marks}) if marks else end
-        return replace(end, reads=_reads(self._options, self._catalog), environment=self._catalog.environment)
+        return replace(
+            end,
+            reads=_reads(self._options, self._catalog),
+            environment=self._catalog.environment,
+            plan=self._partitioning.to_json(),
+        )
 
     def _view(self, begin: Offsets) -> QueuesView:
         """What exists now. A run that ends with what was there at its start waits for brokers that have some of it."""
@@ -212,30 +220,52 @@ class Stream:
         ranges = planner.ranges(start, end)
         if not ranges:
             return []
+        # The tasks of a batch depend on its log entry alone. Losses leave a task with fewer rows, or with none: other tasks,
+        # and those of the next source of a union, keep their numbers, which are part of the ids of exactly-once.
+        planned = partitioning.tasks(self._logged_partitioning(end, ranges), end.positions, ranges)
         if self._unresolved is not None and not start.positions:
             start = replace(end, positions=end.start)
         begins = {**start.positions, **end.start}  # with what begins in this batch, where its ranges do
         known = replace(start, positions=begins) if end.start else start
         self._catalog.expect(known)
+        losses: list[Loss] = []
         if not logged_before:
             view = self._catalog.recent(same_batch=True)
         else:
             view = _of_all(self._catalog)
             filters.check_clusters(self._options, end, _clusters(self._catalog))
             filters.check_owned(self._options, end, self._catalog.environment)
-            same = decisions.of_same_topics(ranges, view, self._made_again_since(end, view, ranges))
-            ranges = self._settled(*same)
+            ranges, lost = decisions.of_same_topics(ranges, view, self._made_again_since(end, view, ranges))
+            losses += self._accept(lost)
         self._open(known, view)
-        ranges = self._settled(*decisions.readable(ranges, view))
-        # By what is logged alone, so that a batch that is repeated has the same tasks, whatever queues and brokers came or went.
-        planned = partitioning.tasks(self._options, end.positions, ranges)
+        ranges, lost = decisions.readable(ranges, view)
+        losses += self._accept(lost)
         others = tasks.differing(self._options, self._catalog.routes, self._catalog.offsets, ranges)
-        return tasks.partitions(self._catalog.routes, planned, others)
+        lost_ranges = [lost_range for lost_range, _ in losses]
+        left = [planner.without(task, lost_ranges) for task in planned]
+        return tasks.partitions(self._catalog.routes, left, others)
 
-    def _settled(self, ranges: list[OffsetRange], lost: Sequence[Loss]) -> list[OffsetRange]:
-        kept = decisions.settled(self._options.fail_on_data_loss, ranges, lost)
+    def _logged_partitioning(self, end: Offsets, ranges: Sequence[OffsetRange]) -> Partitioning:
+        """What decided the tasks of the batch when its end was logged; present options where the end does not say.
+
+        One row is one task whatever the options are, so only batches of several rows are worth the warning.
+        """
+        logged, unknown = partitioning.logged(end.plan, self._partitioning)
+        if unknown and not self._warned_of_split and sum(r.size for r in ranges) > 1:
+            self._warned_of_split = True
+            logger.warning(
+                "the offset of this batch does not say what decided its tasks (%s): another version of rocketmq-spark planned "
+                "the batch, or another callable as allocationStrategy did. The present options decide now. If the options "
+                "changed since the first attempt, a sink with deliveryGuarantee=exactly-once may store rows of this batch twice",
+                ", ".join(unknown),
+            )
+        return logged
+
+    def _accept(self, lost: Sequence[Loss]) -> Sequence[Loss]:
+        """``lost`` again, after it was reported. Raises ``DataLossError`` if option ``failOnDataLoss`` says so."""
+        decisions.report(self._options.fail_on_data_loss, lost)
         self._account.lost(lost)
-        return kept
+        return lost
 
     def _made_again_since(self, end: Offsets, view: QueuesView, ranges: Sequence[OffsetRange]) -> list[MessageQueue]:
         """Queues of a logged batch whose topics were made again while the query was down."""

@@ -11,6 +11,7 @@ from rocketmq_spark import options
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.spark.source import partitioning, planner
 from rocketmq_spark.spark.source.offsets import Offsets
+from rocketmq_spark.spark.source.partitioning import Partitioning
 from tests.reading import canonical
 from tests.scale import examples
 
@@ -63,7 +64,7 @@ def test_every_offset_is_in_exactly_one_range_and_in_order(state, how):
     assert set(covered) | left_out <= set(state)
     assert not set(covered) & left_out
     ranges = [OffsetRange(queue, *state[queue]) for queue in covered]
-    tasks = partitioning.tasks(parsed, covered, ranges)
+    tasks = partitioning.tasks(Partitioning.of(parsed), covered, ranges)
     # The model: the offsets of each queue that is read, one by one.
     counted = Counter((r.queue, n) for task in tasks for r in task for n in range(r.start, r.end))
     expected = [(queue, n) for queue in covered for n in range(*state[queue])]
