@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark import session
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.errors import DataLossError, OffsetError
+from rocketmq_spark.errors import DataLossError, OffsetError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.source import partitioning
 from rocketmq_spark.spark.source.partitioning import Partitioning
@@ -265,3 +265,57 @@ def test_a_checkpoint_chooses_no_code_to_run():
 def test_a_value_that_no_release_writes_is_an_error(name, value):
     with pytest.raises(OffsetError, match=f"plan/{name}: {value!r} cannot be used; expected"):
         partitioning.logged({**NOW.to_json(), name: value}, NOW)
+
+
+# --- batch 0, before which Spark asks for the start of the query again
+
+
+def never_finished(broker, **options):
+    """Batch 0 of both topics was logged and not finished. Returns its end and its tasks."""
+    expose(broker, dict.fromkeys(QUEUES, (0, 20)))
+    run = Run(broker.address, startingOffsets="earliest", **QUICK, **options)
+    end = run.latest()
+    return end, ranges_of(run.plan(end))
+
+
+@pytest.mark.parametrize("available_now", [False, True])
+@pytest.mark.parametrize("deleted", ["t", "u", "tu"])
+def test_batch_0_goes_on_without_topics_that_were_deleted(broker, deleted, available_now, caplog):
+    end, first = never_finished(broker)
+    expose(broker, {queue: (0, 20) for queue in QUEUES if queue.topic not in deleted})
+    again = Run(broker.address, available_now=available_now, failOnDataLoss="warn", **QUICK)
+    remains = placed(ranges_of(again.plan(end)))
+    assert remains == {row: number for row, number in placed(first).items() if row[0].topic not in deleted}
+    assert "(topic deleted)" in caplog.text
+    again.offset = end
+    again.offset = again.latest()
+    assert {queue.topic for queue in again.positions} == {*"tu"} - {*deleted}
+    assert again.latest() == again.offset
+
+
+def test_batch_0_of_a_deleted_topic_is_a_loss(broker):
+    """The error names option ``failOnDataLoss``; to create the topic would not bring its messages back."""
+    end, _ = never_finished(broker)
+    expose(broker, {queue: (0, 20) for queue in QUEUES if queue.topic != "u"})
+    with pytest.raises(DataLossError, match="topic deleted"):
+        Run(broker.address, **QUICK).plan(end)
+
+
+def test_batch_0_goes_on_without_an_assigned_queue_that_is_gone(broker):
+    options = {**QUICK, "subscribe": None, "assign": '{"t":{"broker-a":[0,9]}}'}
+    assigned = [MessageQueue("t", "broker-a", number) for number in (0, 9)]
+    broker.on(ROUTE, route({"broker-a": {0: broker.address}}, queues=10))
+    broker.on(STATS, stats(dict.fromkeys(assigned, (0, 20))))
+    first = Run(broker.address, startingOffsets="earliest", **options)
+    end = first.latest()
+    expose(broker, {assigned[0]: (0, 20)})
+    again = Run(broker.address, failOnDataLoss="warn", **options)
+    assert ranges_of(again.plan(end)) == ranges_of(first.plan(end))
+
+
+def test_a_new_query_fails_with_the_error_of_its_start(broker):
+    expose(broker, {queue: (0, 20) for queue in QUEUES if queue.topic != "u"})
+    new = Run(broker.address, startingOffsets="earliest", **QUICK)
+    for _ in range(2):
+        with pytest.raises(RouteNotFound, match="rocketmq-spark topic create u"):
+            new.latest()

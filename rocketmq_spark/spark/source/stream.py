@@ -13,7 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.errors import BrokerNotFound, OffsetError, RocketMQError
+from rocketmq_spark.errors import (
+    BrokerNotFound,
+    OffsetError,
+    OptionError,
+    RocketMQError,
+    RouteNotFound,
+    TopicNotFound,
+)
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.environment import by_position
@@ -50,7 +57,7 @@ class Stream:
         self._absence = Absence()
         self._looked: tuple[Offsets, QueuesView] | None = None
         self._initial: Offsets | None = None
-        self._unresolved: OffsetError | None = None
+        self._unresolved: RocketMQError | None = None
         self._to_freeze = False
         self._frozen: Positions | None = None
         self._opened = False
@@ -71,24 +78,26 @@ class Stream:
     def initialOffset(self) -> Offsets:
         """The start of a new query. Spark asks twice and plans with the second answer, so it is resolved once."""
         if self._initial is None:
-            catalog, options = self._catalog, self._options
-            view, offsets = whole(catalog), catalog.offsets
-            bounds, began = view.bounds, self._new_watch()
-            began.begin(view.of_masters())
-            patiently(catalog, lambda: check_filter(options, bounds))
-            begin: Positions = {}
             try:
-                begin = patiently(catalog, lambda: starting(offsets, options, bounds, planning_deadline(options)))
-                begun(catalog, options, view, begin)  # for the first plan, which may come at once
-            except OffsetError as e:
-                # Spark asks here, too, when batch 0 was logged and not finished, and then the logged end knows the start.
-                self._unresolved = e
-            marks = planner.marks(begin, Offsets({}), bounds)
-            marks |= self._watch.marks(Offsets(begin), bounds, Deadline.after(options.request_timeout))
-            self._initial = Offsets(begin, {}, marks, _reads(options, catalog), catalog.environment)
-            self._opened = self._unresolved is None
-            self._began = began
+                self._initial = self._resolved()
+            except (OffsetError, OptionError, RouteNotFound, TopicNotFound) as e:
+                # Spark asks here, too, when batch 0 was logged and not finished. The logged end then says where the batch starts,
+                # and what became of its topics and queues since is a question of loss. A new query fails in ``latestOffset``.
+                self._unresolved, self._initial = e, Offsets({})
         return self._initial
+
+    def _resolved(self) -> Offsets:
+        catalog, options = self._catalog, self._options
+        view, offsets = whole(catalog), catalog.offsets
+        bounds, began = view.bounds, self._new_watch()
+        began.begin(view.of_masters())
+        patiently(catalog, lambda: check_filter(options, bounds))
+        begin = patiently(catalog, lambda: starting(offsets, options, bounds, planning_deadline(options)))
+        begun(catalog, options, view, begin)  # for the first plan, which may come at once
+        marks = planner.marks(begin, Offsets({}), bounds)
+        marks |= self._watch.marks(Offsets(begin), bounds, Deadline.after(options.request_timeout))
+        self._opened, self._began = True, began
+        return Offsets(begin, {}, marks, _reads(options, catalog), catalog.environment)
 
     def _new_watch(self) -> RecreationWatch:
         return RecreationWatch(lambda: self._catalog.offsets, self._options.group)
@@ -238,6 +247,7 @@ class Stream:
             ranges, lost = decisions.of_same_topics(ranges, view, self._made_again_since(end, view, ranges))
             losses += self._accept(lost)
         self._open(known, view)
+        self._unresolved = None  # a logged batch began this query
         ranges, lost = decisions.readable(ranges, view)
         losses += self._accept(lost)
         others = tasks.differing(self._options, self._catalog.routes, self._catalog.offsets, ranges)
