@@ -45,7 +45,7 @@ from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.spark.source import decisions, partitioning, planner, tasks
-from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
+from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, no_match, planning_deadline
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions, ending, listed, starting, stored_at
 from rocketmq_spark.spark.source.partitioning import Partitioning
 from rocketmq_spark.spark.source.planner import TriggerLimits
@@ -200,6 +200,8 @@ class RocketMQReader(DataSourceReader):
         options = self._options
         catalog = OffsetCache(options)
         view = whole(catalog)
+        if not catalog.known_routes:
+            raise no_match(options)
         bounds, offsets = view.bounds, catalog.offsets
         patiently(catalog, lambda: check_filter(options, bounds))
         start = patiently(catalog, lambda: starting(offsets, options, bounds, planning_deadline(options)))

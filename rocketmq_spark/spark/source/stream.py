@@ -28,7 +28,7 @@ from rocketmq_spark.spark.source import decisions, filters, partitioning, planne
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
 from rocketmq_spark.spark.source.commit import GroupOffsets
 from rocketmq_spark.spark.source.decisions import Account, Loss, QueuesView
-from rocketmq_spark.spark.source.offsets import OffsetLog, Offsets, Positions, listed, starting
+from rocketmq_spark.spark.source.offsets import Bounds, OffsetLog, Offsets, Positions, listed, starting
 from rocketmq_spark.spark.source.partitioning import Partitioning
 from rocketmq_spark.spark.source.planner import Admission, TriggerLimits
 from rocketmq_spark.spark.source.recreation import RecreationWatch, Share, share
@@ -60,7 +60,7 @@ class Stream:
         self._unresolved: RocketMQError | None = None
         self._to_freeze = False
         self._frozen: Positions | None = None
-        self._opened = False
+        self._opened = self._filter_checked = False
         self._watch = self._new_watch()
         self._began: RecreationWatch | None = None
         self._unproven = False
@@ -91,7 +91,8 @@ class Stream:
         view, offsets = whole(catalog), catalog.offsets
         bounds, began = view.bounds, self._new_watch()
         began.begin(view.of_masters())
-        patiently(catalog, lambda: check_filter(options, bounds))
+        patiently(catalog, lambda: self._check_filter(bounds))
+        _warn_of_no_topic(options, bounds)
         begin = patiently(catalog, lambda: starting(offsets, options, bounds, planning_deadline(options)))
         begun(catalog, options, view, begin)  # for the first plan, which may come at once
         marks = planner.marks(begin, Offsets({}), bounds)
@@ -133,6 +134,7 @@ class Stream:
         view = self._view(begin)
         if self._idle is not None and self._idle[0] is view and self._idle[1] is begin:
             return begin
+        self._check_filter(view.bounds)
         moved, readable = self._moved(begin, decisions.heard(view))
         ends = decisions.ends(readable, self._frozen)
         begins = {queue: readable.bounds[queue].min_offset for queue in ends}
@@ -300,7 +302,8 @@ class Stream:
         bounds = (view or patiently(catalog, catalog.sweep)).bounds
         filters.check_clusters(options, begin, _clusters(catalog))
         filters.check_owned(options, begin, catalog.environment)
-        patiently(catalog, lambda: check_filter(options, bounds))
+        patiently(catalog, lambda: self._check_filter(bounds))
+        _warn_of_no_topic(options, bounds)
         self._opened = True
         if options.given & {"starting_offsets", "starting_timestamp", "starting_offsets_by_timestamp"}:
             logger.warning("the query continues from its checkpoint; starting options have no effect")
@@ -310,6 +313,12 @@ class Stream:
         added = sorted({queue.topic for queue in bounds} - {queue.topic for queue in begin.positions})
         if added:
             logger.warning("topics that are not in the checkpoint start at their first offset: %s", ", ".join(added))
+
+    def _check_filter(self, bounds: Bounds) -> None:
+        """Let brokers check the filter once, as soon as there is a queue: a pattern may match no topic when the run begins."""
+        if bounds and not self._filter_checked:
+            check_filter(self._options, bounds)
+            self._filter_checked = True
 
     def _moved(self, begin: Offsets, view: QueuesView) -> tuple[Offsets, QueuesView]:
         """``begin`` after what happened to its queues, losses that the user allows to be stepped over; and what can be read."""
@@ -368,6 +377,14 @@ class Stream:
             if not e.retriable:
                 raise
             return 0, 0  # what was learnt before has to do, or a cautious guess
+
+
+def _warn_of_no_topic(options: Options, bounds: Bounds) -> None:
+    if options.subscribe_pattern is not None and not bounds:
+        logger.warning(
+            "no topic matches option 'subscribePattern' %r yet; the stream waits for one, and reads it from its first message",
+            options.subscribe_pattern,
+        )
 
 
 def _reads(options: Options, catalog: OffsetCache) -> dict[str, object]:
