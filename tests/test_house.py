@@ -55,9 +55,9 @@ ORDER = {
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests reader puller reading",
     "delay": "release stream envelope_records queue_records service node",
-    "spark": "checkpoints monitoring sink source tuning source.offsets source.planner source.decisions source.filters"
-    " source.recreation source.catalog source.waiting source.commit source.tasks source.stream source.readers"
-    " checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
+    "spark": "checkpoints monitoring sink source tuning source.offsets source.planner source.partitioning"
+    " source.decisions source.filters source.recreation source.catalog source.waiting source.commit source.tasks"
+    " source.stream source.readers checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
     " sink.checks sink.once sink.task datasource sink.foreach monitoring.queries"
     " monitoring.listeners",
     "grpc_proxy": "facts protos channel outgoing proxy member transactions sender",

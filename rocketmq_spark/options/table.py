@@ -332,7 +332,12 @@ class Options:
         "`full` adds offsetMsgId, flag, sysFlag, reconsumeTimes, bornHost, storeHost, commitLogOffset, storeSize",
     )
     topic_wait: float = _row(
-        p.duration, 0.0, _SOURCE, "how long a start waits until topics of `subscribe` or `assign` exist", shown="0"
+        p.duration,
+        0.0,
+        _SOURCE,
+        "how long a start waits until topics of `subscribe` or `assign` exist, or one that matches `subscribePattern`. After "
+        "that the start fails, except that a stream with `subscribePattern` starts, and waits for its first topic",
+        shown="0",
     )
     read_from: str = _row(
         p.choice("master", "hint", "slave"),
