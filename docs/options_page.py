@@ -28,8 +28,9 @@ SOURCE_COLUMNS = {
     "body": "the body; never null, except with `badMessage=null`",
     "tags": "the tag that brokers filter by; null when there is none",
     "keys": "business keys, by which tools find the message; null without keys",
-    "bornTimestamp": "when it was sent, by the sender's clock",
-    "storeTimestamp": "when its broker stored it",
+    "bornTimestamp": "when it was sent, by the sender's clock; null if the sender gave a time outside the years 1 to 9999, such "
+    "as one in nanoseconds (the log of the task says how many)",
+    "storeTimestamp": "when its broker stored it; null outside the years 1 to 9999",
     "msgId": "id that the producer assigned; if a sink or a user sends a message again, the copy has another id",
     "properties": "as option `includeProperties` says; null with `none`",
     "offsetMsgId": "id that the broker made of its address and `commitLogOffset`",

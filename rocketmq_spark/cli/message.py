@@ -40,6 +40,13 @@ class DeadLetterFilter:
     since_ms: int | None
     until_ms: int | None
 
+    def __post_init__(self) -> None:
+        from rocketmq_spark.errors import OptionError
+
+        if self.since_ms is not None and self.until_ms is not None and self.since_ms > self.until_ms:
+            since, until = utc_text(self.since_ms), utc_text(self.until_ms)
+            raise OptionError(f"--since is {since}, but --until is {until}; expected a start up to the end")
+
     def __call__(self, message: ReceivedMessage) -> bool:
         if self.keys and not self.keys & {message.msg_id, *message.keys}:
             return False

@@ -223,7 +223,7 @@ class Options:
         "error",
         _SOURCE,
         "if all messages of a queue are older than the starting time: `latest` starts at its end, `error` raises; for "
-        "`startingTimestamp`, too",
+        "`startingTimestamp`, too. An empty queue starts at its end",
     )
     ending_offsets: str | dict[MessageQueue, int] = _row(
         p.offsets("latest"),
@@ -232,7 +232,11 @@ class Options:
         '`latest`, or JSON `{"t":{"broker-a":{"0":17,"1":-1}}}` (−1 latest) for every queue: the first offset not to read',
     )
     ending_timestamp: int | None = _row(
-        p.timestamp, None, _BATCH, "messages stored before this time; overrides the two other ending options"
+        p.timestamp,
+        None,
+        _BATCH,
+        "messages stored before this time; overrides the two other ending options. A queue that starts after its end is an "
+        "error, except with `startingOffsets=committed`",
     )
     ending_offsets_by_timestamp: dict[MessageQueue, int] | None = _row(
         p.queue_numbers(_TIMES, 0),
@@ -251,7 +255,11 @@ class Options:
         p.integer(1), None, _STREAM, "maximum number of offsets in a batch, divided among queues by their backlog"
     )
     min_offsets_per_trigger: int | None = _row(
-        p.integer(1), None, _STREAM, "wait until this many offsets are unread, or until `maxTriggerDelay` has passed"
+        p.integer(1),
+        None,
+        _STREAM,
+        "wait until this many offsets are unread, or until `maxTriggerDelay` has passed; what is unread when a run "
+        "starts is read at once",
     )
     max_trigger_delay: float = _row(
         p.positive_duration, 900.0, _STREAM, "longest wait for `minOffsetsPerTrigger`", shown="15m"
@@ -307,8 +315,9 @@ class Options:
         p.boolean,
         False,
         _BATCH,
-        "let Spark predicates shorten the read, if `spark.sql.python.filterPushdown.enabled` is set. Only for DataFrames that "
-        "are used once: if a DataFrame is used again, Spark reads only the range of the first predicate",
+        "let Spark predicates on topic, brokerName, queueId, queueOffset and tags shorten the read, if "
+        "`spark.sql.python.filterPushdown.enabled` is set; for times use `startingTimestamp` and `endingTimestamp`. Only for "
+        "DataFrames that are used once: if a DataFrame is used again, Spark reads only the range of the first predicate",
     )
     columns: tuple[str, ...] = _row(
         p.names, (), _SOURCE, "columns to build, any of the schema; other columns are not decoded", shown="all basic"

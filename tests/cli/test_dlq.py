@@ -20,7 +20,7 @@ from rocketmq_spark.cli import message, reading
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.message import DeadLetterFilter, _copy
 from rocketmq_spark.client.admin import BaseAdmin
-from rocketmq_spark.errors import AccessDenied, CallTimeout, RouteNotFound
+from rocketmq_spark.errors import AccessDenied, CallTimeout, OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, SendResult
 from rocketmq_spark.model.send import SendStatus
@@ -346,6 +346,9 @@ def test_times_begin_with_the_first_and_end_before_the_last() -> None:
         assert DeadLetterFilter(frozenset(), since, until)(died) == wanted
     assert DeadLetterFilter(frozenset({"k2"}), None, None)(died)
     assert not DeadLetterFilter(frozenset({"k3"}), None, None)(died)
+    assert not DeadLetterFilter(frozenset(), 100, 100)(died)
+    with pytest.raises(OptionError, match=r"--since is .*\.101Z, but --until is .*\.100Z"):
+        DeadLetterFilter(frozenset(), 101, 100)
 
 
 def test_without_any_broker_it_is_not_said_that_there_are_none() -> None:

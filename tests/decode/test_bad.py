@@ -184,6 +184,35 @@ def test_the_first_are_logged_each_and_all_are_counted(caplog):
     assert caplog.records[-1].getMessage() == "25 messages in all cannot be decoded; badMessage=skip"
 
 
+@pytest.mark.parametrize("decode", [Decoder, Careful])
+@pytest.mark.parametrize("policy", ["fail", "null", "skip"])
+def test_a_task_logs_which_times_are_null(decode, policy, caplog):
+    """One line for each column, with the first message of the tags that are read."""
+    caplog.set_level(logging.WARNING)
+    others = [
+        stored(tags, text(TAGS=tags.decode()), queue_offset=at, born_ms=1 << 60)
+        for at, tags in enumerate((b"b", b"a", b"a"))
+    ]
+    fetched = fetch(
+        Answer([good(5)]), Answer(others, number=1), Answer([stored(b"x", text(TAGS="a"), store_ms=1 << 60)], number=2)
+    )
+    bad = Bad(policy)
+    decoder = decode(QUEUES, BASIC, "user", filtered=Filter("a", "TAG"), bad=bad)
+    found = [row for batch in decoder.batches(fetched, 1) for row in batch.to_pylist()]
+    assert [(row["bornTimestamp"] is None, row["storeTimestamp"] is None) for row in found] == [
+        (False, False),
+        (True, False),
+        (True, False),
+        (False, True),
+    ]
+    assert not caplog.records
+    bad.summary()
+    born, kept = (record.getMessage() for record in caplog.records)
+    assert born.startswith("bornTimestamp is null in 2 rows")
+    assert born.endswith("at offset 1 of t/broker-b/3")
+    assert kept.startswith("storeTimestamp is null in 1 row,")
+
+
 def test_an_error_has_queue_and_topic():
     made = undecodable(MessageQueue("t", "b", 0), 7, "why")
     assert (made.topic, made.queue) == ("t", "t/b/0")

@@ -16,7 +16,7 @@ from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode import rows as careful
 from rocketmq_spark.columnar.decode import stored_messages
 from rocketmq_spark.columnar.decode.decoder import Decoder
-from rocketmq_spark.columnar.decode.schema import BASIC, FULL, Bad, arrow_schema
+from rocketmq_spark.columnar.decode.schema import BASIC, EARLIEST_MS, FULL, LATEST_MS, Bad, arrow_schema
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire import compression
@@ -319,9 +319,23 @@ def test_topic_and_broker_are_those_of_the_queue_that_was_asked():
     ]
 
 
-@pytest.mark.parametrize("born_ms", [-(1 << 63), (1 << 63) - 1, -1, 1 << 50])
-def test_wild_timestamps_stay_timestamps(born_ms):
-    both(one(stored(born_ms=born_ms, store_ms=1)))
+# The last one is a time of today in nanoseconds.
+@pytest.mark.parametrize("ms", [-(1 << 63), (1 << 63) - 1, EARLIEST_MS - 1, LATEST_MS + 1, 1_795_000_000 * 10**9])
+def test_a_time_outside_of_the_calendar_is_null(ms):
+    fields = [{"born_ms": ms, "store_ms": 1}, {"born_ms": 2, "store_ms": ms}, {"born_ms": 3, "store_ms": 4}]
+    found = both(one(*(stored(queue_offset=at, **times) for at, times in enumerate(fields))))
+    assert milliseconds(found.column("bornTimestamp")) == [None, 2, 3]
+    assert milliseconds(found.column("storeTimestamp")) == [1, None, 4]
+
+
+@pytest.mark.parametrize("ms", [EARLIEST_MS, -1, 0, LATEST_MS])
+def test_every_time_of_the_calendar_is_kept(ms):
+    found = both(one(stored(born_ms=ms, store_ms=ms)))
+    assert milliseconds(found.column("bornTimestamp")) == milliseconds(found.column("storeTimestamp")) == [ms]
+
+
+def milliseconds(times):
+    return [None if value is None else value // 1000 for value in times.cast(pa.int64()).to_pylist()]
 
 
 def malformed():

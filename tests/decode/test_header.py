@@ -7,9 +7,9 @@ import pytest
 from rocketmq_spark.columnar.decode import properties as props
 from rocketmq_spark.columnar.decode import stored_messages
 from rocketmq_spark.columnar.decode.rows import Located, offset_message_ids
-from rocketmq_spark.columnar.decode.schema import BASIC, EARLIEST_MS, FULL, LATEST_MS
+from rocketmq_spark.columnar.decode.schema import BASIC, FULL
 from rocketmq_spark.wire.identifiers import host_text
-from tests.decode.fetching import QUEUES, one, stored
+from tests.decode.fetching import QUEUES, one
 from tests.harness import unhex, vectors
 
 CASES = vectors("stored_messages")
@@ -59,12 +59,6 @@ def test_times(kind):
     assert [round(time.timestamp() * 1000) for time in found] == [
         case["decoded"][f"{kind}_timestamp"] for case in CASES
     ]
-
-
-def test_times_beyond_the_calendar_become_its_ends():
-    low, high = values([stored(born_ms=-(1 << 63)), stored(born_ms=(1 << 63) - 1)], "bornTimestamp")
-    assert (low.year, high.year) == (1, 9999)
-    assert EARLIEST_MS < 0 < LATEST_MS
 
 
 def test_no_messages():

@@ -8,6 +8,7 @@ import pytest
 
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.columnar.decode.decoder import batch_of
+from rocketmq_spark.columnar.decode.rows import batch_of_messages
 from rocketmq_spark.columnar.decode.schema import BASIC, arrow_schema
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
@@ -39,6 +40,15 @@ def test_rows_of_answers_in_a_row() -> None:
     batch, _ = batch_of([(found, NO_FILTER), (answer(QUEUES[1], "d"), NO_FILTER)])
     assert batch.column("queueOffset").to_pylist() == [5, 6, 7, 5]
     assert batch.column("topic").to_pylist() == ["t", "t", "t", "u"]
+
+
+def test_record_batches_of_consumers_have_no_impossible_time() -> None:
+    stored = store("t", b"x", "", 1, 5, born_ms=1_795_000_000 * 10**9)
+    polled, _ = batch_of([((QUEUES[0], 5, [(6, len(stored))], stored), NO_FILTER)])
+    listened = batch_of_messages(messages.decode_messages(stored))
+    for batch in (polled, listened):
+        assert batch.column("bornTimestamp").to_pylist() == [None]
+        assert batch.column("storeTimestamp").null_count == 0
 
 
 def test_tags_with_an_equal_hash_are_told_apart() -> None:

@@ -223,10 +223,13 @@ def test_a_stream_that_waits_for_more_messages_rests_between_its_questions(scrip
     given = {"nameServer": scripted.address, "startingOffsets": "earliest", "maxTriggerDelay": "1h", **QUICK}
     options = options_table.parse(given).for_role("stream source")
     stream = Stream(options, Clock(sleep=slept.append))
-    begin, wanted = stream.initialOffset(), TriggerLimits(min_offsets=1000)
+    wanted = TriggerLimits(min_offsets=1000)
+    begin = stream.latestOffset(stream.initialOffset(), wanted)
+    eventually(lambda: stream.latestOffset(begin, wanted) is begin and slept[-1:] == [0.1])
+    slept.clear()
     for _ in range(20):
         assert stream.latestOffset(begin, wanted) is begin
-    assert slept == [0.1] * 19
+    assert slept == [0.1] * 20
     assert stream.latestOffset(begin, TriggerLimits()) is not begin
 
 
@@ -484,9 +487,12 @@ def test_a_run_that_goes_on_waits_for_the_read_permission_of_its_topic(scripted)
 
 def test_a_loss_is_told_once_while_a_batch_waits_for_more(scripted, caplog):
     waiting = {**QUICK, "failOnDataLoss": "warn", "minOffsetsPerTrigger": 1000}
-    run = Run(scripted.address, log(30), **waiting)
+    run = Run(scripted.address, log(20), **waiting)
+    assert run.latest() == log(20)
+    scripted.on(STATS, stats({A: (5, 15)}))
+    eventually(lambda: run.latest() == log(20) and "cannot be read any more" in caplog.text)
     for _ in range(4):
-        assert run.latest() == log(30)
+        assert run.latest() == log(20)
     assert caplog.text.count("cannot be read any more") == 1
 
 

@@ -150,17 +150,16 @@ def never(queue):
 
 
 def test_offsets_are_passed_on():
-    assert Admission(900, 0.0).max_offsets({WAITING[0]: 10}, TriggerLimits(), never, 0.0) is None
-    assert Admission(900, 0.0).max_offsets({WAITING[0]: 10}, TriggerLimits(max_offsets=4), never, 0.0) == 4
-    assert (
-        Admission(900, 0.0).max_offsets({}, TriggerLimits(max_offsets=4, min_offsets=2, max_bytes=1), never, 0.0) == 4
-    )
+    assert Admission(900).max_offsets({WAITING[0]: 10}, TriggerLimits(), never, 0.0) is None
+    assert Admission(900).max_offsets({WAITING[0]: 10}, TriggerLimits(max_offsets=4), never, 0.0) == 4
+    assert Admission(900).max_offsets({}, TriggerLimits(max_offsets=4, min_offsets=2, max_bytes=1), never, 0.0) == 4
 
 
 def test_waits_for_enough_or_for_the_delay():
-    admission = Admission(60.0, 0.0)
+    admission = Admission(60.0)
     few, many = {WAITING[0]: 3}, {WAITING[0]: 3, WAITING[1]: 7}
     wanted = TriggerLimits(min_offsets=10)
+    assert admission.max_offsets({}, wanted, never, 0.0) is None
     assert admission.max_offsets(few, wanted, never, 0.0) == 0
     assert admission.max_offsets(many, wanted, never, 0.0) is None
     assert admission.max_offsets(few, wanted, never, 59.0) == 0
@@ -170,8 +169,15 @@ def test_waits_for_enough_or_for_the_delay():
     assert admission.max_offsets(few, TriggerLimits(min_offsets=10, max_offsets=2), never, 120.0) == 2
 
 
+def test_the_first_plan_of_a_run_does_not_wait_for_more():
+    admission, few, wanted = Admission(60.0), {WAITING[0]: 3}, TriggerLimits(min_offsets=10)
+    assert admission.max_offsets(few, wanted, never, 5.0) is None
+    assert admission.max_offsets(few, wanted, never, 5.0) == 0
+    assert admission.max_offsets(few, wanted, never, 65.0) is None
+
+
 def test_bytes_become_offsets_by_samples():
-    admission = Admission(900, 0.0)
+    admission = Admission(900)
     waiting = dict.fromkeys(WAITING, 1000)
     asked = []
 
@@ -186,7 +192,7 @@ def test_bytes_become_offsets_by_samples():
 
 
 def test_sizes_are_learnt_slowly():
-    admission = Admission(900, 0.0)
+    admission = Admission(900)
     wanted = TriggerLimits(max_bytes=100_000)
     assert admission.max_offsets({WAITING[0]: 5}, wanted, lambda queue: (1000, 10), 0.0) == 1000
     # A fifth of the way from 100 to 600 bytes.
@@ -196,15 +202,13 @@ def test_sizes_are_learnt_slowly():
 def test_the_queues_with_most_are_sampled():
     asked = []
     waiting = {queue: 10 * (i + 1) for i, queue in enumerate(WAITING)}
-    Admission(900, 0.0).max_offsets(
-        waiting, TriggerLimits(max_bytes=1), lambda queue: asked.append(queue) or (1, 1), 0.0
-    )
+    Admission(900).max_offsets(waiting, TriggerLimits(max_bytes=1), lambda queue: asked.append(queue) or (1, 1), 0.0)
     assert asked == WAITING[:1:-1]
 
 
 @pytest.mark.parametrize(("max_offsets", "expected"), [(None, 16), (7, 7), (50, 16)])
 def test_without_a_sample_messages_are_taken_to_be_large(max_offsets, expected):
-    admission, wanted = Admission(900, 0.0), TriggerLimits(max_offsets=max_offsets, max_bytes=64 << 20)
+    admission, wanted = Admission(900), TriggerLimits(max_offsets=max_offsets, max_bytes=64 << 20)
     waiting = {WAITING[0]: 50_000_000}
     assert admission.max_offsets(waiting, wanted, lambda queue: (0, 0), 0.0) == expected
     assert admission.guesses

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import operator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import (
     EqualNullSafe,
@@ -22,9 +23,9 @@ from pyspark.sql.datasource import (
 )
 
 from rocketmq_spark import options as options_table
-from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
+from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.spark.source import readers
-from rocketmq_spark.spark.source.readers import CLOCK_MARGIN_MS, pushdown_enabled, understand
+from rocketmq_spark.spark.source.readers import pushdown_enabled, understand
 
 _COMPARED = {
     EqualTo: operator.eq,
@@ -54,6 +55,17 @@ def predicates(draw):
     return kind((column,), value), lambda row: _COMPARED[kind](row[column], value)
 
 
+def at_hour(hour):
+    return datetime.fromtimestamp(hour * 3600, UTC)
+
+
+@st.composite
+def predicates_of_times(draw):
+    """A filter of Spark on store times, and what it means for one."""
+    kind, hour = draw(st.sampled_from(sorted(_COMPARED, key=str))), at_hour(draw(st.integers(0, 100)))
+    return kind(("storeTimestamp",), hour), lambda stored: _COMPARED[kind](stored, hour)
+
+
 @given(st.lists(predicates(), max_size=4))
 def test_no_row_that_matches_is_lost(found):
     understood = understand([one for one, _ in found])
@@ -81,15 +93,25 @@ def test_ranges_shrink():
     assert understood.keep(OffsetRange(queue, 10, 20)) is None
 
 
-def test_times_keep_a_margin_for_clocks():
-    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
-    ms = int(noon.timestamp() * 1000)
-    understood = understand(
-        [GreaterThan(("storeTimestamp",), noon), LessThanOrEqual(("storeTimestamp",), noon + timedelta(seconds=1))]
-    )
-    assert understood.by_time
-    assert understood.time_from_ms == ms - CLOCK_MARGIN_MS
-    assert understood.time_to_ms == ms + 1001 + CLOCK_MARGIN_MS
+class Searched:
+    """A broker that finds a time as RocketMQ 5 does: by a binary search over the messages of a queue."""
+
+    def __init__(self, stored_h):
+        self._stored_ms = [hour * 3_600_000 for hour in stored_h]
+
+    def search_offsets(self, times_ms, deadline, on_error=None, group=None):
+        return {queue: bisect.bisect_left(self._stored_ms, time_ms) for queue, time_ms in times_ms.items()}
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=20), predicates_of_times())
+@example([0, 1, 0, 0], (GreaterThanOrEqual(("storeTimestamp",), at_hour(1)), lambda stored: stored >= at_hour(1)))
+def test_times_prune_no_row_whatever_the_clocks_said(stored_h, predicate):
+    """Store times of a queue in any order: the clock of a broker may have been set back, by any time."""
+    whole = OffsetRange(MessageQueue("t", "a", 0), 0, len(stored_h))
+    given = options_table.parse({"nameServer": "x:1", "subscribe": "t"}).for_role("batch source")
+    (kept,) = readers._pruned([whole], understand([predicate[0]]), Searched(stored_h), given)
+    matching = [at for at, hour in enumerate(stored_h) if predicate[1](at_hour(hour))]
+    assert all(kept.start <= at < kept.end for at in matching)
 
 
 def test_offsets_cut_no_queue_whose_index_is_shifted():
@@ -104,31 +126,8 @@ def test_offsets_cut_no_queue_whose_index_is_shifted():
 
     understood = understand([GreaterThanOrEqual(("queueOffset",), 5), LessThan(("queueOffset",), 8)])
     given = options_table.parse({"nameServer": "x:1", "subscribe": "t"}).for_role("batch source")
-    cut = readers._pruned(ranges, understood, Offsets(), {}, given)
+    cut = readers._pruned(ranges, understood, Offsets(), given)
     assert cut == [OffsetRange(usual, 5, 9), OffsetRange(shifted, 0, 9), OffsetRange(behind, 0, 4)]
-
-
-def test_times_cut_ranges_and_make_none_longer():
-    inside, before, behind, past = (MessageQueue("t", "a", number) for number in range(4))
-    ranges = [OffsetRange(queue, 5, 9) for queue in (inside, before, behind, past)]
-    found = {inside: (6, 8), before: (2, 7), behind: (7, 20), past: (0, 5)}
-    bounds = dict.fromkeys(found, QueueBounds(0, 30, 0))
-
-    class Offsets:
-        def search_offsets(self, times, deadline, group=""):
-            assert set(times.values()) <= {low, high}
-            return {queue: found[queue][time == high] for queue, time in times.items()}
-
-    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
-    understood = understand([GreaterThan(("storeTimestamp",), noon), LessThan(("storeTimestamp",), noon)])
-    low, high = understood.time_from_ms, understood.time_to_ms
-    given = options_table.parse({"nameServer": "x:1", "subscribe": "t"}).for_role("batch source")
-    cut = readers._pruned(ranges, understood, Offsets(), bounds, given)
-    assert cut == [OffsetRange(inside, 6, 8), OffsetRange(before, 5, 7), OffsetRange(behind, 7, 9)]
-
-
-def test_a_time_without_a_zone_says_nothing():
-    assert not understand([GreaterThan(("storeTimestamp",), datetime(2026, 1, 31))]).by_time
 
 
 @pytest.mark.parametrize(
@@ -169,7 +168,7 @@ def test_what_is_not_understood_says_nothing():
     )
     whole = OffsetRange(MessageQueue("t", "a", 0), 3, 9)
     assert understood.keep(whole) == whole
-    assert (understood.tags, understood.by_time) == (None, False)
+    assert understood.tags is None
 
 
 def test_not_enabled_outside_of_sparks_planner():

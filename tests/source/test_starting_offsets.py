@@ -91,6 +91,69 @@ def test_what_a_broker_says_of_a_time_is_taken_within_bounds(told, taken, ways):
         assert found == {A: taken, B: 0}
 
 
+@pytest.mark.parametrize(
+    "given", [{"startingTimestamp": "1000"}, {"startingOffsetsByTimestamp": '{"t":{"b":{"0":1,"1":2}}}'}]
+)
+@pytest.mark.parametrize("low", [0, 7])
+def test_an_empty_queue_starts_at_its_end(given, low):
+    """It has no message that is older than the time; whether one was there and is deleted makes no difference."""
+    old, empty = {A: QueueBounds(5, 20, 0)}, {B: QueueBounds(low, low, 0)}
+
+    class Brokers:
+        def search_offsets(self, times, deadline, group=""):
+            return {queue: {**old, **empty}[queue].max_offset for queue in times}
+
+    parsed = options_table.parse({"nameServer": "h:1", "subscribe": "t", **given}).for_role("stream source")
+    if "startingTimestamp" in given:
+        assert starting_offsets.starting(Brokers(), parsed, empty, Deadline.after(1)) == {B: low}
+    with pytest.raises(OffsetError, match=r"t/b/0 has no message stored at or after the time\. Give an earlier time"):
+        starting_offsets.starting(Brokers(), parsed, old | empty, Deadline.after(1))
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        {"endingOffsets": '{"t":{"b":{"0":6,"1":0}}}'},
+        {"endingTimestamp": "9"},
+        {"endingOffsetsByTimestamp": '{"t":{"b":{"0":9,"1":9}}}'},
+    ],
+)
+def test_a_start_after_the_end_names_both_options(end):
+    parsed = options_table.parse({"nameServer": "h:1", "subscribe": "t", **end}).for_role("batch source")
+    with pytest.raises(OffsetError) as caught:
+        starting_offsets.check_order(parsed, {A: 7, B: 0}, {A: 6, B: 0}, BOUNDS)
+    assert "after the end in t/b/0: t/b/0 starts at offset 7 (option 'startingOffsets')" in str(caught.value)
+    assert f"ends at 6 (option '{next(iter(end))}')" in str(caught.value)
+    starting_offsets.check_order(parsed, {A: 6, B: 0}, {A: 6, B: 0}, BOUNDS)
+
+
+def test_a_group_may_be_past_the_time_at_which_a_batch_ends():
+    given = {"nameServer": "h:1", "subscribe": "t", "group": "g", "startingOffsets": "committed"}
+    by_time = options_table.parse({**given, "endingTimestamp": "9"}).for_role("batch source")
+    starting_offsets.check_order(by_time, {A: 7, B: 0}, {A: 6, B: 0}, BOUNDS)
+    by_offset = options_table.parse({**given, "endingOffsets": '{"t":{"b":{"0":6,"1":0}}}'}).for_role("batch source")
+    for parsed, start in ((by_time, 21), (by_offset, 7)):
+        with pytest.raises(OffsetError, match=f"t/b/0 starts at offset {start}"):
+            starting_offsets.check_order(parsed, {A: start, B: 0}, {A: 6, B: 0}, BOUNDS)
+
+
+@pytest.mark.parametrize(
+    "start", [{"startingTimestamp": "2000"}, {"startingOffsetsByTimestamp": '{"t":{"b":{"0":1000,"1":2000}}}'}]
+)
+@pytest.mark.parametrize("end", ["endingTimestamp", "endingOffsetsByTimestamp"])
+def test_times_in_the_wrong_order_are_an_error_without_a_broker(start, end):
+    def ends(ms):
+        return {end: ms if end == "endingTimestamp" else {"t": {"b": {"0": 5000, "1": ms}}}}
+
+    check(**start, **ends(2000))
+    with pytest.raises(OptionError, match=r"1970-01-01T00:00:02\.000Z, but option") as caught:
+        check(**start, **ends(1999))
+    assert all(f"'{name}'" in str(caught.value) for name in (*start, end))
+    check(
+        **{"startingTimestamp": "2000"} | {"endingTimestamp": "3000", "endingOffsetsByTimestamp": '{"t":{"b":{"0":1}}}'}
+    )
+
+
 def test_long_lists_are_cut():
     queues = [MessageQueue("t", "b", i) for i in range(13)]
     assert starting_offsets.listed(reversed(queues)).endswith("t/b/9 and 3 more")

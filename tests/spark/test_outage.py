@@ -206,6 +206,7 @@ def test_a_batch_whose_broker_is_killed_waits_and_is_seen_to_wait(spark, pair, t
     # Each batch has messages of both: the broker dies before its own are read.
     of = Killing(spark, pair, tmp_path, requestTimeout="1s", minOffsetsPerTrigger=8)
     try:
+        wait_until(of.query, lambda: of.batches)  # the first batch waits for nothing
         sent = of.feed(*of.queues)
         wait_until(of.query, lambda: of.read() == Counter(sent))
         of.kill = True

@@ -136,6 +136,15 @@ def test_pushed_predicates_never_change_a_row(spark, rocketmq, topic, numbered, 
     assert pruned == plain
 
 
+def test_a_frame_that_is_used_again_reads_the_same_offsets(spark, rocketmq, topic, numbered):
+    """Spark keeps its plan, as docs/how-to/sql.md says; a frame that is loaded again has what was sent since."""
+    frame = pipelines.read(spark, rocketmq.name_server, topic)
+    assert frame.count() == len(numbered)
+    late = feed(rocketmq, topic, 3)
+    assert frame.count() == frame.where("queueId >= 0").count() == len(numbered)
+    holds_bodies(pipelines.read(spark, rocketmq.name_server, topic), [*numbered, *late])
+
+
 def test_pushed_predicates_prune(spark, rocketmq, topic, numbered, pushing):
     def read_where(predicate: str):
         return pipelines.read(spark, rocketmq.name_server, topic, numPartitions=8, predicatePushdown=True).where(

@@ -25,7 +25,7 @@ from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.decode import inner, property_columns, stored_messages
 from rocketmq_spark.columnar.decode import properties as props
 from rocketmq_spark.columnar.decode.rows import Careful, Located, OnBeyond, OnHoles, apart, ended
-from rocketmq_spark.columnar.decode.schema import BASIC, Bad, Column, arrow_schema, undecodable
+from rocketmq_spark.columnar.decode.schema import BASIC, Bad, Column, arrow_schema, is_time, undecodable
 from rocketmq_spark.columnar.decode.stored_messages import Malformed, StoredMessages
 from rocketmq_spark.errors import DecodeError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
@@ -193,6 +193,7 @@ class Decoder:
         body_bytes = int((messages.body_end - messages.body_start).sum())
         size = sum(body_bytes if array is None else array.nbytes for array in arrays)
         exact, packed = self._exact(made), bool(messages.any_flags & _COMPRESSED) and None in arrays
+        self._count_impossible_times(messages, arrays, exact)
         for rows in _portions(len(messages), size, portion_bytes):
             if packed:
                 yield from self._unpacked(messages, arrays, rows, exact, portion_bytes)
@@ -225,6 +226,19 @@ class Decoder:
                 columns = with_errors(columns, self.columns, reasons, messages.sys_flags[mine])
             batch = pa.RecordBatch.from_arrays(columns, schema=arrow_schema(self.columns))
             yield batch if keep.all() else batch.filter(pa.array(keep))
+
+    def _count_impossible_times(
+        self, messages: StoredMessages, arrays: Sequence[pa.Array | None], exact: pa.Array | None
+    ) -> None:
+        for column, array in zip(self.columns, arrays, strict=True):
+            if not is_time(column) or array is None or not array.null_count:
+                continue
+            impossible = arrow.truth(array.is_null())
+            rows = np.flatnonzero(impossible if exact is None else impossible & arrow.truth(exact))
+            if len(rows):
+                queue = self.queues[int(messages.pieces[messages.piece_of_row[rows[0]]][0])]
+                offset = int(messages.part("queueOffset")[rows[0]])
+                self.bad.met_impossible_times(column.name, queue, offset, len(rows))
 
     def _exact(self, made: props.Columns) -> pa.Array | None:
         """Which rows have one of the tags, since brokers compare only hashes; None if all have."""

@@ -24,7 +24,16 @@ from rocketmq_spark.base.codes import Property, SysFlag
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.decode import properties as props
 from rocketmq_spark.columnar.decode import property_columns, stored_messages
-from rocketmq_spark.columnar.decode.schema import BASIC, EARLIEST_MS, LATEST_MS, PROPERTIES, Bad, Column, arrow_schema
+from rocketmq_spark.columnar.decode.schema import (
+    BASIC,
+    EARLIEST_MS,
+    LATEST_MS,
+    PROPERTIES,
+    Bad,
+    Column,
+    arrow_schema,
+    is_time,
+)
 from rocketmq_spark.columnar.decode.stored_messages import Malformed, StoredMessages
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.model.pull import OffsetWindow
@@ -40,8 +49,12 @@ def number(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Array:
 
 
 def moment(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Array:
-    """A column of milliseconds as microseconds, limited to the years of the calendar."""
-    return arrow.integers(np.clip(messages.part(field).astype(np.int64), EARLIEST_MS, LATEST_MS) * 1000, kind)
+    """A column of milliseconds as microseconds; null outside of the years of the calendar."""
+    ms = messages.part(field).astype(np.int64)
+    impossible = (ms < EARLIEST_MS) | (ms > LATEST_MS)
+    if not impossible.any():
+        return arrow.integers(ms * 1000, kind)
+    return pa.array(np.where(impossible, 0, ms) * 1000, pa.int64(), mask=impossible).cast(kind)
 
 
 def flags(messages: StoredMessages) -> npt.NDArray[np.int32]:
@@ -303,7 +316,12 @@ class Careful:
             return property_columns.cast(texts, column.arrow)
         value, known, include = column.reference, column.of_queue, self._include
         assert value is not None
-        return pa.array([value(q, m, include) if known or not _unreadable(m) else None for q, m in rows], column.arrow)
+        values = [value(q, m, include) if known or not _unreadable(m) else None for q, m in rows]
+        if is_time(column):
+            for (queue, message), time in zip(rows, values, strict=True):
+                if time is None and not _unreadable(message):
+                    self._bad.met_impossible_times(column.name, queue, message.queue_offset, 1)
+        return pa.array(values, column.arrow)
 
 
 def batch_of_messages(messages: Sequence[ReceivedMessage], columns: Sequence[Column] = BASIC) -> pa.RecordBatch:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
-# The years 1 to 9999, which Spark and Python can show. Senders choose the born timestamp, so it may have any value.
+# The years 1 to 9999, which Spark and Python can show. Senders choose the born timestamp, so it may have any value. One outside
+# of these years is null: as the nearest time it would move a watermark to the year 9999, and all later rows would be dropped.
 EARLIEST_MS, LATEST_MS = -62_135_596_800_000, 253_402_300_799_999
 KEYS = pa.list_(pa.string())
 PROPERTIES = pa.map_(pa.string(), pa.string())
@@ -76,6 +77,11 @@ class Column:
         return _called, (self.name, self.ddl, self.property)
 
 
+def is_time(column: Column) -> bool:
+    """Whether a column is a time of the message itself."""
+    return column.property is None and column.arrow == TIMESTAMP
+
+
 def _called(name: str, ddl: str, of_property: str | None) -> Column:
     if of_property is not None:
         return Column(name, ddl, _PROPERTY_TYPES[ddl], of_property)
@@ -91,8 +97,8 @@ def _of_queue(name: str, ddl: str, arrow: pa.DataType, fast: Fast, reference: Re
     return Column(name, ddl, arrow, None, fast, reference, True)
 
 
-def _microseconds(ms: int) -> int:
-    return min(max(ms, EARLIEST_MS), LATEST_MS) * 1000
+def _microseconds(ms: int) -> int | None:
+    return ms * 1000 if EARLIEST_MS <= ms <= LATEST_MS else None
 
 
 def _keys(text: str | None) -> list[str] | None:
@@ -246,11 +252,15 @@ def undecodable(queue: MessageQueue, offset: int, why: str, which: str = "the me
 
 
 class Bad:
-    """Handles a task's bad messages as ``badMessage`` says, and counts them. Logs the first ones, and finally the number."""
+    """Handles a task's bad messages as ``badMessage`` says, and counts them. Logs the first ones, and finally the number.
+
+    Also counts the times that are outside of the calendar: they are null, whatever ``badMessage`` says.
+    """
 
     def __init__(self, policy: str = "fail") -> None:
         self.policy = policy
         self.count = 0
+        self._impossible_times: dict[str, tuple[MessageQueue, int, int]] = {}
 
     @property
     def fails(self) -> bool:
@@ -269,7 +279,18 @@ class Bad:
             done = "left out" if self.skips else "a row without its body"
             logger.warning("%s: the message at offset %d cannot be decoded, %s: %s", queue, offset, done, why)
 
+    def met_impossible_times(self, column: str, queue: MessageQueue, offset: int, count: int) -> None:
+        """Counts messages whose time is null, the first of which is at ``offset``."""
+        first_queue, first_offset, before = self._impossible_times.get(column, (queue, offset, 0))
+        self._impossible_times[column] = first_queue, first_offset, before + count
+
     def summary(self) -> None:
-        """Logs the number of bad messages; call it at the end of a task."""
+        """Logs the numbers of bad messages and of impossible times; call it at the end of a task."""
         if self.count > _SHOWN:
             logger.warning("%d messages in all cannot be decoded; badMessage=%s", self.count, self.policy)
+        for column, (queue, offset, count) in sorted(self._impossible_times.items()):
+            rows = f"{count} row{'s' if count > 1 else ''}"
+            text = (
+                "%s is null in %s, because the time is not in the years 1 to 9999; the first one is at offset %d of %s"
+            )
+            logger.warning(text, column, rows, offset, queue)

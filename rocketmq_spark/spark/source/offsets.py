@@ -30,7 +30,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, utc_text
 from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.options import Options
@@ -175,37 +175,92 @@ def check_starting(options: Options, role: str) -> None:
         ]
     if starting == "committed" and "group" not in options.given:
         problems.append("option 'startingOffsets' is 'committed'; give the group with option 'group'")
+    problems += _times_in_wrong_order(options)
     if problems:
         raise OptionError.of(problems)
 
 
-def starting(offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
-    """Starting offsets. A time beats times by queue, which beat offsets, as in Spark's Kafka source."""
+def starting_option(options: Options) -> str:
+    """The option that decides where the source starts, as in Spark's Kafka source: a time, then times by queue, then offsets."""
     if options.starting_timestamp is not None:
-        times = dict.fromkeys(bounds, options.starting_timestamp)
-        return _started_at(offsets, options, bounds, times, "startingTimestamp", deadline)
-    if options.starting_offsets_by_timestamp is not None:
-        times = options.starting_offsets_by_timestamp
-        same_queues(times, bounds, "startingOffsetsByTimestamp")
-        return _started_at(offsets, options, bounds, times, "startingOffsetsByTimestamp", deadline)
+        return "startingTimestamp"
+    return "startingOffsets" if options.starting_offsets_by_timestamp is None else "startingOffsetsByTimestamp"
+
+
+def ending_option(options: Options) -> str:
+    """The option that decides where a batch ends."""
+    if options.ending_timestamp is not None:
+        return "endingTimestamp"
+    return "endingOffsets" if options.ending_offsets_by_timestamp is None else "endingOffsetsByTimestamp"
+
+
+def _times_in_wrong_order(options: Options) -> list[str]:
+    """A problem if a start by time is after the end by time, of all queues or of one."""
+    of_all = options.starting_timestamp, options.ending_timestamp
+    by_queue = options.starting_offsets_by_timestamp or {}, options.ending_offsets_by_timestamp or {}
+    for queue in [None] if None not in of_all else sorted({*by_queue[0], *by_queue[1]}):
+        start, end = (
+            all_queues if all_queues is not None or queue is None else times.get(queue)
+            for all_queues, times in zip(of_all, by_queue, strict=True)
+        )
+        if start is not None and end is not None and start > end:
+            return [
+                f"option {starting_option(options)!r} is {f'{queue}: ' if queue else ''}{utc_text(start)}, but option "
+                f"{ending_option(options)!r} ends before that, at {utc_text(end)}; expected a start up to the end"
+            ]
+    return []
+
+
+def starting(offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
+    """Starting offsets."""
+    option = starting_option(options)
+    times = _times(options.starting_timestamp, options.starting_offsets_by_timestamp, bounds, option)
+    if times is not None:
+        return _started_at(offsets, options, bounds, times, option, deadline)
     if options.starting_offsets == "committed":
         return _committed(offsets, options, bounds, deadline)
-    return resolve(options.starting_offsets, bounds, "startingOffsets")
+    return resolve(options.starting_offsets, bounds, option)
 
 
 def ending(offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
     """Ending offsets, each one past the last message to be read."""
-    if options.ending_timestamp is not None:
-        times = dict.fromkeys(bounds, options.ending_timestamp)
-        return stored_at(offsets, options.group, bounds, times, deadline)
-    if options.ending_offsets_by_timestamp is not None:
-        times = options.ending_offsets_by_timestamp
-        same_queues(times, bounds, "endingOffsetsByTimestamp")
-        return stored_at(offsets, options.group, bounds, times, deadline)
-    return resolve(options.ending_offsets, bounds, "endingOffsets")
+    option = ending_option(options)
+    times = _times(options.ending_timestamp, options.ending_offsets_by_timestamp, bounds, option)
+    if times is not None:
+        return _stored_at(offsets, options.group, bounds, times, deadline)
+    return resolve(options.ending_offsets, bounds, option)
 
 
-def stored_at(
+def check_order(options: Options, starts: Positions, ends: Positions, bounds: Bounds) -> None:
+    """Raise ``OffsetError`` for queues that would end before they start.
+
+    A group may have committed an offset after the time at which the batch ends: such a queue has nothing left to read.
+    """
+    start_option, end_option = starting_option(options), ending_option(options)
+    if (start_option, options.starting_offsets) == ("startingOffsets", "committed") and end_option != "endingOffsets":
+        ends = {queue: bound.max_offset for queue, bound in bounds.items()}
+    if backwards := sorted(queue for queue, start in starts.items() if start > ends[queue]):
+        first = backwards[0]
+        raise OffsetError(
+            f"the start is after the end in {listed(backwards)}: {first} starts at offset {starts[first]} "
+            f"(option {start_option!r}) and ends at {ends[first]} (option {end_option!r})",
+            topic=first.topic,
+            remedy="Give an earlier start, or a later end",
+        )
+
+
+def _times(
+    of_all: int | None, by_queue: Mapping[MessageQueue, int] | None, bounds: Bounds, option: str
+) -> Mapping[MessageQueue, int] | None:
+    """The time of each queue; None if the option is no time."""
+    if of_all is not None:
+        return dict.fromkeys(bounds, of_all)
+    if by_queue is not None:
+        same_queues(by_queue, bounds, option)
+    return by_queue
+
+
+def _stored_at(
     offsets: OffsetReader, group: str, bounds: Bounds, times: Mapping[MessageQueue, int], deadline: Deadline
 ) -> dict[MessageQueue, int]:
     """First offset stored at or after each time, within bounds: a broker may answer below its minimum."""
@@ -221,8 +276,9 @@ def _started_at(
     option: str,
     deadline: Deadline,
 ) -> dict[MessageQueue, int]:
-    starts = stored_at(offsets, options.group, bounds, times, deadline)
-    none_that_young = sorted(queue for queue, offset in starts.items() if offset >= bounds[queue].max_offset)
+    starts = _stored_at(offsets, options.group, bounds, times, deadline)
+    # An empty queue has no message that is older than the time: it starts at its end.
+    none_that_young = sorted(q for q, offset in starts.items() if bounds[q].min_offset < bounds[q].max_offset <= offset)
     if none_that_young and options.starting_offsets_by_timestamp_strategy == "error":
         raise OffsetError(
             f"option {option!r}: {listed(none_that_young)} {'has' if len(none_that_young) == 1 else 'have'} no message "

@@ -5,6 +5,7 @@ Tasks cannot report back to a Python source, so the size of messages is estimate
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -132,9 +133,9 @@ class TriggerLimits:
 class Admission:
     """State between batches: when the last one was admitted, and how large messages are."""
 
-    def __init__(self, max_delay_s: float, now: float) -> None:
+    def __init__(self, max_delay_s: float) -> None:
         self._max_delay_s = max_delay_s
-        self._admitted_at = now
+        self._admitted_at = -math.inf
         self._message_bytes: float | None = None
 
     def max_offsets(
@@ -149,16 +150,14 @@ class Admission:
         ``sample`` gives bytes of some messages that wait in a queue, and how many offsets they take.
         """
         total = sum(waiting.values())
-        if not total:
-            return wanted.max_offsets
-        if (
-            wanted.min_offsets is not None
-            and total < wanted.min_offsets
-            and now - self._admitted_at < self._max_delay_s
-        ):
+        waited_s = now - self._admitted_at
+        if total and waited_s < self._max_delay_s and total < (wanted.min_offsets or 0):
             return 0
-        self._admitted_at = now
-        if wanted.max_bytes is None:
+        # As in Spark's Kafka source, the first plan of a run takes what is unread, and from then on batches wait for more:
+        # otherwise runs that are shorter than the delay would read nothing.
+        if total or waited_s == math.inf:
+            self._admitted_at = now
+        if not total or wanted.max_bytes is None:
             return wanted.max_offsets
         self._learn(waiting, sample)
         fitting = max(1, int(wanted.max_bytes / (self._message_bytes or LARGEST_BYTES)))

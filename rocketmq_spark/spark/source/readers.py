@@ -5,6 +5,8 @@ docs/design.md, "Readers". Three copies of a stream reader live in three kinds o
 by a task; only partitions travel.
 
 Of predicates nothing is taken off Spark's hands: it applies every one again, so that pruning may only ever be too generous.
+Predicates on times therefore prune nothing: a broker finds a time by a binary search, which skips matching messages if its clock
+was ever set back.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from pyspark.sql.datasource import (
@@ -40,21 +41,19 @@ from pyspark.sql.streaming.datasource import (
 from rocketmq_spark import session
 from rocketmq_spark.base import process
 from rocketmq_spark.columnar.decode.schema import Column
-from rocketmq_spark.errors import OffsetError, RocketMQError
+from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.spark.source import decisions, partitioning, planner, tasks
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, no_match, planning_deadline
-from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions, ending, listed, starting, stored_at
+from rocketmq_spark.spark.source.offsets import Offsets, check_order, ending, starting
 from rocketmq_spark.spark.source.partitioning import Partitioning
 from rocketmq_spark.spark.source.planner import TriggerLimits
 from rocketmq_spark.spark.source.stream import Stream
 from rocketmq_spark.spark.source.tasks import Prefetch, may_hand_over
 from rocketmq_spark.spark.source.waiting import begun, patiently, whole
 
-# Masters' clocks differ a little, so store times inside a queue may run backwards after a fail-over.
-CLOCK_MARGIN_MS = 60_000
 _WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 _Test = Callable[[Any], bool]
@@ -75,13 +74,7 @@ class Predicates:
     tests: dict[str, list[_Test]]
     offset_from: int | None = None
     offset_to: int | None = None
-    time_from_ms: int | None = None
-    time_to_ms: int | None = None
     tags: frozenset[str] | None = None
-
-    @property
-    def by_time(self) -> bool:
-        return self.time_from_ms is not None or self.time_to_ms is not None
 
     def keep(self, r: OffsetRange, in_place: bool = True) -> OffsetRange | None:
         """The part of a range where rows may match; None for nothing. Rows that are not ``in_place`` have offsets ahead of it."""
@@ -113,13 +106,9 @@ def _take(predicates: Predicates, name: str, predicate: Filter) -> None:
         if tags is not None and all(_is_plain_tag(tag) for tag in tags):
             predicates.tags = frozenset(tags) if predicates.tags is None else predicates.tags & frozenset(tags)
     elif name == "queueoffset":
-        low, high = _interval(predicate, 1)
+        low, high = _interval(predicate)
         predicates.offset_from = _later(predicates.offset_from, low)
         predicates.offset_to = _earlier(predicates.offset_to, high)
-    elif name == "storetimestamp":
-        low, high = _interval(predicate, 1)
-        predicates.time_from_ms = _later(predicates.time_from_ms, None if low is None else low - CLOCK_MARGIN_MS)
-        predicates.time_to_ms = _earlier(predicates.time_to_ms, None if high is None else high + CLOCK_MARGIN_MS)
 
 
 def _values(predicate: Filter) -> tuple[Any, ...] | None:
@@ -147,28 +136,25 @@ def _test(predicate: Filter) -> _Test | None:
     return None
 
 
-def _interval(predicate: Filter, step: int) -> tuple[int | None, int | None]:
-    """Whole numbers ``[low, high)`` that can match; times as epoch ms."""
+def _interval(predicate: Filter) -> tuple[int | None, int | None]:
+    """Whole numbers ``[low, high)`` that can match."""
     match predicate:
         case EqualTo(_, value) | EqualNullSafe(_, value):
             number = _number(value)
-            return (number, None if number is None else number + step)
+            return (number, None if number is None else number + 1)
         case In(_, values) if values:
             numbers = [_number(value) for value in values]
             known = [number for number in numbers if number is not None]
-            return (min(known), max(known) + step) if len(known) == len(numbers) else (None, None)
+            return (min(known), max(known) + 1) if len(known) == len(numbers) else (None, None)
         case GreaterThan(_, value) | GreaterThanOrEqual(_, value):
             return (_number(value), None)  # one offset too many does no harm
         case LessThan(_, value) | LessThanOrEqual(_, value):
             number = _number(value)
-            return (None, None if number is None else number + step)
+            return (None, None if number is None else number + 1)
     return (None, None)
 
 
 def _number(value: Any) -> int | None:
-    if isinstance(value, datetime):
-        # Spark hands times over with a zone; one without could be local or UTC, and is not used.
-        return int(value.timestamp() * 1000) if value.tzinfo else None
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
@@ -206,16 +192,14 @@ class RocketMQReader(DataSourceReader):
         patiently(catalog, lambda: check_filter(options, bounds))
         start = patiently(catalog, lambda: starting(offsets, options, bounds, planning_deadline(options)))
         end = patiently(catalog, lambda: ending(offsets, options, bounds, planning_deadline(options)))
-        last = {queue: of.max_offset for queue, of in bounds.items()} if _by_time(options) else end
-        if backwards := sorted(queue for queue in start if start[queue] > last[queue]):
-            raise OffsetError(f"the start is after the end in {listed(backwards)}")
+        check_order(options, start, end, bounds)
         view = begun(catalog, options, view, start)
         ranges, lost = decisions.readable(planner.ranges(Offsets(start), Offsets(end)), view)
         decisions.report(options.fail_on_data_loss, lost)
         predicates = self._predicates
         if predicates is not None:
             planned = ranges
-            ranges = patiently(catalog, lambda: _pruned(planned, predicates, catalog.offsets, bounds, options))
+            ranges = patiently(catalog, lambda: _pruned(planned, predicates, catalog.offsets, options))
         others = tasks.differing(options, catalog.routes, catalog.offsets, ranges)
         split = partitioning.tasks(Partitioning.of(options), bounds, ranges)
         return list(tasks.partitions(catalog.routes, split, others))
@@ -256,38 +240,14 @@ def _tagged(options: Options) -> list[str]:
 
 
 def _pruned(
-    ranges: list[OffsetRange],
-    predicates: Predicates,
-    offsets: OffsetReader,
-    bounds: Bounds,
-    options: Options,
+    ranges: list[OffsetRange], predicates: Predicates, offsets: OffsetReader, options: Options
 ) -> list[OffsetRange]:
-    deadline, first = planning_deadline(options), predicates.offset_from
+    first = predicates.offset_from
     # Damage shifts a queue's index for ever: what lies where its offset says shows that it is not shifted before that.
     looks = {} if first is None else {r.queue: min(first, r.end - 1) for r in ranges if r.start < first}
-    shifted = looks.keys() - offsets.store_times_ms(options.group, looks, deadline).keys() if looks else set()
-    kept = [part for r in ranges if (part := predicates.keep(r, r.queue not in shifted)) is not None]
-    if not kept or not predicates.by_time:
-        return kept
-    mine = {r.queue: bounds[r.queue] for r in kept}
-    low, high = predicates.time_from_ms, predicates.time_to_ms
-
-    def at(epoch_ms: int) -> Positions:
-        times = dict.fromkeys(mine, max(0, epoch_ms))
-        return stored_at(offsets, options.group, mine, times, deadline)
-
-    starts = {} if low is None else at(low)
-    ends = {} if high is None else at(high)
-    cut = [
-        OffsetRange(r.queue, max(r.start, starts.get(r.queue, r.start)), min(r.end, ends.get(r.queue, r.end)))
-        for r in kept
-    ]
-    return [r for r in cut if r.size > 0]
-
-
-def _by_time(options: Options) -> bool:
-    """Ends given by time may lie before a start; such a queue has nothing to read."""
-    return options.ending_timestamp is not None or options.ending_offsets_by_timestamp is not None
+    stored = offsets.store_times_ms(options.group, looks, planning_deadline(options)) if looks else {}
+    shifted = looks.keys() - stored.keys()
+    return [part for r in ranges if (part := predicates.keep(r, r.queue not in shifted)) is not None]
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

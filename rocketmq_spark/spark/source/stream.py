@@ -53,7 +53,7 @@ class Stream:
         self._clock = clock or Clock()
         self._catalog = OffsetCache(options, self._clock)
         self._group_offsets = GroupOffsets(options)
-        self._admission = Admission(options.max_trigger_delay, self._clock.now())
+        self._admission = Admission(options.max_trigger_delay)
         self._absence = Absence()
         self._looked: tuple[Offsets, QueuesView] | None = None
         self._initial: Offsets | None = None
@@ -146,7 +146,7 @@ class Stream:
             waiting, wanted, lambda queue: self._sample(queue, moved, begins[queue]), self._clock.now()
         )
         if max_offsets == 0:
-            self._waits = begin
+            self._waits, self._idle = begin, None
             return begin
         if waiting and wanted.max_bytes is not None and self._admission.guesses:
             self._guessed = self._guessed or _tell_guess(wanted.max_bytes)

@@ -57,12 +57,27 @@ def test_max_offsets_per_trigger__and_available_now_end_where_the_queues_ended(r
 def test_min_offsets_per_trigger__waits_until_so_many_are_there(rocketmq, topic):
     run = Run(rocketmq, subscribe=topic, minOffsetsPerTrigger=20)
     assert run.limit == ReadMinRows(20)
+    assert run.batch() == []
     feed(rocketmq, topic, 16)
     eventually(lambda: run.batch() == [] and run.reader.reportLatestOffset()["lag"] == 16, 60)
     assert run.read == [], "it has seen them, and waits"
     feed(rocketmq, topic, 8)
     run.until(lambda: run.read)
     assert len(run.read) == 24
+
+
+def test_min_offsets_per_trigger__the_first_batch_of_a_run_waits_for_nothing(rocketmq, topic):
+    """Else a query that is started anew more often than `maxTriggerDelay` would never read a quiet topic."""
+    given = {"subscribe": topic, "startingOffsets": "earliest", "minOffsetsPerTrigger": 20}
+    sent = feed(rocketmq, topic, 16)
+    run = Run(rocketmq, **given)
+    run.until(lambda: run.read)
+    assert Counter(run.read) == Counter(sent)
+    late = feed(rocketmq, topic, 3)
+    eventually(lambda: run.batch() == [] and run.reader.reportLatestOffset()["lag"] == 3, 60)
+    again = Run(rocketmq, offset=run.offset, **given)
+    again.until(lambda: again.read)
+    assert Counter(again.read) == Counter(late)
 
 
 def test_min_offsets_per_trigger__does_not_hold_back_available_now(rocketmq, topic):
@@ -74,8 +89,9 @@ def test_min_offsets_per_trigger__does_not_hold_back_available_now(rocketmq, top
 
 def test_max_trigger_delay__ends_the_wait_for_the_minimum(rocketmq, topic):
     waits = Run(rocketmq, subscribe=topic, minOffsetsPerTrigger=1000)
-    made = time.monotonic()
     run = Run(rocketmq, subscribe=topic, minOffsetsPerTrigger=1000, maxTriggerDelay="2s")
+    made = time.monotonic()
+    assert waits.batch() == run.batch() == []
     feed(rocketmq, topic, 8)
     run.until(lambda: run.read)
     assert time.monotonic() - made >= 2

@@ -142,6 +142,20 @@ def test_starting_timestamp__beats_the_other_two(got, story):
     assert got(startingTimestamp=story.cut, **others) == story.all_late
 
 
+@pytest.mark.parametrize("start", [0, 1, None])
+def test_starting_timestamp__of_a_topic_with_empty_queues(rocketmq, make_topic, start):
+    topic = make_topic(queues=4)
+    time_ms = int(time.time() * 1000) - 3_600_000 if start is None else start
+    run = Run(rocketmq, subscribe=topic, startingTimestamp=time_ms)
+    sent = feed(rocketmq, topic, 1, queues=[2])
+    assert bodies(read(rocketmq, subscribe=topic, startingTimestamp=time_ms)) == sent
+    assert (
+        Counter(bodies(read(rocketmq, subscribe=topic, startingTimestamp=time_ms, endingTimestamp=time_ms)))
+        == Counter()
+    )
+    run.drain(sent)
+
+
 def test_starting_timestamp__of_a_stream(rocketmq, story):
     run = Run(rocketmq, subscribe=story.topic, startingTimestamp=story.cut)
     run.drain(story.all_late)
@@ -189,6 +203,13 @@ def test_ending_timestamp__is_exclusive_and_beats_the_others(got, story):
     assert got(endingTimestamp=1) == set()
     assert got(endingTimestamp=story.cut + 10**9) == story.everything
     assert got(startingTimestamp=story.cut, endingTimestamp=story.cut) == set()
+    for start in ({"startingTimestamp": story.cut + 1}, {"startingOffsets": story.by_queue(q0=6, q1=0)}):
+        for end in (
+            {"endingTimestamp": story.cut},
+            {"endingOffsetsByTimestamp": story.by_queue(q0=story.cut, q1=story.cut)},
+        ):
+            with pytest.raises((OffsetError, OptionError), match=f"option '{next(iter(end))}'"):
+                got(**start, **end)
 
 
 def test_ending_offsets_by_timestamp__for_each_queue(got, story):
