@@ -1,4 +1,4 @@
-"""``minPartitions`` over skewed queues, by the cases of Spark's calculator: as many tasks as in Kafka's source, nothing dropped."""
+"""``minPartitions`` over skewed queues, by the cases of Spark's calculator: as many tasks as Kafka's source, no offset lost."""
 
 from __future__ import annotations
 
