@@ -170,7 +170,7 @@ def test_store_times_are_found_whatever_host_sent(messages):
         begins.append(len(buffer))
         born = (bytes(16), 1) if ipv6 else (bytes(4), 1)
         buffer += store("t", body, store_ms=stored_ms, born=born)
-    found = store_times_ms(np.frombuffer(buffer, np.uint8), begins)
+    found = store_times_ms(np.frombuffer(buffer, np.uint8), np.array(begins))
     assert found.tolist() == [stored_ms for stored_ms, _, _ in messages]
 
 
