@@ -53,7 +53,7 @@ ORDER = {
     " push.rebalancing rows push.running pop.in_hand pop.listening pop.running push.consumer pull.polls"
     " pull.upkeep pull.pull_consumer pop.simple_consumer",
     "localbroker": "java guard maven distro process servers site members cluster",
-    "pull": "answers missing requests reader puller reading",
+    "pull": "answers missing requests recreated reader puller reading",
     "delay": "release stream envelope_records queue_records service node",
     "spark": "checkpoints monitoring sink source tuning source.offsets source.planner source.partitioning"
     " source.decisions source.filters source.recreation source.catalog source.waiting source.commit source.tasks"
@@ -108,7 +108,7 @@ OUTSIDE = {
     "opentelemetry": "session.telemetry",
     "py4j": "cli.demo.play spark.datasource",
     "pyarrow": "wire.compression columnar stored spark.source.tasks spark.checkpoints.entries spark.sink producer.rows",
-    "numpy": "remoting.bulk pull.answers columnar stored spark.sink producer.rows",
+    "numpy": "remoting.bulk pull.answers pull.recreated columnar stored spark.sink producer.rows",
     "xxhash": "columnar.encode.content_ids",
     "prometheus_client": "base.exposition spark.monitoring.listeners",
     "grpc": "grpc_proxy.channel",

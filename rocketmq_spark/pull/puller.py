@@ -12,6 +12,7 @@ from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
 from rocketmq_spark.ports import PullSource
 from rocketmq_spark.pull.answers import OnLoss
 from rocketmq_spark.pull.reader import RangeReader
+from rocketmq_spark.pull.recreated import RecreatedTopics
 from rocketmq_spark.pull.requests import PullSettings, Replica
 from rocketmq_spark.remoting.bulk import Keys, PullTemplate
 from rocketmq_spark.remoting.pool import Dialling
@@ -74,13 +75,14 @@ class Puller:
         on_loss: OnLoss,
         filtered: Filter = NO_FILTER,
         known: str | None = None,
+        recreated: RecreatedTopics | None = None,
     ) -> RangeReader:
         """Of ranges of one broker, first from the address that the plan knew."""
         replica = self.replica(ranges[0].queue, known)
         made = {queue: self.template(queue, filtered) for queue in {r.queue for r in ranges}}
         templates = [made[r.queue] for r in ranges]
         settings = replace(self.settings, filtered=bool(filtered))
-        return RangeReader(ranges, replica, templates, settings, on_loss, on_hint=replica.hint)
+        return RangeReader(ranges, replica, templates, settings, on_loss, on_hint=replica.hint, recreated=recreated)
 
     def replica(self, queue: MessageQueue, known: str | None = None) -> Replica:
         return Replica(self.source, self.dialling, queue.broker_name, queue.topic, self.read_from, known)

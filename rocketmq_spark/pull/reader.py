@@ -33,6 +33,7 @@ from rocketmq_spark.pull.answers import (
     judge,
 )
 from rocketmq_spark.pull.missing import Doubts, Missing, Slot, Trials, lasting, undoubted
+from rocketmq_spark.pull.recreated import RecreatedTopics
 from rocketmq_spark.pull.requests import SILENCE_S, Hints, OnHint, Pacing, Patience, PullSettings, Requests
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer, BulkStream, Found, PullTemplate
 
@@ -92,8 +93,10 @@ class RangeReader:
         on_loss: OnLoss,
         clock: Clock | None = None,
         on_hint: OnHint | None = None,
+        recreated: RecreatedTopics | None = None,
     ) -> None:
         self._ranges = ranges
+        self._recreated = recreated
         self._connect = connect
         self._settings = settings
         self._on_loss = on_loss
@@ -390,6 +393,9 @@ class RangeReader:
         if stream is None or not (hurry or self._collected.rows >= enough):
             return
         ready, rest = self._collected.before(self._missing.frontier())
+        while self._recreated is not None and (recreated := self._recreated.answers(stream.buffer, ready)):
+            self._lose_recreated(recreated)
+            ready, rest = self._collected.before(self._missing.frontier())  # less is missing now
         waiting = covered(rest)
         if not hurry and self._collected.rows - waiting < enough // 2:
             return
@@ -398,3 +404,13 @@ class RangeReader:
             yield Fetched(stream.buffer, ready)
             self._patience.renew()
         self._collected.keep(rest, waiting, stream)
+
+    def _lose_recreated(self, pieces: Sequence[Piece]) -> None:
+        """The topics of ``pieces`` were created again: the pieces, and what is missing of their ranges, are lost."""
+        self._collected.remove(pieces)
+        for piece in pieces:
+            self._missing.put(Slot(piece.number, piece.start, min(piece.next_offset, piece.limit)))
+        for number in sorted({piece.number for piece in pieces}):
+            whole = self._ranges[number]
+            for part in self._missing.cut(Slot(number, whole.start, whole.end)):
+                self._on_loss(OffsetRange(whole.queue, part.start, part.end), Cause.WENT_BACK)

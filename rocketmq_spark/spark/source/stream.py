@@ -255,7 +255,7 @@ class Stream:
         others = tasks.differing(self._options, self._catalog.routes, self._catalog.offsets, ranges)
         lost_ranges = [lost_range for lost_range, _ in losses]
         left = [planner.without(task, lost_ranges) for task in planned]
-        return tasks.partitions(self._catalog.routes, left, others)
+        return tasks.partitions(self._catalog.routes, left, others, end)
 
     def _logged_partitioning(self, end: Offsets, ranges: Sequence[OffsetRange]) -> Partitioning:
         """What decided the tasks of the batch when its end was logged; present options where the end does not say.
