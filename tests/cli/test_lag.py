@@ -26,7 +26,7 @@ from rocketmq_spark.spark.source.offsets import Offsets
 from tests.cli.conftest import Process, documents
 from tests.helpers import awaited, killed, total
 from tests.mockbroker import MockBroker, ok, refuse, route
-from tests.source.test_checkpoint import entry
+from tests.source.test_checkpoint import entry, named
 from tests.test_exposition import get
 
 Run = Callable[..., Result]
@@ -165,6 +165,28 @@ def test_queues_that_no_batch_has_planned_are_behind(
     for reads in ({"namespace": "", "newQueues": False}, {"namespace": "", "environment": "1", "environments": 2}):
         entry(tmp_path, 1, json.dumps(Offsets({planned: 0}, reads=reads).to_json()))
         assert (ask()["lag"], ask()["newQueues"]) == (0, 0)
+
+
+def test_a_source_that_a_named_query_got_later_is_behind(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], run: Run, tmp_path: Path
+) -> None:
+    """A query with named sources, whose log has version 2: only its unfinished batch has the second source."""
+    orders, prices = make_topic(queues=2), make_topic(queues=2)
+    for topic in (orders, prices):
+        feed(rocketmq, topic, 10)
+    read = {MessageQueue(orders, "broker-a", 0): 0, MessageQueue(orders, "broker-a", 1): 7}
+    begun = {MessageQueue(prices, "broker-a", 0): 0, MessageQueue(prices, "broker-a", 1): 6}
+    logged = json.dumps(Offsets(read).to_json())
+    named(tmp_path, 0, orders=logged)
+    named(tmp_path, 1, prices=json.dumps(Offsets({**begun}, begun).to_json()), orders=logged, done=False)
+    (found,) = documents(run("lag", "--checkpoint", str(tmp_path), "--json").stdout)
+    assert (found["lag"], found["newQueues"], found["underWay"]["batchId"]) == (7, 2, 1)
+    diff = documents(run("checkpoint", "diff", str(tmp_path), "--json").stdout)
+    assert [(row["topic"], row["state"], row["offsets"]) for row in diff] == [
+        (orders, "read", 0), (orders, "behind", 3),
+    ]  # fmt: skip
+    seen = documents(run("doctor", "--checkpoint", str(tmp_path), "--json").stdout)
+    assert [one["level"] for one in seen if one["check"] == f"checkpoint {tmp_path}"] == ["ok", "ok", "ok"]
 
 
 def test_topics_that_cannot_be_listed_are_an_error(tmp_path: Path, no_broker: Path) -> None:
