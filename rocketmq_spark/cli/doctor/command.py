@@ -354,7 +354,7 @@ def doctor(
         row = {"check": finding.check, "level": finding.level.value, "found": finding.found, "remedy": finding.remedy}
         output.item(row, "\n".join(lines(finding, width)))
     counts = {level: sum(one.level is level for one in found) for level in Level}
-    output.note(f"{counts[Level.BROKEN]} broken, {counts[Level.ADVICE]} with advice, {counts[Level.OK]} well")
+    output.note(f"{counts[Level.BROKEN]} broken, {counts[Level.ADVICE]} with advice, {counts[Level.OK]} ok")
     ctx.exit(code(found, strict))
 
 
