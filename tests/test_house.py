@@ -69,7 +69,7 @@ ORDER = {
     "client": "calls route questions broker instance transactions sender replies admin groups pulls member",
     "spool": "records changes files database lanes recovery store redelivery spool",
     "options": "names parsing transport table typed",
-    "cli": "output command background connection broker cluster produce lag_view lag reading tail copy group"
+    "cli": "output command background connection broker cluster produce lag_view query lag reading tail copy group"
     " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.command demo"
     " demo.feed demo.stage demo.play",
     "queues": "environment selection allocation",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rocketmq_spark.admin import AdminTools, ask_each, deadline, with_kept
@@ -79,8 +79,12 @@ def near_groups(tools: AdminTools, group: str) -> str:
     return f"Did you mean {', '.join(near)}?" if near else ""
 
 
-def look_at(tools: AdminTools, positions: Mapping[MessageQueue, int | None]) -> QueuePositions:
-    """The bounds of these queues, and the store time of the next message of each."""
+def look_at(
+    tools: AdminTools, positions: Mapping[MessageQueue, int | None], new: Collection[MessageQueue] = ()
+) -> QueuePositions:
+    """The bounds of these queues, and the store time of the next message of each. In ``new`` queues without a position, the
+    reader begins at the first message.
+    """
     bounds, errors = bounds_of(tools, positions)
     within = deadline(tools)
     rows = []
@@ -89,7 +93,10 @@ def look_at(tools: AdminTools, positions: Mapping[MessageQueue, int | None]) -> 
         if queue not in bounds:
             rows.append(QueueLag(queue, None, positions[queue], None))
             continue
-        row = QueueLag(queue, bounds[queue].min_offset, positions[queue], bounds[queue].max_offset)
+        bound, position = bounds[queue], positions[queue]
+        if position is None and queue in new:
+            position = bound.min_offset
+        row = QueueLag(queue, bound.min_offset, position, bound.max_offset)
         if row.lag and row.next_offset is not None and queue.broker_name not in silent:
             try:
                 stored_ms = tools.brokers.store_time_ms(GROUP, queue, row.next_offset, within)

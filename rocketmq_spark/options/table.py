@@ -757,7 +757,9 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
             continue
         row = _BY_NAME.get(name.lower())
         if row is None:
-            problems.append(names.unknown_option(name, [each.field if keywords else each.name for each in TABLE]))
+            problems.append(
+                names.unknown_option(name, {each.name: each.field if keywords else each.name for each in TABLE})
+            )
             continue
         called = row.field if keywords else row.name
         if row.field in values:

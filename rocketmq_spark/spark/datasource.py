@@ -142,35 +142,41 @@ def register(spark: SparkSession) -> None:
     context = getattr(spark, "_sc", None)  # Spark Connect has none
     if context is not None:
         warn_if_workers_differ(str(context.pythonExec))
-        # The source that Spark found by itself serves the sessions that do not call this.
-        _try_to_complete_environment(spark)
+        # A source that Spark found by itself is the same one, and serves all sessions. Spark would warn of another registration
+        # here, and again at the start of each stream.
+        if _try_to_complete_environment(spark):
+            return
     spark.dataSource.register(RocketMQDataSource)
     if context is not None:
         _try_to_complete_environment(spark)
 
 
-def _try_to_complete_environment(spark: SparkSession) -> None:
-    """Add the entries. This uses internals of Spark, which may change; if it fails, the source works nevertheless."""
+def _try_to_complete_environment(spark: SparkSession) -> bool:
+    """Add the entries, and return whether Spark knows the source. This uses internals of Spark, which may change; if it fails,
+    the source works nevertheless.
+    """
     try:
-        _complete_environment(spark)
+        return _complete_environment(spark)
     except (Py4JError, PySparkException, AttributeError, TypeError) as e:
         warnings.warn(
             f"streams of format 'rocketmq' that start at once may break each other ({type(e).__name__}: {str(e)[:200]}): "
             "rocketmq_spark was not tested with this version of Spark. Start one after the other",
             stacklevel=3,
         )
+        return False
 
 
-def _complete_environment(spark: SparkSession) -> None:
+def _complete_environment(spark: SparkSession) -> bool:
     known = spark._jsparkSession.sessionState().dataSourceManager()
     if not known.dataSourceExists(RocketMQDataSource.name()):
-        return
+        return False
     variables = known.lookupDataSource(RocketMQDataSource.name()).dataSourceCls().envVars()
     for name, value in _of_a_runner(spark).items():
         if not variables.containsKey(name):
             variables.put(name, value)
     if spark.sparkContext.getConf().get("spark.kryo.registrationRequired", "false").lower() == "true":
         variables.put(READ_BY_TASKS, "1")
+    return True
 
 
 def _of_a_runner(spark: SparkSession) -> dict[str, str]:

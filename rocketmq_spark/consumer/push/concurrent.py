@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.base.threads import Failure, Timer, Tracebacks, attempt
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers
@@ -116,6 +116,7 @@ class Concurrent:
         self._workers = workers
         self._timer = timer
         self._send_back = send_back
+        self._tracebacks = Tracebacks()
         self.replier: Replier | None = None  # how requests are answered
         # Changed in single steps of the interpreter, without a lock: see ``_note_results``. A call stays until its messages are
         # finished or wait for another one, so that they expire whatever happens on the way.
@@ -233,7 +234,7 @@ class Concurrent:
         call.settled = True
         verdict = concurrent(outcome, call.context, len(messages))
         if verdict.why:
-            trace = outcome.error if isinstance(outcome, Failure) else None
+            trace = self._tracebacks.of(outcome)
             logger.warning("messages of %s failed: %s", queue.queue, verdict.why, exc_info=trace)
         failed = [] if queue.dropped else messages[verdict.done :]
         left = self._handed_back(call, failed, verdict.level) if failed else []

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.base.threads import Failure, Timer, Tracebacks, attempt
 from rocketmq_spark.consumer.process_queue import ProcessQueue, full
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers
@@ -79,6 +79,7 @@ class Orderly:
         self._workers = workers
         self._timer = timer
         self._send_back = send_back
+        self._tracebacks = Tracebacks()
         self.replier: Replier | None = None  # how requests are answered
         self.relock: Callable[[Sequence[ProcessQueue]], Collection[MessageQueue]] | None = None
         self.locks = timer
@@ -246,7 +247,7 @@ class Orderly:
         """Decide what a call's outcome means. Dead letters no longer block the queue, as in Java."""
         verdict = ordered(outcome, context, self._suspend_ms)
         if verdict.why:
-            trace = outcome.error if isinstance(outcome, Failure) else None
+            trace = self._tracebacks.of(outcome)
             logger.warning("messages of %s failed: %s", call.queue.queue, verdict.why, exc_info=trace)
         failed, messages = verdict.step in FAILED, call.messages
         limit = self._settings.max_reconsume_times

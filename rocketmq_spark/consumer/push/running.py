@@ -234,7 +234,9 @@ class RunningConsumer:
             except OptionError:
                 raise
             except RocketMQError as e:
-                logger.info("topic %s has no route yet: %s", topic, e)
+                # The first failed message of a group creates its retry topic.
+                level = logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.INFO
+                logger.log(level, "topic %s has no route yet: %s", topic, e)
 
     def _persist(self) -> None:
         self._workers.start_missing()  # where the system had no threads to give, work waits for them

@@ -13,7 +13,8 @@ positions are equal texts: Spark compares texts. What else a restart must know s
 * ``environment``: the queues of a topic that an environment given by its number owns, with the number. A broker that is
   away would else shift it onto queues of another.
 * ``reads``: what the positions are of, beside the names of topics: clusters, namespace, environment and filter, so that a
-  checkpoint of another query is recognised, and the group whose offsets follow them. Offsets without a ``namespace`` or
+  checkpoint of another query is recognised, and the group whose offsets follow them. Commands also need the pattern of topics,
+  and ``newQueues``, which is false if queues that are created later stay unread. Offsets without a ``namespace`` or
   ``clusters`` there are older and of any; older ones call it ``filter``.
 
 A source starts, and ends, at ``earliest``, ``latest``, committed offsets, JSON, or times in three forms. That asks brokers, and

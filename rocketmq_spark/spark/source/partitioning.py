@@ -31,8 +31,8 @@ Task = list[OffsetRange]
 ROWS_PER_TASK = 20_000
 # Spark's driver holds all tasks of a batch; offsets are numbers that a broker reports.
 MAX_TASKS = 10_000
-# Strategies that give every queue to exactly one consumer, whatever the queues are called.
-_COMPLETE = frozenset({"averagely", "averagelyByCircle", "consistentHash"})
+# Strategies that give every queue to a consumer, whatever the queues are called.
+_COMPLETE = frozenset({"averagely", "averagelyByCircle", "consistentHash", "environment"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +130,16 @@ def covered(
         if left:
             return owned, left
         queues = owned
-    if options.allocation_strategy in _COMPLETE or not queues:
+    if reads_all(options) or not queues:
         return sorted(queues), frozenset()
     count = options.num_partitions or len(queues)
     shared = {queue for share in _shares(Partitioning.of(options), queues, count) for queue in share}
     return sorted(shared), frozenset(queues) - shared
+
+
+def reads_all(options: Options) -> bool:
+    """Whether the strategy gives every queue of the source's topics, or of its environment, to a partition."""
+    return options.allocation_strategy in _COMPLETE
 
 
 def _own(mine: Environment, assigned: Sequence[MessageQueue], owned: Collection[MessageQueue]) -> list[MessageQueue]:
