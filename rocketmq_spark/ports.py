@@ -110,7 +110,7 @@ class Replies(Protocol):
         """Join; heartbeats then go to all brokers, because any of them may pass on a reply. Returns a function that leaves."""
 
     def announce(self, deadline: Deadline) -> None:
-        """Send that heartbeat now. Failures of single brokers are logged."""
+        """Send that heartbeat now. Failures of single brokers are logged. Raises ``NotSupported`` if a Proxy answers it."""
 
     def expect(self, correlation_id: str, done: Callable[[Reply | RocketMQError], object]) -> Callable[[], None]:
         """Call ``done`` at most once with the reply to that request; it may block. Returns a function that cancels this."""
@@ -247,10 +247,12 @@ class OffsetReader(Protocol):
         """Whether a broker indexes messages only after its replicas have confirmed them. True if unknown."""
 
     def is_proxy(self, topic: str, broker_name: str, deadline: Deadline) -> bool:
-        """Whether a Proxy answers for the broker. A Proxy does not compile filters."""
+        """Whether a Proxy answers for the broker."""
 
-    def check_filter(self, broker_name: str, group: str, topic: str, sql: str, deadline: Deadline) -> None:
-        """Have a broker compile an SQL expression. Raises ``BrokerError`` with the broker's text if that fails."""
+    def check_filter(self, broker_name: str, group: str, topic: str, sql: str, deadline: Deadline) -> bool:
+        """Have a broker compile an SQL expression. Raises ``BrokerError`` with the broker's text if that fails. Returns False if
+        a Proxy answers for the broker: it compiles nothing.
+        """
 
 
 class OffsetCommitter(Protocol):

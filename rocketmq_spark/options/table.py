@@ -421,7 +421,8 @@ class Options:
         "roundRobin",
         ("sink",),
         "`roundRobin`, `random`, `hash` (of column `shardingKey`, as in Java), `machineRoom`, `environment`, `column` "
-        "(`queueId`, `brokerName`; the default if there is such a column), or `module:callable(queues, message, key)`",
+        "(`queueId`, `brokerName`; the default if there is such a column), or `module:callable(queues, message, key)`. Rows "
+        "whose `shardingKey` or `queueId` is null go round robin",
         raw=True,
     )
     send_timeout: float = _row(

@@ -36,8 +36,6 @@ logger = logging.getLogger(__name__)
 
 # A synchronous sender waits this much longer than its batch may take, because the error of the batch is more specific.
 _SLACK_S = 1.0
-# Storage of topics whose messages may be plain: ordinary topics, and topics of which it is unknown.
-_PLAIN_STORAGE = (BatchStorage(), None)
 _NOT_ASKED = BatchStorage(whole=True)
 # Combinations of topic and tag that are cached.
 _MAX_KINDS = 1024
@@ -255,7 +253,8 @@ class AccumulatorMember:
         ``add`` must handle the message, which also reports what is wrong with it.
         """
         body, topic, tag, waits = message.body, message.topic, message.tags, message.wait_store_ok
-        if self._topics.storage.get(topic, _NOT_ASKED) not in _PLAIN_STORAGE or self._mixed:
+        storage = self._topics.storage.get(topic, _NOT_ASKED)  # None: unknown, and taken as ordinary
+        if self._mixed or (storage is not None and (storage.whole or storage.by_key)):
             return None
         try:
             kind = self._kinds.get((topic, tag, waits)) or self._kind(topic, tag, waits)

@@ -55,7 +55,7 @@ class BulkProducer(RequestProducer):
             selector: ``"hash"`` (of column ``shardingKey``), ``"column"`` (``queueId``, and ``brokerName`` if there is one; the
                 default if there is a column ``queueId``), ``"random"``, ``"roundRobin"``, ``"environment"``,
                 ``"module:function"``, or a function of queues, message and sharding key that is called for each row. By default
-                queues take batches in turn.
+                queues take batches in turn; so they take rows whose ``shardingKey`` or ``queueId`` is null.
             timeout_s: Seconds for all attempts of a batch instead of the send timeout.
 
         Returns:
@@ -95,7 +95,7 @@ class BulkProducer(RequestProducer):
             queue: The queue of all messages. By default the queues of each topic take batches in turn.
             key: A function that returns the key of a message: a str, int or bool. Messages of one key go to the queue that
                 ``send`` chooses for it with selector ``"hash"``. They carry the key as their sharding key, over gRPC as their
-                message group.
+                message group. Messages without a key (None) go to any queue.
             timeout_s: Seconds for all attempts of a batch instead of the send timeout.
 
         Returns:

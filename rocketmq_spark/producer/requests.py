@@ -137,7 +137,7 @@ class RequestProducer(TransactionProducer):
         Raises:
             ReplyTimeout: The request was stored, but no reply arrived in time.
             RocketMQError: The errors of ``send``.
-            NotSupported: Over gRPC, because a Proxy does not forward replies.
+            NotSupported: Through a Proxy, which does not forward replies. Nothing was sent.
         """
         return self.request_async(message, queue=queue, selector=selector, arg=arg, timeout_s=timeout_s).result()
 
@@ -198,7 +198,7 @@ class RequestProducer(TransactionProducer):
         Raises:
             MessageRefused: The message is not a request, or the answer is empty or too large. Nothing was sent.
             RocketMQError: The requester did not get the answer; perhaps it has ended.
-            NotSupported: Over gRPC, because a Proxy does not forward replies.
+            NotSupported: Through a Proxy, which does not forward replies. Nothing was sent.
         """
         replies = self._passed_on()
         self._owner.check(self._closing.locked())

@@ -108,6 +108,12 @@ class Pool:
             slot = self._slots.get(address)
             return slot is not None and slot.live is not None
 
+    def is_proxy(self, address: str) -> bool:
+        """Whether the current connection to the address has shown that a Proxy answers there."""
+        with self._lock:
+            slot = self._slots.get(address)
+            return slot is not None and slot.connection is not None and slot.connection.is_proxy
+
     def attempts(self, address: str) -> int:
         """The number of attempts to connect to the address so far. If it has changed, so has the connection."""
         with self._lock:

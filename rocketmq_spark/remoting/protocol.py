@@ -19,6 +19,15 @@ from rocketmq_spark.wire.header import Command, FrameSplitter
 W = TypeVar("W")
 
 OPAQUE_MASK = 0x7FFFFFFF
+# ``AbstractRemotingActivity.writeResponse`` of a Proxy adds these fields to each answer, a broker only to answers to sends.
+_OF_PROXY = {codes.Property.MSG_REGION, codes.Property.TRACE_ON}
+_SENDS = {
+    codes.Request.SEND_MESSAGE,
+    codes.Request.SEND_MESSAGE_V2,
+    codes.Request.SEND_BATCH_MESSAGE,
+    codes.Request.SEND_REPLY_MESSAGE_V2,
+}
+
 SMALL_BODY = 16 << 10
 # Small requests that are queued together are written together, up to this many bytes.
 WRITE_BYTES = 64 << 10
@@ -115,6 +124,11 @@ class Conversation(Generic[W]):
         lost = [(waiter, copy_of(error)) for waiter in self._waiters.values()]
         self._waiters.clear()
         return lost
+
+
+def is_of_proxy(request_code: int, answer: Command) -> bool:
+    """Whether the answer shows that the server is a Proxy. False proves nothing."""
+    return request_code not in _SENDS and answer.ext.keys() >= _OF_PROXY
 
 
 def copy_of(error: RocketMQError) -> RocketMQError:

@@ -237,16 +237,28 @@ def test_a_checkpoint_of_another_cluster(was, now, refused, caplog):
         filters.check_clusters(options(), begin, now)
 
 
-class Answers:
-    def is_proxy(self, topic, broker_name, deadline):
-        return False
+class Compiler:
+    """Brokers, or a Proxy, to which expressions are sent."""
+
+    def __init__(self, compiles=True):
+        self.compiles = compiles
+
+    def check_filter(self, broker_name, group, topic, sql, deadline):
+        return self.compiles
 
 
 def test_an_expression_for_a_batch_topic_is_refused():
     """Brokers would compare it with the properties of whole batches."""
     with pytest.raises(OptionError, match=r"t is a batch topic.*Filter with option 'tags'"):
         filters.validate(
-            Answers(), options(sql="a > 5"), [MessageQueue("t", "b", 0)], Deadline.after(1), lambda _: True
+            Compiler(), options(sql="a > 5"), [MessageQueue("t", "b", 0)], Deadline.after(1), lambda _: True
+        )
+
+
+def test_an_expression_that_a_proxy_did_not_compile_is_refused():
+    with pytest.raises(OptionError, match="a Proxy does not check the expression"):
+        filters.validate(
+            Compiler(False), options(sql="a >"), [MessageQueue("t", "b", 0)], Deadline.after(1), lambda _: False
         )
 
 

@@ -177,18 +177,22 @@ _OF_ARROW: tuple[tuple[Callable[[pa.DataType], bool], str, pa.DataType], ...] = 
 )
 
 
+# Columns whose type may be null: the body, so that its rows are named, and those in which null means any queue.
+_OF_NULLS = {"body": BYTES, "value": BYTES, "shardingkey": TEXT, "queueid": INT, "brokername": TEXT}
+
+
 def of_arrow(schema: pa.Schema) -> list[RowColumn]:
-    """The columns of an Arrow schema. Columns of type null are omitted."""
+    """The columns of an Arrow schema. Other columns of type null are omitted."""
     return [
-        RowColumn(field.name, _kind(field.type), str(field.type))
+        RowColumn(field.name, _kind(field.name, field.type), str(field.type))
         for field in schema
-        if not pa.types.is_null(field.type) or field.name.lower() in ("body", "value")
+        if not pa.types.is_null(field.type) or field.name.lower() in _OF_NULLS
     ]
 
 
-def _kind(kind: pa.DataType) -> str:
+def _kind(name: str, kind: pa.DataType) -> str:
     if pa.types.is_null(kind):
-        return BYTES
+        return _OF_NULLS[name.lower()]
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return next((name for fits, name, _ in _OF_ARROW if fits(kind)), "")
@@ -230,6 +234,8 @@ def _sizes(values: pa.Array) -> npt.NDArray[np.int64]:
 
 def _plain(column: pa.Array, name: str) -> pa.Array:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_null(kind):
+        kind = next(wanted for _, named, wanted in _OF_ARROW if named == _kind(name, kind))
     target = next((wanted for fits, _, wanted in _OF_ARROW if fits(kind)), pa.binary())
     if column.type == target:
         return column
@@ -259,7 +265,7 @@ def batch_of(
 ) -> pa.RecordBatch:
     """The columns of ``messages`` by role; only columns that some message needs. Raises for values that fit in no column.
 
-    ``queue`` is the queue of all messages, ``key`` returns the sharding key of each.
+    ``queue`` is the queue of all messages, ``key`` returns the sharding key of each, or None.
     """
     try:
         found = _columns(messages, bad_rows, key)
@@ -295,10 +301,9 @@ def _columns(messages: Sequence[Message], bad_rows: BadRows, key: Key | None) ->
         bad_rows.add(~np.array(waits, np.bool_), "its wait_store_ok is False: send it with send")
     if key is not None:
         groups = [key(message) for message in messages]
-        if None in groups:
-            bad_rows.add(_none(groups), "its key is None")
-        found["shardingkey"] = _texts([str(group) for group in groups])
-        if not {*map(type, groups)} <= {str}:
+        texts = _texts(["" if group is None else str(group) for group in groups])
+        found["shardingkey"] = pc.if_else(pa.array(_none(groups)), None, texts) if None in groups else texts
+        if not {*map(type, groups)} <= {str, type(None)}:
             found[KEY_HASH] = _hashes(groups, bad_rows)
     return found
 
@@ -306,6 +311,8 @@ def _columns(messages: Sequence[Message], bad_rows: BadRows, key: Key | None) ->
 def _hashes(groups: Sequence[object], bad_rows: BadRows) -> pa.Array:
     found = np.zeros(len(groups), np.int64)
     for row, group in enumerate(groups):
+        if group is None:
+            continue
         try:
             found[row] = java_hash(group)
         except OptionError as e:

@@ -78,16 +78,8 @@ def validate(
         sql, broker = of_topic(options, topic), queue.broker_name
         if not sql:
             continue
-        if offsets.is_proxy(topic, broker, deadline):
-            raise OptionError(
-                "option 'sql' cannot be used here: a Proxy does not check the expression, and answers an "
-                "invalid one with every message",
-                remedy="Connect to the brokers, or filter with option 'tags'",
-            )
-        if topic in there and batched(queue):
-            raise of_batch_topic(sql, topic)
         try:
-            offsets.check_filter(broker, options.group, topic, sql.expression, deadline)
+            compiled = offsets.check_filter(broker, options.group, topic, sql.expression, deadline)
         except BrokerError as e:
             if e.retriable:
                 raise
@@ -102,6 +94,14 @@ def validate(
                 if "support" in (e.remark or "")
                 else None,
             ) from e
+        if not compiled:
+            raise OptionError(
+                "option 'sql' cannot be used here: a Proxy does not check the expression, and answers an "
+                "invalid one with every message",
+                remedy="Connect to the brokers, or filter with option 'tags'",
+            )
+        if topic in there and batched(queue):
+            raise of_batch_topic(sql, topic)
 
 
 def recorded(options: Options, clusters: Sequence[str] = ()) -> dict[str, object]:
