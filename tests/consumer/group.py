@@ -10,7 +10,7 @@ import itertools
 import random
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX, Response
+from rocketmq_spark.base.threads import Aside
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.consumer.push.workers import Work, Workers
@@ -55,6 +56,14 @@ GROUP = "g"
 RETRY = RETRY_PREFIX + GROUP
 
 Done = Callable[[PullAnswer | RocketMQError], None]
+
+
+class AwaitedAside(Aside):
+    """Its threads are real, and done before time goes on."""
+
+    def run(self, key: Hashable, work: Callable[[], None]) -> None:
+        super().run(key, work)
+        self.wait(key, 60)
 
 
 class ManualWorkers(Workers):
@@ -364,6 +373,7 @@ class GroupBench:
         self.replies: list[tuple[ReceivedMessage, bytes, Mapping[str, str] | None]] = []
         self.traces: Callable[[], ListenerTraces | None] = lambda: None
         self.rows: RowsOfAnswers | None = None  # for listeners of record batches
+        self.aside: Callable[[], Aside] = AwaitedAside
         self.timers: dict[str, list[ManualTimer]] = {}  # by client id
         self.numbers = itertools.count(1)
 
@@ -380,7 +390,9 @@ class GroupBench:
             timers.append(one.timer)
             return one
 
-        make = ConsumerTools(timer, workers, None, lambda *given: self.replies.append(given), self.traces, self.rows)
+        make = ConsumerTools(
+            timer, workers, self.aside, None, lambda *given: self.replies.append(given), self.traces, self.rows
+        )
         made = BaseConsumer(port, ConsumerSettings(**{"group": GROUP, **settings}), make)
         self.consumers.append(made)
         return made, port

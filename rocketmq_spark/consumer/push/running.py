@@ -1,7 +1,7 @@
 """A consumer between its start and its stop: its parts and their timers.
 
-Four threads besides those of the listener: pulls (which never wait), rebalances, commits with other upkeep, and locks. A broker
-that hangs delays only its own requests.
+Four threads besides those of the listener: pulls (which never wait), rebalances, commits with other upkeep, and locks. Each queue
+whose late messages are sent back has one more. A broker that hangs delays only its own requests.
 
 The upkeep commits, compares subscriptions (``consumer/conflicts``), and asks for the ends of queues that are not pulled.
 """
@@ -17,7 +17,7 @@ from functools import partial
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
-from rocketmq_spark.base.threads import Timer
+from rocketmq_spark.base.threads import Aside, Timer
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.concurrent import Concurrent
@@ -54,12 +54,13 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class ConsumerTools:
-    """What a consumer is built with: a timer, threads, and optionally reading ahead, replies to requests, traces, and how answers
-    become rows for a listener of record batches.
+    """What a consumer is built with: timers, threads of listeners, threads for single queues, and optionally reading ahead, replies
+    to requests, traces, and how answers become rows for a listener of record batches.
     """
 
     timer: Callable[[str], Timer] = Timer
     workers: Callable[[str, int], Workers] = Workers
+    aside: Callable[[], Aside] = Aside
     read_ahead: ReadAhead | None = None
     replier: Replier | None = None
     traces: Callable[[], ListenerTraces | None] = lambda: None
@@ -98,7 +99,7 @@ class RunningConsumer:
         self._traces = make.traces()
         if self._traces is not None:
             listener = self._traces.around(listener, settings)
-        self._consuming = self._consumer_of(listener)
+        self._consuming = self._consumer_of(listener, make)
         self._consuming.replier = make.replier
         self._pulling.consuming, self._pulling.move = self._consuming, self.rebalancing.move
         introductions = Introductions(port, rebalances, self.rebalancing.wake)
@@ -191,13 +192,13 @@ class RunningConsumer:
         with self.held.lock:
             return self.held.figures.all(self._subscriptions.all(), self._pulls.now_ms())
 
-    def _consumer_of(self, listener: Listener) -> Concurrent | Orderly:
+    def _consumer_of(self, listener: Listener, make: ConsumerTools) -> Concurrent | Orderly:
         settings, held = self._settings, self.held
         send_back = None
         if settings.clustering:
             send_back = SendBack(self._port, settings.group, settings.max_reconsume_times, held)
         if not settings.ordered:
-            return Concurrent(listener, settings, held, self._workers, self._pulls, send_back)
+            return Concurrent(listener, settings, held, self._workers, self._pulls, send_back, make.aside())
         ordered = Orderly(listener, settings, held, self._workers, self._pulls, send_back)
         ordered.left = self.rebalancing.wake
         if settings.clustering:
