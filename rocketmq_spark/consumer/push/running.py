@@ -54,7 +54,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class ConsumerTools:
-    """What a consumer is built with: timers, threads of listeners, threads for single queues, and optionally reading ahead, replies
+    """What a consumer is built with: timers, threads of listeners and of single queues, and optionally reading ahead, replies
     to requests, traces, and how answers become rows for a listener of record batches.
     """
 
