@@ -130,6 +130,7 @@ class FakeBrokers:
         self.members: dict[str, FakeMember] = {}
         self.groups: set[str] = set()  # those that ever had a member, or pulled
         self.dead: list[ReceivedMessage] = []
+        self.modes: dict[tuple[str, str], str] = {}  # those that an operator set, by topic and broker
         self.failing: dict[str, RocketMQError] = {}  # by verb, or verb and broker name
         self.parked: list[tuple[PullRequest, Done]] = []
         self.random = random.Random(1)
@@ -261,6 +262,12 @@ class FakeMember:
         if not self.brokers.members:
             raise ServerFault("no consumer for this group", "a:1", Response.SYSTEM_ERROR, topic)
         return self.brokers.random.sample(sorted(self.brokers.members), len(self.brokers.members))
+
+    def consume_modes(self, group: str, topics: Iterable[str], deadline: Deadline) -> dict[tuple[str, str], str]:
+        topics = list(topics)
+        self._call("modes", topics)
+        places = {(queue.topic, queue.broker_name) for topic in topics for queue in self.brokers.topics.get(topic, ())}
+        return {place: self.brokers.modes.get(place, "PULL") for place in places}
 
     def filters(self, group: str, topic: str, deadline: Deadline, broker_name: str = "") -> dict[str, Filter]:
         self._call("filters", topic)

@@ -3,7 +3,8 @@
 Four threads besides those of the listener: pulls (which never wait), rebalances, commits with other upkeep, and locks. Each queue
 whose late messages are sent back has one more. A broker that hangs delays only its own requests.
 
-The upkeep commits, compares subscriptions (``consumer/conflicts``), and asks for the ends of queues that are not pulled.
+The upkeep commits, compares subscriptions and consume modes (``consumer/troubles``), and asks for the ends of queues that are
+not pulled.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from rocketmq_spark.consumer.result import Listener, Replier
 from rocketmq_spark.consumer.rows import RowsOfAnswers, RowsQueue, of_batches
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.consumer.tracing import ListenerTraces
-from rocketmq_spark.consumer.troubles import COMPARE_S, Introductions, SubscriptionConflicts
+from rocketmq_spark.consumer.troubles import COMPARE_S, ConsumeModes, Introductions, SubscriptionConflicts
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats, Membership, TopicFigures
@@ -109,6 +110,7 @@ class RunningConsumer:
         if make.read_ahead is not None and settings.reads_ahead:
             self._pulling.read_ahead(Backlog(settings, self.held, self._pulls, make.read_ahead))
         self._differing = SubscriptionConflicts(port, settings.group, subscriptions)
+        self._modes = ConsumeModes(port, settings.group, subscriptions)
         self._answers = Answers(self.held, self.rebalancing, self._membership, self._consuming, settings, self._upkeep)
         self._leave: Callable[[Deadline], None] | None = None
 
@@ -127,6 +129,8 @@ class RunningConsumer:
         self._upkeep.every(STATS_S, self._log_stats, STATS_S)
         self._upkeep.every(COMPARE_S, self._look_at_others, COMPARE_S)
         self._upkeep.every(ENDS_S, self._look_at_ends, ENDS_S)
+        if self._settings.clustering:
+            self._upkeep.every(COMPARE_S, self._look_at_modes, 0.0)
         if isinstance(self._consuming, Concurrent):
             timeout_s = self._settings.consume_timeout_s
             self._upkeep.every(timeout_s, self._consuming.clean, timeout_s)
@@ -243,6 +247,9 @@ class RunningConsumer:
 
     def _look_at_others(self) -> None:
         self._differing.look(Deadline.after(TIMEOUT_S))
+
+    def _look_at_modes(self) -> None:
+        self._modes.look(Deadline.after(TIMEOUT_S))
 
     def _look_at_ends(self) -> None:
         """Ask for the ends of queues that are not pulled, such as full ones: the lag would be that of their last pull."""
