@@ -323,6 +323,12 @@ class GroupMember(Protocol):
     def filters(self, group: str, topic: str, deadline: Deadline, broker_name: str = "") -> dict[str, Filter]:
         """Return the subscriptions of the group's last heartbeat at this broker of the topic, or at a random one."""
 
+    def consume_modes(self, group: str, topics: Iterable[str], deadline: Deadline) -> Mapping[tuple[str, str], str]:
+        """Return how members of the group should consume, ``PULL`` or ``POP``, by topic and broker. Operators set this mode.
+
+        Pairs whose mode is unknown are missing: brokers before 5.0 and Proxies do not report it.
+        """
+
     def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
         """Return the committed offset; None only if the master reports that there is none. A slave may lack recent offsets.
 

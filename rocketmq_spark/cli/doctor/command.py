@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rocketmq_spark.admin import deadline
 from rocketmq_spark.admin.groups import QueuePositions, look_at, new_group, of_group
 from rocketmq_spark.cli import lag, query
 from rocketmq_spark.cli.command import CliCommand
@@ -223,7 +224,12 @@ def of_readers(target: Target, client: Client, subject: Subject) -> Iterator[Fin
 
 
 def _of_group(client: Client, group: str, topics: Sequence[str]) -> Iterator[Finding]:
-    yield servers.subscriptions(group, groups.wanted(client.calls, client.admin, group))
+    wanted = groups.wanted(client.calls, client.admin, group)
+    yield servers.subscriptions(group, wanted)
+    subscribed = {topic for filters in wanted.values() for topic in filters or ()}
+    yield from servers.consume_modes(
+        group, client.member.consume_modes(group, sorted({*topics, *subscribed}), deadline(client))
+    )
     found = of_group(client, group, topics)
     yield _kept(client, f"group {group}", look_at(client, found))
 

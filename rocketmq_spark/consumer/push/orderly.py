@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rocketmq_spark.base.threads import Failure, Timer, Tracebacks, attempt
 from rocketmq_spark.consumer.process_queue import ProcessQueue, full
 from rocketmq_spark.consumer.push.member_state import MemberState
-from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers
+from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers, send_each
 from rocketmq_spark.consumer.result import (
     MIN_SUSPEND_MS,
     Listener,
@@ -255,9 +255,10 @@ class Orderly:
             return _Judged(failed, verdict, messages)
         if any(message.reconsume_times < limit for message in messages):  # not all have come often enough
             return _Judged(failed, verdict, messages)
-        taken = [self._took(call.queue.as_pulled(message)) for message in messages]
-        left = [message for message, took in zip(messages, taken, strict=True) if not took]
-        dead = [message for message, took in zip(messages, taken, strict=True) if took]
+        queue = call.queue
+        left = send_each(messages, lambda message: self._took(queue.as_pulled(message)), lambda: queue.dropped)
+        waits = {message.queue_offset for message in left}
+        dead = [message for message in messages if message.queue_offset not in waits]
         if not left:
             verdict = OrderedVerdict(Step.COMMIT if context.auto_commit else Step.CONTINUE)
         return _Judged(failed, verdict, left, dead, refused=True)
