@@ -217,16 +217,6 @@ def test_defaults_differ_by_role():
     assert parsed.for_role("producer").send_timeout == 3.0
 
 
-def test_a_hosted_address_sets_the_namespace_that_is_not_given():
-    hosted = {"nameServer": "http://MQ_INST_1_ab.cn.example:80"}
-    chosen = options.parse(hosted)
-    assert (chosen.name_server, chosen.namespace) == (("MQ_INST_1_ab.cn.example:80",), "MQ_INST_1_ab")
-    assert options.parse({**hosted, "namespace": "own"}).namespace == "own"
-    assert options.parse({"nameServer": "a:1"}).namespace is None
-    with pytest.raises(OptionError, match=r"option 'nameServer' is 'MQ_INST_1_a.b:1;c:1'; expected addresses of one"):
-        options.parse({"nameServer": "MQ_INST_1_a.b:1;c:1"})
-
-
 def test_what_a_user_gave_beats_the_defaults_of_a_role():
     parsed = options.parse({**SERVER, "startingOffsets": "earliest"})
     assert parsed.for_role("stream source").starting_offsets == "earliest"

@@ -21,7 +21,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.model.admin import GROUP, GroupDescription, GroupOnline, OffsetChange, QueueLag
-from rocketmq_spark.options.parsing import EARLIEST, LATEST, is_whole
+from rocketmq_spark.options.parsing import EARLIEST, LATEST
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.names import group_problem, is_user_group
@@ -189,13 +189,13 @@ def _resolved(
     if unknown:
         raise OffsetError(f"{named} names queues that do not exist: {', '.join(map(str, unknown[:10]))}")
     marked = {q: {EARLIEST: bounds[q].min_offset, LATEST: bounds[q].max_offset}.get(at, at) for q, at in wanted.items()}
-    wrong = [q for q, at in marked.items() if not is_whole(at) or bounds[q].clamp(at) != at]
+    wrong = [q for q, at in marked.items() if bounds[q].clamp(at) != at]
     if wrong:
         first, bound = wrong[0], bounds[wrong[0]]
         raise OffsetError(
-            f"{named}: {first} is {marked[first]!r}, but the queue has {bound.min_offset} to {bound.max_offset}",
+            f"{named}: {first} is {marked[first]}, but the queue has {bound.min_offset} to {bound.max_offset}",
             topic=first.topic,
-            remedy="Give a whole number in between; -2 is the first, -1 the end",
+            remedy="Give an offset in between; -2 is the first, -1 the end",
         )
     return marked
 

@@ -27,7 +27,7 @@ from rocketmq_spark.pull import reading
 from rocketmq_spark.pull.answers import Cause, Fetched, OnLoss, Piece
 from rocketmq_spark.queues.environment import Own, environment_of
 from rocketmq_spark.wire.messages import decode_leniently
-from rocketmq_spark.wire.properties import ALL, check_tags
+from rocketmq_spark.wire.properties import ALL, parse_subscription
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class TopicReader:
         self._topic = topic
         self._own = Own(environment_of(options))
         self._on_loss = on_loss
-        self._wanted = check_tags(tags)
+        self._wanted = parse_subscription(tags)
         self._filter = Filter(" || ".join(self._wanted.tags) or ALL)
         self._chunk = _FILTERED_CHUNK if self._filter else _CHUNK
         self._next: dict[MessageQueue, int] = {}

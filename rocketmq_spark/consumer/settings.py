@@ -21,7 +21,7 @@ from rocketmq_spark.options import Options, transport
 from rocketmq_spark.queues.allocation import allocate
 from rocketmq_spark.queues.environment import Environment, check_chosen, environment_of
 from rocketmq_spark.wire.names import group_problem, retry_topic, topic_problem
-from rocketmq_spark.wire.properties import check_tags
+from rocketmq_spark.wire.properties import parse_subscription
 
 
 def filter_of(tags: str | None, sql: str | None) -> Filter:
@@ -34,13 +34,12 @@ def filter_of(tags: str | None, sql: str | None) -> Filter:
         except UnicodeEncodeError as e:  # encoding it for a heartbeat would fail for all topics
             raise OptionError(f"{name} {given!r}; expected characters that can be sent: {e}") from e
     if sql is not None:
-        if not sql.strip():
-            raise OptionError(f"sql is {sql!r}; expected an expression such as \"region = 'EU'\"")
         return Filter(sql, "SQL92")
     try:
-        return Filter(check_tags(tags).sub_string)
+        parse_subscription(tags)
     except ValueError as e:
         raise OptionError(f"tags are {tags!r}; expected '*' or such as 'a || b', one or several ({e})") from e
+    return Filter(tags) if tags else NO_FILTER
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,11 @@ Spark passes values as text, and Python calls as values; ``text`` converts the l
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from numbers import Integral
-from typing import Any, TypeGuard
+from typing import Any
 
 from rocketmq_spark.model import MessageQueue
 
@@ -94,11 +91,6 @@ def integer(low: int, high: int | None = None) -> Callable[[str], int]:
     return parse
 
 
-def is_whole(number: object) -> TypeGuard[int]:
-    """Whether an argument of a Python call is a whole number; those of numpy are, True is not."""
-    return isinstance(number, Integral) and not isinstance(number, bool)
-
-
 def duration(value: str) -> float:
     """Seconds from ``500ms``, ``3s``, ``5m``, ``1h`` or plain milliseconds."""
     match = _DURATION.fullmatch(value.strip())
@@ -167,77 +159,27 @@ def names(value: str) -> tuple[str, ...]:
     return items
 
 
-_ADDRESSES = "host:port, several separated by ; or ,"
-# A domain name, an IPv4 address, or an IPv6 address in brackets; then the port.
-_ADDRESS = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
-
-
 def addresses(value: str) -> tuple[str, ...]:
-    """``host:port`` items separated by ``;`` or ``,``.
-
-    Consoles of hosted clusters show ``http://host:port``: the scheme is removed, as in Java (``NameServerAddressUtils``).
-    """
-    items = tuple(dict.fromkeys(_address(item.strip()) for item in re.split("[;,]", value) if item.strip()))
+    """``host:port`` items separated by ``;`` or ``,``."""
+    items = tuple(dict.fromkeys(item.strip() for item in re.split("[;,]", value) if item.strip()))
     if not items:
-        raise ValueError(_ADDRESSES)
+        raise ValueError("host:port, several separated by ; or ,")
+    for item in items:
+        host, _, port = item.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"host:port, several separated by ; or , ({item!r} is not)")
     return items
-
-
-def _address(text: str) -> str:
-    scheme, mark, rest = text.rpartition("://")
-    address = rest if scheme.lower() == "http" else text
-    if mark and address is text:
-        remedy = "host:port without a scheme" + (", and option 'tls' = true" if scheme.lower() == "https" else "")
-        raise ValueError(f"{_ADDRESSES} ({text!r} has the scheme {scheme!r}; give {remedy})")
-    if "/" in address:
-        raise ValueError(f"{_ADDRESSES} ({text!r} has a path; give host:port alone)")
-    match = _ADDRESS.fullmatch(address)
-    if match is None and _is_ipv6(address.rpartition(":")[0] or address, address):
-        raise ValueError(f"{_ADDRESSES} (in {text!r} the IPv6 address needs brackets: [::1]:9876)")
-    if match is None or not 0 < int(match["port"]) < 65536 or (match["ipv6"] and not _is_ipv6(match["ipv6"])):
-        raise ValueError(f"{_ADDRESSES} ({text!r} is not)")
-    return address
-
-
-def _is_ipv6(*texts: str) -> bool:
-    """Whether one of ``texts`` is an IPv6 address without brackets."""
-    for text in texts:
-        with contextlib.suppress(ValueError):
-            ipaddress.IPv6Address(text)
-            return True
-    return False
-
-
-_INSTANCE = re.compile(r"(MQ_INST_\w+_\w+)\..+")
-
-
-def instance_namespace(name_servers: Sequence[str]) -> str | None:
-    """The namespace in addresses of hosted instances: ``MQ_INST_1_2`` of ``MQ_INST_1_2.region.example:80``; None without one.
-
-    Java's clients derive it in the same way (``ClientConfig.getNamespace``). Raises ``ValueError`` if addresses differ in it.
-    """
-    namespaces = {match[1] if (match := _INSTANCE.match(address)) else None for address in name_servers}
-    if len(namespaces) > 1:
-        raise ValueError("addresses of one instance: each begins with the same MQ_INST_…, or none does")
-    return namespaces.pop() if namespaces else None
 
 
 def address_map(value: str) -> dict[str, str]:
     expected = 'JSON such as {"10.0.0.5:10911": "localhost:10911"}'
-    found: dict[str, str] = {}
-    for pair in _json(value, dict, expected).items():
-        advertised, reachable = (_mapped_address(item, expected) for item in pair)
-        found[advertised] = reachable
+    found: dict[str, str] = _json(value, dict, expected)
+    for item in (*found.keys(), *found.values()):
+        try:
+            addresses(item)
+        except (ValueError, TypeError, AttributeError):
+            raise ValueError(f"{expected} ({item!r} is not host:port)") from None
     return found
-
-
-def _mapped_address(item: object, expected: str) -> str:
-    try:
-        if isinstance(item, str):
-            return _address(item.strip())
-    except ValueError:
-        pass
-    raise ValueError(f"{expected} ({item!r} is not host:port)")
 
 
 def regex(value: str) -> str:

@@ -102,8 +102,7 @@ class Options:
         p.addresses,
         (),
         _ALL,
-        "`host:port`, several separated by `;` or `,`; if one fails, the next one is tried. `http://` before an address has no "
-        "effect. An address `MQ_INST_….region:port` sets the default of `namespace`, as in the Java client",
+        "`host:port`, several separated by `;` or `,`; if one fails, the next one is tried",
         shown="required, except with `transport=grpc`",
         aliases=("namesrvAddr",),
     )
@@ -141,13 +140,7 @@ class Options:
     tls_server_name: str | None = _row(
         p.string, None, _ALL, "for `transport=grpc`: the name in the certificate, if it differs from the host name"
     )
-    namespace: str | None = _row(
-        p.string,
-        None,
-        _ALL,
-        "namespace, prefixed to topics and groups as in the Java client",
-        shown="`MQ_INST_…` of `nameServer`, if its address begins so",
-    )
+    namespace: str | None = _row(p.string, None, _ALL, "namespace, prefixed to topics and groups as in the Java client")
     transport: str = _row(
         p.choice("remoting", "grpc"),
         "remoting",
@@ -782,14 +775,6 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
     if problems:
         raise OptionError.of(problems)
     values |= from_environment
-    if "namespace" not in values:
-        try:
-            namespace = p.instance_namespace(values.get("name_server", ()))
-        except ValueError as e:
-            called = "name_server" if keywords else "nameServer"
-            raise OptionError(f"option {called!r} is {';'.join(values['name_server'])!r}; expected {e}") from None
-        if namespace is not None:
-            values["namespace"] = namespace
     return Options(**values, given=frozenset(values), from_variables=frozenset(from_environment), keywords=keywords)
 
 

@@ -14,7 +14,6 @@ from rocketmq_spark.admin.groups import Wanted
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import BrokerData, MessageQueue, ReceivedMessage
 from rocketmq_spark.model.admin import AccessPolicy, BrokerState, GroupDescription, OffsetChange, UserAccount
-from rocketmq_spark.options.parsing import EARLIEST, LATEST, is_whole
 from rocketmq_spark.queues.environment import environment_of
 from rocketmq_spark.session.topics import AdminBase, TopicAdmin
 
@@ -117,7 +116,7 @@ class GroupAdmin(AdminBase):
 
         Args:
             group: The consumer group.
-            to: ``earliest`` or -2, ``latest`` or -1, a time in ms since 1970, or a ``datetime`` with a zone.
+            to: ``earliest``, ``latest``, a time in ms since 1970, or a ``datetime`` with a zone.
             topics: Only these topics (default: all in which it has offsets, without its retry topic).
             preview: Change nothing, and return what would change.
             force: Set them although the group has members, which soon commit their own offsets again.
@@ -126,11 +125,15 @@ class GroupAdmin(AdminBase):
             The old and the new offset of each queue.
 
         Raises:
-            OptionError: ``to`` has another type, is another negative number, or a ``datetime`` without a zone.
+            OptionError: ``to`` is a ``datetime`` without a zone.
             OffsetError: ``to`` is another text; the group has members; it has no offsets, and no ``topics`` are given; or a
                 broker did not store an offset.
         """
-        return self._change(group, topics, _reset_target(to), preview, force)
+        if isinstance(to, datetime):
+            if to.tzinfo is None:
+                raise OptionError(f"to is {to!r}; expected a datetime with a zone")
+            to = int(to.timestamp() * 1000)
+        return self._change(group, topics, to, preview, force)
 
     def _change(
         self, group: str, of_topics: Sequence[str], wanted: Wanted, preview: bool, force: bool
@@ -142,27 +145,6 @@ class GroupAdmin(AdminBase):
                 groups.check_members(group, groups.members(tools, group, [change.queue for change in changes]))
             groups.store_offsets(tools, group, {change.queue: change.after for change in changes})
         return changes
-
-
-def _reset_target(to: object) -> str | int:
-    """``earliest``, ``latest`` or a time in ms; another text is returned as it is."""
-    if isinstance(to, str):
-        return to
-    if isinstance(to, datetime):
-        if to.tzinfo is None:
-            raise OptionError(f"to is {to!r}; expected a datetime with a zone")
-        return int(to.timestamp() * 1000)
-    if is_whole(to):
-        number = int(to)
-        if number >= 0 or number in _MARKED:
-            return _MARKED.get(number, number)
-    raise OptionError(
-        f"to is {to!r}; expected 'earliest' or {EARLIEST}, 'latest' or {LATEST}, a time in whole ms since 1970, or a datetime "
-        "with a zone"
-    )
-
-
-_MARKED = {EARLIEST: "earliest", LATEST: "latest"}
 
 
 class BrokerAdmin(AdminBase):

@@ -44,29 +44,16 @@ class Subscription:
 
 
 def parse_subscription(expression: str | None) -> Subscription:
-    """The tags of an expression and their hashes, sorted. Raises ``ValueError`` if the expression names no tag, such as ``||``
-    or a blank, with which Java's client receives nothing.
-    """
+    """The tags of an expression and their hashes, sorted. Raises ``ValueError`` if the expression consists of ``||`` only."""
     if not expression or expression == ALL:
         return Subscription()
-    tags = tuple(sorted({part.strip(_BLANKS) for part in expression.split("||")} - {""}))
-    if not tags:
+    parts = expression.split("||")
+    while parts and not parts[-1]:  # Java's split() drops these
+        parts.pop()
+    if not parts:
         raise ValueError(f"No tag in the expression {expression!r}")
+    tags = tuple(sorted({part.strip(_BLANKS) for part in parts} - {""}))
     return Subscription(expression, tags, tuple(sorted({string_hash(tag) for tag in tags})))
-
-
-def check_tags(expression: str | None) -> Subscription:
-    """The subscription of an expression that a user gave; `` * `` is all messages, as ``*`` is.
-
-    Raises ``ValueError`` where Java's client would receive nothing: without a tag, or with ``*`` beside other tags, which is a
-    tag of that name.
-    """
-    if expression is not None and expression.strip(_BLANKS) == ALL:
-        return Subscription()
-    subscription = parse_subscription(expression)
-    if ALL in subscription.tags:
-        raise ValueError(f"'*' stands for all messages only alone, not in {expression!r}")
-    return subscription
 
 
 _NAME_END = "\x01"

@@ -46,7 +46,7 @@ def test_two_kinds_exclude_each_other():
         filters.check(options(tags="a", sql="x > 5"))
 
 
-@pytest.mark.parametrize("tags", ["||", " || ||", '{"t": "||"}', "a || *", '{"t": "*||a"}'])
+@pytest.mark.parametrize("tags", ["||", " || ||", '{"t": "||"}'])
 def test_tags_that_are_none(tags):
     with pytest.raises(OptionError, match=r"expected tags separated by \|\|"):
         filters.check(options(tags=tags))

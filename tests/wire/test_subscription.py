@@ -3,7 +3,7 @@
 import pytest
 
 from rocketmq_spark.base.java import string_hash
-from rocketmq_spark.wire.properties import Subscription, check_tags, parse_subscription
+from rocketmq_spark.wire.properties import Subscription, parse_subscription
 from tests.harness import in_one_test, vectors
 
 CASES = vectors("subscriptions")
@@ -11,8 +11,7 @@ CASES = vectors("subscriptions")
 
 @pytest.mark.parametrize("case", CASES, ids=[repr(case["expression"]) for case in CASES])
 def test_expressions(case):
-    receives_nothing = case.get("tags") == [] and case["sub_string"] != "*"
-    if case.get("error") or receives_nothing:
+    if "sub_string" not in case or case.get("error"):
         with pytest.raises(ValueError, match="No tag"):
             parse_subscription(case["expression"])
         return
@@ -43,18 +42,3 @@ def test_everything():
     assert Subscription().accepts(None)
     assert Subscription().accepts("any")
     assert parse_subscription("*") == Subscription()
-
-
-@pytest.mark.parametrize("expression", [None, "", "*", " * ", "\t*\n"])
-def test_all_messages_are_asked_for(expression):
-    assert check_tags(expression) == Subscription()
-
-
-@pytest.mark.parametrize("expression", [" ", "\t", "||", " || ", "a || *", "*||a", "* || *"])
-def test_tags_with_which_java_receives_nothing(expression):
-    with pytest.raises(ValueError, match=r"No tag in the expression|stands for all messages only alone"):
-        check_tags(expression)
-
-
-def test_tags_of_a_user_are_javas_subscription():
-    assert check_tags(" a || b||") == parse_subscription(" a || b||")

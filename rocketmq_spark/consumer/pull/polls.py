@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.process import entry
@@ -33,7 +34,6 @@ from rocketmq_spark.model.membership import (
     ResetOffsets,
     RunningInfo,
 )
-from rocketmq_spark.options.parsing import is_whole
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.queues.environment import Own
 
@@ -284,18 +284,10 @@ def _request(settings: ConsumerSettings, ask: Ask, wanted: Filter) -> PullReques
 MAX_OFFSET = 2**63 - 1
 
 
-def check_time(epoch_ms: object) -> None:
-    """Raises ``OffsetError`` if a user's value is no time. Brokers would answer -1 with the first offset, not with the end."""
-    if not is_whole(epoch_ms) or not 0 <= int(epoch_ms) <= MAX_OFFSET:
-        raise OffsetError(
-            f"the time is {text_of(epoch_ms)}; expected whole milliseconds since 1970",
-            remedy="Call seek_to_beginning or seek_to_end for the ends of queues",
-        )
-
-
 def check_offset(queue: MessageQueue, offset: object) -> None:
     """Raises ``OffsetError`` if a user's value is no possible offset."""
-    if not is_whole(offset) or not 0 <= int(offset) <= MAX_OFFSET:
+    whole = isinstance(offset, Integral) and not isinstance(offset, bool)
+    if not whole or not 0 <= offset <= MAX_OFFSET:  # type: ignore[operator]
         raise OffsetError(
             f"the offset is {text_of(offset)}; expected a whole number from 0 to {MAX_OFFSET}",
             topic=queue.topic,

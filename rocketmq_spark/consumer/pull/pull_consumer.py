@@ -17,7 +17,7 @@ from rocketmq_spark.base.process import Closing, Owner, entry, postponed
 from rocketmq_spark.base.threads import Timer, text_of
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.pull.assigned import ONE_ANSWER, FetchedPart
-from rocketmq_spark.consumer.pull.polls import Polls, Positions, PullAnswers, check_offset, check_time
+from rocketmq_spark.consumer.pull.polls import Polls, Positions, PullAnswers, check_offset
 from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, filter_of
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OptionError, RocketMQError
@@ -204,12 +204,8 @@ class BasePullConsumer(Closing):
         Args:
             epoch_ms: Milliseconds since 1970.
             queues: The queues; all assigned ones if none is named.
-
-        Raises:
-            OffsetError: A queue is not assigned, or ``epoch_ms`` is not a whole number of at least 0.
         """
         self._owner.check(self._polls.closed)
-        check_time(epoch_ms)
         self._polls.seek(queues, lambda queue: self._positions.at_time(queue, epoch_ms))
 
     @entry

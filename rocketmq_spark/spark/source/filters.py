@@ -24,7 +24,7 @@ from rocketmq_spark.spark.source import partitioning
 from rocketmq_spark.spark.source.offsets import Offsets, listed
 from rocketmq_spark.wire import names
 from rocketmq_spark.wire.envelope import INNER_TOPIC
-from rocketmq_spark.wire.properties import check_tags, parse_subscription
+from rocketmq_spark.wire.properties import parse_subscription
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +54,15 @@ def check(options: Options) -> None:
         raise OptionError("options 'tags' and 'sql' are mutually exclusive: set only one")
     expressions = options.tags.values() if isinstance(options.tags, dict) else [options.tags]
     for expression in expressions:
-        try:
-            check_tags(expression)
-        except ValueError as e:
-            raise OptionError(f"option 'tags' is {expression!r}; expected tags separated by || ({e})") from e
+        if expression is not None and not _tags(expression) and expression.strip() != "*":
+            raise OptionError(f"option 'tags' is {expression!r}; expected tags separated by ||")
+
+
+def _tags(expression: str) -> Sequence[str]:
+    try:
+        return parse_subscription(expression).tags
+    except ValueError:
+        return ()
 
 
 def validate(
