@@ -16,7 +16,8 @@ from concurrent.futures import Future
 from datetime import datetime, timedelta
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.process import Closing, Owner
+from rocketmq_spark.base.dropped import ClosedWhenDropped
+from rocketmq_spark.base.process import Owner
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendResult, SpoolMetrics
@@ -46,7 +47,7 @@ _ids = UniqKeys()
 _numbers = itertools.count()
 
 
-class BaseProducer(Closing):
+class BaseProducer(ClosedWhenDropped):
     """Sends messages of one group. Open when made; ``close`` it, or use it as a context manager.
 
     Producers with the same ``shared_as`` fill one accumulator together. Its ``spool`` is its own to close. With ``stored`` a
@@ -86,6 +87,10 @@ class BaseProducer(Closing):
         topics.watch(self)
         Housekeeping(sender, self._engine.topics, self._engine.faults, settings).start(self._housekeeping_timer)
         self._leave = sender.join(settings.group, settings.heartbeat_s, settings.transaction_check)
+
+    @property
+    def _is_open(self) -> bool:
+        return not self._closing.locked()
 
     @property
     def faults(self) -> FaultTable:

@@ -7,12 +7,11 @@ stream or a lost connection fails every waiting request at once, each with its o
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import RocketMQError, copy_of
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command, FrameSplitter
 
@@ -115,13 +114,6 @@ class Conversation(Generic[W]):
         lost = [(waiter, copy_of(error)) for waiter in self._waiters.values()]
         self._waiters.clear()
         return lost
-
-
-def copy_of(error: RocketMQError) -> RocketMQError:
-    """Return a copy of an exception for one of several callers; the copies share the cause."""
-    fresh = copy.copy(error)
-    fresh.__cause__ = error.__cause__
-    return fresh
 
 
 def _not_supported(command: Command) -> Command:

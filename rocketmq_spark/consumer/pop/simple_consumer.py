@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.process import Closing, Owner, entry, postponed
+from rocketmq_spark.base.dropped import ClosedWhenDropped
+from rocketmq_spark.base.process import Owner, entry, postponed
 from rocketmq_spark.consumer.settings import MAX_MESSAGES, MAX_WAIT_S, filter_of
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import Filter
@@ -27,7 +28,7 @@ MIN_WAIT_S = 5.0
 _START_S, _END_S = 10.0, 5.0
 
 
-class BaseSimpleConsumer(Closing):
+class BaseSimpleConsumer(ClosedWhenDropped):
     """Receives messages as a member of a group. Call ``subscribe`` first, and ``close`` at the end, or use a ``with`` block.
 
     It is safe to use from several threads. A forked process must create its own.
@@ -48,6 +49,10 @@ class BaseSimpleConsumer(Closing):
         )  # held while a change is sent to the Proxy, so that changes do not overwrite each other
         self._turn = 0
         self._closed = self._leaves = self._left = False
+
+    @property
+    def _is_open(self) -> bool:
+        return not self._closed
 
     @entry
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:

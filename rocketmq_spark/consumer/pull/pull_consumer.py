@@ -13,7 +13,8 @@ from numbers import Real
 from typing import Any
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.base.process import Closing, Owner, entry, postponed
+from rocketmq_spark.base.dropped import ClosedWhenDropped
+from rocketmq_spark.base.process import Owner, entry, postponed
 from rocketmq_spark.base.threads import Timer, text_of
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.pull.assigned import ONE_ANSWER, FetchedPart
@@ -32,7 +33,7 @@ ARROW_PARTS = 1024
 POLL_S, MAX_POLL_S = 5.0, 1e9
 
 
-class BasePullConsumer(Closing):
+class BasePullConsumer(ClosedWhenDropped):
     """Returns messages of topics that its group shares, or of queues that its user names. ``close`` it at the end.
 
     Delivery is at least once: messages that a poll returned are finished when the next poll begins, or ``commit`` is called.
@@ -63,6 +64,10 @@ class BasePullConsumer(Closing):
         missed = partial(upkeep.moved, given_up=False)
         self._answers = PullAnswers(self._polls, shared.membership, upkeep.changed, upkeep.store, missed)
         self._named = False
+
+    @property
+    def _is_open(self) -> bool:
+        return not self._polls.closed
 
     # --- queues
 

@@ -89,6 +89,8 @@ class BaseConsumer(Closing):
         Returns when the start offsets of the first assigned queues are set, so messages sent after that are not skipped; or, if
         a broker does not answer, after 6 s at most. Over gRPC it returns when the Proxy has accepted the subscriptions.
 
+        The consumer then runs until ``stop``, even if your program drops its last reference: keep one, to call ``stop``.
+
         If the listener returns None, the messages are done. If it returns ``context.retry()`` or another value, or raises,
         the messages are sent back and delivered again later; with option ``model`` broadcasting they are dropped, with a warning
         in the log. An ordered consumer retries them in place instead, and accepts the return values that ``OrderedContext``
