@@ -83,8 +83,16 @@ def requests(producer: Producer) -> None:
     failing(lambda: producer.request(Message(TOPIC, b"x"), timeout_s=0.1))
 
 
-@pytest.mark.parametrize("use", [lambda producer: None, sends, sends_async, requests])
-@pytest.mark.parametrize("options", [{}, {"auto_batch": True}, {"transaction_check": lambda half: "COMMIT"}], ids=str)
+USES = {"idle": lambda producer: None, "send": sends, "async": sends_async, "request": requests}
+PRODUCERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "batching": {"auto_batch": True},
+    "transactions": {"transaction_check": lambda half: "COMMIT"},
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize("options", PRODUCERS.values(), ids=PRODUCERS)
 def test_a_dropped_producer_leaves_no_thread(use: Callable[[Producer], None], options: dict[str, Any]) -> None:
     producer = Producer(NOWHERE, "dropped", **options)
     reference = weakref.ref(producer)

@@ -27,7 +27,7 @@ PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 RANKS = """
     base daemon
     errors
-    base.java base.process base.retry
+    base.arguments base.java base.process base.retry
     model
     options ports wire
     queues remoting grpc_proxy
@@ -65,7 +65,7 @@ ORDER = {
     " decode.properties decode.rows decode.decoder encode.properties encode.columns"
     " encode.batch encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends look",
-    "base": "codes extras exposition process java threads clock dropped copies retry",
+    "base": "codes extras exposition process java threads arguments clock dropped copies retry",
     "client": "calls route questions broker instance transactions sender replies admin groups pulls member",
     "spool": "records changes files database lanes recovery store redelivery spool",
     "options": "names parsing transport table typed",

@@ -21,6 +21,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from rocketmq_spark.aio.loop import PAUSE_S, Asynchronous, EventLoop
+from rocketmq_spark.base.arguments import function, seconds
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt, never_waiting, start_thread
 from rocketmq_spark.errors import SendFailed
@@ -160,7 +161,10 @@ class Producer(Asynchronous):
         **options: Unpack[ProducerOptions],
     ) -> None:
         super().__init__()
-        check = None if transaction_check is None else functools.partial(self._loop.run, transaction_check)
+        check = None
+        if transaction_check is not None:
+            function("transaction_check", transaction_check, "message", coroutines=True)
+            check = functools.partial(self._loop.run, transaction_check)
         self._producer = producers.Producer(name_server, group, transaction_check=check, **options)
         self._fresh: deque[_Waiting] = deque()  # of this iteration of the event loop
         self._begun = 0  # number of sends that have begun since the start
@@ -190,6 +194,8 @@ class Producer(Asynchronous):
         send that is cancelled has no effect if it had not begun; otherwise the message may be stored.
         """
         loop = self._check()
+        if timeout_s is not None:
+            seconds("timeout_s", timeout_s)  # here, because a thread may compare it
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         future = loop.create_future()
         self._fresh.append(_Waiting(future, message, how, time.monotonic(), copy_context()))

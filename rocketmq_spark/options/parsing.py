@@ -44,10 +44,15 @@ class Secret(str):
 
 def text(value: object) -> str:
     """Return the option text of a Python value: booleans in lower case, containers as JSON, everything else by ``str``."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise ValueError("a str, not bytes")
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, Mapping) or (isinstance(value, Sequence) and not isinstance(value, (str, bytes))):
-        return json.dumps(value)
+    if isinstance(value, Mapping) or (isinstance(value, Sequence) and not isinstance(value, str)):
+        try:
+            return json.dumps(value)
+        except TypeError as e:
+            raise ValueError(f"values that JSON can contain ({e})") from e
     return str(value)
 
 

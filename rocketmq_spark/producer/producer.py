@@ -15,11 +15,12 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from datetime import datetime, timedelta
 
+from rocketmq_spark.base.arguments import function, instance, seconds, synchronous, text, wrong
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.dropped import ClosedWhenDropped
 from rocketmq_spark.base.process import Owner
 from rocketmq_spark.base.threads import Timer
-from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError
+from rocketmq_spark.errors import MessageRefused, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendResult, SpoolMetrics
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer import batching, encoding, topics
@@ -108,6 +109,9 @@ class BaseProducer(ClosedWhenDropped):
             before: Called with a ``SendContext``: ``group``, ``queue``, ``mode``, ``attempt``, ``message``, ``msg_ids``.
             after: Called with the same object, which then has ``result`` or ``error``, and ``latency_ms``.
         """
+        for name, hook in (("before", before), ("after", after)):
+            if hook is not None:
+                function(name, hook, "context")
         self._engine.hooks.add(before, after)
 
     def queues(self, topic: str) -> list[MessageQueue]:
@@ -190,6 +194,8 @@ class BaseProducer(ClosedWhenDropped):
             RocketMQError: Raised if ``queue``, ``selector``, ``delay`` or ``deliver_at`` needs the route, and it is unavailable.
             SendFailed: Raised if too many messages were unacknowledged during the whole timeout.
         """
+        if callback is not None:
+            _check_callback(callback)
         anyhow = queue is None and selector is None and delay_level is None and delay is None and deliver_at is None
         if self._membership is not None and anyhow and timeout_s is None:
             self._owner.check(self._closing.locked())
@@ -245,6 +251,7 @@ class BaseProducer(ClosedWhenDropped):
         and ``MessageRefused`` if the batch is empty or too large, has a delayed message, or mixes topics or ``wait_store_ok``.
         """
         self._owner.check(self._closing.locked())
+        instance("messages", messages, Collection, "a list of messages")
         deadline, now_ms = self._deadline(timeout_s), self._engine.timer.wall_ms()
         ids = _ids.take(len(messages) + 1, now_ms)
         prepared = [
@@ -286,6 +293,8 @@ class BaseProducer(ClosedWhenDropped):
                 be delivered.
         """
         self._owner.check(self._closing.locked())
+        text("recall_handle", recall_handle, "the recall_handle of a result")
+        encoding.check_topic(topic)
         deadline = self._deadline(None)
         if (waiting := DelayHandle.parse(recall_handle)) is not None:
             return self._recall_envelope(waiting, topic, deadline)
@@ -369,10 +378,7 @@ class BaseProducer(ClosedWhenDropped):
         self._engine.timer.soon(self._engine.pump) if soon else self._engine.pump()
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
-        wait_s = self.settings.send_timeout_s if timeout_s is None else timeout_s
-        if wait_s != wait_s:  # a time that is no number never ends
-            raise OptionError(f"timeout_s is {timeout_s!r}; expected seconds, such as 3.0")
-        return Deadline.after(wait_s)
+        return Deadline.after(self.settings.send_timeout_s if timeout_s is None else seconds("timeout_s", timeout_s))
 
     def _admitted(self, message: Message, how: How) -> tuple[Prepared, How, Deadline]:
         """The checks in Java's order: state, message, route; then the queue if one was chosen."""
@@ -403,3 +409,10 @@ class BaseProducer(ClosedWhenDropped):
             selection=selection,
         )
         return in_turn(made, self._membership is not None) if self.settings.features.chooses_queues else made
+
+
+def _check_callback(callback: object) -> None:
+    """Each send may have another callback, so only what costs little is checked."""
+    if not callable(callback):
+        raise wrong("callback", callback, "a function that takes (outcome)")
+    synchronous("callback", callback)

@@ -69,7 +69,7 @@ class Consumer(group_consumer.BaseConsumer):
             )
             super().__init__(member(chosen), settings, tools)
         if telemetry := instrumentation(chosen, self.client_id):
-            telemetry.instrument_consumer(self)
+            telemetry.instrument_consumer(self, "_run_of")
 
 
 class PullConsumer(pull_consumer.BasePullConsumer):
