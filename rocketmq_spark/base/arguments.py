@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from numbers import Integral, Real
 from typing import Any
 
@@ -33,6 +33,12 @@ def instance(name: str, value: object, kind: type | tuple[type, ...], expected: 
 
 def text(name: str, value: object, expected: str = "a str") -> None:
     instance(name, value, str, expected)
+
+
+def texts(name: str, value: object, expected: str) -> None:
+    """Raise ``OptionError`` unless ``value`` is a collection of texts. One text is none, although it has characters."""
+    if not isinstance(value, Collection) or isinstance(value, str) or not all(isinstance(each, str) for each in value):
+        raise wrong(name, value, expected)
 
 
 def is_whole(value: object) -> bool:
