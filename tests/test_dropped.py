@@ -185,6 +185,21 @@ def test_a_dropped_simple_consumer_leaves_its_group(monkeypatch: pytest.MonkeyPa
     eventually(lambda: proxy.closed)
 
 
+def test_a_simple_consumer_whose_proxy_is_away_leaves_no_thread() -> None:
+    def threads() -> list[str]:
+        names = [thread.name for thread in threading.enumerate()]
+        return [
+            name for name in names if name.startswith("rocketmq-telemetry-") or name == "rocketmq-dropped-heartbeat"
+        ]
+
+    consumer = SimpleConsumer(group="dropped", proxy_endpoint=NOWHERE, connect_timeout="100ms")
+    with pytest.raises(RocketMQError):
+        consumer.subscribe(TOPIC)
+    assert threads()
+    del consumer
+    eventually(lambda: gc.collect() >= 0 and not threads())
+
+
 def test_a_started_consumer_runs_on_when_it_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a thread does: its listener is user code that was started, and only ``stop`` ends it."""
     brokers = FakeBrokers(Time(), {"t": "a:0"})

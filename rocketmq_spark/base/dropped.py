@@ -46,11 +46,14 @@ class ClosedWhenDropped(Closing):
         self._dropped_as = name
 
     def _close_dropped(self) -> None:
-        text = f"{self._dropped_as} was dropped without close(), and is closed now; call close(), or use a with block"
-        attempt(warnings.warn, text, ResourceWarning, source=self)  # which a filter may raise
+        attempt(self._warn)  # a filter may raise the warning
         closed = attempt(self.close)
         if isinstance(closed, Failure):
             closed.log(logger, "%s, which was dropped, could not be closed: %s", self._dropped_as, closed)
+
+    def _warn(self) -> None:
+        text = f"{self._dropped_as} was dropped without close(), and is closed now; call close(), or use a with block"
+        warnings.warn(text, ResourceWarning, stacklevel=1, source=self)
 
     def __del__(self) -> None:
         if self._dropped_as is not None and self._owner.here and self._is_open:
