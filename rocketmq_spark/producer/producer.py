@@ -33,7 +33,17 @@ from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine, Unsent
 from rocketmq_spark.producer.in_flight import Pending
 from rocketmq_spark.producer.long_delays import LongDelays, Timers, cancelling_request, to_all, told
-from rocketmq_spark.producer.outgoing import Callback, Ended, Outcome, Outgoing, identified, ignore, in_turn, with_ids
+from rocketmq_spark.producer.outgoing import (
+    Callback,
+    Ended,
+    Outcome,
+    Outgoing,
+    PromptCallback,
+    identified,
+    ignore,
+    in_turn,
+    with_ids,
+)
 from rocketmq_spark.producer.plain import seal
 from rocketmq_spark.producer.settings import Hook, ProducerSettings
 from rocketmq_spark.producer.spooling import chooser
@@ -194,7 +204,7 @@ class BaseProducer(ClosedWhenDropped):
             RocketMQError: Raised if ``queue``, ``selector``, ``delay`` or ``deliver_at`` needs the route, and it is unavailable.
             SendFailed: Raised if too many messages were unacknowledged during the whole timeout.
         """
-        if callback is not None:
+        if callback is not None and not isinstance(callback, PromptCallback):  # the package's own
             _check_callback(callback)
         anyhow = queue is None and selector is None and delay_level is None and delay is None and deliver_at is None
         if self._membership is not None and anyhow and timeout_s is None:
