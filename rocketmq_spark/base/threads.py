@@ -243,6 +243,7 @@ class Aside:
     def _run(self, key: Hashable, mine: deque[Callable[[], None]]) -> None:
         while (work := self._next(key, mine)) is not None:
             work()
+            del work  # while this thread waits for the lock, it must not keep what the work refers to
 
     def _next(self, key: Hashable, mine: deque[Callable[[], None]]) -> Callable[[], None] | None:
         with self._lock:
@@ -362,6 +363,7 @@ class Timer:
     def _run(self) -> None:
         while (call := self._next()) is not None:
             call()
+            del call  # while this thread waits, it must not keep what the call refers to
 
     def _next(self) -> Callable[[], None] | None:
         while True:

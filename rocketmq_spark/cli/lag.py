@@ -22,6 +22,7 @@ from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output, one_line, safe
 from rocketmq_spark.errors import OptionError, RocketMQError
+from rocketmq_spark.options.parsing import split_address
 
 if TYPE_CHECKING:
     from rocketmq_spark.admin.groups import QueuePositions
@@ -31,10 +32,13 @@ if TYPE_CHECKING:
 def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, int] | None:
     if value is None:
         return None
-    host, _, port = value.rpartition(":")
-    if not port.isdecimal() or int(port) > 65_535:
-        raise click.BadParameter(f"{value!r} is not [HOST:]PORT, such as 9464 or 0.0.0.0:9464")
-    return host or exposition.DEFAULT_HOST, int(port)
+    has_host = value.rpartition(":")[0]
+    try:
+        return split_address(
+            value if has_host else f"{exposition.DEFAULT_HOST}:{value.removeprefix(':')}", lowest_port=0
+        )
+    except ValueError as e:
+        raise click.BadParameter(f"{value!r} is not [HOST:]PORT, such as 9464 or 0.0.0.0:9464 ({e})") from e
 
 
 @click.command(cls=CliCommand)

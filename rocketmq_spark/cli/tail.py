@@ -71,10 +71,10 @@ def _begin(ctx: click.Context, param: click.Parameter, value: str | None) -> Pla
 
 
 def _tags(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    from rocketmq_spark.wire.properties import parse_subscription
+    from rocketmq_spark.wire.properties import user_subscription
 
     try:
-        parse_subscription(value)
+        user_subscription(value)
     except ValueError as e:
         raise click.BadParameter(str(e)) from e
     return value

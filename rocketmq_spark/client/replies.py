@@ -38,7 +38,13 @@ from rocketmq_spark.model import Message, ReceivedMessage, Reply
 from rocketmq_spark.remoting.connection import ServerRequest
 from rocketmq_spark.wire import compression, rpc
 from rocketmq_spark.wire.header import Command
-from rocketmq_spark.wire.properties import decode_properties, encode_properties, is_reserved, message_properties
+from rocketmq_spark.wire.properties import (
+    check_message,
+    decode_properties,
+    encode_properties,
+    is_reserved,
+    message_properties,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -178,6 +184,7 @@ class RemotingReplies:
         return sorted(masters, key=lambda master: master[0] != to.broker_name)
 
     def _command(self, to: ReceivedMessage, reply: Message, group: str) -> Callable[[str], Command]:
+        check_message(reply)
         names = Property.CLUSTER, Property.REPLY_TO_CLIENT, Property.CORRELATION_ID
         cluster, client, correlation_id = (to.properties.get(name) for name in names)
         if not (cluster and client and correlation_id):

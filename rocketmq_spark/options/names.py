@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rocketmq_spark.base.arguments import synchronous, text
 from rocketmq_spark.errors import OptionError
 
 # A service that runs other people's queries must not import code that their options name.
@@ -22,7 +23,9 @@ _NO = ("0", "false", "no")
 def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
     """Return ``given`` if it is callable, else the function that ``module:callable`` names; ``option`` is for the error."""
     if callable(given):
+        synchronous(f"option {option!r}", given)
         return given
+    text(f"option {option!r}", given, "module:callable or a function")
     if os.environ.get(ALLOWED, "1").strip().lower() in _NO:
         raise OptionError(
             f"option {option!r} is {given!r}, which names code to run, but variable {ALLOWED} forbids that",
@@ -37,6 +40,7 @@ def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
         raise OptionError(f"option {option!r} is {given!r}; expected module:callable that can be imported ({e})") from e
     if not callable(thing):
         raise OptionError(f"option {option!r} is {given!r}; expected a callable, found {type(thing).__name__}")
+    synchronous(f"option {option!r}", thing)
     called: Callable[..., Any] = thing
     return called
 

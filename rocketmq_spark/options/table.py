@@ -99,10 +99,11 @@ class Options:
 
     # Connection
     name_server: tuple[str, ...] = _row(
-        p.addresses,
+        p.name_servers,
         (),
         _ALL,
-        "`host:port`, several separated by `;` or `,`; if one fails, the next one is tried",
+        "`host:port`, several separated by `;` or `,`; if one fails, the next one is tried. `http://` before it is ignored, and "
+        "`MQ_INST_a_b.host:port` also sets `namespace`, as in the Java client",
         shown="required, except with `transport=grpc`",
         aliases=("namesrvAddr",),
     )
@@ -775,6 +776,9 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
     if problems:
         raise OptionError.of(problems)
     values |= from_environment
+    instance = p.instance_of(values.get("name_server", ()))
+    if instance is not None and "namespace" not in values and values.get("transport") != transport.GRPC:
+        values["namespace"] = instance
     return Options(**values, given=frozenset(values), from_variables=frozenset(from_environment), keywords=keywords)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from rocketmq_spark.base import extras
+from rocketmq_spark.base.arguments import function, instance, text
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.producer.requests import RequestProducer
@@ -72,6 +73,8 @@ class BulkProducer(RequestProducer):
         """
         how_long = self.settings.send_timeout_s if timeout_s is None else timeout_s
         tools = self._call_tools("send_arrow", how_long)
+        if topic is not None:
+            text("topic", topic, "the name of a topic")
         from rocketmq_spark.producer.rows import inputs
 
         return inputs.send_arrow(tools, rows, inputs.RowTarget(topic, selector, how_long))
@@ -109,6 +112,11 @@ class BulkProducer(RequestProducer):
         """
         how_long = self.settings.send_timeout_s if timeout_s is None else timeout_s
         tools = self._call_tools("send_many", how_long)
+        instance("messages", messages, Iterable, "an iterable of messages")
+        if queue is not None:
+            instance("queue", queue, MessageQueue, "a MessageQueue, such as queues() returns")
+        if key is not None:
+            function("key", key, "message")
         from rocketmq_spark.producer.rows import inputs
 
         how = inputs.RowTarget(None, "hash" if key is not None else None, how_long)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from rocketmq_spark.base.arguments import instance
 from rocketmq_spark.base.clock import LONGEST_S, Deadline
 from rocketmq_spark.base.threads import Failure, Timer, attempt
 from rocketmq_spark.errors import ClosedError, NotSupported, ReplyTimeout, RocketMQError
@@ -202,6 +203,7 @@ class RequestProducer(TransactionProducer):
         """
         replies = self._passed_on()
         self._owner.check(self._closing.locked())
+        instance("to", to, ReceivedMessage, "the ReceivedMessage that is a request")
         answer = Message(to.topic, body, properties=properties)
         replies.reply(to, answer, self.settings.group, self._deadline(timeout_s))
 

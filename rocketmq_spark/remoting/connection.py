@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Flag
 from rocketmq_spark.base.threads import Failure, attempt, may_wait
-from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError, copy_of
 from rocketmq_spark.remoting.endpoint import (
     TICK_S,
     UNDELIVERED,
@@ -30,7 +30,7 @@ from rocketmq_spark.remoting.endpoint import (
     connect,
     mapped,
 )
-from rocketmq_spark.remoting.protocol import Answered, Asked, Conversation, copy_of, is_of_proxy
+from rocketmq_spark.remoting.protocol import Answered, Asked, Conversation, is_of_proxy
 from rocketmq_spark.wire.header import Command
 
 logger = logging.getLogger(__name__)
@@ -359,7 +359,7 @@ class Connection:
         with self._lock:
             if self._error is not None:
                 return
-            self._error = error
+            self._error = copy_of(error)
             lost = self._conversation.connection_lost(error)
         try:
             if self._drops and (lost or self._in_doubt):

@@ -7,12 +7,11 @@ stream or a lost connection fails every waiting request at once, each with its o
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import RocketMQError, copy_of
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command, FrameSplitter
 
@@ -129,13 +128,6 @@ class Conversation(Generic[W]):
 def is_of_proxy(request_code: int, answer: Command) -> bool:
     """Whether the answer shows that the server is a Proxy. False proves nothing."""
     return request_code not in _SENDS and answer.ext.keys() >= _OF_PROXY
-
-
-def copy_of(error: RocketMQError) -> RocketMQError:
-    """Return a copy of an exception for one of several callers; the copies share the cause."""
-    fresh = copy.copy(error)
-    fresh.__cause__ = error.__cause__
-    return fresh
 
 
 def _not_supported(command: Command) -> Command:

@@ -246,6 +246,10 @@ def test_a_broker_that_does_not_answer_is_an_error_of_who_asks_for_metrics(monke
         done = CliRunner().invoke(app, ["lag", "--group", "g", "--serve", address, "--name-server", "127.0.0.1:1"])
         assert done.exit_code == 0, done.output
     assert served == [("127.0.0.1", 9464), ("0.0.0.0", 9464)], "without a host nobody else can read them"
+    for wrong in ("::1", "[1:2:3]:9464", "http://h:9464", "h:9464/metrics", "h", "70000"):
+        done = CliRunner().invoke(app, ["lag", "--group", "g", "--serve", wrong, "--name-server", "127.0.0.1:1"])
+        assert done.exit_code == 2
+        assert f"{wrong!r} is not [HOST:]PORT" in done.output
 
 
 def test_messages_that_were_removed_before_they_were_read_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

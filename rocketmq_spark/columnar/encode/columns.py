@@ -25,6 +25,7 @@ from rocketmq_spark.errors import MessageRefused, OptionError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.options.names import of_kafka_column
 from rocketmq_spark.options.transport import TransportFeatures
+from rocketmq_spark.wire.properties import message_problem
 
 # Name, permitted kinds, and their text in an error.
 COLUMNS: dict[str, str] = {
@@ -271,9 +272,11 @@ def batch_of(
         found = _columns(messages, bad_rows, key)
     except Exception:
         for number, message in enumerate(messages):
-            found_out = attempt(_columns, [message], BadRows(), key)
-            if isinstance(found_out, Failure):
-                bad_rows.rows(np.array([number]), str(found_out))
+            problem = message_problem(message)
+            if problem is None and isinstance(found_out := attempt(_columns, [message], BadRows(), key), Failure):
+                problem = str(found_out)
+            if problem is not None:
+                bad_rows.rows(np.array([number]), problem)
         bad_rows.raise_if_any()
         raise
     if queue is not None:
@@ -285,7 +288,7 @@ def batch_of(
 def _columns(messages: Sequence[Message], bad_rows: BadRows, key: Key | None) -> dict[str, pa.Array]:
     found = {"body": _bodies([each.body for each in messages]), "topic": _topics([each.topic for each in messages])}
     if any(tags := [each.tags for each in messages]):
-        found["tags"] = _texts([tag or "" for tag in tags])
+        found["tags"] = _texts(["" if tag is None else tag for tag in tags])
     if any(keys := [each.keys for each in messages]):
         found["keys"] = _keys(keys, bad_rows)
     if any(own := [each.properties for each in messages]):
@@ -297,7 +300,9 @@ def _columns(messages: Sequence[Message], bad_rows: BadRows, key: Key | None) ->
         found["priority"] = _numbers([each or 0 for each in priorities])
         if without:
             bad_rows.add(_none(priorities), "it has no priority, and others have one: send it with another call")
-    if not all(waits := [each.wait_store_ok for each in messages]):
+    if not {*map(type, waits := [each.wait_store_ok for each in messages])} <= {bool}:
+        raise TypeError("wait_store_ok is True or False")
+    if not all(waits):
         bad_rows.add(~np.array(waits, np.bool_), "its wait_store_ok is False: send it with send")
     if key is not None:
         groups = [key(message) for message in messages]
@@ -377,9 +382,11 @@ def _maps(own: Sequence[Any]) -> pa.Array:
     if None in values:  # omitted, as in Java
         maps = [{name: value for name, value in each.items() if value is not None} for each in maps]
         values = [value for each in maps for value in each.values()]
-    if not {*map(type, values)} <= {str}:
-        values = [str(value) for value in values]
     names = [name for each in maps for name in each]
+    if not {*map(type, names), *map(type, values)} <= {str}:
+        if not all(isinstance(part, str) for part in (*names, *values)):
+            raise TypeError("names and values of properties are texts")
+        values = [str(value) for value in values]
     return pa.MapArray.from_arrays(arrow.integers(_offsets(maps), pa.int32()), _texts(names), _texts(values))
 
 
