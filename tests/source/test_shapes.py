@@ -1,4 +1,4 @@
-"""``minPartitions`` over skewed queues, by the cases of Spark's calculator: as many tasks as Kafka's source has, no offset dropped."""
+"""``minPartitions`` over skewed queues, by the cases of Spark's calculator: as many tasks as there, and no offset is dropped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from rocketmq_spark import session
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from tests.mockbroker import MockBroker, refuse
+from tests.mockbroker import MockBroker
 from tests.reading import Run, plan, ranges_of
 from tests.source.scripted import route, stats
 
