@@ -254,7 +254,7 @@ def test_queues_that_vanish_between_batches_of_available_now(rocketmq, topic, ch
     assert lost_lines()
 
 
-def test_a_topic_that_is_deleted_while_its_tasks_read_ends_no_run(rocketmq, topic, make_topic, lost_lines):
+def test_a_topic_deleted_while_its_tasks_read_ends_no_run(rocketmq, topic, make_topic, lost_lines):
     """Its rows are too many to be handed over with the plan; another topic of the same tasks is read, and read on."""
     other = make_topic(queues=1)
     given = {"subscribe": [topic, other], "startingOffsets": "earliest", "readDeadline": "4s"}
