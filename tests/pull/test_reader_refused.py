@@ -72,7 +72,7 @@ def test_an_answer_that_leads_nowhere_is_asked_for_again_after_pauses_that_grow(
     ],
     ids=["topic deleted", "queue gone", "not available"],
 )
-def test_the_route_is_asked_for_after_pauses_however_many_pulls_fail(refusal: Answer) -> None:
+def test_the_route_is_asked_for_after_pauses_not_for_each_pull(refusal: Answer) -> None:
     """A task of thousands of messages has hundreds of pulls, each of which the broker refuses again and again."""
     model = Model([Queue(0, 4000)])
     plain = model.answer

@@ -1,4 +1,4 @@
-"""``minPartitions`` over skewed queues, by the cases of Spark's calculator: as many tasks as Kafka's source, no offset lost."""
+"""``minPartitions`` over skewed queues, by the cases of Spark's calculator: as many tasks as there, and no offset is dropped."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_two_limited_streams_go_on_after_a_failed_batch(spark, rocketmq, make_to
     assert [counts for counts in read_rows(query) if any(counts)] == [[5, 5], *[[0, 5]] * 4]
 
 
-def test_a_first_batch_that_fails_is_the_same_when_queues_are_new(spark, rocketmq, make_topic, tmp_path):
+def test_a_failed_first_batch_is_the_same_after_new_queues(spark, rocketmq, make_topic, tmp_path):
     """SPARK-53560: with available now Spark plans the logged batch again, and only then what came since."""
     topic = make_topic(queues=1)
     batches = Failing({0: 2})
@@ -144,7 +144,7 @@ def test_streams_may_have_the_largest_limit_of_spark(spark, rocketmq, make_topic
     assert batches.tries == [(0, sorted([*sent[0][2:], *sent[1][2:]]))]
 
 
-def test_rows_of_an_unresolved_star_are_written_and_read_in_a_union(spark, rocketmq, topic):
+def test_an_unresolved_star_is_written_and_read_in_a_union(spark, rocketmq, topic):
     """SPARK-20496: the plan that is written is the analysed one. The frame that reads it is used on both sides."""
     rows = spark.range(1, 200).select(f.to_json(f.struct("*")).alias("value"))
     pipelines.write(rows, rocketmq.name_server, topic=topic)

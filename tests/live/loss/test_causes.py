@@ -216,6 +216,25 @@ def test_a_queue_that_was_read_to_its_end_may_go_quietly(rocketmq, make_topic, l
     assert lost_lines() == []
 
 
+@pytest.mark.parametrize("policy", ["fail", "warn"])
+def test_a_queue_of_a_topic_made_again_is_read_from_its_start(rocketmq, topic, policy):
+    """The new topic has fewer queues at first. The one that comes later has more messages than the old one by then."""
+    run = Run(rocketmq, subscribe=topic, startingOffsets="earliest", failOnDataLoss="warn")
+    run.drain(feed(rocketmq, topic, 20))
+    made_again(rocketmq, topic, 1)
+    run.drain(feed(rocketmq, topic, 15))
+    run = Run(rocketmq, run.offset, subscribe=topic, failOnDataLoss=policy)
+    run.drain(feed(rocketmq, topic, 5, queues=[0]))
+    run.read.clear()
+    rocketmq.create_topic(topic, 2, resize=True)
+    more = feed(rocketmq, topic, 60)
+    if policy == "fail":
+        fails(run, "offset went back")
+    else:
+        run.drain(more)
+        assert Counter(run.read) == Counter(more)
+
+
 def test_an_operator_s_reset_of_the_group_moves_nothing(rocketmq, topic):
     """The next pull of the group is answered with where the operator wants it: before, or past what is there."""
     group = f"g-{topic}"
@@ -254,7 +273,7 @@ def test_queues_that_vanish_between_batches_of_available_now(rocketmq, topic, ch
     assert lost_lines()
 
 
-def test_a_topic_that_is_deleted_while_its_tasks_read_ends_no_run(rocketmq, topic, make_topic, lost_lines):
+def test_a_topic_deleted_while_its_tasks_read_ends_no_run(rocketmq, topic, make_topic, lost_lines):
     """Its rows are too many to be handed over with the plan; another topic of the same tasks is read, and read on."""
     other = make_topic(queues=1)
     given = {"subscribe": [topic, other], "startingOffsets": "earliest", "readDeadline": "4s"}

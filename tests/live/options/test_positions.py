@@ -243,7 +243,7 @@ def eventually_read(mq, topic, count):
 
 @pytest.mark.parametrize("policy", ["fail", "ignore"])
 @pytest.mark.parametrize("by", ["subscribePattern", "assign"])
-def test_starts__are_the_same_for_a_pattern_and_for_assigned_queues(rocketmq, story, by, policy):
+def test_starts__are_alike_for_a_pattern_and_assigned_queues(rocketmq, story, by, policy):
     """Each start of a stream, with a restart in between; then a queue and a topic that only the pattern reads."""
     topic, new = story.topic, f"{story.topic}-new"
     chosen = {"subscribePattern": f"{topic}(-new)?", "assign": {topic: {BROKER: [0, 1]}}}[by]
@@ -289,7 +289,7 @@ def test_starting_offsets_by_timestamp_strategy__of_a_pattern(rocketmq, story):
         assert Counter(run.read) == Counter([*before, *more])
 
 
-def test_a_start_by_time_goes_with_an_end_by_offset_and_the_reverse(rocketmq, story):
+def test_a_start_by_time_with_an_end_by_offset_and_the_reverse(rocketmq, story):
     early, late = story.early, story.late
     by_queue = story.by_queue
     for options, expected in (
