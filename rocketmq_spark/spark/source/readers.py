@@ -15,7 +15,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from pyspark.sql.datasource import (
+from rocketmq_spark import session
+from rocketmq_spark.base import process
+from rocketmq_spark.columnar.decode.schema import Column
+from rocketmq_spark.errors import OffsetError, RocketMQError
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.options import Options
+from rocketmq_spark.ports import OffsetReader
+from rocketmq_spark.spark.compat import (
     DataSourceReader,
     DataSourceStreamReader,
     EqualNullSafe,
@@ -27,8 +34,6 @@ from pyspark.sql.datasource import (
     InputPartition,
     LessThan,
     LessThanOrEqual,
-)
-from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
@@ -36,14 +41,6 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
-
-from rocketmq_spark import session
-from rocketmq_spark.base import process
-from rocketmq_spark.columnar.decode.schema import Column
-from rocketmq_spark.errors import OffsetError, RocketMQError
-from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.options import Options
-from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.spark.source import decisions, planner, tasks
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions, ending, listed, starting, stored_at
