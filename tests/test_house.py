@@ -296,6 +296,7 @@ def test_what_spark_imports_is_light(package):
     assert roots <= sys.stdlib_module_names | {"pyspark" if package == "pyspark_rocketmq" else "rocketmq_spark"}
     assert {name for name in init.imports(top_level=True) if name.startswith("rocketmq_spark")} <= {
         "rocketmq_spark",
+        "rocketmq_spark.base.extras",
         "rocketmq_spark.spark.tuning",
     }
 
