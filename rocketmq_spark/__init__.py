@@ -139,5 +139,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, "aio"})
 
 
-if tuning.in_a_driver():
-    tuning.warn_if_workers_differ(tuning.program_of_workers())
+tuning.check_workers_with_pyspark()
