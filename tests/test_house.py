@@ -55,7 +55,7 @@ ORDER = {
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests recreated reader puller reading",
     "delay": "release stream envelope_records queue_records service node",
-    "spark": "checkpoints monitoring sink source tuning source.offsets source.planner source.partitioning"
+    "spark": "checkpoints monitoring sink source tuning compat source.offsets source.planner source.partitioning"
     " source.decisions source.filters source.recreation source.catalog source.waiting source.commit source.tasks"
     " source.stream source.readers checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
     " sink.checks sink.once sink.task datasource sink.foreach monitoring.queries"
@@ -102,8 +102,8 @@ BANNED = {
 
 # Who may import what from outside; what is not named here comes from the standard library and is open to all.
 OUTSIDE = {
-    "pyspark": "daemon spark.datasource columnar.decode.schema spark.sink spark.source.tasks"
-    " spark.source.readers spark.monitoring.listeners spark.monitoring.queries cli delay.stream notebook",
+    "pyspark": "daemon spark.compat spark.datasource columnar.decode.schema spark.sink spark.source.tasks"
+    " spark.monitoring.listeners spark.monitoring.queries cli delay.stream notebook",
     **dict.fromkeys(("matplotlib", "IPython"), "notebook"),
     "opentelemetry": "session.telemetry",
     "py4j": "cli.demo.play spark.datasource",
@@ -296,6 +296,7 @@ def test_what_spark_imports_is_light(package):
     assert roots <= sys.stdlib_module_names | {"pyspark" if package == "pyspark_rocketmq" else "rocketmq_spark"}
     assert {name for name in init.imports(top_level=True) if name.startswith("rocketmq_spark")} <= {
         "rocketmq_spark",
+        "rocketmq_spark.base.extras",
         "rocketmq_spark.spark.tuning",
     }
 

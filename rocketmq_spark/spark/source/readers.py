@@ -16,7 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyspark.sql.datasource import (
+from rocketmq_spark import session
+from rocketmq_spark.base import process
+from rocketmq_spark.columnar.decode.schema import Column
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.options import Options
+from rocketmq_spark.ports import OffsetReader
+from rocketmq_spark.spark.compat import (
     DataSourceReader,
     DataSourceStreamReader,
     EqualNullSafe,
@@ -28,8 +35,6 @@ from pyspark.sql.datasource import (
     InputPartition,
     LessThan,
     LessThanOrEqual,
-)
-from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
@@ -37,14 +42,6 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
-
-from rocketmq_spark import session
-from rocketmq_spark.base import process
-from rocketmq_spark.columnar.decode.schema import Column
-from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.options import Options
-from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.spark.source import decisions, partitioning, planner, tasks
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, no_match, planning_deadline
 from rocketmq_spark.spark.source.offsets import Offsets, check_order, ending, starting

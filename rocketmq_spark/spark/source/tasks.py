@@ -27,7 +27,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyspark
-from pyspark.sql.datasource import InputPartition
 
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
@@ -41,6 +40,7 @@ from rocketmq_spark.pull import reading
 from rocketmq_spark.pull.answers import Cause, OnLoss
 from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.pull.recreated import RecreatedTopics
+from rocketmq_spark.spark.compat import InputPartition
 from rocketmq_spark.spark.source import decisions, filters
 from rocketmq_spark.spark.source.offsets import Offsets
 from rocketmq_spark.spark.tuning import READ_BY_TASKS
