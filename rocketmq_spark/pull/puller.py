@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import OptionError, RocketMQError
@@ -12,11 +13,13 @@ from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
 from rocketmq_spark.ports import PullSource
 from rocketmq_spark.pull.answers import OnLoss
 from rocketmq_spark.pull.reader import RangeReader
-from rocketmq_spark.pull.recreated import RecreatedTopics
 from rocketmq_spark.pull.requests import PullSettings, Replica
 from rocketmq_spark.remoting.bulk import Keys, PullTemplate
 from rocketmq_spark.remoting.pool import Dialling
 from rocketmq_spark.wire import rpc
+
+if TYPE_CHECKING:
+    from rocketmq_spark.pull.recreated import RecreatedTopics
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import AccessDenied, BrokerError, ConnectionLost, RocketMQError
@@ -33,9 +34,11 @@ from rocketmq_spark.pull.answers import (
     judge,
 )
 from rocketmq_spark.pull.missing import Doubts, Missing, Slot, Trials, lasting, undoubted
-from rocketmq_spark.pull.recreated import RecreatedTopics
 from rocketmq_spark.pull.requests import SILENCE_S, Hints, OnHint, Pacing, Patience, PullSettings, Requests
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer, BulkStream, Found, PullTemplate
+
+if TYPE_CHECKING:
+    from rocketmq_spark.pull.recreated import RecreatedTopics
 
 logger = logging.getLogger(__name__)
 

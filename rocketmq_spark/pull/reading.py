@@ -23,15 +23,17 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
 from rocketmq_spark.pull.answers import Cause, Fetched, Hole, OnLoss, Piece, first_offset
 from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.pull.reader import RangeReader
-from rocketmq_spark.pull.recreated import RecreatedTopics
 from rocketmq_spark.pull.requests import DEPTH
+
+if TYPE_CHECKING:
+    from rocketmq_spark.pull.recreated import RecreatedTopics
 
 # Interval of checks during a read: messages that retention removes between two checks count as possibly skipped.
 _EVERY_S = 1.0

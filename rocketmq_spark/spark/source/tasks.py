@@ -23,7 +23,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyspark
@@ -39,11 +39,13 @@ from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.pull import reading
 from rocketmq_spark.pull.answers import Cause, OnLoss
 from rocketmq_spark.pull.puller import Puller
-from rocketmq_spark.pull.recreated import RecreatedTopics
 from rocketmq_spark.spark.compat import InputPartition
 from rocketmq_spark.spark.source import decisions, filters
 from rocketmq_spark.spark.source.offsets import Offsets
 from rocketmq_spark.spark.tuning import READ_BY_TASKS
+
+if TYPE_CHECKING:
+    from rocketmq_spark.pull.recreated import RecreatedTopics
 
 logger = logging.getLogger(__name__)
 
@@ -207,6 +209,8 @@ def _recreated(
     newest_ms = [seen[r.queue][1] if r.queue in seen else 0 for r in ranges]
     if not any(newest_ms):
         return None
+    from rocketmq_spark.pull.recreated import RecreatedTopics  # needs numpy, and commands import this module
+
     return RecreatedTopics(ranges, newest_ms, lambda queue: _is_recreated(options, queue, *seen[queue]))
 
 
